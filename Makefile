@@ -9,29 +9,30 @@ DEPLOY_TOOLS := build/deploy-tools
 DOCS_TOOLS := build/docs-tools
 
 .PHONY: help demo docs test test-fast check bench plugins plugins-tensorrt check-native \
-	check-chaos check-deploy check-fuzz check-killed check-mutations check-notebooks check-scale \
+	check-chaos check-deploy check-first-hour check-fuzz check-killed check-mutations check-notebooks check-scale \
 	check-supply check-wheel wheel
 
-help: ## what there is to make
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
-demo: $(STAMP) ## train, export, verify, serve and benchmark; ends with a table and a report
+demo: $(STAMP) ## train, export, verify, serve and benchmark; prints a table and writes a report
 	$(BIN)/saccade demo --out build/demo --force
 
-docs: $(STAMP) $(DOCS_TOOLS)/.installed ## the documentation site, into build/docs/site; links checked
+docs: $(STAMP) $(DOCS_TOOLS)/.installed ## build the documentation site in build/docs/site and check its links
 	$(BIN)/python docs_site/reference.py
 	NO_MKDOCS_2_WARNING=1 $(DOCS_TOOLS)/bin/mkdocs build --strict --clean
 	$(BIN)/python docs_site/check_built.py
 
-test: $(STAMP) ## the whole test suite
+test: $(STAMP) ## run all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-fast: $(STAMP) ## while working: all tests but those that serve, train, export or compile
+test-fast: $(STAMP) ## run all tests except those that serve, train, export or compile
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(PYTEST_ARGS)
 
-check: $(STAMP) ## ruff, ruff format, mypy on the built wheel, advisories
+check: $(STAMP) ## run ruff, ruff format, mypy on the built wheel, and look up advisories
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python prose/check.py
 	rm -rf build/typecheck build/lib build/bdist.*
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w build/typecheck .
 	$(BIN)/python -m zipfile -e build/typecheck/saccade_serving-*.whl build/typecheck/site
@@ -40,55 +41,58 @@ check: $(STAMP) ## ruff, ruff format, mypy on the built wheel, advisories
 	$(MAKE) --no-print-directory check-supply
 
 CHAOS ?= all
-check-chaos: $(STAMP) ## strike a running service on purpose, and a soak: half an hour and more
+check-chaos: $(STAMP) ## inject faults into a running service, then soak it: over half an hour
 	cd tests && $(abspath $(BIN))/python -m chaos $(CHAOS)
 
-check-scale: $(VENV)/.saccade-scale-installed ## clusters, stores, proxies and a Prometheus, and what becomes of their faults
+check-scale: $(VENV)/.saccade-scale-installed ## test clusters, object stores, proxies and Prometheus, and their faults
 	$(BIN)/python -m pytest -q tests/scale/check_*.py
 
 $(VENV)/.saccade-scale-installed: $(STAMP)
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[bulk,scale]'
 	@touch $@
 
-bench: $(STAMP) ## figures of docs/benchmarks.md: fold, served against in-process, mixed load
+bench: $(STAMP) ## measure for docs/benchmarks.md: fold, served against in-process, mixed load
 	$(BIN)/python benchmarks/fold.py nac
 	$(BIN)/python benchmarks/served.py
 	$(BIN)/python benchmarks/mixed_load.py
 
-plugins: $(STAMP) ## the kernels for ONNX Runtime and torch, into src/saccade/plugins/native/lib
+plugins: $(STAMP) ## build the kernels for ONNX Runtime and torch in src/saccade/plugins/native/lib
 	$(BIN)/python -m saccade.plugins.native.library --into src/saccade/plugins/native/lib
 
-plugins-tensorrt: ## the TensorRT plugins (nvcc): make plugins-tensorrt TENSORRT_INCLUDE_DIR=...
+plugins-tensorrt: ## build the TensorRT plugins (needs nvcc and TENSORRT_INCLUDE_DIR=DIR)
 	$(MAKE) -f src/saccade/plugins/native/tensorrt.mk TENSORRT_INCLUDE_DIR="$(TENSORRT_INCLUDE_DIR)"
 
-check-deploy: $(STAMP) $(DEPLOY_TOOLS)/.installed ## checkov on what kubectl and helm render of deploy
+check-deploy: $(STAMP) $(DEPLOY_TOOLS)/.installed ## run checkov on the manifests that kubectl and helm render from deploy
 	CHECKOV="$(abspath $(DEPLOY_TOOLS))/bin/checkov" \
 		$(BIN)/python -m pytest -q tests/serving/deployment/check_deploy.py
 
 check-native: $(STAMP) ## fuzz the kernels under AddressSanitizer and UBSan
 	$(BIN)/python -m pytest -q tests/plugins/native/check_fuzz.py
 
-check-fuzz: $(STAMP) ## change sound files of every reader 100,000 times: read or refused
+check-first-hour: $(STAMP) ## type README and quickstarts into a fresh clone with an empty home: an hour or more
+	$(BIN)/python tests/first_hour.py --out benchmarks/results/first_hour.json
+
+check-fuzz: $(STAMP) ## fuzz every file reader with 100,000 changed files: each must be read or refused
 	$(BIN)/python benchmarks/fuzz_readers.py
 
-check-killed: $(STAMP) ## commands ended at 50 seeded moments by three signals each, and on 20 full disks
+check-killed: $(STAMP) ## kill commands with three signals at 50 seeded moments, and fill 20 disks
 	$(BIN)/python tests/killed/check.py --moments 50 --full 20 --out benchmarks/results/killed.json
 
-check-mutations: $(STAMP) ## break lines of the core one by one: do the tests notice?
+check-mutations: $(STAMP) ## break lines of the core one by one and check that the tests notice
 	$(BIN)/python tests/mutations.py --jobs 2 --out benchmarks/results/mutations.json
 
-check-notebooks: $(STAMP) ## execute the notebooks of docs: export, serve, measure; minutes
+check-notebooks: $(STAMP) ## run the notebooks of docs (export, serve, measure): some minutes
 	$(BIN)/python -m pytest -q tests/notebooks/check_notebooks.py
 
-# What cannot be asked (no network, a service that is down) is said and is no failure.
-check-supply: $(STAMP) ## known advisories of the packages that are pinned, by PyPI and OSV
+# If a service cannot be reached, this is reported but is not a failure.
+check-supply: $(STAMP) ## look up known advisories of the pinned packages at PyPI and OSV
 	-@$(MAKE) --no-print-directory -s $(TOOLS)/.installed
 	$(BIN)/python supply_chain/advisories.py --program $(TOOLS)/bin/pip-audit
 
-check-wheel: $(STAMP) ## build the wheel twice, kernels and all, and compare the bytes
+check-wheel: $(STAMP) ## build the wheel with its kernels twice and compare the bytes
 	$(BIN)/python -m pytest -q tests/check_wheel.py
 
-wheel: plugins $(TOOLS)/.installed ## a wheel with the kernels built in and its bill of materials, into dist
+wheel: plugins $(TOOLS)/.installed ## build a wheel with the kernels, and its bill of materials, in dist
 	wheel="$$($(BIN)/python supply_chain/wheel.py)" && echo "$$wheel" \
 		&& $(BIN)/python supply_chain/sbom.py "$$wheel" --program $(TOOLS)/bin/cyclonedx-py
 

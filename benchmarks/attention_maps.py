@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of docs/ops.md: one map of scores under softmax, sparsemax and TVMax."""
+"""Draw the image in docs/ops.md: one map of scores under softmax, sparsemax and TVMax."""
 
 import argparse
 from pathlib import Path
@@ -17,7 +17,7 @@ LAM = 0.1
 
 
 def scores() -> np.ndarray:
-    """Two objects on a 14 x 14 grid and noise, as an untidy attention head has them; logits."""
+    """Return logits of two objects on a 14 x 14 grid with noise, like a noisy attention head."""
     y, x = np.mgrid[:14, :14]
     first = np.exp(-((y - 4.0) ** 2 + (x - 4.5) ** 2) / 5.0)
     second = np.exp(-((y - 9.5) ** 2 / 3.0 + (x - 9.5) ** 2 / 7.0))
@@ -58,7 +58,7 @@ def draw(panel: plt.Axes, name: str, values: np.ndarray) -> None:
         panel.set_title("scores (logits)", fontsize=10)
         return
     for row, column in np.argwhere(values == 0):
-        # A cell that is exactly zero is hatched: a dark colour alone does not say so.
+        # Cells of exactly zero are hatched, because a dark color alone could be a small weight.
         corner = (column - 0.5, row - 0.5)
         panel.add_patch(
             Rectangle(corner, 1, 1, facecolor="none", edgecolor="white", hatch="//", linewidth=0)

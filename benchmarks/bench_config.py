@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration `bench`: the one that every figure of speed is about."""
+"""The configuration `bench`, on which speed is measured."""
 
 from saccade.models.nac.model import NACConfig
 
 
 def bench_config(modules: int = 256) -> NACConfig:
-    """d 128, code 64, 4 propagator layers of 4 heads, ffn 256, read-in 1 head, 64 tokens, 4
-    read-out modules; the tokens are the 4x4 patches of a 32x32 image in colour.
+    """Return the configuration `bench`.
+
+    d 128, code 64, 4 propagator layers with 4 heads, ffn 256, read-in 1 head, 64 tokens, 4
+    read-out modules. The tokens are the 4x4 patches of a 32x32 color image.
     """
     return NACConfig(
         height_px=32,
@@ -24,5 +26,5 @@ def bench_config(modules: int = 256) -> NACConfig:
         heads=4,
         ffn_dim=256,
         classes=10,
-        signature_init="random",  # speed does not depend on it, and the prior takes seconds
+        signature_init="random",  # does not affect speed, and the prior takes seconds
     )

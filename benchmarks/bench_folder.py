@@ -15,7 +15,7 @@ IMAGES = 256
 
 
 def bench_folder(place: Path, *, modules: int, budgets: tuple[float, ...]) -> Path:
-    """An artefact folder named `bench`; made once and found again, whatever its weights."""
+    """Return the artefact folder `bench`; it is created once and then reused."""
     folder = place / f"bench-{modules}-{'-'.join(f'{budget:g}' for budget in budgets)}"
     if folder.exists():
         return folder
@@ -41,7 +41,7 @@ def bench_folder(place: Path, *, modules: int, budgets: tuple[float, ...]) -> Pa
 
 
 def random_images(folder: Path, count: int) -> np.ndarray:
-    """Images that the folder's model takes.
+    """Return random images in the size of the folder's model.
 
     Shapes: uint8 [count h w c].
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of a checkpoint on the test split, budget by budget, with intervals."""
+"""Score a checkpoint on the test split by budget, with intervals."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from saccade.models.scores.intervals import paired_bootstrap, wilson
 
 
 def score_budgets(checkpoint: Checkpoint, data: str, budgets: Sequence[float]) -> dict[str, Any]:
-    """By budget: modules, top-1 and its 95 % interval, and the paired interval to the full model.
+    """Return modules, top-1, its 95 % interval and the paired interval to the full model by budget.
 
     Raises: SaccadeError if the data does not fit the checkpoint or a budget keeps no module.
     """

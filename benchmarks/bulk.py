@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bulk inference beside plain ONNX Runtime loops and beside the service: images a second.
+"""Compare bulk inference with plain ONNX Runtime loops and with the service: images per second.
 
     python benchmarks/bulk.py                  # three rounds of 20,000 images: ten minutes
     python benchmarks/bulk.py --memory         # 100,000 images: does any process grow?
 
-All three answer the same PNG files on the same cores, decoding included, in turns, each in as many
-processes as there are cores (the service: callers). The loops are what one would write by hand:
-read, decode, stack, run. Their start is in their time, as it is in that of a job; the server is up
-before its clock starts. Writes results/bulk.json. With --memory it reads the memory of a job's
-processes as it goes, beside that of a job whose workers keep what they answered, and writes
-results/bulk_memory.json.
+All three answer the same PNG files on the same cores, in turn, including decoding. Each uses one
+process per core (the service: one caller per core). The loops are hand-written: read, decode,
+stack, run. Start-up counts for loops and jobs, but not for the server. Writes results/bulk.json.
+With --memory it watches the memory of a job's processes and, for comparison, of a job whose workers
+keep their answers. That writes results/bulk_memory.json.
 """
 
 import argparse
@@ -50,7 +49,7 @@ CHECKPOINT = HERE.parent / "src" / "saccade" / "models" / "shipped" / "digits-su
 BUDGETS = (1.0, 0.0625)
 BATCH = 64
 LEAST_SHARE = 0.9
-ALLOWED_MIB = 24.0  # of all processes; under it nothing can be told from what allocators keep back
+ALLOWED_MIB = 24.0  # over all processes; less cannot be distinguished from what allocators keep
 LOOP = """
 import sys, numpy as np, onnxruntime as ort
 from PIL import Image
@@ -100,7 +99,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--memory", action="store_true", help="only that")
+    parser.add_argument("--memory", action="store_true", help="measure only memory")
     return parser.parse_args()
 
 
@@ -191,7 +190,7 @@ def _served(server: Server, files: list[Path], budget: float, callers: int) -> f
 
 
 def _memory(folder: Path, place: Path) -> dict[str, Any]:
-    """Memory of all processes of a job, and of one whose workers keep what they answered."""
+    """Watch the memory of all processes of a job, and of one whose workers keep their answers."""
     os.environ["PYTHONPATH"] = str(HERE)  # where workers find the control
     rows = {}
     for name, work in (("bulk", runners.main), ("control", bulk_keeping.main)):

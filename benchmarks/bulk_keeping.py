@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker of bulk jobs that keeps KEPT_BYTES of every image: what must be seen to grow."""
+"""A bulk worker that leaks KEPT_BYTES per image, to check that growth would be noticed."""
 
 from saccade.serving.bulk import shard
 
@@ -8,7 +8,7 @@ _kept: list[bytes] = []
 
 
 def main(request: shard.Request) -> shard.Done:
-    """Run one shard, and keep something of each image."""
+    """Run one shard and keep some memory for each image."""
     done = shard.main(request)
     _kept.extend(bytes(range(256)) * (KEPT_BYTES // 256) for _ in range(done.answers))
     return done

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies on digits-sum: what a certified chain saves, and whether its certificate holds.
+"""Measure what certified chains of variants save, and how often their risk is exceeded.
 
     python benchmarks/cascade.py
     python benchmarks/cascade.py --checkpoint build/nac_sizes/256-1.safetensors
@@ -87,7 +87,7 @@ def population(folder: Path) -> Population:
 
 @dataclass(frozen=True)
 class Cascade:
-    """A chain as a function of images: what it is sure of leaves, the rest goes on."""
+    """A chain as a function of images: those it is sure of leave, the others continue."""
 
     chain: Chain
     temperatures: tuple[float, ...]

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of one recipe that differ in one thing: three seeds each, intervals over seeds.
+"""Compare models of one recipe that differ in one thing: three seeds each, intervals over seeds.
 
     python benchmarks/compare.py vqa                # trains what is missing, then scores
     python benchmarks/compare.py vqa --score        # scores what is there
     python benchmarks/compare.py vqa --over-seeds   # intervals over the seeds of the results file
 
-Checkpoints go to build/compare, the figures to results/compare_<name>.json. A test sample's value
-is its mean over an arm's seeds; the difference of two arms is paired by sample. `over_seeds` is
-the t interval of the seeds' differences: it says whether a recipe is better, where the interval
-over samples is about these very checkpoints.
+Checkpoints go to build/compare and the figures to results/compare_<name>.json. A test sample's
+value is its mean over an arm's seeds; the difference of two arms is paired by sample. `over_seeds`
+is the t interval of the seeds' differences. It tells whether a recipe is better, while the interval
+over samples is about these particular checkpoints.
 """
 
 import argparse
@@ -35,14 +35,14 @@ RESULTS = Path(__file__).with_name("results")
 
 @dataclass(frozen=True)
 class Comparison:
-    """Arms of one recipe, and which pairs are to be told apart."""
+    """The arms of one recipe, and the pairs to compare."""
 
     family: str
-    arms: dict[str, dict[str, Any]]  # --set of each
-    pairs: tuple[tuple[str, str], ...]  # the difference first minus second
+    arms: dict[str, dict[str, Any]]  # the --set options of each
+    pairs: tuple[tuple[str, str], ...]  # differences are first minus second
     evaluations: tuple[EvaluateOptions, ...]
     training: dict[str, Any] = field(default_factory=dict)  # other fields of TrainOptions
-    transfer: tuple[str, str] | None = None  # data like that of training, and other data
+    transfer: tuple[str, str] | None = None  # data as in training, and other data
 
 
 COMPARISONS = {
@@ -72,7 +72,7 @@ COMPARISONS = {
         "slot-attention",
         {kind: {"attention": kind, "positions": "left"} for kind in ("t-sa", "sa")},
         (("t-sa", "sa"),),
-        # Where training had pieces, and everywhere: is a gap one of generalisation?
+        # Pieces at positions as in training, and anywhere: does the model generalize?
         tuple(
             EvaluateOptions(data="tetrominoes", task="ari", positions=positions)
             for positions in ("left", "anywhere")
@@ -100,7 +100,7 @@ COMPARISONS = {
 
 
 def trained(name: str, arm: str, seed: int) -> Path:
-    """The checkpoint of one run, trained now if it is not there; an interrupted run goes on."""
+    """Return the checkpoint of one run; train it if missing, and resume an interrupted run."""
     comparison = COMPARISONS[name]
     out = CHECKPOINTS / name / f"{arm}-{seed}.safetensors"
     options = TrainOptions(out, set=comparison.arms[arm], seed=seed, **comparison.training)
@@ -109,7 +109,7 @@ def trained(name: str, arm: str, seed: int) -> Path:
 
 
 def scored(name: str) -> dict[str, Any]:
-    """Every score of every run of a seed that has all arms, and the differences of the pairs."""
+    """Return the scores of every run of seeds with all arms, and the differences of the pairs."""
     comparison = COMPARISONS[name]
     seeds = [
         seed
@@ -142,7 +142,7 @@ def scored(name: str) -> dict[str, Any]:
 
 
 def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every score of every arm: its mean over the seeds, and the value of each."""
+    """Return every score of every arm: its mean over the seeds and the value of each seed."""
     values: dict[tuple[str, ...], list[float]] = {}
     for run in runs:
         for score in run["scores"]:
@@ -156,9 +156,9 @@ def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def paired_difference(first: list[np.ndarray], second: list[np.ndarray]) -> dict[str, Any]:
-    """First minus second, with its 95 % interval over samples and the difference of each seed.
+    """Return first minus second, with a 95 % interval over samples and the difference per seed.
 
-    Shapes: one [n] a seed, the same samples in the same order.
+    Shapes: one [n] per seed, the same samples in the same order.
     """
     a, b = np.mean(first, 0), np.mean(second, 0)
     by_seed = [float(x.mean() - y.mean()) for x, y in zip(first, second, strict=True)]
@@ -172,19 +172,19 @@ def paired_difference(first: list[np.ndarray], second: list[np.ndarray]) -> dict
 
 
 def summarised(result: dict[str, Any]) -> dict[str, Any]:
-    """A result with the intervals over its seeds made anew from the seeds' own differences."""
+    """Recompute a result's intervals over seeds from the differences of the seeds."""
     for difference in result["differences"]:
         difference["over_seeds"] = interval(difference["by_seed"])
     return result
 
 
 def interval(by_seed: list[float]) -> dict[str, Any] | None:
-    """The interval over seeds; a single seed has none."""
+    """Return the interval over seeds; None for a single seed."""
     return over_seeds(by_seed) if len(by_seed) > 1 else None
 
 
 def every_score(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The differences of every score of the table, over seeds; none of a single seed."""
+    """Return the differences of every score of the table, over seeds; none for a single seed."""
     rows = {
         (row["arm"], row["task"], row["data"], row["score"]): row["by_seed"]
         for row in result.get("table", ())
@@ -202,9 +202,9 @@ def every_score(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def transfer(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The change of each score from data like that of training to other data, over seeds.
+    """Return how each score changes from data as in training to other data, over seeds.
 
-    First minus second of each pair: what is learned faster is not what carries over better.
+    First minus second of each pair: faster learning does not imply better transfer.
     """
     comparison = COMPARISONS[result["comparison"]]
     if comparison.transfer is None:
@@ -231,10 +231,10 @@ def main() -> None:
     """Train and score one comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=sorted(COMPARISONS))
-    parser.add_argument("--score", action="store_true", help="train nothing")
-    parser.add_argument("--over-seeds", action="store_true", help="score nothing either")
-    parser.add_argument("--arm", help="train this arm only, and do not score")
-    parser.add_argument("--seed", type=int, choices=SEEDS, help="train this seed only")
+    parser.add_argument("--score", action="store_true", help="do not train")
+    parser.add_argument("--over-seeds", action="store_true", help="do not train or score")
+    parser.add_argument("--arm", help="train only this arm, do not score")
+    parser.add_argument("--seed", type=int, choices=SEEDS, help="train only this seed")
     options = parser.parse_args()
     out = RESULTS / f"compare_{options.name}.json"
     if options.over_seeds:
@@ -250,7 +250,7 @@ def main() -> None:
 
 
 def report(result: dict[str, Any], out: Path) -> None:
-    """Write the result and say each difference."""
+    """Write the result and print each difference."""
     derived = {"every_score": every_score(result), "transfer": transfer(result)}
     write_result(out, result | {name: figures for name, figures in derived.items() if figures})
     for each in derived["every_score"] or result["differences"]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Effects on callers of a variant's death and of another repository, and what `kill -9` leaves.
+"""Measure what callers notice of a dead variant and of a new repository, and what `kill -9` leaves.
 
-A served model under load by threads in a closed loop, half of them at the largest budget, half at
-the smallest. In turns: the stub of the smallest variant is killed; the whole server is replaced
-by a second one. Then `saccade serve` itself is killed. Writes benchmarks/results/dead_variant.json.
+A served model is under load from threads in a closed loop, half at the largest budget and half at
+the smallest. In alternation, the stub of the smallest variant is killed, or the whole server is
+replaced by a second one. Then `saccade serve` itself is killed. Writes
+benchmarks/results/dead_variant.json.
 """
 
 import argparse
@@ -48,12 +49,12 @@ KILLED_S = 2.0
 
 @dataclass
 class Calls:
-    """Calls of one budget's callers: when each began, its seconds, its status."""
+    """The calls of one budget's callers: start, duration and status of each."""
 
     seen: list[tuple[float, float, str]] = field(default_factory=list)
 
     def window(self, start: float, stop: float) -> dict[str, Any]:
-        """Count, failures by status and percentiles of the calls that began in this time."""
+        """Return count, failures by status and percentiles of calls that started in this time."""
         calls = [call for call in list(self.seen) if start <= call[0] < stop]
         seconds = [call[1] for call in calls] or [0.0]
         failures = Counter(call[2] for call in calls if call[2])
@@ -104,7 +105,7 @@ def _rounds(repository: Deployment, options: argparse.Namespace) -> list[dict[st
 def _round(
     server: Server, fault: Callable[..., Any], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """One fault under load: a window without it, and the one that begins with it."""
+    """Measure one fault under load: a window before it, and a window that starts with it."""
     largest, smallest = options.budgets[0], options.budgets[-1]
     with _load(server.url, server.model, options.budgets, options.clients) as calls:
         time.sleep(1)
@@ -165,7 +166,7 @@ def _replace(server: Server, _: float) -> dict[str, Any]:
 
 
 def _killed(repository: Deployment, busy: bool, clients: int) -> dict[str, Any]:
-    """Kill `saccade serve`: seconds until nothing of it is left."""
+    """Kill `saccade serve` and return the seconds until nothing of it is left."""
     ports = with_ports(ServeOptions(**FREE))
     words = [f"--{name.replace('_', '-')}={getattr(ports, name)}" for name in FREE]
     with tempfile.TemporaryDirectory() as place:
@@ -191,7 +192,7 @@ def _killed(repository: Deployment, busy: bool, clients: int) -> dict[str, Any]:
 
 
 def _left(run: Path) -> int:
-    """Processes, regions of shared memory and folders of a run."""
+    """Count the processes, shared memory regions and folders of a run."""
     leftovers = int(run.exists()) + len(list(SHARED_MEMORY.glob(f"{run.name}*")))
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -233,11 +234,11 @@ def _loop(url: str, model: str, budget: float, calls: Calls, stop: threading.Eve
                 status = f"{error.status()}: {error.message()}"[:120]
             calls.seen.append((began, time.monotonic() - began, status))
             if status:
-                time.sleep(0.02)  # a caller that is refused does not come again at once
+                time.sleep(0.02)  # a refused caller does not retry immediately
 
 
 def _memory_mib(pids: set[int]) -> float:
-    """Memory of servers and their stubs, shared pages divided."""
+    """Return the memory of servers and their stubs; shared pages are divided."""
     total = 0
     for pid in {*pids, *(stub.pid for parent in pids for stub in stubs_in(parent))}:
         with suppress(OSError):
@@ -250,7 +251,7 @@ def _wait(holds: Callable[[], object]) -> None:
     end = time.monotonic() + 120
     while not holds():
         if time.monotonic() > end:
-            raise SystemExit("nothing came of it within 120 s")
+            raise SystemExit("the expected state was not reached within 120 s")
         time.sleep(0.01)
 
 
@@ -286,12 +287,14 @@ def _summary(rounds: list[dict[str, Any]], killed: list[dict[str, Any]]) -> dict
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, help="an artefact folder with the budgets")
-    parser.add_argument("--modules", type=int, default=16, help="of the configuration bench")
+    parser.add_argument("--folder", type=Path, help="artefact folder with both budgets")
+    parser.add_argument(
+        "--modules", type=int, default=16, help="modules of the configuration bench"
+    )
     parser.add_argument("--budgets", type=float, nargs=2, default=(1.0, 0.25))
-    parser.add_argument("--clients", type=int, default=2, help="at each budget")
+    parser.add_argument("--clients", type=int, default=2, help="clients at each budget")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each window")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of each window")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "dead_variant.json")
     args = parser.parse_args()
     args.budgets = tuple(args.budgets)

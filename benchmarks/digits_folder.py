@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shipped digits-sum, exported and ready to serve."""
+"""Export the shipped digits-sum, ready to serve."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ CHECKPOINT = (
 
 
 def digits_folder(folder: Path, budgets: tuple[float, ...]) -> Path:
-    """An artefact folder named `nac`; made once and found again."""
+    """Return the artefact folder `nac`; it is created once and then reused."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         export(CHECKPOINT, ExportOptions(folder, name="nac", budget=budgets))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small digits model with three seeds: test scores by budget, their mean and spread."""
+"""Train the small digits model with three seeds: mean and spread of test scores by budget."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ BUDGETS = (1.0, 0.5, 0.25, 0.2, 0.125)
 
 
 def run_of(seed: int, threads: int) -> dict[str, Any]:
-    """One training run of the command's defaults, and its score on the test split."""
+    """Train once with the command's defaults and score on the test split."""
     with tempfile.TemporaryDirectory() as folder:
         begin, cpu = time.monotonic(), time.process_time()
         options = TrainOptions(Path(folder) / "digits.safetensors", seed=seed, threads=threads)

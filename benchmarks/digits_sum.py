@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shipped digits-sum model, and four twins: what the graph is worth, and what module dropout.
+"""Compare the shipped digits-sum model and four twins: the value of the graph and module dropout.
 
-    python benchmarks/digits_sum.py train --only sparse-dropout dense-dropout   # goes on
-    python benchmarks/digits_sum.py train            # every one without scores
-    python benchmarks/digits_sum.py score            # those that are there
+    python benchmarks/digits_sum.py train --only sparse-dropout dense-dropout   # or resume
+    python benchmarks/digits_sum.py train            # all without scores
+    python benchmarks/digits_sum.py score            # all that are trained
 
-The twins are circuits of 256 modules, the same steps, seeds and rates: links of mean degree 12 or
-dense, with module dropout or without. They have fewer steps than the shipped one, because without
-module dropout a step of 256 modules is dear; the sparse one without is the circuit of that size
-of nac_sizes.py. `shipped.py ship digits-sum` puts the shipped one into its place. A twin of another
-seed than 0 has the seed in its name.
+The twins are circuits of 256 modules with the same steps, seeds and rates. Their links have a mean
+degree of 12 or are dense, with or without module dropout. They have fewer steps than the shipped
+model, because without module dropout a step of 256 modules is expensive. The sparse twin without
+dropout is the circuit of that size in nac_sizes.py. `shipped.py ship digits-sum` ships the model.
+A twin with a seed other than 0 has the seed in its name.
 """
 
 import argparse
@@ -37,11 +37,11 @@ from saccade.models.training.train import TrainOptions
 
 SHIPPED = Path(
     "src/saccade/models/shipped/digits-sum.safetensors"
-)  # with its card by shipped.py ship
+)  # shipped.py ship writes it and its card
 RESULT = Path("benchmarks/results/digits_sum.json")
-WITHOUT = "module_dropout"  # where it is not set, the recipe's is taken
+WITHOUT = "module_dropout"  # if not set, the recipe's value is used
 SEEDS = (0, 1, 2)
-# What is told apart: the first twin minus the second, at these budgets.
+# The comparisons: first twin minus second, at these budgets.
 PAIRS = (
     ("sparse-dropout", "sparse-no-dropout"),
     ("dense-dropout", "dense-no-dropout"),
@@ -51,7 +51,7 @@ PAIRS = (
 
 
 def runs(folder: Path, sizes: Path) -> dict[str, TrainOptions]:
-    """Name to options; one thread, so that the bytes come out the same."""
+    """Return training options by name; with one thread, so that the bytes are reproducible."""
     shipped = TrainOptions(BUILT / SHIPPED.name, data="digits-sum", threads=1)
     checkpoints = {"shipped": shipped}
     for seed in SEEDS:
@@ -62,7 +62,7 @@ def runs(folder: Path, sizes: Path) -> dict[str, TrainOptions]:
 
 
 def twins(folder: Path, plain: TrainOptions) -> dict[str, TrainOptions]:
-    """The four circuits of one seed; `plain` is the sparse one without module dropout."""
+    """Return the four circuits of one seed; `plain` is the sparse one without module dropout."""
     dropping = {key: value for key, value in plain.set.items() if key != WITHOUT}
     dense = {"connectivity": "dense"}
     given = {
@@ -78,12 +78,12 @@ def twins(folder: Path, plain: TrainOptions) -> dict[str, TrainOptions]:
 
 
 def named(twin: str, seed: int) -> str:
-    """A twin's name in the result."""
+    """Return a twin's name in the result."""
     return f"{twin}-{seed}" if seed else twin
 
 
 def differences(models: dict[str, Any]) -> list[dict[str, Any]]:
-    """Between two twins at each budget, over the seeds that have both; none of a single seed."""
+    """Compare two twins at each budget over the seeds that have both; none for a single seed."""
     rows = []
     for pair in PAIRS:
         seeds = [seed for seed in SEEDS if all(named(twin, seed) in models for twin in pair)]
@@ -103,9 +103,9 @@ def differences(models: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def scores(options: dict[str, TrainOptions], known: dict[str, Any]) -> dict[str, Any]:
-    """Test scores and links of every checkpoint that is there; of the shipped one always.
+    """Return test scores and links of every trained checkpoint, always including the shipped one.
 
-    `known` are scores of before, taken over where the file is the same or no longer there.
+    `known` are earlier scores; they are kept if the file is the same or no longer exists.
     """
     by_arm = {}
     for name, run in options.items():
@@ -114,7 +114,7 @@ def scores(options: dict[str, TrainOptions], known: dict[str, Any]) -> dict[str,
             path = SHIPPED
         before = known.get(name, {})
         if not path.exists() and not before:
-            print(f"{name}: {path} is not there, left out")
+            print(f"{name}: {path} does not exist, skipped")
             continue
         if not path.exists() or before.get("sha256") == load(path).sha256:
             by_arm[name] = before
@@ -150,7 +150,7 @@ def main() -> None:
     """Train or score."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=("train", "score"))
-    parser.add_argument("--only", nargs="+", help="names of runs to train")
+    parser.add_argument("--only", nargs="+", help="names of the runs to train")
     parser.add_argument("--folder", type=Path, default=Path("build/benchmarks/digits-sum"))
     parser.add_argument("--sizes", type=Path, default=Path("build/nac_sizes"))
     parser.add_argument("--out", type=Path, default=RESULT)

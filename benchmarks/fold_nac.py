@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Savings by folding and pruning a NAC: the configuration `bench`, one thread, batch 8.
+"""Measure what folding and pruning save in a NAC: configuration `bench`, one thread, batch 8.
 
-The unfolded model is the evaluation pass of `NAC`: eq. 4 and 5 as written, with keys and values
-of every module and token, gains and links computed from codes and signatures in each call.
-(Training re-associates the read-in; that path is not what is measured.)
+The unfolded model is the evaluation pass of `NAC`, with eq. 4 and 5 as written: keys and values of
+every module and token, gains and links are computed from codes and signatures in each call.
+(Training reorders the read-in; that path is not measured.)
 """
 
 import argparse
@@ -65,7 +65,7 @@ print(before, peak() - before)
 
 
 class ReadInAlone(nn.Module):
-    """Read-in attention for the exporter: tokens in, one state a module out."""
+    """Read-in attention for the exporter: tokens in, one state per module out."""
 
     def __init__(self, model: nn.Module, *, folded: bool, ffn: bool) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class ReadInAlone(nn.Module):
 
 
 def models(modules: int) -> dict[str, nn.Module]:
-    """Everything that is timed, by name; those with `read-in` in it take tokens."""
+    """Return everything that is timed, by name; those with `read-in` in the name take tokens."""
     model = NAC(bench_config(modules)).eval()
     folded = model.fold()
     return {
@@ -98,7 +98,7 @@ def models(modules: int) -> dict[str, nn.Module]:
 
 
 def inputs(config_modules: int) -> tuple[Tensor, Tensor]:
-    """Images and, for the read-in alone, their tokens."""
+    """Return images and, for the read-in alone, their tokens."""
     config = bench_config(config_modules)
     generator = torch.Generator().manual_seed(1)
     shape = (BATCH, config.height_px, config.width_px, config.channels)
@@ -107,9 +107,9 @@ def inputs(config_modules: int) -> tuple[Tensor, Tensor]:
 
 
 def interleaved(calls: dict[str, Call], rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Rounds of everything in turn; each time one call to warm up, then calls for a moment.
+    """Time everything in turn, for several rounds; each time one warm-up call, then many calls.
 
-    Units: seconds on the wall and of core time, of one call.
+    Units: seconds of wall and core time per call.
     """
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
     for _ in range(rounds):
@@ -130,7 +130,7 @@ def interleaved(calls: dict[str, Call], rounds: int) -> dict[str, list[dict[str,
 
 
 def ratios(samples: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Within each round, how many times faster; then median and quartiles over the rounds."""
+    """Return how many times faster within each round, as median and quartiles over the rounds."""
     by_clock = {}
     for name, (slow, fast) in RATIOS.items():
         row: dict[str, Any] = {}
@@ -145,7 +145,7 @@ def ratios(samples: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 
 
 def in_torch(modules: int, rounds: int) -> dict[str, Any]:
-    """Times and ratios in torch eager."""
+    """Return times and ratios in eager torch."""
     images, tokens = inputs(modules)
     calls: dict[str, Call] = {}
     for name, model in models(modules).items():
@@ -160,7 +160,7 @@ def in_torch(modules: int, rounds: int) -> dict[str, Any]:
 
 
 def in_onnxruntime(modules: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Times and ratios between ONNX Runtime sessions, and what the files cost."""
+    """Return times and ratios of ONNX Runtime sessions, and the costs of the files."""
     images, tokens = inputs(modules)
     calls: dict[str, Call] = {}
     files: dict[str, Any] = {}
@@ -212,7 +212,7 @@ def _export_read_in(model: nn.Module, tokens: Tensor) -> bytes:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The ratios as text."""
+    """Return the ratios as text."""
     lines = ["runtime      modules  ratio             median [quartiles]        core time  target"]
     for runtime in ("torch", "onnxruntime"):
         for modules, speedups in result[runtime].items():
@@ -229,7 +229,9 @@ def table(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--modules", type=int, nargs="+", default=[256, 1024])
-    parser.add_argument("--rounds", type=int, default=15, help="at 256 modules; fewer above")
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="rounds at 256 modules; fewer for more"
+    )
     default = Path(__file__).parent / "results" / "fold.json"
     parser.add_argument("--out", type=Path, default=default)
     options = parser.parse_args()

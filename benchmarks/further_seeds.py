@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Further seeds of a comparison of compare.py, without the checkpoints of the first ones.
+"""Add seeds to a comparison of compare.py, without the checkpoints of the first seeds.
 
     python benchmarks/further_seeds.py sparo 3 4
 
-Trains these seeds of every arm where they are missing, scores them on the same test data, and puts
-their differences beside those in results/compare_<name>.json. All differences and their interval
-over seeds go to results/seeds_<name>.json. An interval over samples would need every seed's
-samples, which a results file does not hold.
+Trains missing seeds of every arm, scores them on the same test data, and combines their differences
+with those in results/compare_<name>.json. All differences and their interval over seeds go to
+results/seeds_<name>.json. An interval over samples would need the samples of every seed, which a
+results file does not contain.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from saccade.exporter.evaluation.evaluate import evaluate
 
 
 def runs_of(name: str, comparison: Comparison, seed: int) -> list[dict[str, Any]]:
-    """The scores of every arm at one seed."""
+    """Return the scores of every arm for one seed."""
     runs = []
     for arm in comparison.arms:
         path = trained(name, arm, seed)
@@ -32,7 +32,7 @@ def runs_of(name: str, comparison: Comparison, seed: int) -> list[dict[str, Any]
 
 
 def score_of(runs: list[dict[str, Any]], arm: str, task: str, seed: int) -> float:
-    """The task's first score in one run."""
+    """Return the task's first score in one run."""
     (scores,) = (r for r in runs if (r["arm"], r["task"], r["seed"]) == (arm, task, seed))
     return float(scores["scores"][0]["value"])
 
@@ -44,13 +44,13 @@ def main() -> None:
     parser.add_argument("seeds", type=int, nargs="+")
     options = parser.parse_args()
     if known := sorted(set(options.seeds) & set(SEEDS)):
-        parser.error(f"seeds {known} are compare.py's own. Name others.")
+        parser.error(f"seeds {known} belong to compare.py. Pass other seeds.")
     comparison = COMPARISONS[options.name]
     first = json.loads((RESULTS / f"compare_{options.name}.json").read_bytes())
     runs = [run for seed in options.seeds for run in runs_of(options.name, comparison, seed)]
     data = {(each["task"], each["data_sha256"]) for each in (*first["runs"], *runs)}
     if len(data) != len({task for task, _ in data}):
-        raise SystemExit("the test data is not that of the first seeds. Run compare.py again.")
+        raise SystemExit("the first seeds had other test data. Run compare.py again.")
     differences = []
     for difference in first["differences"]:
         better, worse = difference["pair"]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changed ONNX files and manifests by the hundred thousand; writes the counts.
+"""Fuzz the readers of ONNX files and manifests with many changed files, and write the counts.
 
     python benchmarks/fuzz_graphs.py --examples 100000 --minutes 60
 
-The rule: each is read or refused by SaccadeError, within 5 s of CPU time, and the process
-never holds more than 1 GiB.
+The rule: each file is read or refused with SaccadeError within 5 s of CPU time, and the process
+never uses more than 1 GiB.
 """
 
 import argparse
@@ -27,7 +27,7 @@ KINDS = ("graph", "manifest")
 
 
 def fuzz(kind: str, examples: int, seconds: float, first: int) -> dict[str, Any]:
-    """One kind of file on `examples` seeds, or as many as there is time for."""
+    """Fuzz one kind of file with `examples` seeds, or as many as time allows."""
     from graph_fuzz import outcome
 
     signal.signal(signal.SIGVTALRM, too_long)
@@ -59,9 +59,11 @@ def fuzz(kind: str, examples: int, seconds: float, first: int) -> dict[str, Any]
 def main() -> int:
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "plugins")]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--examples", type=int, default=100_000, help="of each kind")
-    parser.add_argument("--minutes", type=float, default=60, help="for all kinds together")
-    parser.add_argument("--kind", action="append", choices=KINDS, help="only this; others are kept")
+    parser.add_argument("--examples", type=int, default=100_000, help="files of each kind")
+    parser.add_argument("--minutes", type=float, default=60, help="time for all kinds together")
+    parser.add_argument(
+        "--kind", action="append", choices=KINDS, help="only this kind; keep other counts"
+    )
     parser.add_argument("--first", type=int, default=0, help="seed")
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
@@ -69,7 +71,7 @@ def main() -> int:
     seconds = 60 * given.minutes / len(kinds)
     kept = given.kind and given.out.exists()
     counts = json.loads(given.out.read_text())["kinds"] if kept else {}
-    for kind in kinds:  # a process each: what one holds is not counted to the other
+    for kind in kinds:  # one process each, so that memory is counted separately
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             counts[kind] = pool.apply(fuzz, (kind, given.examples, seconds, given.first))
         print(kind, json.dumps(counts[kind])[:600], flush=True)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every reader on many changed files, each reader in a process with limits; writes the counts.
+"""Fuzz every file reader with many changed files, in processes with limits; write the counts.
 
     python benchmarks/fuzz_readers.py --examples 100000 --minutes 60
 
-The rule: a file is read or refused by SaccadeError, within 5 s of CPU time, and the process
-never holds more than 1 GiB.
+The rule: a file is read or refused with SaccadeError within 5 s of CPU time, and the process
+never uses more than 1 GiB.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "fuzz_readers.json"
 MOST_SECONDS, MOST_MIB = 5.0, 1024
-_ADDRESSES = 8 * 2**30  # torch alone takes some of it
+_ADDRESSES = 8 * 2**30  # torch alone needs some of it
 KEPT = 20  # failures
-# Where each file is written out to a disk, that is nearly all the time it takes.
+# Writing each file to a disk would take nearly all the time.
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def fuzz(name: str, examples: int, seconds: float, first: int) -> dict[str, Any]:
-    """One reader on `examples` seeds from `first` on, or as many as there is time for."""
+    """Fuzz one reader with `examples` seeds from `first` on, or as many as time allows."""
     sys.path.insert(0, str(ROOT / "tests"))
     from reader_fuzz import outcome, readers, sound_bytes, write_changed
 
@@ -44,7 +44,7 @@ def fuzz(name: str, examples: int, seconds: float, first: int) -> dict[str, Any]
         reader = readers()[name]
         path = Path(folder) / reader.name
         sound = sound_bytes(reader, path)
-        reader.read(path)  # a sound file is read
+        reader.read(path)  # a valid file can be read
         start = time.monotonic()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         for seed in range(first, first + examples):
@@ -72,7 +72,7 @@ def fuzz(name: str, examples: int, seconds: float, first: int) -> dict[str, Any]
 
 
 def timed(run: Callable[[], str]) -> tuple[float, str | dict[str, str]]:
-    """CPU seconds of one file, and how it ended: its error where that is none of ours."""
+    """Return CPU seconds and outcome of one file; an error if it is not a SaccadeError."""
     began = time.process_time()
     signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
     end: str | dict[str, str]
@@ -85,7 +85,7 @@ def timed(run: Callable[[], str]) -> tuple[float, str | dict[str, str]]:
         end = {"error": f"{error!r:.200}", "where": f"{Path(last.filename).name}:{last.lineno}"}
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     took = time.process_time() - began
-    if took > MOST_SECONDS and isinstance(end, str):  # in a library's own code, or caught
+    if took > MOST_SECONDS and isinstance(end, str):  # inside a library, or caught there
         end = {"error": f"{end} after {took:.1f} s", "where": ""}
     return took, end
 
@@ -99,7 +99,7 @@ def _child(name: str, examples: int, seconds: float, first: int, queue: Any) -> 
 
 
 def in_a_process(name: str, examples: int, seconds: float, first: int) -> dict[str, Any]:
-    """`fuzz` in a fresh process, whose end by a signal is a failure too."""
+    """Run `fuzz` in a new process; if a signal kills it, that is a failure too."""
     context = multiprocessing.get_context("fork")  # torch is imported once
     queue = context.Queue()
     process = context.Process(target=_child, args=(name, examples, seconds, first, queue))
@@ -120,21 +120,21 @@ def main() -> int:
     from reader_fuzz import outcome, readers, sound_bytes
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--examples", type=int, default=100_000, help="of each reader")
-    parser.add_argument("--minutes", type=float, default=600, help="for all readers together")
+    parser.add_argument("--examples", type=int, default=100_000, help="files for each reader")
+    parser.add_argument("--minutes", type=float, default=600, help="time for all readers together")
     parser.add_argument("--first", type=int, default=0, help="seed")
-    parser.add_argument("--reader", action="append", help="only this one; several times")
-    parser.add_argument("--go-on", action="store_true", help="after the seeds that are in --out")
+    parser.add_argument("--reader", action="append", help="only this reader; may be repeated")
+    parser.add_argument("--go-on", action="store_true", help="continue after the seeds in --out")
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
     names = given.reader or list(readers())
-    with tempfile.TemporaryDirectory() as folder:  # what its children then have imported
+    with tempfile.TemporaryDirectory() as folder:  # so that the children have these imports
         reader = readers()["checkpoint"]
         sound_bytes(reader, Path(folder) / reader.name)
         outcome(reader, Path(folder) / reader.name)
     began_all = time.monotonic()
     counts: dict[str, Any] = {}
-    if (given.reader or given.go_on) and given.out.exists():  # the others' counts stay
+    if (given.reader or given.go_on) and given.out.exists():  # keep the counts of the others
         counts = json.loads(given.out.read_text())["readers"]
     for index, name in enumerate(names):
         left = 60 * given.minutes - (time.monotonic() - began_all)
@@ -158,7 +158,7 @@ def main() -> int:
 
 
 def together(before: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """Counts of the seeds of `before` and of those that follow them."""
+    """Add the counts of later seeds to those of `before`."""
     merged = {**more, "first_seed": before["first_seed"]}
     for key in ("examples", "read", "refused", "failed", "wall_seconds"):
         if key in before or key in more:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures of docs/gallery.md: what the shipped checkpoints see.
+"""Draw the images of docs/gallery.md: what the shipped checkpoints see.
 
     OMP_NUM_THREADS=1 python benchmarks/gallery.py
 
-Scenes and canvases come from the test parts of the generated data, photographs from scikit-learn,
-cut to a square. Models run in torch, folded, as they are exported. What each answered goes to
-results/gallery.json, from which the texts of the page are taken.
+Scenes and canvases come from the test splits of the generated data. Photographs come from
+scikit-learn and are cropped to a square. Models run in torch, folded as for export. The answers
+go to results/gallery.json, from which the page's text is written.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from saccade.serving.commands.map_picture import maps_png
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "gallery.json"
-SCENE, PIECES, CANVAS = 3, 5, 0  # of the test parts
-SIDE_PX = 240  # of a picture that maps are drawn on
+SCENE, PIECES, CANVAS = 3, 5, 0  # indices in the test splits
+SIDE_PX = 240  # side of an image on which maps are drawn
 QUESTIONS = (
     "what shape is the largest object ?",
     "is there a circle ?",
@@ -43,14 +43,14 @@ QUESTIONS = (
 )
 PHOTOGRAPHS = ("china", "flower")
 MOST_PANELS = 7
-SCALE = 0.6  # the files have to be small
+SCALE = 0.6  # keeps the files small
 
 
 def main() -> None:
-    """Draw each family's pictures, and write what was answered."""
+    """Draw each family's images and write the answers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "gallery")
-    parser.add_argument("--only", default="", help="one family's pictures, for a look")
+    parser.add_argument("--only", default="", help="draw only the images of this family")
     options = parser.parse_args()
     options.out.mkdir(exist_ok=True)
     torch.set_num_threads(1)
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def small_png(pictures: Sequence[bytes]) -> bytes:
-    """Pictures below each other, smaller and in a palette, as the page shows them."""
+    """Stack images vertically, smaller and with a palette, as the page shows them."""
     opened = [Image.open(io.BytesIO(picture)).convert("RGB") for picture in pictures]
     width = max(picture.width for picture in opened)
     page = Image.new("RGB", (width, sum(picture.height for picture in opened)), "white")
@@ -83,7 +83,7 @@ def small_png(pictures: Sequence[bytes]) -> bytes:
     page = page.resize(
         (int(SCALE * page.width), int(SCALE * page.height)), Image.Resampling.LANCZOS
     )
-    # The rare colours of a photograph would else be lost among the greys.
+    # Otherwise the rare colors of a photograph would be lost among the grays.
     few = page.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     file = io.BytesIO()
     few.save(file, "PNG", optimize=True)
@@ -91,12 +91,12 @@ def small_png(pictures: Sequence[bytes]) -> bytes:
 
 
 def shipped(name: str, *budgets: Any) -> list[EvaluatedModel]:
-    """A shipped checkpoint at these budgets, largest where none is given."""
+    """Load a shipped checkpoint at these budgets, by default the largest."""
     return subjects_of_checkpoint(load(shipped_checkpoint(name)), budgets)
 
 
 def photograph(name: str) -> np.ndarray:
-    """The middle of one of scikit-learn's photographs.
+    """Return the center of one of scikit-learn's photographs.
 
     Shapes: -> uint8 [SIDE_PX SIDE_PX 3].
     """
@@ -109,19 +109,19 @@ def photograph(name: str) -> np.ndarray:
 
 
 def resized(pixels: np.ndarray, side: int) -> np.ndarray:
-    """A square of another size; larger by whole pixels, smaller by averages."""
+    """Resize a square: enlarge by repeating pixels, shrink by averaging."""
     grown = side > len(pixels)
     way = Image.Resampling.NEAREST if grown else Image.Resampling.BICUBIC
     return np.asarray(Image.fromarray(pixels).resize((side, side), way))
 
 
 def scene(model: EvaluatedModel, index: int = SCENE) -> np.ndarray:
-    """A scene of the test part, at the size that the model takes."""
+    """Return a test scene in the model's image size."""
     return scenes("test", index + 1, side_px=model.images().height_px).images[index]
 
 
 def of_grid(maps: np.ndarray) -> np.ndarray:
-    """Weights of the patches, which come behind tokens of another kind, as maps.
+    """Return the weights of the patches as maps; other tokens come first and are removed.
 
     Shapes: [k n] -> [k side side].
     """
@@ -130,7 +130,7 @@ def of_grid(maps: np.ndarray) -> np.ndarray:
 
 
 def answered() -> tuple[list[np.ndarray], list[MapRow]]:
-    """One scene and three questions."""
+    """Answer three questions about one scene."""
     (model,) = shipped("vqa-shapes")
     pixels = scene(model)
     tokens = np.stack([question_tokens(model.runtime_metadata, text) for text in QUESTIONS])
@@ -146,7 +146,7 @@ def answered() -> tuple[list[np.ndarray], list[MapRow]]:
 
 
 def captioned() -> tuple[list[np.ndarray], list[MapRow]]:
-    """A scene, word by word."""
+    """Caption a scene, word by word."""
     (model,) = shipped("captioner-shapes")
     pixels = scene(model)
     facts = model.runtime_metadata
@@ -166,13 +166,13 @@ def captioned() -> tuple[list[np.ndarray], list[MapRow]]:
 
 
 def coded() -> tuple[list[np.ndarray], list[MapRow]]:
-    """What slots of a SPARO code read, in a scene and in a photograph."""
+    """Show what slots of a SPARO code read in a scene and in a photograph."""
     (model,) = shipped("sparo-shapes")
     return _rows(model, "image", "slot", "sparo-shapes: where slots of the code read")
 
 
 def classified() -> tuple[list[np.ndarray], list[MapRow]]:
-    """What the class token of a second-order transformer reads, head by head."""
+    """Show what the class token of a second-order transformer reads, head by head."""
     (model,) = shipped("sot-shapes")
     return _rows(model, "", "head", "sot-shapes: where the class token reads")
 
@@ -203,7 +203,7 @@ def _best(model: EvaluatedModel, out: Mapping[str, np.ndarray]) -> dict[str, Any
 
 
 def taken_apart() -> tuple[list[np.ndarray], list[MapRow]]:
-    """The same pieces after one, two and three rounds."""
+    """Show the same pieces after one, two and three rounds."""
     pixels = tetrominoes("test", PIECES + 1, side_px=20).images[PIECES]
     rows = []
     for model in shipped("slots-tetrominoes", "t3", "t2", "t1"):
@@ -222,14 +222,14 @@ def taken_apart() -> tuple[list[np.ndarray], list[MapRow]]:
 
 
 def circuits() -> tuple[list[np.ndarray], list[MapRow]]:
-    """What the modules of a circuit read, at three budgets."""
+    """Show what the modules of a circuit read at three budgets."""
     data = load_data("digits-sum", "test")
     pixels, label = data.images[CANVAS], int(data.labels[CANVAS])
     rows = []
     for model in shipped("digits-sum", 1, 0.125, 0.03125):
         out = model.component("")({"image": pixels[None]})
         maps = of_grid(out["attention"][0])
-        # Modules that read few places first: those that read all look alike.
+        # Modules that read few positions first: those that read everything look alike.
         order = np.argsort(-maps.reshape(len(maps), -1).max(1), kind="stable")[:MOST_PANELS]
         panels = tuple(Panel(f"module {index}", maps[index]) for index in order)
         best = _best(model, out)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does half of the slots, chosen on validation data, tell false sentences better than all of them?
+"""Check whether half of the slots, chosen on validation data, rejects false sentences better.
 
-    python benchmarks/half_slots.py          # after: python benchmarks/compare.py sparo
+    python benchmarks/half_slots.py          # first: python benchmarks/compare.py sparo
 
-Each of the three SPARO models of `compare.py` is scored on the test scenes' hard negatives whole,
-and with the half of its slots that `saccade select` puts first: by each slot's zero-shot accuracy,
-by how often it tells a true sentence from a false one, and by masks trained on false sentences.
-Figures go to results/half_slots.json.
+Each of the three SPARO models of `compare.py` is scored on hard negatives of the test scenes, with
+all slots and with the half that `saccade select` ranks first. It ranks slots by zero-shot accuracy,
+by how often they tell a true sentence from a false one, and by masks trained on false sentences.
+The figures go to results/half_slots.json.
 """
 
 import json
@@ -32,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def samples(path: Path, budget: float) -> np.ndarray:
-    """True for each image whose false sentence is farther from it than the true one."""
+    """Return True for each image that is closer to its true sentence than to the false one."""
     options = EvaluateOptions(data="shapes", task="hard-negatives", budget=(budget,))
     (results,) = evaluate(path, options).results
     return results.samples

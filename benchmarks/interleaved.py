@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two calls timed beside each other: on a shared machine only their ratio means something."""
+"""Time two calls interleaved: on a shared machine, only their ratio is meaningful."""
 
 import statistics
 import time
@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-Call = Callable[[int], Any]  # given the index of the inputs to take
+Call = Callable[[int], Any]  # takes the index of the inputs to use
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Time of the peer over time of ours, in each round; a round has the medians of its calls."""
+    """The peer's time divided by ours in each round, by the medians of the round's calls."""
 
     ours_us: float
     peer_us: float
@@ -33,15 +33,15 @@ class Ratio:
 
 
 def in_turn(ours: Call, peer: Call, *, rounds: int, moment_s: float) -> Ratio:
-    """One call of each after the other: each finds the caches as the other left them.
+    """Alternate single calls: each finds the caches as the other left them.
 
-    A round takes about `moment_s`; the calls get 0, 1, 2, ... so that inputs can be rotated.
+    A round takes about `moment_s`. Calls get 0, 1, 2, ... to rotate inputs.
     """
     return _interleaved(ours, peer, rounds=rounds, moment_s=moment_s, block=1)
 
 
 def in_blocks(ours: Call, peer: Call, *, rounds: int, moment_s: float) -> Ratio:
-    """Many calls of one, then as many of the other: each finds its own data in the caches."""
+    """Alternate blocks of calls: each finds its own data in the caches."""
     return _interleaved(ours, peer, rounds=rounds, moment_s=moment_s, block=None)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's memory while something else happens, and how much it grew."""
+"""Watch a server's memory while something else runs, and compute its growth."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from saccade.serving.server.server import Server
 
 @contextmanager
 def memory_of(server: Server) -> Iterator[list[float]]:
-    """Memory of the server and its stubs, once a second, until the block ends."""
+    """Record the memory of the server and its stubs once per second until the block ends."""
     seen, ended = [], threading.Event()
 
     def look() -> None:
@@ -32,7 +32,7 @@ def memory_of(server: Server) -> Iterator[list[float]]:
 
 
 def grown(seen: list[float]) -> dict[str, Any]:
-    """From the second quarter of the load to the last one: the first one warms up."""
+    """Return the growth from the second to the last quarter of the load; the first is warm-up."""
     quarter = max(1, len(seen) // 4)
     early, last = seen[quarter : 2 * quarter] or seen, seen[-quarter:]
     more = float(np.median(last) - np.median(early)) if seen else 0.0

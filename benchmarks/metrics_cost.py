@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of counting requests: a served model beside the same one whose router counts nothing.
+"""Measure the cost of counting requests: a served model with and without counting in its router.
 
-Both servers run at once and are called in turn, by threads in a closed loop; what is compared is
-the CPU time of the server and its models a request, and requests a second. Besides: in one
-server, telling it one number, and one observation of a histogram of its own; in this process, all
-that is counted of one request, beside as many calls that do nothing. Writes
+Both servers run at the same time and are called in turn by threads in a closed loop. The CPU time
+per request of the server and its models and the requests per second are compared. Also measured: in
+a server, the cost of reporting one number and of one observation of a histogram; in this process,
+the cost of counting one request, compared with as many calls that do nothing. Writes
 benchmarks/results/metrics_cost.json.
 """
 
@@ -39,8 +39,8 @@ HERE = Path(__file__).parent
 FREE = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 TICKS_A_SECOND = 100
 Round = dict[str, float]
-AT_ONCE = 100  # requests that are timed together
-# Put behind a router's tally.py: one counts nothing, one says what telling costs where it is told.
+AT_ONCE = 100  # requests timed together
+# Appended to a router's tally.py: the first counts nothing, the second measures the reporting.
 SILENT = """
 class Nothing:
     def add(self, amount=1.0): pass
@@ -81,7 +81,7 @@ Tally.start = _timed_start
 
 
 def counted_here() -> dict[str, Any]:
-    """Time of counting one answered request in this process, beside calls that do nothing."""
+    """Time the counting of one request in this process, and as many calls that do nothing."""
     server = ModuleType("triton_python_backend_utils")
     metric = SimpleNamespace(increment=lambda value: None)
     server.__dict__["MetricFamily"] = lambda **_: SimpleNamespace(Metric=lambda labels: metric)
@@ -113,7 +113,7 @@ def counted_here() -> dict[str, Any]:
 
 
 def repository(folder: Path, place: Path, more: str = "") -> Path:
-    """The folder's repository, with more code at the end of its router's tally."""
+    """Write the folder's repository, with `more` code appended to its router's tally."""
     deploy(folder, RepositoryOptions(out=place))
     if more:
         (tally,) = place.glob("*/1/tally.py")
@@ -125,14 +125,14 @@ def repository(folder: Path, place: Path, more: str = "") -> Path:
 
 
 def cpu_s(server: Server) -> float:
-    """CPU time of a server and of its models so far."""
+    """Return the CPU time of a server and its models so far."""
     pids = [server.pid, *(stub.pid for stub in stubs_in(server.pid))]
     every = [process_fields(pid) for pid in pids]
     return sum(int(each[11]) + int(each[12]) for each in every if each) / TICKS_A_SECOND
 
 
 def one_round(server: Server, image: np.ndarray, threads: int, seconds: float) -> Round:
-    """Requests a second, and the server's CPU time a request."""
+    """Measure requests per second and the server's CPU time per request."""
     counts, end = [0] * threads, time.monotonic() + seconds
 
     def loop(which: int) -> None:
@@ -152,7 +152,7 @@ def one_round(server: Server, image: np.ndarray, threads: int, seconds: float) -
 
 
 def compared(rounds: list[tuple[Round, Round]], key: str) -> dict[str, object]:
-    """Medians of the two, and the ratio of each round."""
+    """Return the medians of both and the ratio of each round."""
     ratios = [counting[key] / silent[key] for counting, silent in rounds]
     low, middle, high = statistics.quantiles(ratios, n=4)
     return {
@@ -164,7 +164,7 @@ def compared(rounds: list[tuple[Round, Round]], key: str) -> dict[str, object]:
 
 
 def main() -> None:
-    """Serve, call in turn, write the result."""
+    """Serve, call in turn and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--seconds", type=float, default=0.6)

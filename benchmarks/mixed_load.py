@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixed load: do cheap requests wait for expensive ones? 8 clients at budget 0.125, 8 at budget 1.
 
-Both through the router with PNG files, alone and together in turns, clients in a process of
-their own. Writes benchmarks/results/mixed_load.json.
+Both send PNG files through the router, alone and together in alternation, from a separate process.
+Writes benchmarks/results/mixed_load.json.
 """
 
 import argparse
@@ -70,15 +70,17 @@ def main() -> None:
         "rounds": rounds,
     }  # fmt: skip
     write_result(options.out, result)
-    print(f"p50 of the cheap ones: {statistics.median(times):.2f} times their p50 alone (median)")
+    print(f"p50 of cheap requests: {statistics.median(times):.2f} times their p50 alone (median)")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, help="an artefact folder with budgets 1 and 0.125")
-    parser.add_argument("--modules", type=int, default=256, help="of the configuration bench")
+    parser.add_argument("--folder", type=Path, help="artefact folder with budgets 1 and 0.125")
+    parser.add_argument(
+        "--modules", type=int, default=256, help="modules of the configuration bench"
+    )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement in a round")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement")
     parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "mixed_load.json")
     return parser.parse_args()
@@ -91,7 +93,7 @@ def _requests(router: str, images: np.ndarray, budget: float) -> tuple[bytes, ..
 def _round(
     load: LoadGenerator, turns: dict[str, list[Stream]], turn: int, seconds: float
 ) -> dict[str, Any]:
-    """Every turn once; each round begins with another one."""
+    """Run every turn once; each round starts with another one."""
     names = list(turns)
     results = {}
     for name in names[turn % len(names) :] + names[: turn % len(names)]:
@@ -118,7 +120,7 @@ def _times(one: dict[str, Any], cheap: str) -> float:
 def _line(one: dict[str, Any], cheap: str) -> str:
     alone, together = one["cheap alone"][cheap], one["together"][cheap]
     return (
-        f"p50 alone {alone['p50_ms']:.1f} ms, beside the dear ones {together['p50_ms']:.1f} ms: "
+        f"p50 alone {alone['p50_ms']:.1f} ms, with expensive ones {together['p50_ms']:.1f} ms: "
         f"{_times(one, cheap):.2f} times"
     )
 

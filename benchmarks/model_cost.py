@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of sparse and structured attention, and of exact svPN, for a whole model in ONNX Runtime.
+"""Measure the cost of sparse and structured attention and of exact svPN in whole models.
 
     python benchmarks/model_cost.py          # writes results/model_cost.json
 
-One thread, the custom ops by their kernels, whole files on random inputs, rounds interleaved. The
-aims: the VQA network and the captioner's step take at most 1.1 (sparsemax) and 1.3 (TVMAX) times
-the softmax model's time, SoT-Tiny with exact svPN at most 1.1 times that with the fast one.
+Whole files run in ONNX Runtime on random inputs, with kernels for custom ops, on one thread, in
+interleaved rounds. The targets: the VQA network and the captioner's step take at most 1.1
+(sparsemax) and 1.3 (TVMAX) times as long as with softmax. SoT-Tiny with exact svPN takes at most
+1.1 times as long as with the fast one.
 """
 
 import json
@@ -38,7 +39,7 @@ AIMS = {"sparsemax": 1.1, "tvmax": 1.3}
 
 
 def session_of(family: str, config: Any, role: str, budget: str | None = None) -> Any:
-    """The folded model as a session with the ops' kernels."""
+    """Return the folded model as a session with the ops' kernels."""
     model: Any = build(family, config.to_dict()).eval()
     if budget is not None:
         model = model.at(model.budget(budget))
@@ -49,12 +50,12 @@ def session_of(family: str, config: Any, role: str, budget: str | None = None) -
 
 
 def inputs_of(part: Any, count: int) -> dict[str, np.ndarray]:
-    """Random inputs, the same for the same part."""
+    """Return random inputs, the same for the same part."""
     return random_inputs(part, np.random.default_rng(0), count)
 
 
 def compared(dear: tuple[Any, Any], cheap: tuple[Any, Any], batch: int, aim: float) -> Any:
-    """Time of the dear model over that of the cheap one on the same inputs."""
+    """Return the expensive model's time divided by the cheap one's, on the same inputs."""
     inputs = inputs_of(dear[1], batch)
     seconds = in_blocks(
         lambda index: cheap[0].run(None, inputs),
@@ -73,7 +74,7 @@ def compared(dear: tuple[Any, Any], cheap: tuple[Any, Any], batch: int, aim: flo
 
 
 def attention_costs(family: str, config: Any, role: str, batch: int) -> dict[str, Any]:
-    """Sparsemax and TVMAX against softmax, nothing else changed."""
+    """Compare sparsemax and TVMAX with softmax, with everything else unchanged."""
     sessions = {
         kind: session_of(family, replace(config, attention=kind), role)
         for kind in ("softmax", *AIMS)

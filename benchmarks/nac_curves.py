@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links of a trained circuit, and its scores with fewer and fewer modules."""
+"""Measure the links of a trained circuit, and its scores with fewer and fewer modules."""
 
 import statistics
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from saccade.models.nac.skmdpa import evaluation_bias, signature_distance
 from saccade.models.scores.intervals import paired_bootstrap
 
 RANDOM_ORDERS = 2
-_ROWS = 2_048  # modules of a batch
+_ROWS = 2_048  # modules in a batch
 ORDERS = ("degree", "random", "reversed")
 
 
 @torch.no_grad()
 def links_of(model: NAC) -> dict[str, Any]:
-    """The learned links of an unconditional circuit: what its weights say, not its prior.
+    """Measure the learned links of an unconditional circuit, by its weights and not its prior.
 
     Units: degrees are sums of link probabilities to the other modules; shares are of all pairs.
     """
@@ -44,7 +44,7 @@ def links_of(model: NAC) -> dict[str, Any]:
 
 
 def orders_of(model: NAC) -> dict[str, list[Tensor]]:
-    """The modules as they are kept: best connected first, at random, worst connected first."""
+    """Return orders in which modules are kept: best connected first, random, worst first."""
     degree = model.rank_modules().clone()
     rng = np.random.default_rng(0)
     modules = model.config.modules
@@ -53,7 +53,7 @@ def orders_of(model: NAC) -> dict[str, list[Tensor]]:
 
 
 def right_by_kept(model: NAC, order: Tensor, test: Dataset, kept: Sequence[int]) -> dict[int, Any]:
-    """Right or wrong on each sample, by the number of modules kept.
+    """Return right or wrong for each sample, by the number of modules kept.
 
     Shapes: order int64 [u] -> bool [n] each.
     """
@@ -67,7 +67,7 @@ def right_by_kept(model: NAC, order: Tensor, test: Dataset, kept: Sequence[int])
         small.tokenizer = _AsIs()
         folded = small.fold()
         with torch.inference_mode():
-            # Attention maps that fit the processor's caches: twice as fast at 256 modules.
+            # Small enough for attention maps to fit the CPU's caches: twice as fast at 256 modules.
             parts = tokens.split(max(8, _ROWS // each))
             answers = torch.cat([folded(part).argmax(1) for part in parts])
         right[each] = (answers == labels).numpy()
@@ -76,7 +76,7 @@ def right_by_kept(model: NAC, order: Tensor, test: Dataset, kept: Sequence[int])
 
 
 class _AsIs(nn.Module):
-    """In the place of a tokenizer: its tokens, made once for all numbers of modules."""
+    """Replaces a tokenizer by its precomputed tokens."""
 
     def forward(self, x: Tensor, length: Tensor | None = None) -> Tensor:
         return x
@@ -92,9 +92,9 @@ def _tokens(model: NAC, test: Dataset) -> Tensor:
 def curves_of(
     model: NAC, test: Dataset, *, grid: Sequence[int], controls: Sequence[int]
 ) -> dict[str, Any]:
-    """Scores by order and by modules kept, the paired interval to all modules by degree.
+    """Score by order and by modules kept, with the paired interval to all modules by degree.
 
-    `grid` are numbers of modules of the order by degree, `controls` those of the other orders.
+    `grid` are the numbers of modules for the order by degree, `controls` for the other orders.
     """
     modules = model.config.modules
     curves: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def curves_of(
 
 
 def dropped(curve: dict[str, float], modules: int, points: float) -> float:
-    """The largest share of modules without which, and without fewer, at most so much is lost."""
+    """Return the largest share of modules up to which dropping loses at most `points`."""
     share, full = 0.0, curve[str(modules)]
     for kept in sorted(map(int, curve), reverse=True):
         if curve[str(kept)] < full - points / 100:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figure 5 of the NAC paper on digits-sum: what is left when modules are dropped after training.
+"""Reproduce figure 5 of the NAC paper on digits-sum: scores with modules dropped after training.
 
     python benchmarks/nac_priors.py            # trains what is missing, scores, writes, draws
-    python benchmarks/nac_priors.py --score    # trains nothing
+    python benchmarks/nac_priors.py --score    # does not train
 
-One arm a graph prior, of the same mean degree, and a dense circuit without modulation (a Perceiver
-IO). As in the paper no module is dropped in training. A NAC loses its least connected modules
-first, the dense circuit, which knows no degree, in five random orders.
-Checkpoints and scores go to build/nac_priors: an interrupted run goes on where it was.
+There is one arm per graph prior, all with the same mean degree, and a dense circuit without
+modulation (a Perceiver IO). As in the paper, no module is dropped in training. A NAC loses its
+least connected modules first. The dense circuit has no degrees and loses modules in five random
+orders. Checkpoints and scores go to build/nac_priors; an interrupted run is resumed.
 """
 
 import argparse
@@ -36,12 +36,12 @@ from saccade.models.training.train import TrainOptions
 
 SEEDS = (0, 1, 2)
 MODULES, STEPS, MEAN_DEGREE = 32, 3_000, 12.0
-TOKENS = {"patch_px": 12, "tokenizer": "patch"}  # a digit each
+TOKENS = {"patch_px": 12, "tokenizer": "patch"}  # one digit each
 KEPT = (32, 30, 28, 26, 24, 20, 16, 12, 8, 6, 4, 2, 1)
-ORDERS = 5  # random ones
+ORDERS = 5  # number of random orders
 LOST_POINTS = 3.0
 DENSE = "dense"
-# Seven neighbours at 0.9 and twenty-four others at 0.2375: a mean degree of 12.
+# Seven neighbors at 0.9 and twenty-four others at 0.2375: a mean degree of 12.
 _GROUPS = {"graph_group": 8, "graph_inside": 0.9, "graph_outside": 0.2375}
 ARMS: dict[str, dict[str, Any]] = {
     "scale-free": {"graph_degree": MEAN_DEGREE},
@@ -50,12 +50,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "erdos-renyi": {"graph_degree": MEAN_DEGREE},
     DENSE: {"connectivity": "dense", "modulation": False},
 }
-_BATCH, _ROUNDS, _MOMENT_S = 64, 11, 0.05  # of the throughput
+_BATCH, _ROUNDS, _MOMENT_S = 64, 11, 0.05  # for the throughput
 _ROOT = Path(__file__).resolve().parent
 
 
 def options_of(folder: Path, arm: str, seed: int, steps: int) -> TrainOptions:
-    """One training run."""
+    """Return the options of one training run."""
     prior = {} if arm == DENSE else {"graph_prior": arm}
     return TrainOptions(
         folder / f"{arm}-{seed}.safetensors",
@@ -67,7 +67,7 @@ def options_of(folder: Path, arm: str, seed: int, steps: int) -> TrainOptions:
 
 
 def run_of(folder: Path, arm: str, seed: int, *, steps: int, training: bool) -> dict[str, Any]:
-    """The scores of one run, made now if they are not there; empty where nothing was trained."""
+    """Return the scores of one run, computed if missing; empty if nothing was trained."""
     options = options_of(folder, arm, seed, steps)
     if training:
         trained_once("nac", options)
@@ -86,7 +86,7 @@ def run_of(folder: Path, arm: str, seed: int, *, steps: int, training: bool) -> 
 
 
 def scores(model: NAC, test: Dataset, *, dense: bool) -> dict[str, Any]:
-    """Share of right answers by modules kept: by degree, or the mean of the random orders."""
+    """Return the share of right answers by modules kept: by degree, or mean of random orders."""
     if not dense:
         return {"n": len(test.labels), "curve": _curve(model, test)}
     curves = []
@@ -110,7 +110,7 @@ def _curve(model: NAC, test: Dataset) -> dict[str, float]:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The mean curve over seeds with its spread, and how many modules 3 points are worth."""
+    """Return the mean curve over seeds with its spread, and the modules dropped at 3 points."""
     curves, n = [run["curve"] for run in runs], runs[0]["n"]
     mean = {kept: statistics.fmean(one[kept] for one in curves) for kept in curves[0]}
     full = mean[str(MODULES)]
@@ -129,7 +129,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def dropped(curve: dict[str, float], least: float) -> float | None:
-    """The largest share of modules without which, and without fewer, the score is at least that."""
+    """Return the largest share of modules up to which dropping keeps at least this score."""
     share = None
     for kept in KEPT:
         if curve[str(kept)] < least:
@@ -139,7 +139,7 @@ def dropped(curve: dict[str, float], least: float) -> float | None:
 
 
 def throughput(folder: Path, arms: list[str], seed: int) -> dict[str, Any]:
-    """Folded torch models, one thread, all taking turns: rates, and times the full model's rate.
+    """Time folded torch models in turn on one thread: rates, and ratios to the full model's rate.
 
     Units: inferences per second of CPU time.
     """
@@ -168,7 +168,7 @@ def throughput(folder: Path, arms: list[str], seed: int) -> dict[str, Any]:
 
 def _rate(model: torch.nn.Module, images: torch.Tensor) -> float:
     model(images)
-    # CPU time: on one thread nothing else counts, and other programs do not.
+    # CPU time is not affected by other programs, and on one thread it is complete.
     calls, begin, taken = 0, time.process_time(), 0.0
     while taken < _MOMENT_S:
         model(images)
@@ -178,7 +178,7 @@ def _rate(model: torch.nn.Module, images: torch.Tensor) -> float:
 
 
 def result_of(folder: Path, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Everything that is known of the runs that are there."""
+    """Return all results of the existing runs."""
     seed = min(run["seed"] for known in runs.values() for run in known)
     timed = [arm for arm, known in runs.items() if any(run["seed"] == seed for run in known)]
     missing = {
@@ -204,12 +204,12 @@ def result_of(folder: Path, runs: dict[str, list[dict[str, Any]]]) -> dict[str, 
 
 
 def main() -> None:
-    """Seed by seed, so that a run that is stopped has all arms of its first seeds."""
+    """Run seed by seed, so that an interrupted run has all arms of its first seeds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--score", action="store_true", help="train nothing")
+    parser.add_argument("--score", action="store_true", help="do not train")
     parser.add_argument("--folder", type=Path, default=Path("build/nac_priors"))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--steps", type=int, default=STEPS, help="of a training run")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of a training run")
     parser.add_argument("--out", type=Path, default=_ROOT / "results" / "nac_priors.json")
     parser.add_argument("--picture", type=Path, default=_ROOT.parent / "docs" / "nac_priors.png")
     given = parser.parse_args()

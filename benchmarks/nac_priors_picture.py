@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of results/nac_priors.json: score and throughput against the modules kept."""
+"""Draw results/nac_priors.json: score and throughput against the modules kept."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ _COLOURS = {
 
 
 def draw(result: dict[str, Any], out: Path) -> None:
-    """Left the scores with the spread over seeds, right the throughput as times the full model."""
+    """Draw scores with their spread (left), and throughput relative to the full model (right)."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 4.8), layout="constrained")
     for arm, arm_runs in result["arms"].items():
         _draw_scores(left, arm, arm_runs)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Value of the graph alone: modules dropped after training, by the size of the circuit.
+"""Measure the value of the graph alone: drop modules after training, by the size of the circuit.
 
     python benchmarks/nac_sizes.py             # trains what is missing, scores, writes, draws
-    python benchmarks/nac_sizes.py --score     # trains nothing
+    python benchmarks/nac_sizes.py --score     # does not train
 
-Figure 5 of the NAC paper at 32 to 256 modules of one mean degree, scale-free, without module
-dropout, with and without the auxiliary heads that learn from every module. Modules go by degree,
-and as controls at random and in the reversed order. The smallest circuits come first, so that a
-run that is stopped has something; checkpoints and scores go to build/nac_sizes, and it goes on.
-A run of the same recipe that the results file holds is not trained again.
+This is figure 5 of the NAC paper with 32 to 256 modules of the same mean degree, scale-free,
+without module dropout, with and without auxiliary heads on every module. Modules are dropped by
+degree and, as controls, at random and in reversed order. The smallest circuits come first, so that
+an interrupted run has some results. Checkpoints and scores go to build/nac_sizes, and runs are
+resumed. A run of the same recipe in the results file is not trained again.
 """
 
 import argparse
@@ -35,25 +35,25 @@ from saccade.models.training.train import TrainOptions
 
 SEEDS = (0, 1)
 STEPS, BATCH, MEAN_DEGREE = 2_000, 32, 12.0
-# A quarter of a digit a token, behind convolutions: the read-in has to find what belongs together.
+# A quarter of a digit per token, after convolutions: the read-in has to combine the parts.
 TOKENS = {"patch_px": 6, "tokenizer": "conv"}
 LOST_POINTS, LEARNED = 3.0, 0.2
 TEST_CANVASES = 1_000
 DATA = f"digits-sum, the first {TEST_CANVASES} canvases of the test split"
-GRID, CONTROLS = 32, 8  # modules are kept in steps of U / 32 by degree, of U / 8 in other orders
+GRID, CONTROLS = 32, 8  # modules are kept in steps of U / 32 by degree, U / 8 in other orders
 PAPER = {"modules": 320, "dropped": 0.8}  # "more than 80 %", on Tiny-ImageNet
 _ROOT = Path(__file__).resolve().parent
 
 
 class Arm(NamedTuple):
-    """One size of a circuit, with the auxiliary heads or without."""
+    """One size of a circuit, with or without auxiliary heads."""
 
     modules: int
     heads: bool
 
     @property
     def name(self) -> str:
-        """As in the result."""
+        """The name in the result."""
         return f"{self.modules} modules" + ("" if self.heads else ", no auxiliary heads")
 
 
@@ -65,7 +65,7 @@ ARMS = (
 
 
 def options_of(folder: Path, arm: Arm, seed: int, steps: int) -> TrainOptions:
-    """One training run."""
+    """Return the options of one training run."""
     without = {} if arm.heads else {"counts_weight": 0}
     return TrainOptions(
         folder / f"{arm.modules}{'' if arm.heads else '-no-heads'}-{seed}.safetensors",
@@ -85,7 +85,7 @@ def options_of(folder: Path, arm: Arm, seed: int, steps: int) -> TrainOptions:
 
 
 def run_of(options: TrainOptions, test: Dataset, *, training: bool) -> dict[str, Any]:
-    """The scores of one run, made now if they are not there; empty where nothing was trained."""
+    """Return the scores of one run, computed if missing; empty if nothing was trained."""
     if training:
         trained_once("nac", options)
     if not options.out.exists():
@@ -116,7 +116,7 @@ def run_of(options: TrainOptions, test: Dataset, *, training: bool) -> dict[str,
 
 
 def known_runs(out: Path, steps: int) -> dict[tuple[str, int], dict[str, Any]]:
-    """Runs of this recipe that the results file has already, by arm and seed."""
+    """Return the runs of this recipe in the results file, by arm and seed."""
     if not out.exists():
         return {}
     result = json.loads(out.read_bytes())
@@ -130,7 +130,7 @@ def known_runs(out: Path, steps: int) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 def summary(arm: Arm, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the seeds that are there: scores, links, and how many modules 3 points are worth."""
+    """Summarize the existing seeds: scores, links, and the modules dropped at 3 points."""
     shares = {
         order: [dropped(run[order], arm.modules, LOST_POINTS) for run in runs] for order in ORDERS
     }
@@ -145,7 +145,7 @@ def summary(arm: Arm, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "seeds": [run["seed"] for run in runs],
         "mean_degree": [run["links"]["mean_degree"] for run in runs],
         "full": full,
-        "learned": min(full) > LEARNED,  # from chance there is nothing to lose
+        "learned": min(full) > LEARNED,  # at chance level there is nothing to lose
         "dropped_at_3_points": shares,
         "lost_with_half": lost,
     }
@@ -154,7 +154,7 @@ def summary(arm: Arm, runs: list[dict[str, Any]]) -> dict[str, Any]:
 def result_of(
     runs: dict[Arm, list[dict[str, Any]]], seeds: list[int], steps: int
 ) -> dict[str, Any]:
-    """Everything that is known of the runs that are there, and which are missing."""
+    """Return all results of the existing runs, and which runs are missing."""
     return {
         "machine": this_machine().to_dict(),
         "data": DATA,
@@ -174,13 +174,13 @@ def result_of(
 
 
 def main() -> None:
-    """Arm by arm, the smallest circuits first."""
+    """Run arm by arm, the smallest circuits first."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--score", action="store_true", help="train nothing")
-    parser.add_argument("--modules", type=int, nargs="+", help="train and score these sizes only")
+    parser.add_argument("--score", action="store_true", help="do not train")
+    parser.add_argument("--modules", type=int, nargs="+", help="train and score only these sizes")
     parser.add_argument("--folder", type=Path, default=Path("build/nac_sizes"))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--steps", type=int, default=STEPS, help="of a training run")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of a training run")
     parser.add_argument("--out", type=Path, default=_ROOT / "results" / "nac_sizes.json")
     parser.add_argument("--picture", type=Path, default=_ROOT.parent / "docs" / "nac_sizes.png")
     given = parser.parse_args()

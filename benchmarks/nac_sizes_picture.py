@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of results/nac_sizes.json: what is lost by size, and what 3 points buy."""
+"""Draw results/nac_sizes.json: the loss by size, and the modules dropped at 3 points."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ _GREY = "#5b626b"
 
 
 def draw(result: dict[str, Any], out: Path) -> None:
-    """Left the scores against the share dropped, right the share dropped at 3 points by size."""
+    """Draw scores by share dropped (left), and the share dropped at 3 points by size (right)."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 4.8), layout="constrained")
     _draw_curves(left, result)
     _draw_sizes(right, result)

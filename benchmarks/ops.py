@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of the custom ops beside their usual substitutes: one thread, interleaved.
+"""Compare the speed of the custom ops with their usual substitutes: one thread, interleaved.
 
-Needs the peers: pip install entmax copt numba prox_tv (the last one wants Debian's liblapacke-dev).
+Needs the peers: pip install entmax copt numba prox_tv (prox_tv needs Debian's liblapacke-dev).
 """
 
 import argparse
@@ -36,13 +36,13 @@ SPARSEMAX_SHAPES = ((256, 64), (256, 196), (64, 1024))
 GRIDS = ((8, 20.0), (14, 20.0), (32, 10.0))
 LAMBDAS = (0.01, 0.1)
 MATRICES = ((14, 8.0), (24, 5.0), (38, 3.0))
-# Inputs in turn, so that no branch predictor learns one of them.
+# Inputs are rotated, so that no branch predictor learns one of them.
 SETS = 8
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: the peer's time over ours has to be at least `aim`."""
+    """One row of the table: the peer's time divided by ours should be at least `aim`."""
 
     what: str
     peer: str
@@ -76,7 +76,7 @@ def softmax_model() -> onnx.ModelProto:
 
 
 def bound(held: Any, inputs: list[np.ndarray]) -> Call:
-    """A session's run on bound memory: what the runtime takes, not what Python adds."""
+    """Return a session's run on bound memory, which excludes Python's overhead."""
     bindings = []
     first = held.get_inputs()[0].name
     for value in inputs:
@@ -89,7 +89,7 @@ def bound(held: Any, inputs: list[np.ndarray]) -> Call:
 
 
 def run(held: Any, inputs: list[np.ndarray]) -> Call:
-    """A session's run as one writes it."""
+    """Return a session's run in the usual way."""
     (name,) = (value.name for value in held.get_inputs())
     return lambda index: held.run(None, {name: inputs[index % SETS]})
 
@@ -143,7 +143,7 @@ def tvmax_rows() -> Iterator[Row]:
             exact = [OPS["TVMax"].reference(grid, lam=lam)[0] for grid in grids]
             quick = tried_once(tv_peers(lam), grids[0])
             for dtype in ("float64", "float32"):
-                # A peer may be as far off as our answer of that type.
+                # A peer may have the same error as our answer of that type.
                 allowed = OPS["TVMax"].tolerance[dtype]
                 peers = exact_enough(quick, grids, exact, allowed)
                 yield tvmax_row(grids, lam, dtype, aim, exact, peers)
@@ -214,7 +214,7 @@ def svpn_rows() -> Iterator[Row]:
 
 
 def fast_in_torch(q: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-    """One singular value, one iteration, alpha 0.5: equations 6 to 8 written down in torch."""
+    """Equations 6 to 8 in torch, with one singular value, one iteration and alpha 0.5."""
     unit = torch.nn.functional.normalize
     u = unit(q @ start, dim=-1)
     v = unit((u.unsqueeze(-2) @ q).squeeze(-2), dim=-1)
@@ -233,7 +233,7 @@ def measured(row: Row, rounds: int, moment_s: float) -> dict[str, Any]:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of docs/ops.md: times faster, or (where the aim is below 1) times as slow."""
+    """Return the table of docs/ops.md: times faster, or times as slow if the aim is below 1."""
     lines = [
         "| op and shape | against | aim | in blocks (quartiles) | in turn (quartiles) "
         "| ours, theirs in blocks |",
@@ -251,7 +251,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def ratio(figures: dict[str, Any], slow: bool) -> str:
-    """The median with its quartiles, and a word where the aim was missed."""
+    """Return the median with its quartiles, and a note if the aim was missed."""
     numbers = [figures["peer_over_ours"], *figures["quartiles"]]
     low, middle, high = sorted(1 / number if slow else number for number in numbers)
     missed = " **missed**" if figures["met"] is False else ""
@@ -262,7 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--moment-s", type=float, default=0.05, help="length of a round")
-    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--only", default="", help="only rows whose name contains this")
     out = Path(__file__).parent / "results" / "ops.json"
     parser.add_argument("--out", type=Path, default=out)
     options = parser.parse_args()

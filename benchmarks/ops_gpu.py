@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA kernels on a GPU: against torch on the same device, and against the memory's bandwidth.
+"""Compare the CUDA kernels with torch on the same GPU and with the memory bandwidth.
 
-Not yet run on hardware: `results/ops_gpu.json`, where it exists, names the device it comes from.
+Not yet run on hardware. `results/ops_gpu.json`, if it exists, names the device that was used.
     make -f src/saccade/plugins/native/tensorrt.mk cuda
     python benchmarks/ops_gpu.py [--check] [--library build/tensorrt/libsaccade_cuda.so]
 
-Every kernel is first compared with its NumPy reference on fresh random inputs. A round then times
-each function in turn by events around a burst of calls on rotated inputs, so that all meet the
-same clock; the figure is the median over the rounds. The floor is the time that the bytes in and
-out take at the bandwidth of a large copy on the same device.
+Every kernel is first compared with its NumPy reference on new random inputs. A round then times
+each function in turn, with events around a burst of calls on rotated inputs, so that all run at
+the same clock rate. The figure is the median over the rounds. The floor is the time that reading
+and writing the data takes at the bandwidth of a large copy on the same device.
 """
 
 import argparse
@@ -35,7 +35,7 @@ DTYPES = {"float32": 1, "float16": 10}
 
 @dataclass(frozen=True)
 class OpCase:
-    """One op and the axes of one item; a batch of 4,096 grids or matrices is one call."""
+    """One op and the axes of an item; one call has a batch of 4,096 grids or matrices."""
 
     op: str
     item: tuple[int, ...]
@@ -64,7 +64,7 @@ CASES = (
 
 
 class Kernels:
-    """The launch functions, on torch tensors of the current device and stream."""
+    """The launch functions, for torch tensors on the current device and stream."""
 
     def __init__(self, path: Path, torch: Any) -> None:
         if not path.exists():
@@ -78,7 +78,7 @@ class Kernels:
             size.restype = ctypes.c_size_t
 
     def prepared(self, case: OpCase, x: Any, v0: Any) -> tuple[Callable[[], None], Any]:
-        """A call on x that allocates nothing, and the tensor that it writes."""
+        """Return a call on x that allocates nothing, and its output tensor."""
         torch, values = self.torch, OPS[case.op].defaults(dict(case.attributes))
         name = "svpn_fast" if case.op == "SvPNFast" else case.op.lower()
         axes = [len(x), *x.shape[1:]]
@@ -104,7 +104,7 @@ class Kernels:
         arguments = [*before, *map(ctypes.c_int64, axes), *numbers, pointer(workspace), stream]
         run = getattr(self.library, f"saccade_cuda_{name}")
 
-        # `kept` holds the tensors that the pointers lead to.
+        # `kept` keeps the tensors alive that the pointers refer to.
         def call(kept: tuple = (x, v0, y, error, workspace)) -> None:
             status = run(*arguments)
             assert status == 0, f"{case.label}: CUDA error {status}"
@@ -117,7 +117,7 @@ def pointer(tensor: Any) -> ctypes.c_void_p:
 
 
 def sorted_sparsemax(torch: Any, z: Any) -> Any:
-    """Sparsemax as a user writes it in torch: the threshold by sorting."""
+    """Sparsemax as usually written in torch, with a sort for the threshold."""
     top, _ = torch.sort(z, dim=-1, descending=True)
     excess = top.cumsum(-1) - 1
     rank = torch.arange(1, z.shape[-1] + 1, device=z.device, dtype=z.dtype)
@@ -139,7 +139,7 @@ def power_iteration(torch: Any, q: Any, v0: Any) -> Any:
 
 
 def peers(torch: Any, case: OpCase, x: Any, v0: Any) -> dict[str, Callable[[], Any]]:
-    """Implementations that each kernel is measured beside."""
+    """Return the implementations that a kernel is compared with."""
     if case.op == "Sparsemax":
         return {
             "torch.softmax": lambda: torch.softmax(x, -1),
@@ -148,7 +148,7 @@ def peers(torch: Any, case: OpCase, x: Any, v0: Any) -> dict[str, Callable[[], A
     if case.op == "TVMax":
         return {"torch.softmax": lambda: torch.softmax(x.flatten(1), -1)}
     if case.op == "SvPN":
-        # Thousands of singular value decompositions take seconds; float16 has none.
+        # Thousands of SVDs take seconds, and there is none for float16.
         return {"torch.linalg.svd": lambda: svd_power(torch, x[:64].float())}
     return {"torch": lambda: power_iteration(torch, x, v0)}
 
@@ -162,7 +162,7 @@ def inputs_of(torch: Any, case: OpCase, batch: int, dtype: str, seed: int) -> tu
 
 
 def check(torch: Any, kernels: Kernels, case: OpCase, dtype: str, seed: int) -> float:
-    """Largest difference from the reference over 5 items, as a share of the tolerance."""
+    """Return the largest difference from the reference over 5 items, relative to the tolerance."""
     op = OPS[case.op]
     x, v0 = inputs_of(torch, case, 5, dtype, seed)
     call, y = kernels.prepared(case, x, v0)
@@ -175,7 +175,7 @@ def check(torch: Any, kernels: Kernels, case: OpCase, dtype: str, seed: int) -> 
 
 
 def copy_bandwidth(torch: Any) -> float:
-    """Bytes per second of a large copy, read and written counted."""
+    """Return the bytes per second, read plus written, of a large copy."""
     source = torch.empty(1 << 28, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
     seconds = [burst_seconds(torch, [lambda: target.copy_(source)], 5) for _ in range(7)]
@@ -183,7 +183,7 @@ def copy_bandwidth(torch: Any) -> float:
 
 
 def burst_seconds(torch: Any, calls: list[Callable[[], Any]], count: int = BURST) -> float:
-    """Seconds a call, over `count` calls in turn."""
+    """Return the seconds per call over `count` calls in turn."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for index in range(count):
@@ -196,7 +196,7 @@ def burst_seconds(torch: Any, calls: list[Callable[[], Any]], count: int = BURST
 def measure(
     torch: Any, kernels: Kernels, case: OpCase, batch: int, dtype: str, bandwidth: float
 ) -> dict[str, Any]:
-    """Median microseconds of the kernel and its peers, interleaved; the floor beside them."""
+    """Return the median microseconds of the kernel and its peers, interleaved, and the floor."""
     calls: dict[str, list[Callable[[], Any]]] = {}
     bytes_moved = 0
     for seed in range(ROTATED):
@@ -224,8 +224,8 @@ def measure(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=Path, default=LIBRARY)
-    parser.add_argument("--check", action="store_true", help="compare with the reference only")
-    parser.add_argument("--seed", type=int, default=None, help="of the checked inputs")
+    parser.add_argument("--check", action="store_true", help="only compare with the reference")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the checked inputs")
     options = parser.parse_args()
     torch = require("torch", extra="export")
     if not torch.cuda.is_available():
@@ -247,7 +247,7 @@ def main() -> int:
 
 
 def write(torch: Any, kernels: Kernels, seed: int, shares: dict[str, float]) -> None:
-    """Measures everything and writes the results file, which names the device."""
+    """Measure everything and write the results file, which names the device."""
     from result_file import write_result
 
     bandwidth = copy_bandwidth(torch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onnxruntime-node and onnxruntime-web for ops_runtimes.py: models and numbers by files."""
+"""Run onnxruntime-node and onnxruntime-web for ops_runtimes.py, with models and data in files."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def node(name: str, modules: Path) -> Callable[[Sequence[Any]], Any]:
 
 
 def written(job: Any, folder: Path, index: int) -> dict[str, Any]:
-    """The job's files, and their names for the script."""
+    """Write the job's files, and return their names for the script."""
     (folder / f"{index}.onnx").write_bytes(job.model().SerializeToString())
     inputs = []
     for port, array in zip(job.op.inputs, job.arrays, strict=True):

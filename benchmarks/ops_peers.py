@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Substitutes for TVMax: copt and every method of prox_tv, then a sparsemax."""
+"""Substitutes for TVMax: copt and every method of prox_tv, followed by a sparsemax."""
 
 import sys
 import time
@@ -12,11 +12,11 @@ import numpy as np
 
 Peer = Callable[[np.ndarray], np.ndarray]
 
-# A loose setting is faster and a tight one more exact: which is the fastest that is exact enough
-# depends on the grids, so all are offered. copt stops at a difference of `tol`; the first is what
-# the official TVMAX code uses.
+# Looser settings are faster and tighter ones more exact. Which one is the fastest that is exact
+# enough depends on the grids, so all are tried. copt stops at a difference of `tol`; the first is
+# the setting of the official TVMAX code.
 COPT_TOLERANCES = (1e-2, 1e-4, 1e-6, 1e-8)
-# prox_tv has no tolerance. It stops by its own rule or after so many rounds; 0 is its default.
+# prox_tv has no tolerance. It stops by its own rule or after this many rounds; 0 is its default.
 PROX_TV_ROUNDS = {
     "dr": (0, 5, 10, 20),
     "pd": (0, 3, 5, 10, 20, 100),
@@ -27,17 +27,17 @@ PROX_TV_ROUNDS = {
 }
 
 
-# Of the peers that are exact enough, so many of the quickest are timed properly.
+# Of the peers that are exact enough, this many of the fastest are timed in full.
 FASTEST_PEERS = 3
 
 
 def tv_peers(lam: float) -> dict[str, Peer]:
-    """Every setting by name; a package that is missing is left out and named on standard error.
+    """Return every setting by name; a missing package is skipped and named on standard error.
 
     Shapes: each takes grids [n h w] float64 -> p [n h w].
     """
     peers: dict[str, Peer] = {}
-    # Without numba copt runs in plain Python, a hundred times slower: no fair peer.
+    # Without numba, copt runs in plain Python, a hundred times slower, which is not a fair peer.
     copt = _package("copt.tv_prox", requires="numba")
     if copt is not None:
         for tolerance in COPT_TOLERANCES:
@@ -53,10 +53,10 @@ def tv_peers(lam: float) -> dict[str, Peer]:
 
 
 def tried_once(peers: dict[str, Peer], grids: np.ndarray) -> dict[str, Peer]:
-    """The peers from the fastest to the slowest, by one call each after a first."""
+    """Sort the peers from fastest to slowest by one call each, after a warm-up call."""
     times = {}
     for name, peer in peers.items():
-        peer(grids[:1])  # copt is compiled in its first call
+        peer(grids[:1])  # the first call compiles copt
         start = time.perf_counter()
         peer(grids)
         times[name] = time.perf_counter() - start
@@ -66,9 +66,9 @@ def tried_once(peers: dict[str, Peer], grids: np.ndarray) -> dict[str, Peer]:
 def exact_enough(
     peers: dict[str, Peer], grids: list[np.ndarray], exact: list[np.ndarray], allowed: float
 ) -> dict[str, tuple[Peer, float]]:
-    """The fastest few whose error stays within `allowed` on all sets of grids, with that error.
+    """Return the fastest few peers whose error is within `allowed` on all sets of grids, with it.
 
-    On one set alone a loose setting may be right by luck.
+    On a single set, a loose setting may be right by chance.
     """
     best: dict[str, tuple[Peer, float]] = {}
     for name, peer in peers.items():
@@ -85,12 +85,15 @@ def exact_enough(
 
 
 def largest(actual: np.ndarray, exact: np.ndarray) -> float:
-    """Largest Euclidean distance of a grid's answer."""
+    """Return the largest Euclidean distance of a grid's answer."""
     return float(np.sqrt(np.square(actual - exact).sum(axis=(-2, -1))).max())
 
 
 def sparsemax(values: np.ndarray) -> np.ndarray:
-    """Shapes: values [n k] -> weights [n k]."""
+    """Project each row onto the simplex.
+
+    Shapes: values [n k] -> weights [n k].
+    """
     ordered = np.sort(values, axis=-1)[:, ::-1]
     sums = np.cumsum(ordered, axis=-1) - 1
     inside = np.arange(1, values.shape[-1] + 1) * ordered > sums
@@ -103,14 +106,14 @@ def _package(name: str, requires: str = "numpy") -> ModuleType | None:
         import_module(requires)
         return import_module(name)
     except (ImportError, OSError) as error:
-        print(f"ops_peers: left out {name.split('.')[0]}: {error}", file=sys.stderr)
+        print(f"ops_peers: skipped {name.split('.')[0]}: {error}", file=sys.stderr)
         return None
 
 
 def _copt(copt: ModuleType, lam: float, tolerance: float, grids: np.ndarray) -> np.ndarray:
     n, h, w = grids.shape
     flat = grids.reshape(n, h * w)
-    # Far more rounds than it needs, so that the tolerance decides.
+    # Many more rounds than needed, so that the tolerance decides.
     solved = [
         copt.prox_tv2d(question, lam, h, w, max_iter=2000, tol=tolerance) for question in flat
     ]

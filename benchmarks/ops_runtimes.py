@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which runtimes the bodies of the custom ops give the right answer, and where they differ.
+"""Check in which runtimes the function bodies of the custom ops give the right answer.
 
-Every case of the table of tests (tests/plugins/ops_cases.py), as a file without functions, as
-`saccade export --inline-ops` writes one, against the reference in float64:
+Every case of the tests (tests/plugins/ops_cases.py) is run as a file without functions, as written
+by `saccade export --inline-ops`, and compared with the float64 reference:
 
     python benchmarks/ops_runtimes.py [--node-modules DIR] [--only RUNTIME]
 
-OpenVINO comes with `pip install openvino`, or from a folder on PYTHONPATH (`pip install --no-deps
---target FOLDER openvino openvino-telemetry`). onnxruntime-node and onnxruntime-web are looked for
-in DIR (`npm install --ignore-scripts onnxruntime-node onnxruntime-web`), and need node.
-TensorRT-RTX builds engines, which needs no GPU; running them does.
+Install OpenVINO with `pip install openvino`, or into a folder on PYTHONPATH (`pip install --no-deps
+--target FOLDER openvino openvino-telemetry`). Install onnxruntime-node and onnxruntime-web in DIR
+(`npm install --ignore-scripts onnxruntime-node onnxruntime-web`); they need node. TensorRT-RTX only
+builds engines, because running them would need a GPU.
 """
 
 import argparse
@@ -49,7 +49,7 @@ NODE = ("onnxruntime-node", "onnxruntime-web")
 
 @dataclass(frozen=True)
 class Job:
-    """One case of an op in one type, and what the reference says of it."""
+    """One case of an op in one type, with the reference's answer."""
 
     op: Op
     case: str
@@ -61,7 +61,7 @@ class Job:
         return self.given.arrays(self.dtype)
 
     def model(self, *, functions: bool = False, fixed: bool = False) -> onnx.ModelProto:
-        """Its node alone; ranks are known, sizes only where `fixed`, and then not the batch."""
+        """Return a model of only its node; sizes except the batch are known only if `fixed`."""
         axes = {
             port.name: " ".join(
                 str(size) if fixed and (i or array.ndim == 1) else f"{port.name.lower()}_{i}"
@@ -73,7 +73,7 @@ class Job:
         return proto if functions else inlined(proto)
 
     def distance(self, actual: Sequence[np.ndarray]) -> float:
-        """The largest difference on the op's scale; infinite where only one side is NaN."""
+        """Return the largest difference on the op's scale; infinite if only one side is NaN."""
         attributes = self.op.defaults(self.given.attributes)
         in_file = {
             name: float(np.float32(value)) if isinstance(value, float) else value
@@ -92,7 +92,7 @@ class Job:
 
     @property
     def allowed(self) -> float:
-        """Bodies compute in float32, whatever the type."""
+        """The tolerance of float32, in which bodies compute for every type."""
         return self.op.tolerance["float32" if self.dtype == "float64" else self.dtype]
 
 
@@ -106,7 +106,7 @@ def jobs() -> list[Job]:
     ]
 
 
-Answer = Sequence[np.ndarray] | Exception | None  # None: built, and not run
+Answer = Sequence[np.ndarray] | Exception | None  # None: built, not run
 Run = Callable[[Sequence[Job]], tuple[str, Iterator[Answer]]]
 
 
@@ -115,7 +115,7 @@ def each(version: str, run: Callable[[Job], Answer], asked: Sequence[Job]) -> An
         for job in asked:
             try:
                 yield run(job)
-            except Exception as error:  # what a runtime says is the finding
+            except Exception as error:  # the runtime's error is the result
                 yield error
 
     return version, answers()
@@ -166,12 +166,12 @@ def onnx_reference(asked: Sequence[Job]) -> Any:
 
 
 def openvino(asked: Sequence[Job]) -> Any:
-    # With it, the import alone writes an identity into the home folder.
+    # Importing it would write an identity into the home folder.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import openvino
 
     core = openvino.Core()
-    # Without it, a CPU with AMX computes in bfloat16.
+    # Without this, a CPU with AMX computes in bfloat16.
     exact = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
 
     def run(job: Job) -> Any:
@@ -191,7 +191,7 @@ def tensorrt_rtx(asked: Sequence[Job]) -> Any:
             onnx.save(job.model(fixed=True), path)
             build(path)
 
-    # A build takes a second and does not see the numbers: one for each op and type.
+    # A build takes a second and does not depend on the data: one for each op and type.
     first = {(job.op.node, job.dtype): job for job in reversed(asked) if job.arrays[0].ndim > 2}
     chosen = [job for job in asked if job is first.get((job.op.node, job.dtype))]
     asked_for = [job if job in chosen and job.dtype != "float64" else None for job in asked]
@@ -208,7 +208,7 @@ def _tried(run: Callable[[Job], Any], job: Job) -> Any:
 
 
 def measured(run: Run, asked: Sequence[Job]) -> dict[str, Any]:
-    """By op and type: cases, the largest error of those that agree, and those that do not."""
+    """Return by op and type the cases, the largest error of agreeing ones, and differing ones."""
     version, answers = run(asked)
     rows: dict[str, dict[str, Any]] = {}
     for job, answer in zip(asked, answers, strict=True):
@@ -231,7 +231,7 @@ def measured(run: Run, asked: Sequence[Job]) -> dict[str, Any]:
 
 
 def markdown(runtimes: dict[str, Any]) -> str:
-    """A row a runtime: the largest error in float32 and float16, or what was found."""
+    """Return a row per runtime: the largest error in float32 and float16, or what was found."""
     lines = [f"| runtime | {' | '.join(OPS)} |", "|---" * (len(OPS) + 1) + "|"]
     for name, runtime in runtimes.items():
         cells = []
@@ -251,8 +251,10 @@ def text(row: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--node-modules", type=Path, help="where npm installed both runtimes")
-    parser.add_argument("--only", default="", help="runtimes whose name contains this")
+    parser.add_argument(
+        "--node-modules", type=Path, help="folder in which npm installed both runtimes"
+    )
+    parser.add_argument("--only", default="", help="only runtimes whose name contains this")
     out = Path(__file__).parent / "results" / "ops_runtimes.json"
     parser.add_argument("--out", type=Path, default=out)
     options = parser.parse_args()

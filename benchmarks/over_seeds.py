@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 95 % interval over seeds: what another seed may give, which no number of samples says."""
+"""The 95 % interval over seeds, which tells what another seed may give."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,12 +9,12 @@ from scipy import stats
 
 
 def over_seeds(values: Sequence[float]) -> dict[str, Any]:
-    """Mean of one value a seed, its t interval, and whether that leaves 0 out.
+    """Return the mean of one value per seed, its t interval, and whether that excludes 0.
 
     Raises: ValueError with fewer than two seeds.
     """
     if len(values) < 2:
-        raise ValueError(f"found {len(values)} seed, expected at least two.")
+        raise ValueError(f"seeds: found {len(values)}, expected at least two.")
     mean = float(np.mean(values))
     half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
     return {
@@ -27,7 +27,7 @@ def over_seeds(values: Sequence[float]) -> dict[str, Any]:
 
 
 def spoken(result: dict[str, Any]) -> str:
-    """The interval in the score's own unit, shares as such, and in words."""
+    """Return the interval as text, in the unit of the score, with a verdict."""
     verdict = "shown" if result["shown"] else "not shown"
     return (
         f"{result['mean']:+.3f} +- {result['half_width']:.3f} over {result['seeds']} seeds: "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More requests than can be answered: who is answered in time, who is refused, and how soon.
+"""Send more requests than can be answered: which are answered in time or refused, and how soon.
 
     python benchmarks/overload.py                         # 16 loads of two minutes: 40 minutes
     python benchmarks/overload.py --seconds 10            # the same, shorter
@@ -7,15 +7,15 @@
     python benchmarks/overload.py --refusal               # what a refusal costs: 30 seconds
     python benchmarks/overload.py --proxy envoy --interleaved     # through a proxy, and without
 
-First what a refusal costs, in CPU time. Then the capacity, with callers that wait for their
-answers; then requests that arrive by chance (Poisson) at multiples of it, whatever became of those
-before, from a process of its own; then, two seconds after they end, the capacity again. A request
-has several images, so that the generator costs little beside the service: its share of all
-CPU time is in the result. Last, a caller with a thousand requests waiting beside one with a
-single request. Writes results/overload.json.
+First, the CPU time of a refusal is measured, then the capacity, with callers that wait for their
+answers. Then a separate process sends requests with random (Poisson) arrivals at multiples of the
+capacity, without waiting for answers. Two seconds after they end, the capacity is measured again. A
+request has several images, so that the generator costs little compared with the service; the result
+contains its share of all CPU time. Last, a caller with a thousand waiting requests competes with a
+caller with a single one. Writes results/overload.json.
 
-With --proxy the loads go through an Envoy that `saccade proxy` configured, on the same machine;
-the capacity is still the server's own. Writes results/overload_envoy.json.
+With --proxy, the loads go through an Envoy configured by `saccade proxy`, on the same machine. The
+capacity is still the server's own. Writes results/overload_envoy.json.
 """
 
 import argparse
@@ -62,16 +62,16 @@ HERE = Path(__file__).parent
 BUDGETS = (1.0, 0.5, 0.25)
 CLIENTS = 16
 READY_S = 120.0
-REST_S = 2.0  # after a load, before the capacity is measured again
+REST_S = 2.0  # pause after a load before the capacity is measured again
 SETTLED_S = 0.5  # an idle server answers one request at each budget within this time
 GOODPUT = 0.9
-AT_ONCE = 0.1  # the median refusal comes within this part of the deadline
+AT_ONCE = 0.1  # the median refusal takes at most this part of the deadline
 GROWTH_MIB = 64.0
 GREEDY, GREEDY_S = 1000, 20.0
 
 
 def main() -> None:
-    """Every load on one server, each written down as it ends."""
+    """Run every load on one server and write each result as it finishes."""
     options = _options()
     folder = options.folder or digits_folder(options.build / "overload", BUDGETS)
     quiet = ServeOptions(grpc_port=0, http_port=0, metrics_port=0, ready_port=0)
@@ -92,31 +92,37 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path, help=f"an artefact folder with budgets {BUDGETS}")
-    parser.add_argument("--seconds", type=float, default=120.0, help="of each load")
+    parser.add_argument("--folder", type=Path, help=f"artefact folder with budgets {BUDGETS}")
+    parser.add_argument("--seconds", type=float, default=120.0, help="length of each load")
     parser.add_argument("--times", type=float, nargs="+", default=[0.5, 1, 3, 10])
     parser.add_argument("--deadlines", type=float, nargs="+", default=[0.3, 1.0])
     parser.add_argument("--budgets", nargs="+", choices=("one", "all"), default=["one", "all"])
-    parser.add_argument("--images", type=int, default=4, help="of each request")
-    parser.add_argument("--no-greedy", action="store_true", help="leave the last part out")
-    parser.add_argument("--refusal", action="store_true", help="only that, into the old results")
-    parser.add_argument("--proxy", choices=("envoy",), help="what the loads go through")
-    parser.add_argument("--in-flight", type=int, nargs="+", default=[16], help="of the proxy")
-    parser.add_argument("--interleaved", action="store_true", help="each load without it, too")
+    parser.add_argument("--images", type=int, default=4, help="images per request")
+    parser.add_argument("--no-greedy", action="store_true", help="skip the last part")
+    parser.add_argument(
+        "--refusal", action="store_true", help="measure only refusals, and update the results"
+    )
+    parser.add_argument("--proxy", choices=("envoy",), help="proxy in front of the server")
+    parser.add_argument(
+        "--in-flight", type=int, nargs="+", default=[16], help="request limits of the proxy"
+    )
+    parser.add_argument(
+        "--interleaved", action="store_true", help="run each load without the proxy too"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
-    parser.add_argument("--out", type=Path, help="overload.json, or overload_envoy.json")
+    parser.add_argument("--out", type=Path, help="default: overload.json, or overload_envoy.json")
     options = parser.parse_args()
     name = "overload_envoy.json" if options.proxy else "overload.json"
     options.out = options.out or HERE / "results" / name
-    # Its generator asks for the server's statistics, which no proxy lets through.
+    # Its generator requests the server's statistics, which proxies do not pass.
     options.no_greedy |= bool(options.proxy)
     return options
 
 
 @contextmanager
 def _fronts(server: Server, options: argparse.Namespace) -> Iterator[dict[int, Any]]:
-    """What the loads go to: proxies by their limit, and under 0 none, which is the server."""
+    """Start the targets of the loads: proxies by their limit, and under 0 the server itself."""
     if not options.proxy:
         yield {0: None}
         return
@@ -160,7 +166,7 @@ def _measure(
     for (budgets, deadline_s, times), limit in itertools.product(plan, fronts):
         if options.interleaved:
             _settle(server, requests[budgets])
-            if budgets not in capacities:  # the same load for all of them
+            if budgets not in capacities:  # the same load for all targets
                 seen = [_capacity(server, requests[budgets]) for _ in range(3)]
                 capacities[budgets] = statistics.median(seen)
         capacity = capacities.get(budgets)
@@ -181,7 +187,7 @@ def _measure(
 
 
 def _refusal(server: Server, request: bytes, rate: float = 500.0) -> dict[str, float]:
-    """Cost of one request that the router refuses before it waits anywhere."""
+    """Measure the cost of a request that the router refuses immediately."""
     from tritonclient.grpc import service_pb2
 
     message = service_pb2.ModelInferRequest.FromString(request)
@@ -213,7 +219,7 @@ def _load(
     options: argparse.Namespace,
     capacity: float | None = None,
 ) -> dict[str, Any]:
-    """One load between two measurements of the capacity, the first of which may be given."""
+    """Run one load between two measurements of the capacity; the first may be given."""
     _wait_ready(server)
     restarts, before = server.restarts, capacity or _capacity(server, requests)
     named = with_deadline({}, deadline_s)
@@ -258,7 +264,7 @@ def _counts(result: OpenLoadResult, deadline_s: float) -> dict[str, Any]:
     return {
         "in_time": in_time,
         "late": late,
-        # What came after the last arrival is not what the load left room for.
+        # Answers after the last arrival do not count: they were not under load.
         "goodput": max(0, in_time - result.after_end) / result.seconds,
         "sent": result.sent,
         "statuses": dict(result.statuses()),
@@ -272,7 +278,7 @@ def _counts(result: OpenLoadResult, deadline_s: float) -> dict[str, Any]:
 def _aims(
     one: dict[str, Any], result: OpenLoadResult, deadline_s: float, times: float
 ) -> dict[str, bool]:
-    """Aims of a load, and whether each was met."""
+    """Return the aims of a load and whether each was met."""
     refused, answered = one["refused_ms"], one["answered_ms"]
     known = {"OK", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
     return {
@@ -287,25 +293,25 @@ def _aims(
 
 
 def _capacity(server: Server, requests: list[bytes], seconds: float = 4.0) -> float:
-    """Requests per second of callers that wait for their answers."""
+    """Measure requests per second of callers that wait for their answers."""
     stream = Stream("all", server.model, CLIENTS, tuple(requests))
     with LoadGenerator(server.url, server_pid=server.pid) as load:
         try:
             result = load.run([stream], seconds=seconds, warmup_s=1.0)
-        except ServerFailed:  # it is being restarted: nobody is answered
+        except ServerFailed:  # it is restarting and answers nothing
             return 0.1
     return _rate(result)
 
 
 def _wait_ready(server: Server) -> None:
-    """A load does not pay for the restart that the one before caused."""
+    """Wait for a restart that the previous load caused."""
     end = time.monotonic() + READY_S
     while not server.ready() and time.monotonic() < end:
         time.sleep(0.1)
 
 
 def _settle(server: Server, requests: list[bytes]) -> None:
-    """What the load before left in the server is not this one's: wait until it is idle."""
+    """Wait until the server has finished the previous load."""
     import grpc
 
     end = time.monotonic() + READY_S
@@ -326,7 +332,7 @@ def _rate(result: LoadResult) -> float:
 
 
 def _greedy(server: Server, requests: list[bytes], seconds: float) -> dict[str, Any]:
-    """A caller with many requests out beside one with a single one, at its budget and another."""
+    """Run a caller with many requests and one with a single request, at two budgets."""
     timeout_us = with_deadline({}, 1.0)["timeout"]
     greedy, same, other = (
         _timed(each, timeout_us, caller)
@@ -347,7 +353,7 @@ def _greedy(server: Server, requests: list[bytes], seconds: float) -> dict[str, 
         with LoadGenerator(server.url, timeout_s=1.0) as load:
             try:
                 seen = load.run(streams, seconds=seconds, warmup_s=2.0).streams
-            except ServerFailed:  # the server was restarted under it
+            except ServerFailed:  # the server was restarted meanwhile
                 seen = {stream.name: StreamResult(()) for stream in streams}
         modest_seen = seen["modest"]
         answered = len(modest_seen.latencies_ms)
@@ -372,7 +378,7 @@ def _requests(folder: Path, images: int) -> dict[str, list[bytes]]:
 
 
 def _timed(request: bytes, timeout_us: int, caller: str = "many") -> bytes:
-    """The request with how long its caller waits, and who that is."""
+    """Add a timeout and the caller's name to a request."""
     from tritonclient.grpc import service_pb2
 
     message = service_pb2.ModelInferRequest.FromString(request)

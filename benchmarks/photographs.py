@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost in accuracy of squashing a photograph instead of resizing and cropping as the authors do.
+"""Measure what squashing a photograph costs, compared with the authors' resizing and cropping.
 
     OMP_NUM_THREADS=1 python benchmarks/photographs.py
 
-Photographs of scikit-learn and scikit-image go into the image tower of a SPARO-CLIP twice: squashed
-to the model's square (bicubic, as this project did until it kept an image's shape), and as SPARO's
-own transform makes them (recorded in tests/golden/preprocessing). Cosines of the two embeddings, of
-the shipped model, which knows drawn scenes only, and of the same model with random weights of
-several seeds; beside them the cosines of different photographs, and how often the squashed one is
-nearest to its own. Figures go to results/photographs.json.
+Photographs of scikit-learn and scikit-image go into the image tower of a SPARO-CLIP in two forms:
+squashed to the model's square (bicubic, as in older releases of saccade), and as SPARO's own
+transform makes them (recorded in tests/golden/preprocessing). The cosine of both embeddings is
+measured for the shipped model, which was trained only on drawn scenes, and for the same model with
+random weights of several seeds. The result also has the cosines of different photographs, and how
+often a squashed photograph is nearest to its own other form. It goes to results/photographs.json.
 """
 
 import json
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def photographs(size: tuple[int, int]) -> tuple[dict[str, str], np.ndarray, np.ndarray]:
-    """Names with their sizes, squashed pixels, the authors' pixels.
+    """Return names with sizes, squashed pixels, and the authors' pixels.
 
     Shapes: -> uint8 [n h w 3], twice.
     """
@@ -73,7 +73,7 @@ def photographs(size: tuple[int, int]) -> tuple[dict[str, str], np.ndarray, np.n
 def compared(
     model: Any, squashed: np.ndarray, cropped: np.ndarray, sizes: dict[str, str]
 ) -> dict[str, Any]:
-    """Cosines of both embeddings of a photograph, and of different photographs."""
+    """Return the cosines of both embeddings of a photograph, and of different photographs."""
     ours, theirs = (model.encode_image(torch.from_numpy(x)).code for x in (squashed, cropped))
     cosines = torch.nn.functional.cosine_similarity(ours[:, None], theirs[None], dim=-1).numpy()
     same = np.diagonal(cosines)
@@ -91,7 +91,7 @@ def compared(
 
 
 def spread(values: np.ndarray) -> dict[str, float]:
-    """Median and range."""
+    """Return median and range."""
     return {
         "median": float(np.median(values)),
         "least": float(values.min()),

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `saccade plan` says of two replicas, against two replicas.
+"""Compare what `saccade plan` predicts for two replicas with two real replicas.
 
     python benchmarks/plan.py                 # five rounds, some minutes
 
-One replica is measured by `saccade bench` on one core, load generator included. `saccade plan` says
-what two carry within an SLO, and at which rate they are full. Then two servers run, one a core,
-with one client channel that asks each in its turn (gRPC's round_robin), the generator on both
-cores. Each round measures each replica alone on its core and both together, in closed loop, so that
-the drift of the machine meets both; then requests arrive by chance (Poisson) at the planned rate.
-Where others use the cores too, rates say little: beside them stand requests by core second, of
-servers and generator. Writes results/plan.json.
+`saccade bench` measures one replica on one core, including the load generator. `saccade plan`
+predicts what two replicas carry within an SLO, and the rate at which they are full. Then two
+servers run, one per core, with one client channel that alternates between them (gRPC's round_robin)
+and the generator on both cores. Each round measures each replica alone on its core and both
+together, in a closed loop, so that drift of the machine affects both. Then requests arrive randomly
+(Poisson) at the planned rate. If other programs use the cores, rates mean little, so requests per
+core second of servers and generator are recorded too. Writes results/plan.json.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> None:
     options = _options()
     cores = sorted(os.sched_getaffinity(0))[:REPLICAS]
     if len(cores) < REPLICAS:
-        raise SystemExit(f"found {len(cores)} core, expected {REPLICAS}: one a replica.")
+        raise SystemExit(f"found {len(cores)} core, expected {REPLICAS}: one per replica.")
     with tempfile.TemporaryDirectory() as place:
         folder, asked = digits_folder(options.build / "plan", BUDGETS), {}
         with _on(cores[:1]):
@@ -93,7 +93,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slo-ms", type=float, default=50.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=6.0, help="a point, and a window here")
+    parser.add_argument("--seconds", type=float, default=6.0, help="per point and per window")
     parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "plan.json")
     return parser.parse_args()
@@ -101,7 +101,7 @@ def _options() -> argparse.Namespace:
 
 @contextmanager
 def _on(cores: Sequence[int]) -> Iterator[None]:
-    """What is started here runs on these cores, and stays there."""
+    """Pin processes that are started in this block to these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -111,7 +111,7 @@ def _on(cores: Sequence[int]) -> Iterator[None]:
 
 
 def _plan_of_two(folder: ArtefactFolder, slo_ms: float) -> Plan:
-    """Plan of the highest rate that two replicas carry."""
+    """Plan for the highest rate that two replicas can carry."""
     one = plan(folder, PlanOptions(rps=1.0, slo_ms=slo_ms))
     rate = REPLICAS * one.allowed / one.mix.service_s
     made = plan(folder, PlanOptions(rps=rate, slo_ms=slo_ms))
@@ -149,7 +149,7 @@ def _measured(
 
 
 def _benched(folder: Path, made: Plan) -> float:
-    """Requests per core second of server and generator, as the benchmark of one replica had it."""
+    """Return requests per core second of server and generator in the benchmark of one replica."""
     ((part, _),) = made.mix.parts
     entries = ArtefactFolder(folder).frontier.entries
     (grpc,) = (entry.grpc for entry in entries if entry.variant == part.variant)
@@ -157,7 +157,7 @@ def _benched(folder: Path, made: Plan) -> float:
 
 
 def _generator(url: str) -> LoadGenerator:
-    # All that this program started: servers, generators, and those of them that idle.
+    # Everything that this program started: servers and generators, including idle ones.
     return LoadGenerator(url, server_pid=os.getpid())
 
 
@@ -201,7 +201,7 @@ def _round(
 def _window(
     load: LoadGenerator, requests: tuple[bytes, ...], clients: int, seconds: float
 ) -> dict[str, float]:
-    """Requests per second, per core second, and the cores that were had."""
+    """Return requests per second and per core second, and the cores used."""
     stream = Stream("all", "nac", clients, requests)
     result = refuse_errors(load.run([stream], seconds=seconds, warmup_s=0.5), load.url)
     answered, core_s = len(result.streams["all"].latencies_ms), sum(result.server_cpu_s.values())

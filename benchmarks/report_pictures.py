@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures of a report page in docs/budgets.md, taken by Debian's Chromium.
+"""Take the screenshots of a report page in docs/budgets.md with Debian's Chromium.
 
 python benchmarks/report_pictures.py build/sweep/example/report/report.html
 """
@@ -16,7 +16,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2.0}
 
 
 def main(page: Path) -> None:
-    """The frontier with a point's figures in light colours, and the answers on a phone in dark."""
+    """Take the frontier with a point's figures in light colors, and the answers on a dark phone."""
     with browser() as running:
         with tab(running, page.resolve().as_uri(), **DESKTOP) as shown:
             shown.page.wait_for_selector("#stages-plot .main-svg")

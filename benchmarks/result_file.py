@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A benchmark's result as JSON, with no more digits than were measured."""
+"""Write a benchmark's result as JSON, without meaningless digits."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from saccade.files import json_bytes, write_atomically
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Write the result, every number to five significant digits."""
+    """Write the result with every number rounded to five significant digits."""
     write_atomically(path, json_bytes(_rounded(result)))
 
 

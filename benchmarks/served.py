@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of serving beside in-process ONNX Runtime: throughput at load, core time a request.
+"""Measure the cost of serving over in-process ONNX Runtime: throughput and core time per request.
 
-One intra-op thread on both sides, spinning off, on the same cores, the clients in a process of
-their own. Every window through the server lies between two in process. Writes
+Both use one intra-op thread without spinning on the same cores; clients are in a separate process.
+Every window through the server is between two in-process windows. Writes
 benchmarks/results/served.json.
 """
 
@@ -39,7 +39,7 @@ QUIET = ServeOptions(
 
 @dataclass(frozen=True)
 class Target:
-    """A variant in process: its function, what each batch size costs, and what to run at once."""
+    """A variant in process: its function, the cost of each batch size, and the best batch."""
 
     name: str
     run: Runner
@@ -51,12 +51,12 @@ class Target:
         return best_batch(self.calls)
 
     def best_rate(self, gauge: Calls) -> float:
-        """Images a second at the best batch, by the pace of the moment."""
+        """Return images per second at the best batch, scaled to the machine's current pace."""
         rates = {size: call.inferences_per_second for size, call in self.calls.items()}
         return gauge.inferences_per_second * max(rates.values()) / rates[gauge.batch]
 
     def core_ms(self, batches: dict[str, int], gauge: Calls) -> float:
-        """Core time of one image in the batches that the server formed, by the same pace."""
+        """Return the core time per image in the batches that the server formed, scaled likewise."""
         sizes = sorted(self.calls)
         costs = [self.calls[size].core_ms_per_image for size in sizes]
         images = total = 0.0
@@ -70,7 +70,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Case:
-    """One load: which variant, images a request, clients."""
+    """One load: variant, images per request, clients."""
 
     title: str
     control: bool
@@ -130,7 +130,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--modules", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each window in a round")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of each window")
     parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "served.json")
     return parser.parse_args()
@@ -151,7 +151,7 @@ def _targets(folder: Path, seconds: float) -> list[Target]:
 def _round(
     load: LoadGenerator, full: Target, control: Target, turn: int, seconds: float
 ) -> dict[str, Any]:
-    """Each case between two in-process samples; each round begins with another case."""
+    """Run each case between two in-process samples; each round starts with another case."""
     start, figures = turn % len(CASES), {}
     for case in CASES[start:] + CASES[:start]:
         target = control if case.control else full
@@ -169,7 +169,7 @@ def _round(
 
 
 def _figures(result: LoadResult, stream: Stream, target: Target, gauge: Calls) -> dict[str, Any]:
-    """One window: rate, latency split by the server's statistics, core time by process."""
+    """Return the figures of a window: rate, latency by server statistics, core time by process."""
     latencies, counted = result.streams[stream.name].latencies_ms, result.statistics[target.name]
     count = len(latencies)
     core = {"client": 1e3 * result.client_cpu_s / count, "server": 0.0, "stub": 0.0}
@@ -194,7 +194,7 @@ def _figures(result: LoadResult, stream: Stream, target: Target, gauge: Calls) -
 
 
 def _spreads(values: list[Any]) -> Any:
-    """Median, least and most of every number, in the shape of the values."""
+    """Return median, minimum and maximum of every number, in the same structure."""
     if isinstance(values[0], dict):
         keys = [key for key in values[0] if key not in ("batches", "requests")]
         return {key: _spreads([value[key] for value in values]) for key in keys}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checkpoints that come with the package: trained, described, exported and timed.
 
-    python benchmarks/shipped.py train vqa-shapes    # hours; an interrupted run goes on
+    python benchmarks/shipped.py train vqa-shapes    # hours; an interrupted run is resumed
     python benchmarks/shipped.py ship vqa-shapes     # scores it, writes file and card
     python benchmarks/shipped.py table [NAME]        # every one: parity and speed
 
@@ -44,36 +44,35 @@ MODELS = {
     "digits-sum": Shipped(
         "nac",
         "A Neural Attentive Circuit of 256 modules that reads four handwritten digits on a canvas "
-        "and answers their sum modulo 10.",
-        {"data": "digits-sum", "recipe": "quick"},  # of images both recipes are the same
+        "and returns their sum modulo 10.",
+        {"data": "digits-sum", "recipe": "quick"},  # for images, both recipes are the same
         (EvaluateOptions(data="digits-sum", task="top1", budget=DIGITS_SUM_BUDGETS),),
         notes="Training canvases show training digits only, test canvases test digits only, and "
-        "the test canvases share 599 of them: the intervals say how sure the score on these "
-        "canvases is, not on other people's handwriting.\n\n"
-        "Trained with module dropout: a step runs 4 to 32 modules (in the last quarter up to all), "
-        "in 7 of 10 steps the best connected ones, else a random subset. Auxiliary linear heads, "
-        "dropped after training, predict the plain sum and how often each digit is there, from the "
-        "embedding and from each module's state. The first eight hundred steps show mostly one, "
-        "two, then three digits.\n\n"
-        "Four digits need four modules: with tokens that make the task learnable the budget costs "
-        "nothing down to 4 modules. The convolutional "
-        "tokens were chosen on validation data. The test scores of shorter twins of this circuit, "
-        "and those of the file that it replaces, were known when its number of steps was set. "
-        "What the sparse links and the module dropout are each worth: "
-        "`python benchmarks/digits_sum.py`, "
-        "[results](../../benchmarks/results/digits_sum.json), told in "
-        "[docs/budgets.md](../../docs/budgets.md).",
+        "the test canvases share 599 of them. The intervals therefore describe the score on these "
+        "canvases, not on other people's handwriting.\n\n"
+        "It was trained with module dropout: a step runs 4 to 32 modules (in the last quarter up "
+        "to all), in 7 of 10 steps the best connected ones, else a random subset. Auxiliary linear "
+        "heads, dropped after training, predict the plain sum and the number of each digit, from "
+        "the embedding and from each module's state. The first eight hundred steps show mostly "
+        "one, two, then three digits.\n\n"
+        "Four digits need four modules: with tokens that make the task learnable, budgets down to "
+        "4 modules cost nothing. The convolutional tokens were chosen on validation data. The test "
+        "scores of shorter twins of this circuit, and of the file that it replaces, were known "
+        "when its number of steps was set. `python benchmarks/digits_sum.py` measures what the "
+        "sparse links and the module dropout contribute: see the "
+        "[results](../../../../benchmarks/results/digits_sum.json) and "
+        "[docs/budgets.md](../../../../docs/budgets.md).",
     ),
     "listops": Shipped(
         "nac",
         "A Neural Attentive Circuit that reads nested lists of digits, up to 100 characters of "
-        "them, and answers what they come to.",
+        "them, and returns their value.",
         {"data": "listops"},
         (EvaluateOptions(data="listops", task="top1", budget=(1, 0.5, 0.125)),),
     ),
     "sparo-shapes": Shipped(
         "sparo",
-        "A small CLIP with SPARO's slots in both towers, for scenes of coloured shapes and "
+        "A small CLIP with SPARO's slots in both towers, for scenes of colored shapes and "
         "sentences about them.",
         {},
         tuple(
@@ -83,18 +82,19 @@ MODELS = {
     ),
     "sot-shapes": Shipped(
         "sot",
-        "A small second-order transformer that names the colour and shape of one object.",
+        "A small second-order transformer that names the color and shape of one object.",
         {"data": "shapes"},
         (EvaluateOptions(data="shapes", task="top1", budget=("exact", "fast", "class")),),
     ),
     "slots-tetrominoes": Shipped(
         "slot-attention",
-        "Equivariant slot attention that takes scenes of three tetrominoes apart.",
+        "Equivariant slot attention that splits scenes of three tetrominoes into slots.",
         {"data": "tetrominoes", "seed": 1},
         (EvaluateOptions(data="tetrominoes", task="ari"),),
         seeds="slots",
         chosen="Seed 1 was chosen over seed 0 by validation; the validation score of seed 2 was "
-        "not kept. It is also the best of them by test score: expect the average of another run.",
+        "not kept. It also has the best test score of the three, so expect the average from "
+        "another run.",
     ),
     "vqa-shapes": Shipped(
         "vqa",
@@ -104,7 +104,7 @@ MODELS = {
     ),
     "captioner-shapes": Shipped(
         "captioner",
-        "An LSTM with TVMAX attention that says a sentence about a scene of shapes.",
+        "An LSTM with TVMAX attention that describes a scene of shapes in a sentence.",
         {"set": {"attention": "tvmax"}},
         (EvaluateOptions(data="shapes", task="caption"),),
     ),
@@ -112,7 +112,7 @@ MODELS = {
 
 
 def trained(name: str) -> None:
-    """Train by the shipped recipe; go on where a run was interrupted."""
+    """Train with the shipped recipe, or resume an interrupted run."""
     model = MODELS[name]
     given = {"recipe": "shipped"} | model.training
     options = TrainOptions(BUILT / f"{name}.safetensors", **given)
@@ -121,7 +121,7 @@ def trained(name: str) -> None:
 
 
 def ship(name: str) -> None:
-    """Score what was trained on test data and put it beside the others, with its card."""
+    """Score the trained checkpoint on test data, and copy it to the others with its card."""
     model, built = MODELS[name], load(BUILT / f"{name}.safetensors")
     if built.path.stat().st_size > MOST_BYTES:
         raise SystemExit(f"{built.path}: {built.path.stat().st_size} bytes, at most {MOST_BYTES}.")

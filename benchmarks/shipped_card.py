@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The card of a shipped checkpoint: where it comes from, and what it scores."""
+"""The card of a shipped checkpoint: its origin and its scores."""
 
 import json
 from dataclasses import dataclass, field
@@ -17,26 +17,26 @@ RESULTS = Path(__file__).with_name("results")
 
 @dataclass(frozen=True)
 class Shipped:
-    """Recipe of a shipped checkpoint, and the parts of its card that no figure says."""
+    """Recipe of a shipped checkpoint, and the parts of its card that are not measured."""
 
     family: str
     what: str  # a sentence
     training: dict[str, Any] = field(default_factory=dict)  # fields of TrainOptions
     evaluations: tuple[EvaluateOptions, ...] = (EvaluateOptions(),)
-    seeds: str = ""  # a comparison of compare.py that trained several seeds by this recipe
-    chosen: str = ""  # why this seed of them
+    seeds: str = ""  # a comparison of compare.py with several seeds of this recipe
+    chosen: str = ""  # why this seed was chosen
     notes: str = ""  # below the figures
 
 
 def card(model: Shipped, built: Checkpoint, results: list[EvaluationResult]) -> str:
-    """Card of the file: all that its reader has to know."""
+    """Return the card of a checkpoint: all that its reader has to know."""
     parameters = sum(parameter.numel() for parameter in built.build().parameters())
     lines = [
         f"# {built.path.name}",
         "",
         f"{model.what} It is small ({parameters:,} parameters, "
-        f"{built.path.stat().st_size / 2**20:.2f} MiB with its calibration samples) and there to "
-        "try every command on, not for any use beyond that.",
+        f"{built.path.stat().st_size / 2**20:.2f} MiB with its calibration samples), and meant "
+        "only for trying out every command.",
         "",
         "| | |",
         "|---|---|",
@@ -53,7 +53,7 @@ def card(model: Shipped, built: Checkpoint, results: list[EvaluationResult]) -> 
         ),
         "",
         *remarks(model, results),
-        f"Training and scoring again: `python benchmarks/shipped.py train {built.path.stem}`, "
+        f"To train and score it again: `python benchmarks/shipped.py train {built.path.stem}`, "
         "then `ship`.",
         "",
         *((model.notes, "") if model.notes else ()),
@@ -62,11 +62,9 @@ def card(model: Shipped, built: Checkpoint, results: list[EvaluationResult]) -> 
 
 
 def remarks(model: Shipped, results: list[EvaluationResult]) -> list[str]:
-    """Remarks on how the answers were made, and the scores of the recipe's other seeds."""
+    """Return remarks on how answers were obtained, and the scores of the recipe's other seeds."""
     lines = [
-        f"Captions: {result.protocol}, as those of validation."
-        for result in results
-        if result.protocol
+        f"Captions: {result.protocol}, as in validation." for result in results if result.protocol
     ]
     if model.seeds:
         compared = RESULTS.joinpath(f"compare_{model.seeds}.json")
@@ -74,15 +72,15 @@ def remarks(model: Shipped, results: list[EvaluationResult]) -> list[str]:
         values = [run["scores"][0]["value"] for run in runs]
         seeds = ", ".join(f"{value:.3f}" for value in values)
         lines.append(
-            f"One seed says little of a recipe: {runs[0]['scores'][0]['name']} of {len(values)} "
-            f"seeds is {seeds}, {sum(values) / len(values):.3f} on average "
+            f"One seed says little about a recipe. The {runs[0]['scores'][0]['name']} of "
+            f"{len(values)} seeds is {seeds}, {sum(values) / len(values):.3f} on average "
             f"(`python benchmarks/compare.py {model.seeds}`). {model.chosen}"
         )
     return [line for text in lines for line in (text, "")]
 
 
 def origin(built: Checkpoint) -> dict[str, str]:
-    """Origin of the file."""
+    """Return the origin of the file."""
     said = built.card
     digests = (f"{part} `{digest}`" for part, digest in said["data_sha256"].items())
     return {
@@ -104,7 +102,7 @@ def origin(built: Checkpoint) -> dict[str, str]:
 
 
 def circuit(built: Checkpoint) -> dict[str, str]:
-    """The learned links of a NAC; nothing of other families."""
+    """Describe the learned links of a NAC; empty for other families."""
     if built.family != "nac":
         return {}
     links = links_of(built.build())
@@ -116,7 +114,7 @@ def circuit(built: Checkpoint) -> dict[str, str]:
 
 
 def shown(score: Score) -> str:
-    """A score with its interval; shares in per cent."""
+    """Format a score with its interval; shares in percent."""
     factor, unit = (100, " %") if score.unit == "share" else (1, "")
     text = f"{factor * score.value:.4g}{unit}"
     if score.interval is None:

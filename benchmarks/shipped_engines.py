@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every variant of every shipped checkpoint in each precision: the gate, and an engine of it.
+"""Check every variant of every shipped checkpoint in each precision: the gate and an engine.
 
     python benchmarks/shipped_engines.py                                # fp32 and fp16
     python benchmarks/shipped_engines.py digits-sum --precision fp32 int8
 
-Each budget at each precision is exported and held by the gate, then TensorRT-RTX builds an
-engine of each of its files, which needs no GPU. What is refused stands in the result with the
-reason. Rows of other checkpoints and precisions stay in results/shipped_engines.json.
+Each budget in each precision is exported and checked by the gate. Then TensorRT-RTX builds an
+engine for each file, which needs no GPU. Refused variants are in the result with the reason. Rows
+of other checkpoints and precisions stay in results/shipped_engines.json.
 """
 
 import argparse
@@ -34,7 +34,7 @@ FOLDER = shipped_checkpoint("digits-sum").parent
 
 
 def main() -> None:
-    """Measure what was asked for, row by row, and print each."""
+    """Measure the requested checkpoints and precisions, and print each row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = sorted(path.stem for path in FOLDER.glob("*.safetensors"))
     parser.add_argument("name", choices=[*names, "all"], nargs="?", default="all")
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def variant(checkpoint: Checkpoint, budget: str, precision: str) -> dict[str, Any]:
-    """One budget at one precision: what the gate measured, and what was built."""
+    """Return the gate's figures and the engines of one budget in one precision."""
     with tempfile.TemporaryDirectory() as place:
         options = ExportOptions(Path(place) / "exported", budget=(budget,), precision=(precision,))
         try:
@@ -75,7 +75,7 @@ def variant(checkpoint: Checkpoint, budget: str, precision: str) -> dict[str, An
 
 
 def engine(manifest: EngineManifest) -> dict[str, Any]:
-    """Engine that was built, as a row of the table."""
+    """Return a built engine as a row of the table."""
     return {
         "version": manifest.version,
         "compute_capabilities": manifest.compute_capabilities,
@@ -86,7 +86,7 @@ def engine(manifest: EngineManifest) -> dict[str, Any]:
 
 
 def line(entry: dict[str, Any]) -> str:
-    """A row in words."""
+    """Describe a row in words."""
     if "refused" in entry:
         return f"refused: {entry['refused'].splitlines()[0]}"
     worst = max(figure["relative_error"] for figure in entry["parity"].values())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU seconds of commands that should end at once: helps, and requests that are refused.
+"""Measure CPU seconds of commands that should exit immediately: helps and refused requests.
 
-Each runs in a process of its own, in turns. Writes benchmarks/results/startup.json.
+Each runs in a separate process, in turn. Writes benchmarks/results/startup.json.
 """
 
 import argparse
@@ -23,10 +23,15 @@ SHIPPED = "shipped:digits-sum"
 
 
 def commands(place: Path) -> dict[str, list[str]]:
-    """Command lines by what is wrong with them; files that they name are made in `place`."""
+    """Return command lines by what is wrong with them; their files are created in `place`."""
     text, folder, out = place / "text.txt", place / "folder", str(place / "out")
     text.write_text("no checkpoint")
     folder.mkdir()
+    torch_file, repository = place / "vit_b32.pt", place / "repository"
+    torch_file.write_bytes(b"PK\x03\x04" + bytes(100))
+    repository.mkdir()
+    (repository / "saccade.json").write_text("{}")
+    image = str(Path(__file__).parents[1] / "docs" / "examples" / "seven.png")
     export = ["export", SHIPPED, "--out", out]
     return {
         "--help": ["--help"],
@@ -51,22 +56,36 @@ def commands(place: Path) -> dict[str, list[str]]:
         "evaluate: budget that is no number": ["evaluate", SHIPPED, "--budget", "half"],
         "sweep: no such file": ["sweep", "nosuch", "--out", out],
         "sweep: budget that is no number": ["sweep", SHIPPED, "--out", out, "--budget", "half"],
+        "models": ["models"],
+        "models: no such family": ["models", "gpt"],
+        "export: a checkpoint from elsewhere": ["export", str(torch_file), "--out", out],
+        "choose: a file": ["choose", str(text), "--budget", "1"],
+        "verify: a repository": ["verify", str(repository)],
+        "train: unknown field": ["train", "nac", "--set", "dimm=3", "--out", out],
+        "no such command": ["exprt", "nosuch"],
+        "classify: no such image": ["classify", "nosuch.png"],
+        "classify: an address that is none": ["classify", image, "--url", "http://127.0.0.1:8000"],
         "convert: no such file": ["convert", "swin", "nosuch", "--out", out],
         "repository: no such folder": ["repository", "nosuch", "--out", out],
         "serve: no such folder": ["serve", "nosuch"],
     }
 
 
-def cpu_s(words: Sequence[str]) -> float:
-    """CPU seconds of one command and its children.
+def answers(words: Sequence[str]) -> bool:
+    """Whether there is nothing wrong with a command line."""
+    return "--help" in words or list(words) == ["models"]
 
-    Raises: RuntimeError if it ended otherwise than a help or a refusal does.
+
+def cpu_s(words: Sequence[str]) -> float:
+    """Return the CPU seconds of one command and its children.
+
+    Raises: RuntimeError if it exited differently from a help or a refusal.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-m", "saccade", *words], capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode != (0 if "--help" in words else 2):
-        raise RuntimeError(f"{words} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
+    if done.returncode != (0 if answers(words) else 2):
+        raise RuntimeError(f"{words} exited with {done.returncode}: {done.stderr.decode()[-500:]}")
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 

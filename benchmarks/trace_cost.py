@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of spans: a service that sends all or some, one without an endpoint, its router before.
+"""Measure the cost of spans: all or some sent, no endpoint, and the router of an earlier commit.
 
-Four servers of one repository of two matrices, whose requests are the cheapest there are, so that
-what is added weighs most. They answer blocks of calls in turn, in an order drawn by a seed; each
-seed starts the four anew. Core time is what the kernel booked on the server and its models'
+Four servers serve a repository of two matrices. Its requests are as cheap as possible, so that the
+overhead is most visible. The servers answer blocks of calls in turn, in a seeded random order; each
+seed starts all four again. Core time is what the kernel booked on the server and its models'
 processes. Writes benchmarks/results/trace_cost.json.
 
     python benchmarks/trace_cost.py --before COMMIT [--seeds 6 --rounds 30 --calls 20]
@@ -43,7 +43,7 @@ from tiny_artefacts import write_repository  # noqa: E402
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 ROUTER = "src/saccade/model_repository/router"
-# The environment of each server; of the last, one request of a hundred is traced.
+# The environment of each server; the last one traces one request in a hundred.
 SAMPLED = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.01"}
 KINDS: dict[str, dict[str, str]] = {"before": {}, "off": {}, "on": {}, "on, 1 %": SAMPLED}
 TICK_US = 1e6 / os.sysconf("SC_CLK_TCK")
@@ -51,12 +51,12 @@ QUIET = ServeOptions(grpc_port=0, http_port=0, metrics_port=0, ready_port=0, pro
 
 
 def main() -> None:
-    """All seeds, written down as each ends."""
+    """Run all seeds and write each result as it finishes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--before", required=True, help="the commit of the router to compare with")
+    parser.add_argument("--before", required=True, help="commit of the router to compare with")
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--calls", type=int, default=20, help="of each server in a round")
+    parser.add_argument("--calls", type=int, default=20, help="calls of each server per round")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "trace_cost.json")
     options = parser.parse_args()
     before = router_of(options.before)
@@ -73,7 +73,7 @@ def main() -> None:
         one = measured(seed, before, options.rounds, options.calls)
         result["seeds"].append(one)
         print(seed, {kind: one[kind]["core_us"] for kind in KINDS}, flush=True)
-        if seed:  # an interval needs two
+        if seed:  # an interval needs two seeds
             result["ratios"] = ratios(result["seeds"])
             write_result(options.out, result)
     for name, interval in result["ratios"].items():
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def ratios(seeds: list[dict[str, Any]]) -> dict[str, Any]:
-    """What one kind takes more than another, as a share, with the interval over seeds."""
+    """Return how much more one kind takes than another, as a share, with interval over seeds."""
     return {
         f"{figure}: {kind} over {other}, less 1": over_seeds(
             [ratio(one[kind][figure], one[other][figure]) - 1 for one in seeds]
@@ -93,12 +93,12 @@ def ratios(seeds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ratio(ours: Any, others: Any) -> float:
-    """Of two figures; of those of rounds the median of each round's."""
+    """Return the ratio of two figures; for lists of rounds, the median of the rounds' ratios."""
     return float(np.median(np.divide(ours, others)))
 
 
 def router_of(commit: str) -> dict[str, bytes]:
-    """The router's own files at a commit."""
+    """Return the router's files at a commit."""
 
     def git(*words: str) -> bytes:
         return subprocess.run(
@@ -110,7 +110,7 @@ def router_of(commit: str) -> dict[str, bytes]:
 
 
 def measured(seed: int, before: dict[str, bytes], rounds: int, calls: int) -> dict[str, Any]:
-    """The median time of a round's calls and the core time of each, of servers side by side."""
+    """Return median call times per round and core time per call of servers that run together."""
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         endpoint, received = stack.enter_context(receiver())
@@ -123,7 +123,7 @@ def measured(seed: int, before: dict[str, bytes], rounds: int, calls: int) -> di
         }
         image = np.random.default_rng(seed).integers(0, 256, (8, 8, 1), dtype=np.uint8)
         for client in clients.values():
-            call_times(client, image, calls)  # what is loaded late, and the pace of the lanes
+            call_times(client, image, calls)  # warm-up: lazy loading, and the lanes' estimates
         times: dict[str, list[float]] = {kind: [] for kind in KINDS}
         core_us = dict.fromkeys(KINDS, 0.0)
         order = np.random.default_rng(seed)
@@ -132,7 +132,7 @@ def measured(seed: int, before: dict[str, bytes], rounds: int, calls: int) -> di
                 began = core_time_us(servers[kind])
                 times[kind].append(statistics.median(call_times(clients[kind], image, calls)))
                 core_us[kind] += core_time_us(servers[kind]) - began
-        time.sleep(2)  # a block's last spans leave within a second
+        time.sleep(2)  # a block's last spans are sent within a second
         kilobytes = received.value / 1024
     figures = {
         kind: {
@@ -145,7 +145,7 @@ def measured(seed: int, before: dict[str, bytes], rounds: int, calls: int) -> di
 
 
 def nothing_us(times: int = 20_000) -> float:
-    """Core time that the router's instrumentation takes of one request where it is off."""
+    """Measure the core time per request of the router's instrumentation when it is off."""
     server = ModuleType("triton_python_backend_utils")
     server.__dict__["Logger"] = SimpleNamespace(log_warn=print)
     router = [str(HERE.parent / ROUTER), *sys.path]
@@ -168,7 +168,7 @@ def nothing_us(times: int = 20_000) -> float:
 
 @contextmanager
 def served(place: Path, kind: str, before: dict[str, bytes], endpoint: str) -> Iterator[Server]:
-    """A server of the repository, with the router and the environment of its kind."""
+    """Start a server of the repository with the router and environment of its kind."""
     code: Callable[[str], dict[str, bytes]] = router_folder.router_code
     own = {path.name for path in (HERE.parent / ROUTER).glob("*.py")}
 
@@ -189,7 +189,7 @@ def served(place: Path, kind: str, before: dict[str, bytes], endpoint: str) -> I
 
 
 def call_times(client: Client, image: np.ndarray, calls: int) -> list[float]:
-    """Seconds of each of so many calls, one after the other."""
+    """Return the seconds of each of `calls` sequential calls."""
     times = []
     for _ in range(calls):
         began = time.perf_counter()
@@ -199,7 +199,7 @@ def call_times(client: Client, image: np.ndarray, calls: int) -> list[float]:
 
 
 def core_time_us(server: Server) -> float:
-    """Core time of the server and of its models' processes so far."""
+    """Return the core time of the server and its models' processes so far."""
     ticks = 0
     for pid in (server.pid, *(stub.pid for stub in stubs_in(server.pid))):
         fields = process_fields(pid)
@@ -209,7 +209,7 @@ def core_time_us(server: Server) -> float:
 
 @contextmanager
 def receiver() -> Iterator[tuple[str, Any]]:
-    """A receiver of spans in a process of its own, and the bytes that it was sent."""
+    """Start a receiver of spans in a separate process that counts the bytes."""
     received, port = multiprocessing.Value("q", 0), multiprocessing.Value("i", 0)
     process = multiprocessing.Process(target=receive, args=(received, port), daemon=True)
     process.start()
@@ -223,7 +223,7 @@ def receiver() -> Iterator[tuple[str, Any]]:
 
 
 def receive(received: Any, port: Any) -> None:
-    """Take what comes, and count its bytes."""
+    """Accept everything and count the bytes."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of a training step of digits-sum: float32 and bfloat16, tokens of a digit and smaller.
+"""Measure a training step of digits-sum: float32 and bfloat16, tokens of a digit and smaller.
 
     python benchmarks/training_steps.py [--modules 64 256 --rounds 5]
 
-Circuits of mean degree 12 without module dropout, one thread. The variants take turns, and a
-figure is the median over rounds of CPU time, so that other programs count little. Each
-size is measured twice, in processes of their own: as it is, and with glibc told to keep the memory
-of large tensors instead of giving it back and faulting it in anew in every step.
+Circuits have a mean degree of 12 and no module dropout; one thread is used. Variants take turns. A
+figure is the median over rounds of CPU time, so that other programs have little effect. Each size
+is measured in two separate processes: with default settings, and with glibc keeping the memory of
+large tensors instead of returning it and faulting it in again in every step.
 """
 
 import argparse
@@ -43,7 +43,7 @@ RESULT = Path(__file__).with_name("results") / "training_steps.json"
 
 
 def run_of(modules: int, tokens: dict[str, Any], precision: Any) -> Run:
-    """A run at its first step."""
+    """Return a run at its first step."""
     given = {"modules": modules, "module_dropout": 1.0, "graph_degree": 12.0, **tokens}
     out = Path("build/training_steps.safetensors")
     options = TrainOptions(out, "digits-sum", set=given, batch=BATCH, precision=precision)
@@ -51,7 +51,7 @@ def run_of(modules: int, tokens: dict[str, Any], precision: Any) -> Run:
 
 
 def measured(modules: int, rounds: int) -> dict[str, Any]:
-    """CPU seconds a step, by tokens and precision, and the ratio within a round."""
+    """Return CPU seconds per step by tokens and precision, and ratios within a round."""
     torch.manual_seed(0)
     times: dict[tuple[str, str], list[float]] = {}
     runs = {
@@ -63,7 +63,7 @@ def measured(modules: int, rounds: int) -> dict[str, Any]:
         for key, run in runs.items():
             begin = time.process_time()
             run.step()
-            if index:  # the first step is for the caches
+            if index:  # the first step warms up caches
                 times.setdefault(key, []).append(time.process_time() - begin)
     seconds: dict[str, Any] = {}
     for name in TOKENS:
@@ -78,7 +78,7 @@ def measured(modules: int, rounds: int) -> dict[str, Any]:
 
 
 def in_a_process(modules: int, rounds: int, environment: dict[str, str]) -> dict[str, Any]:
-    """`measured` in a process with these variables, which glibc reads at its start."""
+    """Run `measured` in a process with these variables, which glibc reads when it starts."""
     command = [sys.executable, __file__, "--child", "--modules", str(modules)]
     done = subprocess.run(
         [*command, "--rounds", str(rounds)],

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variants of a NAC on a GPU: throughput of the folded model against the unfolded one.
+"""Compare the throughput of folded and unfolded variants of a NAC on a GPU.
 
-Not yet run on hardware: `results/variants_gpu.json`, where it exists, names the device.
+Not yet run on hardware. `results/variants_gpu.json`, if it exists, names the device.
     saccade export shipped:digits-sum --out build/digits \
         --precision fp32,fp16
     saccade build build/digits
     python benchmarks/variants_gpu.py --artefact build/digits
 
-For each budget and batch: the unfolded torch model, the same under torch.compile, the folded
-model, and the folded model under CUDA graphs, in float32 and with products of fp16. Every form is
-first compared with the unfolded model on the device. A round times each form in turn by events
-around a burst of calls on rotated inputs; the figure is the median over the rounds of the ratio
-within a round. Of the variants in `--artefact`, ONNX Runtime's CUDA provider and the engines are
-timed too, as far as they are installed and built, copies to and from the device included.
-`--device cpu` runs the same path without CUDA graphs, to try the script; it writes nothing.
+Each budget and batch is measured as the unfolded torch model, the same with torch.compile, the
+folded model, and the folded model as CUDA graphs, in float32 and with fp16 products. Every form is
+first compared with the unfolded model on the device. A round times each form in turn, with events
+around a burst of calls on rotated inputs. The figure is the median over the rounds of the ratio
+within a round. For the variants in `--artefact`, ONNX Runtime's CUDA provider and the engines are
+timed too if they are installed and built, including copies to and from the device. To try the
+script, `--device cpu` runs the same code without CUDA graphs and writes nothing.
 """
 
 import argparse
@@ -40,14 +40,14 @@ RESULT = ROOT / "benchmarks" / "results" / "variants_gpu.json"
 BUDGETS = ("1", "0.5", "0.25", "0.125", "0.0625")
 BATCHES = (1, 8, 64, 512)
 ROTATED, BURST, ROUNDS = 4, 10, 15
-# Float32 on a GPU may round products to TF32 only where that is allowed, which it is not here.
+# A GPU may round float32 products to TF32 only if that is enabled, which it is not here.
 PRECISIONS = ("fp32", "fp16")
 PAPER = {"budget": 0.125, "full over budget": 8}
 Form = Callable[[Any], Any]
 
 
 def forms_of(model: Any, images: Any, cuda: bool) -> dict[str, Form]:
-    """The model's ways to run, each from images to logits.
+    """Return the ways to run the model, each from images to logits.
 
     Shapes: images uint8 [b h w c] -> [b classes].
     """
@@ -69,7 +69,7 @@ def forms_of(model: Any, images: Any, cuda: bool) -> dict[str, Form]:
 
 
 def exported_forms(artefact: Path | None, budget: str, device: str) -> dict[str, Form]:
-    """ONNX Runtime and the engines on the variants of that budget, from images to logits."""
+    """Return ONNX Runtime and the engines for the variants of a budget, from images to logits."""
     import torch
 
     forms: dict[str, Form] = {}
@@ -93,7 +93,7 @@ def exported_forms(artefact: Path | None, budget: str, device: str) -> dict[str,
 
 
 def captured(form: Form, images: Any) -> Form:
-    """The form as one CUDA graph for this batch; its answer is overwritten by the next call."""
+    """Capture a form as a CUDA graph for this batch; the next call overwrites the answer."""
     import torch
 
     place = images.clone()
@@ -116,9 +116,9 @@ def captured(form: Form, images: Any) -> Form:
 
 
 def check(forms: dict[str, Form], images: Any) -> dict[str, float]:
-    """Each form's relative error against the unfolded model, on the scale of its largest logit.
+    """Return each form's error against the unfolded model, relative to its largest logit.
 
-    Raises: SaccadeError for a form that computes something else.
+    Raises: SaccadeError if a form gives a different result.
     """
     expected = forms["unfolded"](images).cpu().numpy()
     actual = {}
@@ -127,12 +127,12 @@ def check(forms: dict[str, Form], images: Any) -> dict[str, float]:
         actual[name] = error
         limit = tensor_limit("fp16" if "fp16" in name else "fp32")
         if not error <= limit:
-            raise SaccadeError(f"{name}: relative error is {error:.2g}, at most {limit}.")
+            raise SaccadeError(f"{name}: relative error is {error:.2g}, expected at most {limit}.")
     return actual
 
 
 def seconds_of(form: Form, inputs: list[Any], cuda: bool, burst: int) -> float:
-    """Time of one call, over a burst."""
+    """Return the time per call over a burst."""
     import torch
 
     if not cuda:
@@ -150,7 +150,7 @@ def seconds_of(form: Form, inputs: list[Any], cuda: bool, burst: int) -> float:
 
 
 def measure(given: argparse.Namespace) -> list[Any]:
-    """A row for each budget and batch: inferences per second and ratios within each round."""
+    """Return a row per budget and batch: inferences per second and ratios within each round."""
     import torch
 
     checkpoint, device, cuda = load(given.checkpoint), given.device, given.device == "cuda"
@@ -195,7 +195,7 @@ def _shown(row: dict[str, Any]) -> str:
 
 
 def full_over_budget(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """By form and batch, the throughput at 0.125 over that of all modules (the paper: 8)."""
+    """Return the throughput at 0.125 over that of all modules, by form and batch (paper: 8)."""
     speeds = {(row["budget"], row["batch"]): row["inferences_per_second"] for row in rows}
     return {
         f"{form}, batch {batch}": few[form] / speeds[1.0, batch][form]
@@ -209,14 +209,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     shipped = ROOT / "src" / "saccade" / "models" / "shipped" / "digits-sum.safetensors"
     parser.add_argument("--checkpoint", type=Path, default=shipped)
-    parser.add_argument("--artefact", type=Path, help="exported, perhaps with engines")
+    parser.add_argument("--artefact", type=Path, help="artefact folder, optionally with engines")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     arguments = parser.parse_args()
     torch = require("torch", extra="export")
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("variants_gpu.py: no CUDA device here. Try the path with: --device cpu")
+        sys.exit("variants_gpu.py: no CUDA device found. To try the script, pass --device cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     with torch.no_grad():
         rows = measure(arguments)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the images of your registry into the manifests and the chart, by their digests.
+"""Put the images of your registry into the manifests and the chart, by digest.
 
 python deploy/pin_images.py REGISTRY/saccade-server:26.07@sha256:... REGISTRY/saccade-proxy:...
 
-The digest is what `docker push` says. The manifests come with one of zeros, which no image has.
+`docker push` prints the digest. The committed manifests have a digest of zeros, which no image has.
 """
 
 import re
@@ -18,17 +18,17 @@ PINNED = re.compile(
 
 
 def pin(images: list[str]) -> list[Path]:
-    """Replace every mention of the images by these, in the manifests and the chart's values.
+    """Replace every occurrence of these images in the manifests and the chart's values.
 
-    Raises: ValueError for an image without a digest, or of another name.
+    Raises: ValueError for an image without a digest or with another name.
     """
     chosen = {}
     for image in images:
         pinned = PINNED.fullmatch(image)
         if pinned is None or image.endswith("0" * 64):
             raise ValueError(
-                f"{image!r} is no saccade-server, -proxy or -bulk with its digest, expected "
-                "REGISTRY/saccade-server:26.07@sha256:... as `docker push` says it"
+                f"{image!r} is not a saccade-server, -proxy or -bulk image with a digest, expected "
+                "REGISTRY/saccade-server:26.07@sha256:... as `docker push` prints it"
             )
         chosen[pinned["name"]] = image
     changed = []
@@ -42,7 +42,7 @@ def pin(images: list[str]) -> list[Path]:
 
 
 def main() -> None:
-    """Pin the images that are named."""
+    """Pin the images given on the command line."""
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     try:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Asks the registries what the images of the Dockerfiles are today, as lines NAME=sha256:...
 #   sh docker/pin.sh > digests.env
-# Keep the file with your deployment and look at what changes in it: it says which bytes you build
-# on. It is not part of this repository, whose authors had no registry to ask.
+# Keep the file with your deployment and review its changes: it records which bytes you build on. It
+# is not part of this repository, because its authors could not reach a registry.
 set -eu
 release="${RELEASE:-26.07}"
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Writes docker/requirements.txt: what pip installs into the image, at the versions of
-# constraints.txt, with the hash of every wheel that PyPI has of it. Needs uv (tried: 0.13.9).
+# Write docker/requirements.txt: what pip installs into the image, at the versions of
+# constraints.txt, with the hash of every wheel on PyPI. Needs uv (tried with 0.13.9).
 #   sh docker/pin_packages.sh
 set -eu
 cd "$(dirname "$0")/.."

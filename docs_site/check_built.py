@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the built site: nothing is asked of another host, and every link leads to a place.
+"""Check the built site: nothing is loaded from another host, and every link has a target.
 
-MkDocs checks links between pages; this reads what browsers get: python docs_site/check_built.py
+MkDocs checks links between pages; this checks the finished HTML: python docs_site/check_built.py
 """
 
 import re
@@ -12,21 +12,21 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 SITE = Path(__file__).resolve().parents[1] / "build" / "docs" / "site"
-# Attributes that a browser follows without being asked; `a` is not among them.
+# Attributes that a browser loads automatically; `a` is not one of them.
 LOADS = {
     "audio": ("src",), "embed": ("src",), "form": ("action",), "iframe": ("src",),
     "img": ("src", "srcset"), "image": ("href",), "input": ("src",), "link": ("href",),
     "object": ("data",), "script": ("src",), "source": ("src", "srcset"), "use": ("href",),
     "video": ("src", "poster"),
 }  # fmt: skip
-# Of `link`, those that name a place and load nothing.
+# Kinds of `link` that only contain an address and load nothing.
 NAMES_ONLY = {"canonical", "next", "prev"}
 FOREIGN = re.compile(r"^\s*(?:https?:)?//", re.I)
 CSS_URL = re.compile(r"""url\(\s*["']?([^"')]+)|@import\s+["']([^"']+)""")
 
 
 class Page(HTMLParser):
-    """What a page loads, links to, and can be linked to by."""
+    """What a page loads and links to, and its own anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -47,13 +47,13 @@ class Page(HTMLParser):
 
 
 def css_loads(text: str) -> list[str]:
-    """What a style sheet loads besides data that it holds itself."""
+    """Return what a style sheet loads, except inline data."""
     found = (first or second for first, second in CSS_URL.findall(text))
     return [url for url in found if not url.startswith(("data:", "#"))]
 
 
 def faults(site: Path) -> Iterator[str]:
-    """A sentence for each thing that is wrong."""
+    """Yield a sentence for each fault."""
     pages = {path: Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
     for path, page in pages.items():
         name = path.relative_to(site)
@@ -73,9 +73,9 @@ def faults(site: Path) -> Iterator[str]:
 
 
 def missing(pages: dict[Path, Page], site: Path, source: Path, url: str) -> Iterator[str]:
-    """The sentence for a link that leads nowhere."""
+    """Yield a sentence if a link has no target."""
     parts = urlsplit(url)
-    # The page of a wrong address is shown at any depth, so its links begin at the site.
+    # The 404 page is shown for any path, so its links start at the root of the site.
     if source.name == "404.html" and parts.path.startswith("/"):
         target = (site / unquote(parts.path).lstrip("/")).resolve()
     else:
@@ -86,15 +86,16 @@ def missing(pages: dict[Path, Page], site: Path, source: Path, url: str) -> Iter
     if not target.is_file():
         yield f"{name}: {url} leads to no file"
     elif target in pages and unquote(parts.fragment) not in pages[target].places:
-        yield f"{name}: {url} leads to no place of that page"
+        yield f"{name}: {url} leads to no anchor on that page"
 
 
 def main() -> int:
-    """Print what is wrong; 1 if anything is."""
+    """Print all faults; return 1 if there are any."""
     found = list(faults(SITE.resolve()))
     print(*found, sep="\n", file=sys.stderr) if found else None
     count = len(list(SITE.rglob("*.html")))
-    print(f"{count} pages: {len(found) or 'no'} faults (other hosts, links, places)")
+    number = f"{len(found) or 'no'} fault{'' if len(found) == 1 else 's'}"
+    print(f"checked {count} pages for other hosts, links and anchors: {number}")
     return 1 if found or not count else 0
 
 

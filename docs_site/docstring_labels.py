@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Griffe extension: the labels of our docstrings become a list, comments of fields their text."""
+"""Griffe extension: show the labels of docstrings as a list, and comments of fields as text."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ _COMMENT = re.compile(r"\s#\s(?!type:|noqa)(.+)$")
 
 
 class DocstringLabels(griffe.Extension):
-    """`Raises: SaccadeError if ...` stands on one line here, which no docstring style knows."""
+    """Handles labels such as `Raises: SaccadeError if ...`, which no docstring style supports."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.is_alias or obj.docstring is None:
@@ -20,7 +20,7 @@ class DocstringLabels(griffe.Extension):
         obj.docstring.value = labelled(obj.docstring.value)
 
     def on_attribute(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
-        """An option's help is the comment behind its field; a further line of it may follow."""
+        """Use the comment after a field, which may span lines, as the help of an option."""
         if attr.docstring is None and attr.lineno is not None:
             lines = attr.lines_collection[attr.filepath][attr.lineno - 1 : attr.endlineno]
             found = [match[1] for line in lines if (match := _COMMENT.search(line))]
@@ -29,5 +29,5 @@ class DocstringLabels(griffe.Extension):
 
 
 def labelled(text: str) -> str:
-    """The docstring with each label in bold and in a paragraph of its own."""
+    """Return the docstring with each label in bold, in a separate paragraph."""
     return _LABEL.sub(r"\n**\1**: ", text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the pages of the reference from the code: commands, Python API, messages of errors.
+"""Generate the reference pages from the code: commands, Python API, error messages.
 
 Run with the project's own Python, before MkDocs: python docs_site/reference.py
 """
@@ -19,12 +19,12 @@ PAGES = ROOT / "build" / "docs" / "pages" / "reference"
 ERRORS = {
     "SaccadeError": 2, "ShapeError": 2, "MissingPackage": 2, "GateFailed": 1, "ServerFailed": 3
 }  # fmt: skip
-# Stands for a name or a number in a message.
+# Placeholder for a name or a number in a message.
 GAP = "<...>"
-# Public names by the package that they come from.
+# Headings for public names, by package.
 GROUPS = (
     ("Checkpoints", "saccade.models"),
-    ("Export, prove, build", "saccade.exporter"),
+    ("Export, verify, build", "saccade.exporter"),
     ("Repository and server", "saccade.serving.repository"),
     ("Repository and server", "saccade.serving.server"),
     ("Clients", "saccade.serving.client"),
@@ -44,12 +44,12 @@ def main() -> None:
 
 
 def commands_page() -> str:
-    """Each verb with its help, as `saccade VERB --help` prints it on a narrow terminal."""
+    """Return the page of all commands, with the output of `saccade COMMAND --help`."""
     from saccade.serving.commands import cli
 
     parts = [
         "# Command line\n",
-        "Generated from the code: each section is what `saccade COMMAND --help` prints. "
+        "The output of `saccade COMMAND --help` for every command, generated from the code. "
         "Exit codes are listed under [exit codes and errors](../errors.md).\n",
         f"```text\n{help_of()}\n```\n",
     ]
@@ -58,7 +58,7 @@ def commands_page() -> str:
 
 
 def help_of(*words: str) -> str:
-    """What `--help` prints, as it is printed where a terminal can do nothing."""
+    """Return what `--help` prints on a plain terminal."""
     from saccade.serving.commands import cli
 
     printed = io.StringIO()
@@ -70,7 +70,7 @@ def help_of(*words: str) -> str:
 
 
 def unruled(text: str) -> Iterator[str]:
-    """The lines of a help without the rules under its headings, the longest ones wrapped."""
+    """Yield the lines of a help without the rules under headings, and wrap the longest ones."""
     for line in text.splitlines():
         if line.startswith("usage:") and len(line) > 84:
             yield from textwrap.wrap(line.replace(",", ", "), 80, subsequent_indent="    ")
@@ -79,7 +79,7 @@ def unruled(text: str) -> Iterator[str]:
 
 
 def homes() -> dict[str, str]:
-    """Public names of `saccade` and the place of each, read without importing it."""
+    """Return the public names of `saccade` and the module of each, without importing it."""
     tree = ast.parse((SOURCES / "__init__.py").read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_HOME":
@@ -92,7 +92,7 @@ def homes() -> dict[str, str]:
 
 
 def api_page() -> str:
-    """The public names, for mkdocstrings to fill in."""
+    """Return the page of public names, for mkdocstrings to fill in."""
     groups: dict[str, list[str]] = {title: [] for title, _ in GROUPS}
     for name, home in sorted(homes().items()):
         title = next(title for title, package in GROUPS if home.startswith(f"{package}."))
@@ -100,10 +100,10 @@ def api_page() -> str:
     ops = ["sparsemax", "tvmax", "masked_tvmax", "svpn", "svpn_fast"]
     parts = [
         "# Python API\n",
-        "Generated from the code: all public names of `saccade`. Import them from the package, "
-        "as in `from saccade import Client`. They are loaded on first use, so `import saccade` "
-        "is quick and needs neither torch nor onnx. Every function raises "
-        "[`SaccadeError`](../errors.md) for what its caller can fix.\n",
+        "All public names of `saccade`, generated from the code. Import them from the package, "
+        "for example `from saccade import Client`. They are loaded on first use, so `import "
+        "saccade` is fast and needs neither torch nor onnx. Every function raises "
+        "[`SaccadeError`](../errors.md) for errors that its caller can fix.\n",
     ]
     parts += [f"## {title}\n\n" + "\n".join(names) for title, names in groups.items() if names]
     parts.append(
@@ -120,17 +120,17 @@ def _entry(path: str, heading: str) -> str:
 
 
 def messages_page() -> str:
-    """What the code raises, by the part of saccade that does, with a gap for what it found."""
+    """Return the page of all error messages, by package, with placeholders for values."""
     by_part: dict[str, set[tuple[str, int]]] = {}
     for path in sorted(SOURCES.rglob("*.py")):
         part = ".".join(path.relative_to(SOURCES).parts[:2]).removesuffix(".py")
         by_part.setdefault(part, set()).update(raised(ast.parse(path.read_text())))
     parts = [
         "# Error index\n",
-        "Generated from the code: the messages that saccade prints, with `<...>` in place of names "
-        "and numbers, and the exit code. Search for a few words of yours. A message says what "
-        "was found, what was expected and what to do; [exit codes and errors](../errors.md) "
-        "has the common ones with more room.\n",
+        "All error messages of saccade with their exit codes, generated from the code; `<...>` "
+        "stands for a name or a number. To find a message, search this page for a few of its "
+        "words. A message says what was found, what was expected and what to do. [Exit codes and "
+        "errors](../errors.md) explains the common ones.\n",
     ]
     for part, messages in by_part.items():
         if messages:
@@ -140,7 +140,7 @@ def messages_page() -> str:
 
 
 def raised(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Message and exit code of every error that a module makes with a message of its own."""
+    """Yield message and exit code of every error that a module creates with a literal message."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ERRORS and node.args:
             text = template(node.args[0])
@@ -149,7 +149,7 @@ def raised(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def template(node: ast.AST) -> str:
-    """The text of a message, with gaps for what is put in."""
+    """Return the text of a message, with placeholders for inserted values."""
     if isinstance(node, ast.Constant):
         return " ".join(str(node.value).split()).replace("`", "'")
     if isinstance(node, ast.JoinedStr):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MkDocs hook: pages that lie outside of docs, and links into the repository.
+"""MkDocs hook: add pages from outside docs, and make links into the repository work.
 
-The pages are written for two readers, a clone and the site. `../benchmarks/results/fold.json` leads
-somewhere in a clone; the site gets a copy of what is linked to, under `repository/`.
+Pages are read both in a clone and on the site. A link such as `../benchmarks/results/fold.json`
+works in a clone; for the site, the linked file is copied to `repository/`.
 """
 
 import os
@@ -17,7 +17,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED = ROOT / "build" / "docs" / "pages"
-# Documents that belong elsewhere in the tree, and their place on the site.
+# Documents outside docs, and their paths on the site.
 ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -26,15 +26,15 @@ ELSEWHERE = {
 }
 LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)([^)]*\))")
 FENCE = re.compile(r"(^```.*?^```\s*?$)", re.M | re.S)
-# Shown by a browser as text instead of being downloaded, or run.
+# File types that a browser should show as text instead of downloading or running them.
 AS_TEXT = {".cpp", ".cu", ".cuh", ".hpp", ".md", ".mjs", ".py", ".sh", ".toml", ".yaml", ".yml"}
 PICTURE = re.compile(r"!\[[^\]]*\]\((?:\.\./)*images/architecture\.svg\)")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the generated pages, and those of `ELSEWHERE` that docs has no page for."""
+    """Add the generated pages, and those of `ELSEWHERE` that docs does not have."""
     if not GENERATED.is_dir():
-        raise PluginError(f"{GENERATED} is missing: run python docs_site/reference.py")
+        raise PluginError(f"{GENERATED} is missing. Run: python docs_site/reference.py")
     for path in sorted(GENERATED.rglob("*.md")):
         files.append(_copied(config, path.relative_to(GENERATED).as_posix(), path))
     for name, place in ELSEWHERE.items():
@@ -44,7 +44,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links to files of the repository lead to their page, or to a copy of the file."""
+    """Rewrite links to files of the repository to their page or to a copy of the file."""
     source = _source_of(page)
 
     def changed(found: re.Match[str]) -> str:
@@ -61,7 +61,7 @@ def _copied(config: MkDocsConfig, place: str, path: Path) -> File:
 
 
 def _source_of(page: Page) -> Path:
-    """The file of the repository that a page is made of; generated ones link as docs does."""
+    """Return the repository file of a page; generated pages have links as in docs."""
     place = page.file.src_uri
     for name, copied in ELSEWHERE.items():
         if copied == place and not (ROOT / "docs" / place).exists():
@@ -70,7 +70,7 @@ def _source_of(page: Page) -> Path:
 
 
 def _target(source: Path, link: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    # Without `resolve`: what counts is what the page says, not where a link on the disk leads.
+    # Without `resolve`: the path as written counts, not the target of a symbolic link.
     path = Path(os.path.normpath(source.parent / link))
     if not path.is_relative_to(ROOT):
         raise PluginError(f"{page.file.src_uri}: {link} leads out of the repository")
@@ -106,7 +106,7 @@ def _relative(place: str, page: Page) -> str:
 
 
 def _with_picture(part: str) -> str:
-    """The architecture's picture as part of the page, so that it has the page's colours."""
+    """Inline the architecture's image, so that it uses the colors of the page."""
     svg = (ROOT / "docs" / "images" / "architecture.svg").read_text()
     svg = re.sub(r"<\?xml.*?\?>|<!--.*?-->", "", svg, flags=re.S).strip()
     return PICTURE.sub(lambda _: f'<div class="architecture">{svg}</div>', part)

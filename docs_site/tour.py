@@ -3,8 +3,8 @@
 
     python docs_site/tour.py    # five minutes; ports 8000 to 8003 have to be free
 
-Each `sh` block of saccade's commands that a `text` block follows gets the answer of its last
-commands that print one. Nothing of it is typed by hand.
+A `text` block after an `sh` block with saccade commands is filled with the output of the last of
+these commands that print something. Nothing in it is written by hand.
 """
 
 import os
@@ -19,13 +19,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BLOCK = re.compile(r"```sh\n(.*?)```\n(?:(\n```text\n)(.*?)(```\n))?", re.S)
-# What these print is not the point of the page, or longer than the page.
+# The output of these is not of interest here, or too long.
 SILENT = ("train", "bench", "doctor", "repository", "preflight", "convert")
 COLUMNS = 100
 
 
 def main() -> int:
-    """Run all of it in a folder that is removed, then write the page."""
+    """Run the tour in a temporary folder, then write the page."""
     page = README.read_text()
     section = page[page.index("## Five minutes") : page.index("## Families")]
     with tempfile.TemporaryDirectory() as place:
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def tried(section: str, place: Path) -> Iterator[str]:
-    """The section, piece by piece, with the answers that its commands gave."""
+    """Yield the section piece by piece, with the output of its commands."""
     at, server = 0, None
     try:
         for block in BLOCK.finditer(section):
@@ -57,17 +57,17 @@ def tried(section: str, place: Path) -> Iterator[str]:
 
 
 def filled(block: re.Match[str], text: str) -> str:
-    """The block with its answer."""
+    """Return the block with its output."""
     return f"```sh\n{block[1]}```\n{block[2]}{text}\n{block[4]}"
 
 
 def program(line: str) -> list[str]:
-    """The words of a command, for this environment's saccade."""
+    """Return the arguments of a command, with the saccade of this environment."""
     return [str(Path(sys.executable).with_name("saccade")), *line.split()[1:]]
 
 
 def answer(line: str, place: Path) -> str:
-    """What the command prints on standard output, without spaces at the ends of lines."""
+    """Return what the command prints on standard output, without trailing spaces."""
     environment = {**os.environ, "COLUMNS": str(COLUMNS), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         program(line), cwd=place, env=environment, stdout=subprocess.PIPE, text=True, check=True
@@ -78,13 +78,13 @@ def answer(line: str, place: Path) -> str:
 
 
 def started(line: str, place: Path) -> subprocess.Popen[str]:
-    """The server, once it is ready."""
+    """Start the server and return it when it is ready."""
     server = subprocess.Popen(program(line), cwd=place, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     for said in server.stderr:
         if "ready: http" in said:
             return server
-    raise SystemExit(f"{line} ended with {server.wait()}")
+    raise SystemExit(f"{line} exited with {server.wait()}")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `saccade` command, from outside the package: another project's package may hide ours.
+"""The `saccade` command, defined outside the package, which another project may overwrite.
 
-That project is called `saccade` on PyPI, and its package is too. Installed in one environment, one
-overwrites files of the other, or is found in its place.
+That project and its package are called `saccade` on PyPI. If both are installed in the same
+environment, one overwrites files of the other or is imported in its place.
 """
 
 import sys
 from pathlib import Path
 
-_OWN = "saccade.__main__:main"  # the entry point of ours, which once had that name too
+_OWN = "saccade.__main__:main"  # our entry point: our distribution once had this name too
 
 
 def main() -> int:
-    """Run the command line and return its exit code; 2 beside the other project."""
+    """Run the command line and return its exit code; 2 if the other project is installed."""
     if place := other_project():
         print(f"saccade: {refusal(place)}", file=sys.stderr)
         return 2
@@ -22,7 +22,7 @@ def main() -> int:
 
 
 def other_project() -> Path | None:
-    """Metadata of the other project where it is installed; looks at names of files alone."""
+    """Return the metadata folder of the other project if it is installed; only reads file names."""
     for folder in dict.fromkeys(sys.path):
         for place in Path(folder).glob("saccade-*.dist-info"):
             if not _is_ours(place):
@@ -38,10 +38,10 @@ def _is_ours(place: Path) -> bool:
 
 
 def refusal(place: Path) -> str:
-    """One sentence on what was found, and how to get out of it."""
+    """Return a message about what was found and how to fix it."""
     return (
-        f"found another project called `saccade` ({place}), whose package has the same name as "
-        "that of saccade-serving and overwrites its files. Remove it with: pip uninstall saccade. "
-        "Then install this one again with: pip install --force-reinstall --no-deps "
+        f"found another project called `saccade` ({place}). Its package has the same name as that "
+        "of saccade-serving and overwrites its files. Remove it with: pip uninstall saccade. "
+        "Then reinstall this one with: pip install --force-reinstall --no-deps "
         "saccade-serving (in a clone: pip install --force-reinstall --no-deps .)"
     )

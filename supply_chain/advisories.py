@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known advisories of the packages, or that nobody could be asked: python advisories.py
+"""List known advisories of the packages and which could not be checked: python advisories.py
 
-pip-audit asks PyPI and OSV, each for itself. A package that a service does not know was not
-checked by it, and what neither has checked is said: an exit code of 0 alone proves nothing.
+pip-audit queries PyPI and OSV separately. A service does not check packages that it does not know.
+Packages that neither checked are listed, because an exit code of 0 alone proves nothing.
 """
 
 import json
@@ -18,27 +18,27 @@ from packages import ROOT, brought_along, normal, pinned
 
 SERVICES = ("pypi", "osv")
 TIMEOUT_S = 180
-# One line each, `ID reason`: advisories that do not reach what saccade does with a package.
+# One line each, `ID reason`: advisories that do not apply to how saccade uses a package.
 ACCEPTED = Path(__file__).with_name("accepted.txt")
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Audit of packages by the services, each as name==version."""
+    """The result of an audit by the services; packages are name==version."""
 
     checked: frozenset[str]
-    unchecked: dict[str, str]  # package -> why
+    unchecked: dict[str, str]  # package -> reason
     known: dict[str, frozenset[str]]  # package -> advisories
     silent: tuple[str, ...] = ()  # services that did not answer
 
     @property
     def exit_code(self) -> int:
-        """1 for a known advisory; what could not be checked is not a failure of the code."""
+        """1 for a known advisory. Packages that could not be checked are not a failure."""
         return 1 if self.known else 0
 
 
 def audit(answers: dict[str, Any], pins: list[str], accepted: frozenset[str]) -> Audit:
-    """The answers of the services together; a service that failed answers with its words."""
+    """Combine the answers of the services; a failed service has an error message as its answer."""
     checked: set[str] = set()
     reasons: dict[str, list[str]] = {pin: [] for pin in pins}
     known: dict[str, set[str]] = {}
@@ -66,7 +66,7 @@ def audit(answers: dict[str, Any], pins: list[str], accepted: frozenset[str]) ->
 
 
 def render(audit: Audit) -> str:
-    """For a reader: what is known, then what nobody was asked about."""
+    """Return a text report: known advisories first, then packages that were not checked."""
     lines = [f"{pin}: {', '.join(sorted(known))}" for pin, known in sorted(audit.known.items())]
     total = len(audit.checked) + len(audit.unchecked)
     if audit.checked:
@@ -85,7 +85,7 @@ def render(audit: Audit) -> str:
 
 
 def ask(service: str, packages: Path, program: str) -> Any:
-    """Answer of pip-audit for one service: its JSON, or in words why there is none."""
+    """Run pip-audit with one service; return its JSON, or an error message."""
     command = [program, "--requirement", str(packages), "--no-deps", "--disable-pip"]
     command += ["--vulnerability-service", service, "--format", "json", "--progress-spinner=off"]
     try:
@@ -96,16 +96,16 @@ def ask(service: str, packages: Path, program: str) -> Any:
     except subprocess.TimeoutExpired:
         return f"no answer within {TIMEOUT_S} s"
     except ValueError:
-        last = done.stderr.strip().splitlines()[-1:] or ["no words"]
-        return f"pip-audit ended with {done.returncode} ({last[0]:.200})"
+        last = done.stderr.strip().splitlines()[-1:] or ["no error message"]
+        return f"pip-audit exited with {done.returncode} ({last[0]:.200})"
 
 
 def main(
     program: str = "pip-audit",
     constraints: Path = ROOT / "constraints.txt",
-    strict: Annotated[bool, tyro.conf.arg(help="fail for what could not be checked, too")] = False,
+    strict: Annotated[bool, tyro.conf.arg(help="also fail for unchecked packages")] = False,
 ) -> None:
-    """Check what is pinned and what that brings along; exit 1 if an advisory is known of one."""
+    """Check the pinned packages and their dependencies; exit with 1 for a known advisory."""
     lines = ACCEPTED.read_text().splitlines()
     accepted = frozenset(line.split()[0] for line in lines if line and line[0] != "#")
     own = pinned(constraints)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/licences.md: python supply_chain/licences.py
+"""Write docs/licences.md: python supply_chain/licences.py
 
-The licences are those that the installed packages say of themselves. Nobody has read them.
+The licenses are those that the installed packages declare. The licenses themselves were not read.
 """
 
 from importlib import metadata
@@ -9,19 +9,19 @@ from importlib import metadata
 from packages import ROOT, brought_along, installed, pinned
 
 TARGET = ROOT / "docs" / "licences.md"
-_HEAD = """# Licences of what saccade is installed with
+_HEAD = """# Licenses of the packages that saccade installs
 
-saccade itself is under Apache-2.0. Below: what each package of `constraints.txt` says of itself
-in its metadata, and what these bring along, at the versions that were installed when this was
-written, by `supply_chain/licences.py`. Nobody has read the licences, and packages may contain parts
-under others.
+saccade itself is licensed under Apache-2.0. The tables list the packages in `constraints.txt` and
+their dependencies, with the versions that were installed when `supply_chain/licences.py` wrote this
+page, and the license that each package declares in its metadata. The licenses themselves were not
+read, and packages may contain parts under other licenses.
 The embedded server in `nvidia-pytriton` is NVIDIA's Triton Inference Server (BSD-3-Clause).
 """
 _LONG = 60
 
 
 def licence_of(name: str) -> str:
-    """A package's own words, the shortest that it has: expression, classifiers, or first line."""
+    """Return a package's declared license: expression, classifiers, or first line of the text."""
     fields = metadata.metadata(name)
     if expression := fields.get("License-Expression"):
         return str(expression)
@@ -32,21 +32,21 @@ def licence_of(name: str) -> str:
     ]
     if classifiers:
         return ", ".join(sorted(classifiers))
-    lines = (fields.get("License") or "").strip().splitlines() or ["not said"]
+    lines = (fields.get("License") or "").strip().splitlines() or ["not declared"]
     return lines[0] if len(lines[0]) <= _LONG else f"{lines[0][:_LONG]}..."
 
 
 def document() -> str:
-    """The page."""
+    """Return the page."""
     pins = pinned()
-    lines = [_HEAD, *_table(pins), "", "Brought along:", "", *_table(brought_along(set(pins)))]
+    lines = [_HEAD, *_table(pins), "", "Their dependencies:", "", *_table(brought_along(set(pins)))]
     return "\n".join(lines) + "\n"
 
 
 def _table(packages: dict[str, str]) -> list[str]:
-    lines = ["| package | version | licence |", "|---|---|---|"]
+    lines = ["| package | version | license |", "|---|---|---|"]
     for name, version in sorted(packages.items()):
-        said = licence_of(name) if installed(name) else "not installed where this was written"
+        said = licence_of(name) if installed(name) else "not installed when this page was written"
         lines.append(f"| {name} | {version} | {said.replace('|', '/')} |")
     return lines
 

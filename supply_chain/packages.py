@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages that saccade is installed with: those that are pinned, and what they bring along."""
+"""The packages that saccade installs: the pinned ones and their dependencies."""
 
 import re
 import tomllib
@@ -13,17 +13,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pinned(constraints: Path = ROOT / "constraints.txt") -> dict[str, str]:
-    """The packages of a constraints file and their versions."""
+    """Return the packages of a constraints file with their versions."""
     lines = (line.partition("#")[0].strip() for line in constraints.read_text().splitlines())
     return {name: version for name, _, version in (line.partition("==") for line in lines if line)}
 
 
 def brought_along(names: set[str]) -> dict[str, str]:
-    """Dependencies of saccade and these packages, and theirs, as far as installed here."""
+    """Return all direct and indirect dependencies that are installed here."""
     own = {normal(name) for name in names}
     versions: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
-    # Each with one of the extras that are asked of it, or none: `tritonclient[grpc]` brings more.
+    # A package with each requested extra, or none: `tritonclient[grpc]` has more dependencies.
     left = [(name, "") for name in own] + _asked(_of_the_project())
     while left:
         name, extra = requirement = left.pop()
@@ -62,7 +62,7 @@ def _of_the_project() -> list[str]:
 
 
 def installed(name: str) -> str | None:
-    """The version that is installed here; None where none is."""
+    """Return the version that is installed here, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -70,5 +70,5 @@ def installed(name: str) -> str | None:
 
 
 def normal(name: str) -> str:
-    """A package's name as indices compare it."""
+    """Return a package's name in the normalized form of package indexes."""
     return re.sub(r"[-_.]+", "-", name).lower()

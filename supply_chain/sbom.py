@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the wheel's bill of materials (CycloneDX) beside it: python supply_chain/sbom.py WHEEL
+"""Write a wheel's bill of materials (CycloneDX) next to it: python supply_chain/sbom.py WHEEL
 
-It lists the environment that the wheel was built and tested in, which is more than a wheel needs
-that is installed without extras: the tools of the tests are in it. Nothing in it depends on when
-or where it was written.
+It lists the environment in which the wheel was built and tested. This is more than a wheel without
+extras needs: test tools are included. The content does not depend on when or where it was written.
 """
 
 import json
@@ -21,7 +20,7 @@ _SUFFIX = ".cdx.json"
 
 
 def bill(wheel: Path, program: str) -> dict[str, Any]:
-    """The environment's components, with the wheel as what they are for.
+    """Return the components of the environment, with the wheel as their subject.
 
     Raises: CalledProcessError if cyclonedx-py fails.
     """
@@ -32,7 +31,7 @@ def bill(wheel: Path, program: str) -> dict[str, Any]:
     own = content["metadata"]["component"]
     own["hashes"] = [{"alg": "SHA-256", "content": sha256_of(wheel)}]
     own["purl"] = f"pkg:pypi/{own['name']}@{own['version']}"
-    # The same package as it is installed here, from this machine's folder.
+    # The same package as installed here, from a folder of this machine.
     others = [component for component in content["components"] if component["name"] != own["name"]]
     content["components"] = [_without_places(component) for component in others]
     known = {own["bom-ref"], *(component["bom-ref"] for component in content["components"])}
@@ -55,7 +54,7 @@ def _without_places(component: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(wheel: tyro.conf.Positional[Path], program: str = "cyclonedx-py") -> None:
-    """Write the bill of a wheel and print where it is."""
+    """Write the bill of materials of a wheel and print its path."""
     target = wheel.with_name(wheel.name.removesuffix(".whl") + _SUFFIX)
     write_atomically(target, json_bytes(bill(wheel, program)))
     print(target)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the wheel so that the same sources give the same bytes: python supply_chain/wheel.py
+"""Build the wheel so that the same sources give the same bytes: python supply_chain/wheel.py
 
-Built from a copy of the tracked files, so that nothing which lies about gets in. What a zip file
-keeps of the machine (times, modes, order) is then put to fixed values.
+It is built from a copy of the tracked files, so that no other files get into it. Times, modes and
+order in the zip file, which depend on the machine, are then set to fixed values.
 """
 
 import os
@@ -20,15 +20,14 @@ import tyro
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = Path("src/saccade/plugins/native/lib")
-# The first time that a zip file can hold; SOURCE_DATE_EPOCH, where it is set, says another.
+# The earliest time that a zip file can store, unless SOURCE_DATE_EPOCH is set.
 _OLDEST = 315532800
 
 
 def build(source: Path, into: Path, *, pure: bool, names: Sequence[str] = ()) -> Path:
-    """The wheel of a tree; with its kernels and for this platform unless it is `pure`.
+    """Build the wheel of a tree, with kernels for this platform unless `pure`.
 
-    `names` are the files that are taken, by default those that git tracks.
-
+    `names` are the files to use; default: those that git tracks.
 
     Raises: CalledProcessError if pip fails.
     """
@@ -53,10 +52,10 @@ def build(source: Path, into: Path, *, pure: bool, names: Sequence[str] = ()) ->
 
 
 def normalise(wheel: Path, target: Path) -> None:
-    """Write a wheel anew, with fixed times and modes and its files in the order of their names."""
+    """Rewrite a wheel with fixed times and modes and with its files sorted by name."""
     when = time.gmtime(max(_OLDEST, int(os.environ.get("SOURCE_DATE_EPOCH", _OLDEST))))[:6]
     with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(target, "w") as after:
-        # The list of files comes last, as the format recommends.
+        # RECORD comes last, as the format recommends.
         for name in sorted(before.namelist(), key=lambda name: (name.endswith("/RECORD"), name)):
             data = before.read(name)
             if name.endswith("/RECORD"):
@@ -69,18 +68,18 @@ def normalise(wheel: Path, target: Path) -> None:
 
 
 def tracked(source: Path) -> list[str]:
-    """The files of a tree that git tracks."""
+    """Return the files of a tree that git tracks."""
     command = ["git", "ls-files", "-z"]
     listed = subprocess.run(command, cwd=source, capture_output=True, text=True, check=True)
     return list(filter(None, listed.stdout.split("\0")))
 
 
 def main(into: Path = ROOT / "dist", pure: bool = False) -> None:
-    """Build the wheel and print where it is.
+    """Build the wheel and print its path.
 
     Args:
-        into: the folder to put it in.
-        pure: without the compiled kernels, for any platform.
+        into: the output folder.
+        pure: build without the compiled kernels, for any platform.
     """
     print(build(ROOT, into, pure=pure))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repositories that somebody made to run or take more than saccade writes: cases as in BROKEN."""
+"""Repositories manipulated to run or take more than saccade writes; cases as in BROKEN."""
 
 import os
 
@@ -7,7 +7,7 @@ from broken_changes import also, edit, edit_json, parameter, write
 from tiny_artefacts import FULL, MODEL
 
 ROUTES = f"{MODEL}/1/routes.json"
-# All hashes fit: who writes to a repository can write its description too.
+# All hashes match: anyone who can write to a repository can write its description too.
 HOSTILE = {
     "a library of another name": (
         also(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to break a repository: each is a function of its folder."""
+"""Ways to break a repository, each a function of its folder."""
 
 import json
 import os
@@ -17,7 +17,7 @@ LIBRARY = "libsaccade_onnxruntime.so"
 
 
 def edit(change, model=FULL):
-    """Change a model's configuration as its message."""
+    """Change the protobuf message of a model's configuration."""
 
     def apply(repository):
         path = repository / model / "config.pbtxt"
@@ -29,12 +29,12 @@ def edit(change, model=FULL):
 
 
 def also(*changes):
-    """Several changes one after the other."""
+    """Make several changes one after the other."""
     return lambda repository: [change(repository) for change in changes]
 
 
 def parameter(key, value):
-    """Set a parameter of a configuration's message."""
+    """Set a parameter in a configuration's message."""
     return lambda config: setattr(config.parameters[key], "string_value", value)
 
 
@@ -51,7 +51,7 @@ def edit_json(name, change):
 
 
 def edit_onnx(change):
-    """Change the full model's file, and its manifest so that it fits."""
+    """Change the full model's file, and its manifest so that the hash matches."""
 
     def apply(repository):
         path = repository / FULL / "1" / "model.onnx"
@@ -64,7 +64,7 @@ def edit_onnx(change):
 
 
 def tell_manifest(repository, model=FULL):
-    """Make the manifest's hash that of the file that is there."""
+    """Set the manifest's hash to that of the existing file."""
     digest = tiny.sha256_of(repository / model / "1" / "model.onnx")
     edit_json(f"{model}/{model}.manifest.json", lambda it: it["file"].update(sha256=digest))(
         repository
@@ -76,7 +76,7 @@ def swap_models(repository):
 
 
 def swap(one, other):
-    """Give two files each other's content."""
+    """Swap the contents of two files."""
     first, second = one.read_bytes(), other.read_bytes()
     one.write_bytes(second), other.write_bytes(first)
 
@@ -88,7 +88,7 @@ def swap_models_and_hashes(repository):
 
 
 def with_library(data):
-    """Name a library of custom ops, with these bytes."""
+    """Add a library of custom ops with these bytes."""
 
     def apply(repository):
         edit(lambda it: it.model_operations.op_library_filename.append(LIBRARY))(repository)
@@ -99,7 +99,7 @@ def with_library(data):
 
 
 def foreign_library():
-    """A shared library that is there on every machine, and none of ONNX Runtime's."""
+    """Return a shared library that exists on every machine but is not for ONNX Runtime."""
     libraries = (Path(np.__file__).parent / "random").glob("*.so")
     return min(libraries, key=lambda path: path.stat().st_size).read_bytes()
 

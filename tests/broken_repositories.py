@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broken repositories: what is wrong -> how, the check that has to see it, and its words."""
+"""Broken repositories: what is wrong -> the change, the check that must fail, and its message."""
 
 import shutil
 
@@ -29,7 +29,7 @@ from tiny_artefacts import FULL, HALF, MODEL
 ROUTES = f"{MODEL}/1/routes.json"
 MANIFEST = f"{FULL}/{FULL}.manifest.json"
 
-# All hashes fit: what is wrong has to be seen itself.
+# All hashes match: the fault itself has to be detected.
 BROKEN = {
     "an empty model": (write(f"{FULL}/1/model.onnx", b""), "files", "is empty"),
     "a truncated model": (truncate(f"{FULL}/1/model.onnx"), "model", "not a complete ONNX model"),
@@ -48,7 +48,7 @@ BROKEN = {
     "an op that no server has": (edit_onnx(call_a_foreign_op), "model", "com.example::Softmax"),
     "a renamed input": (
         edit_onnx(lambda it: setattr(it.graph.input[0], "name", "picture")),
-        "tensors", "'picture' is in its model.onnx only",
+        "tensors", "'picture' is only in its model.onnx",
     ),
     "other dims": (
         edit(lambda it: it.input[0].dims.__setitem__(0, 8)),
@@ -87,7 +87,7 @@ BROKEN = {
         "fields", r"op_library_filename is \['/opt/x/lib.so'\], expected \['libsaccade_onnx",
     ),
     "a configuration that is none": (
-        write(f"{FULL}/config.pbtxt", b"name: {"), "configuration", "no ModelConfig",
+        write(f"{FULL}/config.pbtxt", b"name: {"), "configuration", "not a valid ModelConfig",
     ),
     "an unknown field": (
         write(f"{FULL}/config.pbtxt", b'name: "x"\nfoo: 1\n'), "configuration", "foo",
@@ -204,7 +204,7 @@ BROKEN = {
         "fields", "model_warmup is .*, which saccade does not write",
     ),
     "a router beyond its variants": (
-        edit(lambda it: setattr(it, "max_batch_size", 32)), "router", "is 64, .* takes 32",
+        edit(lambda it: setattr(it, "max_batch_size", 32)), "router", "is 64, .* takes at most 32",
     ),
     "a manifest of a failed gate": (
         edit_json(MANIFEST, lambda it: it["parity"].update(passed=False)), "manifest", "gate",
@@ -229,7 +229,7 @@ BROKEN_PLANS = {
         edit_json(
             f"{FULL}/engine-8.9.json", lambda it: it["engine"].update(engine="tensorrt-rtx")
         ),
-        "engines", "Triton's TensorRT backend deserialises plans of TensorRT only",
+        "engines", "Triton's TensorRT backend loads only plans of TensorRT",
     ),
     "a plan of another model": (
         edit_json(
@@ -295,7 +295,7 @@ BROKEN_PLANS = {
         "fields", "'KIND_CPU', expected 'KIND_GPU'",
     ),
 }  # fmt: skip
-# Nothing but the hashes, or what they are of.
+# Only hashes, or the files that they belong to.
 HASHES = {
     "changed": (write(f"{FULL}/labels.txt", b"a\nb\nc\n"), "labels.txt has the SHA-256"),
     "missing": (remove(f"{FULL}/1/model.onnx"), "model.onnx is missing"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's Chromium, driven by Playwright, with what goes wrong in a page gathered."""
+"""Run Debian's Chromium with Playwright and collect the errors of a page."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-PATIENCE_MS = 120_000  # a machine under load draws slowly
+PATIENCE_MS = 120_000  # a machine under load renders slowly
 
 
 @dataclass(frozen=True)
 class Tab:
-    """A page, what it complained of on its console, and what it asked the network for."""
+    """A page, its console errors, and its network requests."""
 
     page: Any
     faults: list[str] = field(default_factory=list)
@@ -22,7 +22,7 @@ class Tab:
 
 
 def chromium_or_skip() -> str:
-    """The program."""
+    """Return the path of Chromium, or skip the test."""
     pytest.importorskip("playwright", reason="playwright is not installed: pip install '.[dev]'")
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
@@ -32,12 +32,12 @@ def chromium_or_skip() -> str:
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """A browser without a window."""
+    """Start a headless browser."""
     program = chromium_or_skip()
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        # Tests run as root in containers, where Chromium's own sandbox cannot be set up.
+        # In containers, tests run as root, where Chromium's sandbox cannot be set up.
         running = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         try:
             yield running
@@ -47,7 +47,7 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def tab(running: Any, address: str, **settings: Any) -> Iterator[Tab]:
-    """The page at an address, in a context of its own with these settings of Playwright's."""
+    """Open an address in a separate context with these Playwright settings."""
     context = running.new_context(**settings)
     try:
         shown = Tab(context.new_page())

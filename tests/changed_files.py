@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another file of the same kind: what a seed changes in JSON, bytes, archives and headers."""
+"""Change a file by a seed into another of its kind: JSON, bytes, archives and headers."""
 
 import copy
 import hashlib
@@ -21,7 +21,7 @@ SIZES = (0, 1, 2, 127, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**32 - 1, 2**63, 2**64
 
 
 def changed_value(rng: random.Random, value: Any) -> Any:
-    """The same JSON with one to three places that are something else."""
+    """Return the JSON value with one to three changes."""
     root = [copy.deepcopy(value)]
     for _ in range(rng.randint(1, 3)):
         holder: Any = root
@@ -49,7 +49,7 @@ def _change_at(rng: random.Random, holder: Any, key: Any) -> None:
 
 
 def changed_text(rng: random.Random, value: Any) -> bytes:
-    """JSON of another value, or its text with other bytes."""
+    """Return JSON of a changed value, or its text with changed bytes."""
     if rng.random() < 0.8:
         value = changed_value(rng, value)
     text = json.dumps(value).encode()
@@ -57,7 +57,7 @@ def changed_text(rng: random.Random, value: Any) -> bytes:
 
 
 def changed_bytes(rng: random.Random, data: bytes) -> bytes:
-    """One to four places with other, more, or no bytes."""
+    """Change, insert or remove bytes in one to four places."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(changed) + 1)
@@ -81,13 +81,13 @@ def changed_bytes(rng: random.Random, data: bytes) -> bytes:
 
 
 def changed_zip(rng: random.Random, data: bytes) -> bytes:
-    """An archive that is sound, of members that are not; sometimes the other way round."""
+    """Return a valid archive with broken members, or sometimes the other way round."""
     if rng.random() < 0.3:
         return changed_bytes(rng, data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     for name in rng.sample(sorted(members), rng.randint(1, 2)):
-        start = members[name][:160]  # where headers stand
+        start = members[name][:160]  # the headers
         members[name] = changed_bytes(rng, start) + members[name][160:]
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
@@ -97,7 +97,7 @@ def changed_zip(rng: random.Random, data: bytes) -> bytes:
 
 
 def changed_safetensors(rng: random.Random, data: bytes) -> bytes:
-    """Another header in front of the same numbers, its metadata changed like any JSON."""
+    """Change the header in front of the same numbers; its metadata is changed like any JSON."""
     if rng.random() < 0.2:
         return changed_bytes(rng, data)
     length = int.from_bytes(data[:8], "little")

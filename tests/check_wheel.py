@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two builds of the wheel, kernels and all, give the same bytes: `make check-wheel`, minutes."""
+"""Two builds of the wheel with its kernels give the same bytes: `make check-wheel`, minutes."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ def the_builder():
 
 
 def built(place: Path, monkeypatch: pytest.MonkeyPatch, *, mask: int, when: int) -> Path:
-    """A wheel made from nothing: another folder, another user's umask, files of another time."""
+    """Build a wheel from scratch, with another folder, umask and file times."""
     builder = the_builder()
     names, tree = builder.tracked(ROOT), place / "source"
     before = os.umask(mask)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures that several test files share: one tiny checkpoint, one folder exported from it."""
+"""Fixtures shared by several test files: a tiny checkpoint and a folder exported from it."""
 
 import os
 import signal
@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 from places import ROOT
 
-# There are as many test processes as cores: threads of torch would wait for one another.
+# There are as many test processes as cores: torch's threads would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if sys.dont_write_bytecode:
-    # Every process that imports torch would compile it, which takes longer than most tests: what
-    # is compiled is kept, but outside of the tree and of the environment.
+    # Otherwise every process that imports torch would compile it, which takes longer than most
+    # tests. Compiled files are kept outside the tree and the environment.
     sys.dont_write_bytecode, sys.pycache_prefix = False, str(ROOT / "build" / "pycache")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what it puts into the background without it, and so would our children.
+    # A shell ignores SIGINT in background processes, and child processes would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# What `make test-fast` leaves out: whatever asks for these, and files that start processes for
-# most of what they look at, compile, or train.
+# `make test-fast` skips tests that use these fixtures, and files that mostly start processes,
+# compile or train.
 SLOW_FIXTURES = {
     "envoy_binary",
     "needs_server",

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dockerfiles as the tests read them, where no Docker is."""
+"""Read Dockerfiles, for tests on machines without Docker."""
 
 import re
 from pathlib import Path
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:
-    """A Dockerfile's instructions with lines joined and comments left out."""
+    """Return the instructions of a Dockerfile, with lines joined and without comments."""
     lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [

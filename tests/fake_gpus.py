@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs that are not there, for this process and for workers of bulk jobs.
+"""Fake GPUs for this process and for workers of bulk jobs.
 
-FAKE_GPUS lists their compute capabilities, such as 8.9,9.0; CUDA_VISIBLE_DEVICES hides some, as the
-driver does it. With FAKE_CUDA, ONNX Runtime has its CUDA provider. A worker that asks
-for a GPU notes which devices it was shown, in the folder that FAKE_SEEN names.
+FAKE_GPUS lists their compute capabilities, such as 8.9,9.0. CUDA_VISIBLE_DEVICES hides some, as
+with the real driver. With FAKE_CUDA, ONNX Runtime has its CUDA provider. A worker that uses a GPU
+records the devices that it saw in the folder FAKE_SEEN.
 """
 
 import ctypes
@@ -23,18 +23,18 @@ _library, _session = ctypes.CDLL, onnxruntime.InferenceSession
 
 
 def listed(variable: str) -> list[str]:
-    """The words of a list in the environment."""
+    """Return the items of a list in an environment variable."""
     return list(filter(None, os.environ.get(variable, "").split(",")))
 
 
 def note() -> None:
-    """Write which devices this worker was shown."""
+    """Record which devices this worker saw."""
     if _notes is not None:
         _notes.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 
 
 class Driver:
-    """The calls of libcuda and libnvidia-ml that are made; each returns 0 where it did its work."""
+    """The used functions of libcuda and libnvidia-ml; each returns 0 on success."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -48,7 +48,7 @@ class Driver:
 
     @property
     def cards(self) -> list[str]:
-        """Compute capabilities of those that are visible, in the order of the list."""
+        """The compute capabilities of visible GPUs, in the order of the list."""
         every = listed("FAKE_GPUS")
         if "CUDA_VISIBLE_DEVICES" not in os.environ:
             return every
@@ -69,7 +69,7 @@ class Driver:
 
 
 class Session:
-    """A session of ONNX Runtime on a GPU, which the processor plays."""
+    """An ONNX Runtime session on a GPU, simulated by the CPU."""
 
     asked: tuple[list[str], ...] = ()
     started = (CUDA, CPU)
@@ -81,7 +81,7 @@ class Session:
         self._real = _session(source, options, providers=[CPU])
 
     def get_providers(self) -> tuple[str, ...]:
-        """Those that it says have started."""
+        """Return the providers that it reports as started."""
         return self.started
 
     def __getattr__(self, name: str) -> Any:
@@ -89,14 +89,14 @@ class Session:
 
 
 def library(name: str | None, *arguments: Any, **options: Any) -> Any:
-    """In the place of `ctypes.CDLL`."""
+    """Replace `ctypes.CDLL`."""
     if name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         return Driver()
     return _library(name, *arguments, **options)
 
 
 def install() -> None:
-    """Be the GPUs of this process, a worker."""
+    """Install the fake GPUs in this process, a worker."""
     global _notes
     _notes = Path(os.environ["FAKE_SEEN"]) / str(os.getpid())
     ctypes.CDLL = library  # type: ignore[assignment,misc]

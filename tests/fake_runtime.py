@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A runtime in one file: it runs exported files that were turned round, and nothing else.
+"""A runtime in one file: it runs only exported files whose bytes were reversed.
 
-With `"fake": "fake_runtime:FAKE"` in the registry every verb knows it.
+With `"fake": "fake_runtime:FAKE"` in the registry, every command knows it.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ SERVED_FILE = "model.fake"
 
 
 def run_file(path: Path) -> Runner:
-    """Result of the file's computation, every node as it stands."""
+    """Run the file without optimization."""
     return onnx_runner(onnx_session(path.read_bytes()[::-1], optimized=False))
 
 
@@ -61,7 +61,7 @@ class FakeFiles:
 
 
 class FakeRuntime:
-    """The artefact's side: built, loaded, run, held to the reference, measured."""
+    """The artefact's side: build, load, run, verify, measure."""
 
     name = "fake"
     title = "Fake"
@@ -104,7 +104,10 @@ class FakeRuntime:
 
 
 def built_file(folder: ArtefactFolder, manifest: Manifest) -> Path:
-    """Raises: SaccadeError if it was not built."""
+    """Return the built file.
+
+    Raises: SaccadeError if it was not built.
+    """
     path = folder.path / "engines" / FakeRuntime.name / f"{manifest.variant.name}.fake"
     if not path.is_file():
         raise SaccadeError(f"{path}: missing. Build it with: saccade build {folder} --engine fake")
@@ -112,7 +115,7 @@ def built_file(folder: ArtefactFolder, manifest: Manifest) -> Path:
 
 
 def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """The file that is served gives the stored answer."""
+    """Check that the served file gives the stored answer."""
     sample = read_sample(model.sample)
     answers = run_file(model.version / SERVED_FILE)(sample.inputs)
     yield from differences(answers, sample.answers, model.manifest)

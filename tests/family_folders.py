@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny artefact folder of each family, exported once for all tests that read it."""
+"""A tiny artefact folder per family, exported once for all tests."""
 
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,14 @@ from folder_store import stored
 
 
 def family_folder(family: str) -> Path:
-    """The folder of that family, which all test processes share; do not change it."""
+    """Return the folder of a family. All test processes share it: do not change it."""
     return stored(family, lambda place: exported(family, place)) / "folder"
 
 
 def exported(
     family: str, place: Path, precision: tuple[str, ...] = ("fp32",), **options: Any
 ) -> Path:
-    """The folder of that family, exported into `place`."""
+    """Export a model of a family into `place`."""
     import tiny_families
 
     return tiny_families.exported(family, place, precision, **options)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exported folders that many tests read: made once for all test processes, and kept between runs.
+"""Exported folders that many tests read, created once for all test processes and kept between runs.
 
-They stand under `build/test-folders`, by a hash of all that decides what is in them: the sources
-that export, the tiny models, the versions of what is installed, the CPU. Do not change them: what
-was changed is made again by the next process that asks for it.
+They are in `build/test-folders`, under a hash of everything that determines their content: the
+exporting sources, the tiny models, installed versions, the CPU. Do not change them: a changed
+folder is created again by the next process that needs it.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ from typing import IO
 from places import PACKAGE, ROOT, TESTS
 
 STORE = ROOT / "build" / "test-folders"
-LATER = (PACKAGE / "serving", PACKAGE / "model_repository")  # these export nothing
+LATER = (PACKAGE / "serving", PACKAGE / "model_repository")  # these do not affect exports
 PACKAGES = (
     "torch",
     "onnx",
@@ -35,13 +35,13 @@ PACKAGES = (
     "numpy",
     "safetensors",
 )
-KEPT = 3  # of other sources: another branch's, or those before a change that is taken back
+KEPT = 3  # folders of other sources, such as another branch
 _CHECKED: set[Path] = set()
 _HELD: list[IO[str]] = []
 
 
 def stored(name: str, make: FunctionType) -> Path:
-    """The folder of that name, whose content `make(place)` has put into `place`; read only."""
+    """Return the folder `name`, which `make(place)` filled; treat it as read-only."""
     maker = hashlib.sha256(Path(make.__code__.co_filename).read_bytes()).hexdigest()
     place = _of_these_sources()
     folder = place / f"{name}-{maker[:8]}"
@@ -89,13 +89,13 @@ def _of_these_sources() -> Path:
     os.utime(place)
     held = (place / "in-use").open("a")
     fcntl.flock(held, fcntl.LOCK_SH)
-    _HELD.append(held)  # until this process ends
+    _HELD.append(held)  # until this process exits
     _sweep(place)
     return place
 
 
 def _sweep(own: Path) -> None:
-    """Remove all but a few of the folders of other sources, and none that a process uses."""
+    """Remove all but a few folders of other sources, and none that a process is using."""
     with _locked(STORE / "sweeping.lock"):
         others = [path for path in STORE.iterdir() if path.is_dir() and path != own]
         for old in sorted(others, key=lambda path: path.stat().st_mtime)[
@@ -108,7 +108,7 @@ def _sweep(own: Path) -> None:
 
 @cache
 def source_hash() -> str:
-    """One hash of what decides the bytes of an export and what its gate measures."""
+    """Return a hash of everything that determines the bytes of an export and its gate's figures."""
     known = [platform.machine(), sys.version, _cpu()]
     known += [f"{package} {version(package)}" for package in PACKAGES]
     digest = hashlib.sha256("\n".join(known).encode())
@@ -126,7 +126,7 @@ def _is_source(path: Path) -> bool:
 
 
 def _cpu() -> str:
-    """The CPU: a library may sum in another order on another one."""
+    """Describe the CPU: on another one, a library may sum in another order."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

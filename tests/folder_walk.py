@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command's walk with an artefact folder: who is given it, and how often its files are read."""
+"""Trace an artefact folder through a command: who gets it, and how often files are read."""
 
 import os
 import sys
@@ -17,20 +17,20 @@ from places import PACKAGE
 from saccade.exporter.artefact.folder import _TICK_NS
 
 SOURCES = f"{PACKAGE}{os.sep}"
-# Functions that hash a file; the second reads a checkpoint, and names it by what it read.
+# Functions that hash a file; the second reads a checkpoint.
 HASHING = ("files.py:sha256_of", "models/checkpoint.py:_parse")
-# Of each command: the most places that are given the folder, and the files that they stand in.
-# Both may only fall.
+# For each command: the maximum number of functions that get the folder, and of their files.
+# Only ever lower these.
 MOST = {"bench": (32, 14), "deploy": (24, 11)}
 _WALKS: list["FolderWalk"] = []
 
 
 class FolderWalk:
-    """Walk of one folder in this process: all that was seen of it.
+    """The trace of one folder in this process.
 
-    `places` are the functions of `exporter` and `serving` that were given it: as path, as text, as
-    a path below it, or as an `ArtefactFolder`, whose methods count as well. What reads any file, in
-    the layers below, is none. `opened` and `hashed` count by file.
+    `places` are the functions of `exporter` and `serving` that got it: as a path, as a string, as a
+    path below it, or as an `ArtefactFolder`, whose methods count as well. General file readers in
+    lower layers do not count. `opened` and `hashed` count by file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,14 +42,13 @@ class FolderWalk:
 
     @property
     def files(self) -> set[str]:
-        """The files of saccade that these functions stand in."""
+        """The source files of these functions."""
         return {place.partition(":")[0] for place in self.places}
 
     def check(self, places: int, files: int) -> None:
-        """Check that the folder took at most so many places, and each file was read and hashed
-        once.
+        """Check the number of places, and that each file was read and hashed once.
 
-        The frontier is read again where measurements are added to it.
+        The frontier is read again when measurements are added to it.
         """
         assert len(self.places) <= places, f"{len(self.places)} places: {sorted(self.places)}"
         assert len(self.files) <= files, f"{len(self.files)} files: {sorted(self.files)}"
@@ -58,7 +57,7 @@ class FolderWalk:
         assert set(manifests.values()) == {1}, f"read {manifests}"
 
     def below(self, value: Any) -> Path | None:
-        """The path, if it is the folder or in it."""
+        """Return `value` as a path if it is the folder or inside it."""
         if isinstance(value, str) and not value.startswith(str(self.folder)):
             return None
         if not isinstance(value, str | Path):
@@ -67,7 +66,7 @@ class FolderWalk:
         return path if self.folder in (path, *path.parents) and os.path.lexists(path) else None
 
     def called(self, frame: FrameType, event: str, _: Any) -> None:
-        """A profile function: notes a call with the folder among its arguments."""
+        """Profile function: record calls with the folder among their arguments."""
         code = frame.f_code
         if event != "call" or (name := self._name(code)) is None:
             return
@@ -101,11 +100,11 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
             walk.opened[path.relative_to(walk.folder).as_posix()] += 1
 
 
-sys.addaudithook(_audit)  # it cannot be taken away again
+sys.addaudithook(_audit)  # it cannot be removed
 
 
 def settled(folder: Path) -> Path:
-    """The folder, once its files are so old that a change of them would show in their times."""
+    """Return the folder when its files are old enough that a change would alter their times."""
     newest = max(path.stat().st_ctime_ns for path in (folder, *folder.rglob("*")))
     while time.time_ns() <= newest + 2 * _TICK_NS:
         time.sleep(0.01)
@@ -114,7 +113,7 @@ def settled(folder: Path) -> Path:
 
 @contextmanager
 def walked(folder: Path) -> Iterator[FolderWalk]:
-    """Note what the block does with the folder, in all threads that it starts."""
+    """Trace what the block does with the folder, in all threads that it starts."""
     walk = FolderWalk(settled(folder))
     before = sys.getprofile()
     _WALKS.append(walk)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs every recorded case of the authors' codes in a folder: python tests/golden_check.py FOLDER.
+"""Run every recorded case of the authors' code in a folder: python tests/golden_check.py FOLDER.
 
-The folder's name says which family's cases it holds; the copies in tests/golden are a part of
-them, which the test suite runs.
+The folder's name is that of the family. tests/golden has a subset of the cases, which the test
+suite runs.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ FAMILIES = tuple(sorted(path.stem for path in CASES.glob("*.py")))
 
 
 def cases_of(family: str) -> ModuleType:
-    """The module that runs a family's cases: `check(folder)` and `count(folder)`."""
+    """Import the module that runs a family's cases, with `check(folder)` and `count(folder)`."""
     spec = importlib.util.spec_from_file_location(f"golden_{family}", CASES / f"{family}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -25,9 +25,9 @@ def cases_of(family: str) -> ModuleType:
 
 
 def main(arguments: list[str]) -> int:
-    """0 if every case holds, 1 if one does not, 2 for a folder that holds none."""
+    """Return 0 if every case passes, 1 if one fails, 2 for a folder without cases."""
     if len(arguments) != 1 or Path(arguments[0]).resolve().name not in FAMILIES:
-        print(f"expected one folder named as one of: {', '.join(FAMILIES)}", file=sys.stderr)
+        print(f"expected a folder with one of these names: {', '.join(FAMILIES)}", file=sys.stderr)
         return 2
     folder = Path(arguments[0]).resolve()
     cases = cases_of(folder.name)

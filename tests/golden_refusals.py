@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded case that the project refuses: a failure of that case, not the end of the run."""
+"""Treat a refused recorded case as a failure of that case, not as the end of the run."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,7 +7,7 @@ from saccade.errors import SaccadeError
 
 
 def lines_of(name: str, run: Callable[[], Iterable[str]]) -> list[str]:
-    """The failures that a case reports; a refusal is one of them."""
+    """Return the failures that a case reports, including a refusal."""
     try:
         return list(run())
     except SaccadeError as error:

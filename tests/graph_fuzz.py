@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX files and manifests changed at random: one seed is one file."""
+"""Randomly changed ONNX files and manifests, one per seed."""
 
 import json
 import random
@@ -23,13 +23,13 @@ _VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 2**63, 10**400, 1e300, -0.5, "", "\x1b[2J", "../../x", "x" * 5000, [], {},
     [None], [[]], {"a": None}, ["a"] * 70, "b 99999999 99999999", "object", "0" * 63,
 )  # fmt: skip
-_REPEATED = 300  # times a message is doubled at most
+_REPEATED = 300  # maximum number of copies of a message
 _MANY_BYTES = 4_000_000
 
 
 @cache
 def _sound() -> tuple[bytes, ...]:
-    """Files to begin with: a model, every op with its body, and hostile ones that are small."""
+    """Return the original files: a model, every op with its body, and small hostile ones."""
     honest = [onnx_model(), *(one_node_model(OPS[op]) for op in OPS)]
     hostile = [make() for name, (make, _) in hostile_graphs.HOSTILE.items() if "000" not in name]
     hostile.append(hostile_graphs.read_trips())
@@ -37,12 +37,12 @@ def _sound() -> tuple[bytes, ...]:
 
 
 def outcome(kind: str, seed: int, folder: Path) -> str:
-    """Outcome for the file of this seed: read or refused; anything else is raised."""
+    """Return the outcome for this seed's file, read or refused; anything else is raised."""
     return graph(seed) if kind == "graph" else manifest(seed, folder)
 
 
 def graph(seed: int) -> str:
-    """Outcome for a changed ONNX file.
+    """Return the outcome for a changed ONNX file.
 
     Raises: whatever but SaccadeError.
     """
@@ -57,7 +57,7 @@ def graph(seed: int) -> str:
 
 
 def manifest(seed: int, folder: Path) -> str:
-    """Outcome for a changed manifest.
+    """Return the outcome for a changed manifest.
 
     Raises: whatever but SaccadeError.
     """
@@ -144,7 +144,7 @@ def _change_field(rng: random.Random, message: Any) -> None:
             getattr(message, field.name).extend([value] * rng.randint(1, 40))
         else:
             setattr(message, field.name, value)
-    except ValueError:  # a number beyond the field's type, or no name of an enumeration
+    except ValueError:  # out of the field's range, or not in the enumeration
         message.ClearField(field.name)
 
 

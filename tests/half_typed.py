@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants of another type made of an artefact's file by hand, faster than an export."""
+"""Make variants of another type from an artefact's file, faster than an export."""
 
 import hashlib
 from dataclasses import replace
@@ -20,7 +20,7 @@ _KINDS = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
 
 
 def half_typed(proto: onnx.ModelProto, precision: str) -> onnx.ModelProto:
-    """The graph with every matrix node of the main graph between casts to that type and back."""
+    """Put every matrix node of the main graph between casts to that type and back."""
     nodes = []
     for node in proto.graph.node:
         if node.op_type not in MATRIX_NODES:
@@ -43,7 +43,7 @@ def half_typed(proto: onnx.ModelProto, precision: str) -> onnx.ModelProto:
 def add_variant(
     folder: Path, source: str, precision: str, proto: onnx.ModelProto, **changes: object
 ) -> Manifest:
-    """Write `proto` into the folder as the variant of another precision; its manifest."""
+    """Write `proto` into the folder as a variant of another precision; return its manifest."""
     old = read_manifest(folder / f"{source}{SUFFIX}")
     name = source.rpartition("-")[0] + f"-{precision}"
     data = proto.SerializeToString(deterministic=True)

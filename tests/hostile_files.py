@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that claim, nest or repeat more than they hold, each made in a few bytes."""
+"""Small files that claim, nest or repeat more than they contain."""
 
 import io
 import json
@@ -24,7 +24,7 @@ CONFIG |= {"propagator_layers": 1, "heads": 2, "ffn_dim": 8, "classes": 2}
 
 
 class CheckpointFile:
-    """A sound checkpoint of a NAC of a few weights, to be changed in one place."""
+    """A valid checkpoint of a tiny NAC, to be changed in one place."""
 
     def __init__(self) -> None:
         from saccade.models.families import build
@@ -45,37 +45,37 @@ class CheckpointFile:
     def write(
         self, path: Path, *, tensors: Mapping[str, torch.Tensor] | None = None, **header: Any
     ) -> Path:
-        """With other values in its header, or further tensors."""
+        """Write it with other header values or additional tensors."""
         path.write_bytes(pack({**self.tensors, **(tensors or {})}, {**self.header, **header}))
         return path
 
     def with_config(self, path: Path, **values: Any) -> Path:
-        """With other values in its configuration."""
+        """Write it with other values in its configuration."""
         return self.write(path, config={**CONFIG, **values})
 
     def with_text(self, path: Path, change: Callable[[str], str]) -> Path:
-        """With another text as its metadata."""
+        """Write it with changed metadata text."""
         metadata = serialize(self.tensors, metadata={"saccade": change(json.dumps(self.header))})
         path.write_bytes(metadata)
         return path
 
 
 def safetensors_file(path: Path, header: bytes | Mapping[str, Any], data: bytes = b"") -> Path:
-    """A header as it is given, and bytes behind it."""
+    """Write a header as given, followed by bytes."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
     return path
 
 
 def npy(descr: str, shape: tuple[int, ...], data: bytes = b"") -> bytes:
-    """An array's bytes with that header, whatever follows it."""
+    """Return an array file with that header, followed by any bytes."""
     header = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode()
     header += b" " * (-(len(header) + 11) % 64) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + data
 
 
 def zip_file(path: Path, members: Mapping[str, bytes], *, packed: bool = False) -> Path:
-    """An archive of these members."""
+    """Write an archive of these members."""
     way = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
     with zipfile.ZipFile(path, "w", way) as archive:
         for name, data in members.items():
@@ -84,7 +84,7 @@ def zip_file(path: Path, members: Mapping[str, bytes], *, packed: bool = False) 
 
 
 def twice_named(path: Path) -> Path:
-    """An archive of images with two files of labels, of which a reader may take either."""
+    """Write an archive of images with two label files of the same name."""
     images_npz(path)
     with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -93,7 +93,7 @@ def twice_named(path: Path) -> Path:
 
 
 def zip_bomb(path: Path, size: int = 2**30) -> Path:
-    """An archive whose directory says that it unpacks to `size` bytes, from a few thousand."""
+    """Write a small archive whose directory claims that it unpacks to `size` bytes."""
     zip_file(path, {"images.npy": npy("|u1", (2**20,), bytes(2**20))}, packed=True)
     data = bytearray(path.read_bytes())
     struct.pack_into("<L", data, data.rindex(b"PK\x01\x02") + 24, size)
@@ -102,7 +102,7 @@ def zip_bomb(path: Path, size: int = 2**30) -> Path:
 
 
 def images_npz(path: Path, **arrays: bytes) -> Path:
-    """A sound data set of 40 images with some of its arrays as they are given."""
+    """Write a valid data set of 40 images, with some arrays replaced."""
     sound = {
         "images": np.arange(40 * 8 * 8, dtype=np.uint32).astype(np.uint8).reshape(40, 8, 8),
         "labels": np.arange(40) % 2,
@@ -116,7 +116,7 @@ def images_npz(path: Path, **arrays: bytes) -> Path:
 
 
 def torch_zip(path: Path, content: bytes) -> Path:
-    """Archive as torch.save writes it, with this pickle for its names and shapes."""
+    """Write an archive like torch.save, with this pickle for names and shapes."""
     file = io.BytesIO()
     torch.save({}, file)
     with zipfile.ZipFile(file) as archive:
@@ -126,17 +126,17 @@ def torch_zip(path: Path, content: bytes) -> Path:
 
 
 def deep_dictionaries(depth: int) -> bytes:
-    """The pickle of {0: {0: {0: ...}}}."""
+    """Return the pickle of {0: {0: {0: ...}}}."""
     return b"\x80\x02" + b"}K\x00" * depth + b"}" + b"s" * depth + b"."
 
 
 def deep_key(depth: int) -> bytes:
-    """The pickle of a dictionary whose key is ((((...),),),): hashing it recurses in C."""
+    """Return the pickle of a dictionary with the key ((((...),),),), whose hash recurses in C."""
     return b"\x80\x02}N" + b"\x85" * depth + b"Ns."
 
 
 def doubled_dictionaries(times: int) -> bytes:
-    """Each holds the one before twice, as the pickle's memo allows: 2^times leaves."""
+    """Return dictionaries that each contain the previous one twice by memo: 2^times leaves."""
     steps = [b"\x80\x02", b"}q\x00"]
     for index in range(times):
         old, new = bytes([index]), bytes([index + 1])
@@ -145,10 +145,10 @@ def doubled_dictionaries(times: int) -> bytes:
 
 
 def pickled(value: Any) -> bytes:
-    """Protocol 2, as torch writes."""
+    """Pickle with protocol 2, as torch does."""
     return pickle.dumps(value, protocol=2)
 
 
 def deep_json(depth: int = DEEP) -> str:
-    """Lists in lists."""
+    """Return nested lists."""
     return "[" * depth + "]" * depth

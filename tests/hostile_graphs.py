@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX files that cost whoever opens them far more than their own size, each in its own way."""
+"""ONNX files that cost their reader far more than their own size, each in a different way."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ TRIPS = 2**62
 
 
 def doubling(levels: int = 28) -> onnx.ModelProto:
-    """A function that calls the one below it twice, down to one node: 2 to the power of nodes."""
+    """Functions that each call the next one twice: 2^levels nodes."""
     model = onnx_model()
     for level in range(levels):
         below = (f"f{level - 1}", DOMAIN) if level else ("Identity", "")
@@ -33,7 +33,7 @@ def recursive() -> onnx.ModelProto:
 
 
 def looping(trips: int = TRIPS, levels: int = 1) -> onnx.ModelProto:
-    """A loop that goes round for longer than anybody lives; with levels, a loop inside a loop."""
+    """A loop that practically never ends; with levels, a loop inside a loop."""
     model = onnx_model()
     model.graph.initializer.append(numpy_helper.from_array(np.array(trips), "trips"))
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
@@ -62,7 +62,7 @@ def looping(trips: int = TRIPS, levels: int = 1) -> onnx.ModelProto:
 
 
 def read_trips() -> onnx.ModelProto:
-    """A loop whose number of turns a node computes: nobody can say it without running it."""
+    """A loop whose number of iterations a node computes, so that it is unknown without a run."""
     model = looping()
     (trips,) = (tensor for tensor in model.graph.initializer if tensor.name == "trips")
     trips.name = "most"
@@ -79,7 +79,7 @@ def external() -> onnx.ModelProto:
 
 
 def external_in_constant() -> onnx.ModelProto:
-    """The same in a node's attribute, where fewer look."""
+    """The same in a node's attribute, which is checked less often."""
     model = onnx_model()
     tensor = numpy_helper.from_array(np.zeros(4, np.float32), "hidden")
     _external(tensor)
@@ -91,14 +91,14 @@ def external_in_constant() -> onnx.ModelProto:
 
 
 def claims_more_than_it_holds(rows: int = 10**13) -> onnx.ModelProto:
-    """A weight of that many rows of four, whose data are those of 16."""
+    """A weight that claims this many rows of four, with the data of 16 rows."""
     model = onnx_model()
     model.graph.initializer[0].dims[:] = [rows, 4]
     return model
 
 
 def filled(size: int = 10**13) -> onnx.ModelProto:
-    """A node of a few bytes that makes 10^13 numbers, a constant that a runtime folds."""
+    """A node of a few bytes that produces 10^13 numbers, a constant that a runtime folds."""
     model = onnx_model()
     shape = numpy_helper.from_array(np.array([size]), "much")
     model.graph.initializer.append(shape)
@@ -121,14 +121,14 @@ def many_axes(axes: int = 400) -> onnx.ModelProto:
 
 
 def many_nodes(count: int = 300_000) -> onnx.ModelProto:
-    """More nodes than any export has, two bytes each in the file."""
+    """More nodes than any export has, with two bytes each in the file."""
     model = onnx_model()
     model.MergeFromString(b"\x3a" + _varint(2 * count) + b"\x0a\x00" * count)
     return model
 
 
 def nested(levels: int = 24) -> onnx.ModelProto:
-    """A graph in a node in a graph, as deep as the format's reader follows."""
+    """Graphs nested in nodes, as deep as protobuf can read."""
     graph = helper.make_graph([], "last", [], [])
     for level in range(levels):
         node = helper.make_node("If", ["yes"], [f"o{level}"], then_branch=graph)
@@ -139,21 +139,21 @@ def nested(levels: int = 24) -> onnx.ModelProto:
 
 
 def long_name() -> onnx.ModelProto:
-    """A node whose name would fill a screen of every message about it."""
+    """A node whose name would fill the screen in every message about it."""
     model = onnx_model()
     model.graph.node[0].name = "x" * 100_000
     return model
 
 
 def escapes_in_names() -> onnx.ModelProto:
-    """A node whose name clears the terminal of who reads of it."""
+    """A node whose name clears the reader's terminal."""
     model = onnx_model()
     model.graph.node[0].name = "\x1b[2J\x1b]0;owned\x07"
     return model
 
 
 def name_of_bytes() -> onnx.ModelProto:
-    """A node whose name is not text: the format's reader gives bytes where a text is expected."""
+    """A node whose name is not text: protobuf returns bytes instead of a string."""
     data = onnx_model().SerializeToString().replace(b"softmax", b"soft\xff\xfex")
     model: onnx.ModelProto = onnx.load_model_from_string(data)
     return model
@@ -170,15 +170,15 @@ HOSTILE: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "a weight of fewer bytes than it says": (lambda: claims_more_than_it_holds(5), "256 bytes"),
     "400 axes": (many_axes, "400 axes"),
     "300,000 nodes": (many_nodes, "nodes"),
-    "graphs in graphs": (nested, "inside"),
+    "graphs in graphs": (nested, "nested"),
     "a long name": (long_name, "characters"),
     "a name of bytes": (name_of_bytes, "is not text"),
     "escapes in a name": (escapes_in_names, "control"),
-}  # what the message has to say
+}  # and what the message has to contain
 
 
 def write(path: Path, model: onnx.ModelProto) -> bytes:
-    """The file; the bytes that it has."""
+    """Write the model to `path` and return its bytes."""
     data: bytes = model.SerializeToString()
     path.write_bytes(data)
     return data

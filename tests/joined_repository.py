@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of several repositories in one, so that one server start is enough for all of them."""
+"""Join the models of several repositories, so that a single server start is enough."""
 
 import shutil
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from saccade.serving.repository.description import VERSION
 
 
 def join(folder: Path, repositories: Iterable[Path]) -> Path:
-    """Copy the models of the repositories into `folder`, described as those of one model."""
+    """Copy the models of the repositories into `folder`, described as one model's."""
     models = []
     for repository in repositories:
         for model in sorted(path for path in repository.iterdir() if path.is_dir()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of metrics, read by the parser of Prometheus' own client library."""
+"""Read pages of metrics with the parser of Prometheus' client library."""
 
 import urllib.request
 from collections.abc import Callable
@@ -10,13 +10,13 @@ Numbers = Callable[..., float]
 
 
 def page_of(url: str) -> str:
-    """The page at a URL."""
+    """Return the page at a URL."""
     with urllib.request.urlopen(url, timeout=60) as answer:
         return answer.read().decode()
 
 
 def types_in(page: str) -> dict[str, str]:
-    """Every family and its type; each may stand on a page once."""
+    """Return every family with its type; each may occur only once."""
     families = list(text_string_to_metric_families(page))
     types = {family.name: family.type for family in families}
     assert len(types) == len(families)
@@ -24,12 +24,12 @@ def types_in(page: str) -> dict[str, str]:
 
 
 def numbers_in(page: str) -> Numbers:
-    """A function of a name and labels: the sum of the samples that have these."""
+    """Return a function of name and labels that sums the matching samples."""
     samples = [
         sample for family in text_string_to_metric_families(page) for sample in family.samples
     ]
     keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples]
-    assert len(set(keys)) == len(keys), "a sample stands on the page twice"
+    assert len(set(keys)) == len(keys), "a sample occurs twice on the page"
 
     def number(name: str, **labels: str) -> float:
         values = [

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 KEY, SECRET, BUCKET = "key", "secret", "bucket"
-START_S = 120.0  # of a busy machine
+START_S = 120.0  # on a busy machine
 
 
 def program() -> Path:
-    """The server's program.
+    """Return the server's program.
 
-    Skips the test where it is not installed.
+    Skips the test if it is not installed.
     """
     path = Path(sys.executable).with_name("weed")
     found = path if path.exists() else shutil.which("weed")
@@ -29,7 +29,7 @@ def program() -> Path:
 
 
 class ObjectStore:
-    """A server with its data in a folder, which may be stopped and started again."""
+    """A server with its data in a folder; it can be stopped and started again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,11 +45,11 @@ class ObjectStore:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client needs."""
+        """The environment variables for a client."""
         return {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
 
     def address(self, prefix: str, bucket: str = BUCKET) -> str:
-        """The address of a prefix."""
+        """Return the address of a prefix."""
         where = f"endpoint_override=127.0.0.1:{self._ports[0]}&scheme=http&region=us-east-1"
         return f"s3://{bucket}/{prefix}?{where}"
 
@@ -70,13 +70,13 @@ class ObjectStore:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """Stop it at once, as a failure would."""
+        """Stop it abruptly, like a failure."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def _answers(self) -> bool:
-        """Whether the bucket can be written."""
+        """True if the bucket can be written."""
         from pyarrow import fs
 
         client = fs.S3FileSystem(
@@ -98,7 +98,7 @@ class ObjectStore:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody has; those of gRPC are 10,000 above."""
+    """Return free ports whose gRPC ports, 10,000 higher, are free too."""
     with ExitStack() as stack:
         ports = []
         while len(ports) < count:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A receiver of spans over OTLP: what it was sent, and what a receiver that is ill would do."""
+"""A receiver of spans over OTLP, which records them and can simulate failures."""
 
 import gzip
 import threading
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Span:
-    """One span as it came, and the attributes of the process that sent it."""
+    """One received span, with the attributes of the process that sent it."""
 
     name: str
     trace: str
@@ -28,7 +28,7 @@ class Span:
 
 
 class Receiver:
-    """Takes spans at `endpoint`; `status` is what it answers, after `delay_s`."""
+    """Receives spans at `endpoint` and answers `status` after `delay_s`."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -40,11 +40,11 @@ class Receiver:
 
     @property
     def endpoint(self) -> str:
-        """As OTEL_EXPORTER_OTLP_ENDPOINT has it."""
+        """The address for OTEL_EXPORTER_OTLP_ENDPOINT."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def of(self, trace: str) -> dict[str, list[Span]]:
-        """The spans of one trace by name."""
+        """Return the spans of one trace, by name."""
         named: dict[str, list[Span]] = {}
         for span in list(self.spans):
             if span.trace == trace:
@@ -52,14 +52,14 @@ class Receiver:
         return named
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Stop receiving."""
         self._server.shutdown()
         self._server.server_close()
 
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    """A receiver for the block."""
+    """Run a receiver inside the block."""
     receiver = Receiver()
     try:
         yield receiver
@@ -83,11 +83,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def decoded(body: bytes) -> list[Span]:
-    """The spans of one message."""
+    """Return the spans of one message."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
         ExportTraceServiceRequest,
     )

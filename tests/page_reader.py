@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reader who types what a page shows, on few samples and free ports."""
+"""Run the commands of a documentation page, with few samples and free ports."""
 
 import json
 import re
@@ -17,9 +17,9 @@ from official_files import open_clip
 from saccade.serving.client.client import DEFAULT_URL
 from saccade.serving.commands import cli
 
-# They set an environment up, or run the suite itself.
+# These set up an environment or run the test suite itself.
 SET_UP = ("make", "pip", "python3")
-# What takes long and proves nothing here: how well it learns, how well it is measured.
+# Options that shorten slow steps, whose quality does not matter here.
 SHORTER = {"train": ("--steps", "300"), "bench": ("--seconds", "0.05", "--rounds", "1")}
 CALLS = ("doctor", "classify", "embed", "segment", "answer", "caption", "edit", "show")
 PORTS = ("grpc", "metrics", "ready")
@@ -27,21 +27,21 @@ CLIP_WORDS = 49_408
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """Language and text of every block of commands or Python, in order.
+    """Return language and text of every block of commands or Python, in order.
 
-    Left out is what sets an environment up.
+    Blocks that set up an environment are left out.
     """
     found = re.findall(r"```(sh|python)\n(.*?)```", page.read_text(), re.S)
     return [(kind, text) for kind, text in found if text.split()[0] not in SET_UP]
 
 
 def lines_of(text: str) -> list[str]:
-    """The commands of a block."""
+    """Return the commands of a block."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def their_clip(place: Path, file: Path, config: Path) -> None:
-    """A small CLIP as OpenCLIP writes it, which reads the words that CLIP does."""
+    """Write a small CLIP like OpenCLIP, with CLIP's vocabulary."""
     import torch
 
     made = open_clip(place)
@@ -56,9 +56,9 @@ def their_clip(place: Path, file: Path, config: Path) -> None:
 
 
 class Reader:
-    """Types each command and looks whether it worked; a server runs until the next one starts.
+    """Runs each command and checks that it worked; a server runs until the next one starts.
 
-    The commands run here, as the program `saccade` would run them, but for the server.
+    Commands run in this process, as the program `saccade` would run them, except for servers.
     """
 
     def __init__(self, place: Path, **shorter: tuple[str, ...]) -> None:
@@ -98,7 +98,7 @@ class Reader:
 
 
 def with_url(words: list[str], url: str) -> list[str]:
-    """The words with the place of the server that runs, in place of the one that is usual."""
+    """Replace the default address in the arguments by that of the running server."""
     if "--url" in words:
         assert words[words.index("--url") + 1] == DEFAULT_URL
         return [url if word == DEFAULT_URL else word for word in words]
@@ -107,7 +107,7 @@ def with_url(words: list[str], url: str) -> list[str]:
 
 @contextmanager
 def reading(place: Path, **shorter: tuple[str, ...]) -> Iterator[Reader]:
-    """A reader who leaves no server behind."""
+    """Make a reader and stop its server at the end."""
     reader = Reader(place, **shorter)
     try:
         yield reader

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places of files, for tests in whichever folder."""
+"""Paths of files that tests in any folder use."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus and its promtool as they are installed; Debian has both, PyPI neither."""
+"""The installed Prometheus and promtool; Debian has both, PyPI has neither."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ import pytest
 
 
 def program_or_skip(name: str) -> str:
-    """Path of `prometheus` or `promtool`."""
+    """Return the path of `prometheus` or `promtool`, or skip the test."""
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"{name} is not installed (Debian, Ubuntu: apt-get install prometheus)")
@@ -26,25 +26,25 @@ def program_or_skip(name: str) -> str:
 
 
 def promtool(*arguments: str, given: str | None = None) -> "subprocess.CompletedProcess[str]":
-    """What promtool says, with a text on its standard input."""
+    """Run promtool, with text on its standard input."""
     command = [program_or_skip("promtool"), *arguments]
     return subprocess.run(command, input=given, capture_output=True, text=True)
 
 
 class Prometheus:
-    """A running server, to be asked over its HTTP interface."""
+    """A running server, with its HTTP interface."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
 
     def get(self, path: str, **parameters: str) -> Any:
-        """The data of an answer."""
+        """Return the data of an answer."""
         query = urllib.parse.urlencode(parameters)
         with urllib.request.urlopen(f"{self.url}{path}?{query}", timeout=60) as answer:
             return json.load(answer)["data"]
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of each sample that an expression has now."""
+        """Return labels and value of each current sample of an expression."""
         found = self.get("/api/v1/query", query=expression)["result"]
         return [(sample["metric"], float(sample["value"][1])) for sample in found]
 
@@ -59,7 +59,7 @@ class Prometheus:
 
 @contextmanager
 def running(config: Path, place: Path) -> Iterator[Prometheus]:
-    """Start Prometheus on a configuration; its data and its log go into `place`."""
+    """Start Prometheus with a configuration; its data and log go into `place`."""
     program = program_or_skip("prometheus")
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The committed proxy as a process of its own, in front of whatever listens on this machine."""
+"""The committed nginx configuration in a separate process, in front of local servers."""
 
 import http.client
 import os
@@ -28,7 +28,7 @@ NOBODY = 65534
 
 @dataclass(frozen=True)
 class Proxy:
-    """Proxy to listen at and to trust."""
+    """A running proxy: its address and its certificate."""
 
     port: int
     certificate: Path
@@ -62,18 +62,18 @@ class Proxy:
 
 
 def nginx_or_skip() -> str:
-    """The program, wherever a distribution puts it."""
+    """Return the program, or skip the test."""
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     if nginx is None:
         pytest.skip("nginx is not installed (Debian, Ubuntu: apt-get install nginx-light)")
     if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed, with which the certificate is made")
+        pytest.skip("openssl is not installed, but the certificate needs it")
     return nginx
 
 
 @contextmanager
 def running(grpc_port: int, http_port: int) -> Iterator[Proxy]:
-    """Start nginx without privileges, with the committed files but for addresses and the cap."""
+    """Start nginx without privileges, with the committed files except addresses and limits."""
     nginx = nginx_or_skip()
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
@@ -93,10 +93,10 @@ def running(grpc_port: int, http_port: int) -> Iterator[Proxy]:
 
 
 def wait_until_it_listens(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Fail with what it said if it does not."""
+    """Fail with its log if it does not."""
     for _ in range(200):
         if process.poll() is not None:
-            pytest.fail(f"nginx ended with {process.returncode}: {log.read_text()}")
+            pytest.fail(f"nginx exited with {process.returncode}: {log.read_text()}")
         with socket.socket() as probe:
             probe.settimeout(0.05)
             if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -106,7 +106,7 @@ def wait_until_it_listens(port: int, process: "subprocess.Popen[bytes]", log: Pa
 
 
 def lay_out(folder: Path, port: int, grpc_port: int, http_port: int) -> None:
-    """Write what the proxy reads."""
+    """Write the proxy's files."""
     for name in ("place", "tls", "run"):
         (folder / name).mkdir()
     (folder / "nginx.conf").write_bytes((COMMITTED / "nginx.conf").read_bytes())
@@ -133,5 +133,5 @@ def lay_out(folder: Path, port: int, grpc_port: int, http_port: int) -> None:
 
 
 def is_root() -> bool:
-    """True if nginx would have privileges."""
+    """True if nginx would run with privileges."""
     return os.geteuid() == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gate that looks at few samples, for tests of something else."""
+"""A gate with few samples, for tests of other things."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +13,6 @@ FEW_SAMPLES = GateSizes(real_inputs=16, random_inputs=8, batches=(1, 4))
 
 @contextmanager
 def quick_gate() -> Iterator[None]:
-    """The same for what the command line exports and verifies, which has no option for it."""
+    """Use it for exports and verifications by the command line, which has no option for it."""
     with mock.patch.object(gate, "GATE_SIZES", FEW_SAMPLES):
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gRPC call as bytes on a socket, with headers that no library would send."""
+"""Make a gRPC call as bytes on a socket, with headers that no library would send."""
 
 import re
 import socket
@@ -11,7 +11,7 @@ SERVICE = "/inference.GRPCInferenceService"
 
 
 def call(port: int, method: str, message: bytes = b"", **headers: str) -> bytes:
-    """All that the server says within seconds, up to the status of the call."""
+    """Return everything that the server sends within seconds, up to the call's status."""
     named = {
         ":method": "POST", ":scheme": "http", ":path": f"{SERVICE}/{method}", ":authority": "x",
         "content-type": "application/grpc", "te": "trailers", **headers,
@@ -29,7 +29,7 @@ def call(port: int, method: str, message: bytes = b"", **headers: str) -> bytes:
 
 
 def status(said: bytes) -> int | None:
-    """The code of gRPC that an answer ends with, none where it does not."""
+    """Return the gRPC status code at the end of an answer, or None."""
     match = re.search(rb"grpc-status[\x01\x02](\d+)", said)
     return int(match[1]) if match else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every reader of a file with a sound file for it, and how that file is changed."""
+"""Every file reader with a valid file, and how that file is changed."""
 
 import json
 import random
@@ -38,7 +38,7 @@ from saccade.serving.commands.inspection import inspect
 
 @dataclass(frozen=True)
 class Reader:
-    """One reader: how it is called with a path, a sound file, and how that file is changed."""
+    """One reader: how to call it, a valid file, and how to change the file."""
 
     read: Callable[[Path], Any]
     sound: Callable[[Path], Any]  # writes it
@@ -79,7 +79,7 @@ def _image(path: Path) -> Any:
 
 @cache
 def readers() -> dict[str, Reader]:
-    """By name, without those whose package is not installed."""
+    """Return the readers by name, without those whose package is not installed."""
     text = {"change": lambda rng, data: changed_text(rng, json.loads(data))}
     by_name = {
         "checkpoint": Reader(_built, _checkpoint, changed_safetensors),
@@ -258,12 +258,12 @@ def _picture(kind: str) -> Callable[[Path], None]:
 
 
 def write_changed(reader: Reader, sound: bytes, seed: int, path: Path) -> None:
-    """The file that this seed makes of the sound one."""
+    """Write the file that this seed makes from the valid one."""
     path.write_bytes(reader.change(random.Random(seed), sound))
 
 
 def outcome(reader: Reader, path: Path) -> str:
-    """Outcome for a file: read or refused; anything else is raised.
+    """Return the outcome for a file, read or refused; anything else is raised.
 
     Raises: whatever but SaccadeError.
     """
@@ -275,6 +275,6 @@ def outcome(reader: Reader, path: Path) -> str:
 
 
 def sound_bytes(reader: Reader, path: Path) -> bytes:
-    """The sound file, which stays there until it is changed."""
+    """Write the valid file and return its bytes."""
     reader.sound(path)
     return path.read_bytes()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resources of the manifests and the chart, rendered by kubectl and helm."""
+"""Render the resources of the manifests and the chart with kubectl and helm."""
 
 import json
 import os
@@ -15,7 +15,7 @@ yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 
 
 Resources = dict[tuple[str, str], dict[str, Any]]
 _MISSING = "{} is not installed: pip install '.[dev]'"
-# In a process of its own: the library brings the runtime of another language along.
+# In a separate process, because the library contains the runtime of another language.
 _HELM = """
 import json, sys
 import helm_python as helm
@@ -31,7 +31,7 @@ print(json.dumps(answer))
 
 
 def kubectl_or_skip() -> str:
-    """The kubectl of this environment, or else of this machine."""
+    """Return the kubectl of this environment or machine, or skip the test."""
     own = shutil.which("kubectl", path=str(Path(sys.executable).parent))
     if (program := own or shutil.which("kubectl")) is None:
         pytest.skip(_MISSING.format("kubectl"))
@@ -39,7 +39,7 @@ def kubectl_or_skip() -> str:
 
 
 def kustomized(folder: Path) -> Resources:
-    """Resources that `kubectl apply -k` would send to a cluster."""
+    """Return the resources that `kubectl apply -k` would send to a cluster."""
     done = subprocess.run(
         [kubectl_or_skip(), "kustomize", folder],
         capture_output=True,
@@ -51,9 +51,9 @@ def kustomized(folder: Path) -> Resources:
 
 
 def charted(chart: Path, values: dict[str, Any]) -> tuple[Resources, dict[str, Any]]:
-    """Resources of the chart with these values, and helm's answer as it came.
+    """Return the resources of the chart with these values, and helm's answer.
 
-    The answer has `lint`, and `refused` in the place of resources that could not be rendered.
+    The answer has `lint`, and `refused` if the resources could not be rendered.
     """
     done = subprocess.run(
         [sys.executable, "-c", _HELM, chart, json.dumps(values)], capture_output=True, text=True
@@ -76,7 +76,7 @@ def _resources(texts: Any) -> Resources:
 
 
 def pods(resources: Resources) -> dict[str, dict[str, Any]]:
-    """Every pod that the resources ask for, as a Pod, those of other people's kinds too."""
+    """Return every pod of the resources as a Pod, including those of custom resources."""
     found: dict[str, dict[str, Any]] = {}
     for (kind, name), resource in resources.items():
         if kind == "Pod":

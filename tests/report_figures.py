@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a report as `bench` writes them, without a benchmark."""
+"""The figures of a report as `bench` writes them, without a benchmark."""
 
 import base64
 from typing import Any
@@ -70,7 +70,7 @@ def variant(budget: float, score: float, rate: float, dominated_by: str | None) 
 
 
 def figures() -> dict[str, Any]:
-    """A report of three budgets, as example sweeps keep it: without raw samples."""
+    """Return a report of three budgets without raw samples, as example sweeps have it."""
     return {
         "schema": report.SCHEMA,
         "version": report.VERSION,
@@ -88,7 +88,7 @@ def figures() -> dict[str, Any]:
 
 
 def account(requests: int, milliseconds: float) -> dict[str, Any]:
-    """The server's account of one model: as long in each part."""
+    """Return the server's statistics of one model, with the same time in each part."""
     parts = ("queue", "compute_input", "compute_infer", "compute_output")
     return {"requests": requests} | {
         f"{part}_ns": round(1e6 * milliseconds * requests) for part in parts
@@ -96,7 +96,7 @@ def account(requests: int, milliseconds: float) -> dict[str, Any]:
 
 
 def with_samples(content: dict[str, Any]) -> dict[str, Any]:
-    """The report with raw samples: latencies of 1 to 100 ms, 0.5 ms in each part of the model."""
+    """Add raw samples to a report: latencies of 1 to 100 ms, 0.5 ms in each part of the model."""
     for each in content["variants"]:
         statistics = {
             content["model"]: account(100, 0.25),
@@ -113,7 +113,7 @@ def with_samples(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_examples(content: dict[str, Any]) -> dict[str, Any]:
-    """The report with two samples, on one of which the variants differ."""
+    """Add two example samples to a report; the variants differ on one of them."""
     image = png_files(np.zeros((1, 8, 8, 3), dtype=np.uint8))[0, 0]
     picture = base64.b64encode(image).decode()
 
@@ -144,7 +144,7 @@ def with_examples(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def hostile(content: dict[str, Any], text: str) -> dict[str, Any]:
-    """The report with that text wherever a name or a word may come from somebody else."""
+    """Put `text` wherever a report has a name or word from an untrusted source."""
     content["model"] = content["data"]["name"] = content["machine"]["device"] = text
     content["machine"] |= {"processor": text, "system": text, "versions": {text: text}}
     content["server"] = content["date"] = content["data"]["sha256"] = text

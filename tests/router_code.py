@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code of the router as the server imports it: by bare names, from the folder beside it."""
+"""Import the router's code as the server does: by bare names, from its own folder."""
 
 import importlib
 import importlib.util
@@ -12,7 +12,7 @@ ROUTER = PACKAGE / "model_repository" / "router"
 
 
 def router_module(name: str) -> ModuleType:
-    """A file of the router."""
+    """Import a file of the router."""
     sys.path.insert(0, str(ROUTER))
     try:
         return importlib.import_module(name)
@@ -21,7 +21,7 @@ def router_module(name: str) -> ModuleType:
 
 
 def family_module(package: str) -> ModuleType:
-    """Files that a family brings: `family.py` beside the router, `router.py` in its own folder."""
+    """Import the files of a family: `family.py` next to the router, `router.py` in its folder."""
     source = PACKAGE / "models" / package / "router.py"
     spec = importlib.util.spec_from_file_location(f"router_of_{package}", source)
     assert spec is not None and spec.loader is not None

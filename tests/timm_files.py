@@ -52,7 +52,7 @@ def vit_file(specials=1):
 
 
 def loaded(converted):
-    """The model of a conversion whose names cover our state and whose tensors fit it."""
+    """Check that converted tensors have the names and shapes of our state; return the model."""
     model = SoT(converted.config, fresh=False).double().eval()
     assert set(converted.names) == set(converted.weights) == set(model.state_dict())
     model.load_state_dict(converted.weights)

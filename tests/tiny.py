@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A NAC small enough for a test: random weights, random images, no training."""
+"""A NAC that is small enough for tests: random weights, random images, no training."""
 
 from pathlib import Path
 from typing import Any

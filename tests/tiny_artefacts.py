@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An artefact folder made by hand in milliseconds, and engine folders whose plans are a few bytes.
+"""An artefact folder made without an export, and engine folders whose plans are a few bytes.
 
-The model is a picture of 4x4 pixels through two matrices: enough for a repository to be true.
+The model maps an image of 4x4 pixels through two matrices, which is enough for a valid repository.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ ENTRY: dict[str, Any] = {
 
 
 def onnx_model(seed: int = 0) -> onnx.ModelProto:
-    """The model, with weights of a seed."""
+    """Return the model, with weights from a seed."""
     rng = np.random.default_rng(seed)
     weights = {
         "embed": rng.standard_normal((16, 4)).astype(np.float32) / 255,
@@ -92,7 +92,7 @@ def onnx_model(seed: int = 0) -> onnx.ModelProto:
 
 
 def manifest_of(budget_name: str, data: bytes, parent: ParentEntry, **changes: Any) -> Manifest:
-    """The manifest of one variant."""
+    """Return the manifest of one variant."""
     name, budget = f"{MODEL}-{budget_name}-fp32", SETTINGS[budget_name]
     kept = round(16 * budget)
     known: dict[str, Any] = {
@@ -115,7 +115,7 @@ def manifest_of(budget_name: str, data: bytes, parent: ParentEntry, **changes: A
             True, {"relative_error": 0.0}, LIMIT, (), 256, 64, (1,), floor=FLOORS["fp32"]
         ),
     }
-    # What later releases add has nothing to say of so small a model.
+    # Fields that later releases added are empty for such a small model.
     empty = {field.name: field for field in fields(Manifest) if field.name not in known}
     for field in empty.values():
         if field.default is MISSING and field.default_factory is MISSING:
@@ -124,7 +124,7 @@ def manifest_of(budget_name: str, data: bytes, parent: ParentEntry, **changes: A
 
 
 def artefacts(folder: Path, checkpoint: bool = True) -> Path:
-    """Write a folder as `saccade export` does, two variants and their checkpoint."""
+    """Write a folder like `saccade export`, with two variants and their checkpoint."""
     folder.mkdir(parents=True)
     parent = ParentEntry(f"{MODEL}.safetensors", "0" * 64)
     if checkpoint:
@@ -138,7 +138,7 @@ def artefacts(folder: Path, checkpoint: bool = True) -> Path:
 
 
 def write_repository(folder: Path) -> Path:
-    """Write a folder of them and the repository that a server loads; returns the repository."""
+    """Write such a folder and the repository that a server loads; return the repository."""
     artefacts(folder / "exported", checkpoint=False)
     deploy(folder / "exported", RepositoryOptions(out=folder / "repository"))
     return folder / "repository"
@@ -158,7 +158,7 @@ def _checkpoint(path: Path) -> ParentEntry:
 
 
 def engines(folder: Path, out: Path, capability: str = "8.9", **changes: Any) -> Path:
-    """Write a folder as `saccade build` does, a plan of a few bytes for each variant."""
+    """Write a folder like `saccade build`, with a plan of a few bytes for each variant."""
     out.mkdir(parents=True)
     for manifest in ArtefactFolder(folder).manifests:
         name = manifest.variant.name
@@ -187,12 +187,12 @@ def engines(folder: Path, out: Path, capability: str = "8.9", **changes: Any) ->
 
 
 def examine(repository: Path, target: Target) -> list[Finding]:
-    """Findings of preflight, without its process."""
+    """Return the findings of preflight, without its separate process."""
     return [run() for _, _, run in steps(open_repository(repository), target)]
 
 
 def rehash(repository: Path) -> None:
-    """Make the hashes of a changed repository fit again: what is wrong has to be seen itself."""
+    """Update the hashes of a changed repository, so that the fault itself must be detected."""
     path = repository / "saccade.json"
     content = json.loads(path.read_text())
     present = sorted(

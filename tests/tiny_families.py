@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of each family, small enough for a test: random weights, random calibration data."""
+"""A model of each family that is small enough for tests, with random weights and data."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -92,7 +92,7 @@ def exported(
     budget: tuple[BudgetLike, ...] | None = None,
     inline_ops: bool = False,
 ) -> Path:
-    """The folder of that model; the gate has tests of its own, so it looks at few samples here."""
+    """Export that model; the gate uses few samples here, because it has separate tests."""
     from saccade.exporter.exported import ExportOptions, export
 
     tiny(family, place / f"{family}.safetensors")

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""saccade: checkpoints of attention-structured vision models to a served model.
+"""saccade turns a checkpoint of an attention-structured vision model into a served one.
 
-Every command is a function of the same name: `saccade export` is `saccade.export(path,
-saccade.ExportOptions(...))`. `saccade models` is `list_models`, for `models` is a package.
-The public names are imported when first used, so that `import saccade` needs nothing
-but the standard library and a client never pays for torch.
+Every command is also a function with the same name: `saccade export` is `saccade.export(path,
+saccade.ExportOptions(...))`. The exception is `saccade models`, which is `list_models`, because
+`models` is a package. Public names are imported on first use, so that `import saccade` needs only
+the standard library, and a client does not load torch.
 """
 
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# ONNX Runtime reports sessions to its maker over the network, from 1.29 on also on Linux, unless
-# this stands before it is imported. Whoever wants that sets 0.
+# ONNX Runtime sends telemetry about sessions to its maker, from 1.29 on Linux too, unless this is
+# set before it is imported. Set it to 0 to allow the telemetry.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:

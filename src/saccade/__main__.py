@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade` and `python -m saccade`."""
+"""Entry point of `saccade` and `python -m saccade`."""
 
 import sys
 
@@ -16,7 +16,7 @@ def main() -> int:
     try:
         code = run(sys.argv[1:])
         interruption.leave_at_once()
-    except KeyboardInterrupt:  # after the command, before the line above
+    except KeyboardInterrupt:  # between the end of the command and the line above
         code = interruption.tell()
     return code
 

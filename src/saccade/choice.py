@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An option that is one of some names, which the command line shows in its help."""
+"""Options that accept one of several names, which the command line lists in its help."""
 
 from typing import Any
 
 
 class _Texts(type):
-    """Of classes that any text is an instance of."""
+    """Metaclass whose classes have every string as an instance."""
 
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, str)
 
 
 def choice_of(names: str) -> Any:
-    """A type of texts: one of the names that `module:function` gives.
+    """Return a type for strings that are one of the names returned by `module:function`.
 
-    Whoever has the option refuses others: the type is for the help alone.
+    The type only affects the help; the owner of the option refuses other names.
     """
     return _Texts("Choice", (str,), {"names": names})

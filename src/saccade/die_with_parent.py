@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Become a program that dies with its parent: `python die_with_parent.py PARENT_PID PROGRAM ...`.
+"""Run a program that dies with its parent: `python die_with_parent.py PARENT_PID PROGRAM ...`.
 
-Run as a file by an interpreter of its own: a hook between fork and exec would be unsafe in a
-parent with threads. The kernel sends the signal when the parent's *thread* ends.
+It runs as a file in a separate interpreter, because a hook between fork and exec would be unsafe
+in a parent with threads. The kernel sends the signal when the parent's *thread* ends.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def dying_with_parent(command: list[str]) -> list[str]:
-    """The command that dies with the thread of this process that starts it."""
+    """Return a command that dies with the thread that starts it."""
     return [sys.executable, "-IS", __file__, str(os.getpid()), *command]
 
 
@@ -23,8 +23,8 @@ def main() -> None:
     parent, program = int(sys.argv[1]), sys.argv[2]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
-        raise SystemExit("the parent ended before the program began")
-    # Ignored signals survive exec; Python ignores SIGPIPE, a background shell ignores SIGINT.
+        raise SystemExit("the parent exited before the program started")
+    # Ignored signals survive exec. Python ignores SIGPIPE, and a background shell ignores SIGINT.
     for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     os.execv(program, sys.argv[2:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that the caller can fix, and how the command line ends for each kind."""
+"""Errors that the caller can fix, each with the exit code of the command line."""
 
 from importlib import import_module
 from types import ModuleType
@@ -8,7 +8,7 @@ DISTRIBUTION = "saccade-serving"
 
 
 class SaccadeError(Exception):
-    """Wrong input: the message says what was found, what was expected and what to do."""
+    """Wrong input. The message says what was found, what was expected and what to do."""
 
     exit_code = 2
 
@@ -18,7 +18,7 @@ class ShapeError(SaccadeError):
 
 
 class GateFailed(SaccadeError):
-    """A check ran and said no."""
+    """A check ran and failed."""
 
     exit_code = 1
 
@@ -34,11 +34,11 @@ class MissingPackage(SaccadeError):
 
 
 def install(extra: str) -> str:
-    """The pip command that brings an extra. The name `saccade` on PyPI is another project's."""
+    """Return the pip command that installs an extra; `saccade` on PyPI is another project."""
     return f"pip install '{DISTRIBUTION}[{extra}]' (in a clone: pip install '.[{extra}]')"
 
 
-# The extra that brings each package, by the name under which it is imported.
+# The extra that installs each package, by the package's import name.
 _EXTRAS = {
     "torch": "export",
     "onnx": "export",
@@ -63,7 +63,7 @@ _EXTRAS = {
 
 
 def missing_package(error: BaseException) -> MissingPackage | None:
-    """The import of an extra's package that failed, as an error that names the pip command."""
+    """Turn a failed import of an extra's package into an error that contains the pip command."""
     name = error.name if isinstance(error, ImportError) else None
     extra = _EXTRAS.get((name or "").partition(".")[0])
     return None if name is None or extra is None else _missing(name, error, extra)
@@ -76,9 +76,9 @@ def _missing(module: str, error: BaseException, extra: str) -> MissingPackage:
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """The imported module, or one sentence that names the pip command.
+    """Import and return a module of an optional package.
 
-    Raises: MissingPackage if it cannot be imported.
+    Raises: MissingPackage, with the pip command, if it cannot be imported.
     """
     try:
         return import_module(module)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text of others where a person reads it: what would command the terminal is written out.
+"""Escaping of foreign text for people: terminal commands become visible.
 
-Labels, names of files, and what a server says can hold escapes that clear a screen or set a title,
-and marks that turn the order of letters round. Nothing is left out: each becomes `\\x1b` or
-`\\u202e`. JSON is for machines and stays exact.
+Labels, file names and messages of a server can contain escape sequences that clear the screen or
+set its title, and marks that reverse the order of letters. Nothing is dropped: such characters
+become `\\x1b` or `\\u202e`. JSON is for machines and stays exact.
 """
 
 import re
 
-# C0 but tab and line feed, delete, C1; marks of direction; separators; halves of pairs, which no
-# terminal can be given; marks that are invisible and join or begin notes.
+# C0 except tab and line feed; delete; C1; direction marks; separators; lone surrogates, which
+# cannot be printed; invisible marks that join characters or start annotations.
 _CODES = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
@@ -19,17 +19,17 @@ _COMMANDS_OF_A_LINE = re.compile(f"[\t\n{_CODES}]")
 
 
 def escaped(text: str) -> str:
-    """A text of several lines, its commands written out."""
+    """Escape the terminal commands in text of one or more lines."""
     return _COMMANDS.sub(_written_out, text)
 
 
 def escaped_line(text: object) -> str:
-    """A text that has to stay on one line, such as a label: line ends are written out too."""
+    """Escape text that has to stay on one line, such as a label, including its line ends."""
     return _COMMANDS_OF_A_LINE.sub(_written_out, str(text))
 
 
 def escaped_message(text: object) -> str:
-    """A message of which the first line alone begins at the margin, as no other message may."""
+    """Escape a message and indent its further lines, so that none looks like a new message."""
     return escaped(str(text)).replace("\n", "\n  ")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are either whole or absent, and their hashes."""
+"""Atomic writes, so that a file is either complete or absent; bounded reads; hashes."""
 
 import ctypes
 import errno
@@ -22,28 +22,31 @@ _UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 
 
 def rename_into_free(source: Path, target: Path) -> None:
-    """Raises: FileExistsError if anything stands at `target`."""
+    """Rename `source` to `target`, which must not exist.
+
+    Raises: FileExistsError if `target` exists.
+    """
     try:
         _renameat2(source, target, _NO_REPLACE)
     except OSError as error:
         if error.errno not in _UNKNOWN:
             raise
-        # A file system without it: between the look and the rename another may come.
+        # A file system without this call: between check and rename, another file may appear.
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
         source.rename(target)
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Each takes the name of the other in one step.
+    """Exchange the names of two paths in one step.
 
-    Raises: OSError if one is missing, or the file system cannot do it (`cannot_exchange`).
+    Raises: OSError if one is missing, or if the file system cannot do it (`cannot_exchange`).
     """
     _renameat2(one, other, _EXCHANGE)
 
 
 def cannot_exchange(error: OSError) -> bool:
-    """True if that error of `exchange` says that this file system has no such step."""
+    """Return True if an error of `exchange` means that the file system does not support it."""
     return error.errno in _UNKNOWN
 
 
@@ -63,27 +66,27 @@ _PIECE_BYTES = 2**20
 
 
 class FileRefused(OSError):
-    """Refusal of a path that is no regular file, or one larger than any that is read here."""
+    """The path is not a regular file, or the file is larger than its limit."""
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """The bytes of a file or of a pipe.
+    """Return the bytes of a file or a pipe.
 
-    Raises: OSError if it cannot be read, FileRefused above `limit` bytes: no more than one byte
-        beyond them is read then, whatever the file says of itself.
+    Raises: OSError if it cannot be read; FileRefused if it has more than `limit` bytes. At most
+        one byte more is read, whatever size the file claims.
     """
     with path.open("rb") as file:
         state = os.fstat(file.fileno())
         if stat.S_ISCHR(state.st_mode) or stat.S_ISBLK(state.st_mode):
-            raise FileRefused("a device is not a file")
+            raise FileRefused("found a device, expected a file")
         if state.st_size > limit:
-            raise FileRefused(f"{state.st_size} bytes, at most {limit} are read")
-        # A read of n bytes reserves n: as many as there are, then what a pipe goes on to give.
+            raise FileRefused(f"found {state.st_size} bytes, expected at most {limit}")
+        # A read of n bytes allocates n: first as many as there are, then what a pipe still gives.
         data = file.read(state.st_size + 1)
         if len(data) != state.st_size:
             data += _rest(file, limit - len(data))
     if len(data) > limit:
-        raise FileRefused(f"more than {limit} bytes, the most that is read")
+        raise FileRefused(f"found more than {limit} bytes, the maximum")
     return data
 
 
@@ -96,9 +99,10 @@ def _rest(file: IO[bytes], most: int) -> bytes:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """The bytes of a file that is neither a pipe nor a device, which might never end.
+    """Return the bytes of a regular file; pipes and devices, which may never end, are refused.
 
-    Raises: OSError if it cannot be read, FileRefused for anything else and above `limit` bytes.
+    Raises: OSError if it cannot be read; FileRefused for anything but a file of at most `limit`
+        bytes.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         kind = "folder" if path.is_dir() else "pipe or device"
@@ -107,27 +111,27 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def json_bytes(value: Any) -> bytes:
-    """The same value gives the same bytes: sorted keys, indented, one line end."""
+    """Return canonical JSON, with sorted keys: equal values give equal bytes."""
     return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
-    """Write a file beside its place and move it there, so that no reader sees half of it.
+    """Write a temporary file and rename it, so that no reader sees an incomplete file.
 
-    Raises: SaccadeError if the folder cannot be written, or something stands there and `replace`
-        is false.
+    Raises: SaccadeError if the folder cannot be written, or if the file exists and `replace` is
+        false.
     """
     write_together({path: data}, replace=replace)
 
 
 def write_together(files: Mapping[Path, bytes], *, replace: bool = True) -> None:
-    """Write files that belong together: none appears before all are written, the last one last.
+    """Write files that belong together: none appears before all are written, and the last one last.
 
     Raises: as `write_atomically`.
     """
@@ -141,10 +145,10 @@ def write_together(files: Mapping[Path, bytes], *, replace: bool = True) -> None
 
 @contextmanager
 def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """A folder to fill that becomes `path` only when the block ends without an error.
+    """Yield a folder to fill, which becomes `path` only if the block ends without an error.
 
-    Raises: SaccadeError if `path` exists and `force` is false, also by the end of the block, or
-        cannot be written.
+    Raises: SaccadeError if `path` cannot be written, or if it exists, at the start or the end of
+        the block, and `force` is false.
     """
     refuse_existing(path, force=force)
     with ExitStack() as stack:
@@ -160,8 +164,9 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def said_where(path: Path, *, within: Path | None = None) -> Iterator[None]:
-    """The system's errors, on files `within` if that is given or for want of room, as one sentence.
+    """Turn system errors in the block into a message about `path`.
 
+    With `within`, this covers only errors about files in that folder, and a full disk.
     Raises: SaccadeError.
     """
     try:
@@ -176,57 +181,59 @@ def said_where(path: Path, *, within: Path | None = None) -> Iterator[None]:
         cause = error.__cause__
         if within is None or not (isinstance(cause, OSError) and is_full(cause)):
             raise
-        raise _cannot_write(path, cause) from cause  # whose name is not hidden
+        raise _cannot_write(path, cause) from cause  # names the final path, not the hidden one
 
 
 def is_full(error: BaseException | None) -> bool:
-    """True if a disk, a quota or a limit of a file's size was in the way."""
+    """Return True if the disk is full, or a quota or a file size limit was reached."""
     return isinstance(error, OSError) and error.errno in FULL
 
 
 def read_lines(path: Path, what: str = "entry") -> tuple[str, ...]:
-    """The lines of a text file without the empty ones, each stripped.
+    """Return the non-empty lines of a text file, stripped.
 
-    Raises: SaccadeError if it cannot be read, is no UTF-8 text, has no line, or more or longer
-        ones than `limits` allows.
+    Raises: SaccadeError if the file cannot be read, is not UTF-8 text, has no lines, or has more
+        or longer lines than `limits` allows.
     """
     try:
         lines = read_bounded(path, limits.TEXT_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SaccadeError(
-            f"{path}: cannot be read as text ({error}). Name a UTF-8 file with one {what} a line."
+            f"{path}: cannot be read as text ({error}). Pass a UTF-8 file with one {what} per line."
         ) from error
     filled = tuple(line.strip() for line in lines if line.strip())
     if not filled:
-        raise SaccadeError(f"{path}: is empty, expected one {what} a line.")
+        raise SaccadeError(f"{path}: found an empty file, expected one {what} per line.")
     check_labels(filled, str(path), what)
     return filled
 
 
 def check_labels(labels: Sequence[str], where: str, what: str = "label") -> None:
-    """Raises: SaccadeError for more or longer texts than a model has labels or words."""
+    """Check the number and the length of labels or words.
+
+    Raises: SaccadeError if there are more, or longer ones, than `limits` allows.
+    """
     if len(labels) > limits.LABELS:
         raise SaccadeError(
-            f"{where}: found {len(labels)} times a {what}, expected at most {limits.LABELS}. "
-            f"Name a file with one {what} for each output."
+            f"{where}: found {len(labels)} entries, expected at most {limits.LABELS}. "
+            f"Pass a file with one {what} per output."
         )
     if (most := max(map(len, labels), default=0)) > limits.LABEL_CHARACTERS:
         raise SaccadeError(
             f"{where}: found a {what} of {most} characters, expected at most "
-            f"{limits.LABEL_CHARACTERS}. Shorten it, or name a file with one {what} a line."
+            f"{limits.LABEL_CHARACTERS}. Shorten it, or pass a file with one {what} per line."
         )
 
 
 def refuse_existing(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
-    """Stop before any work is done for an output that would be in the way.
+    """Refuse an output path that exists, before any work is done.
 
-    Raises: SaccadeError if `path` exists and `force` is false, or one of the inputs lies in it.
+    Raises: SaccadeError if `path` exists and `force` is false, or if it contains an input.
     """
     for name in inputs:
         if name.resolve().is_relative_to(path.resolve()):
             raise SaccadeError(
-                f"{path}: replacing it would remove {name}, which is read. Choose another place "
-                "with --out."
+                f"{path}: replacing it would remove the input {name}. Pass another path with --out."
             )
     if path.exists() and not force:
         raise _exists(path)
@@ -236,16 +243,16 @@ def _cannot_write(path: Path, error: OSError) -> SaccadeError:
     if isinstance(error, FileExistsError):
         return _exists(path)  # another process was faster
     if not is_full(error):
-        return SaccadeError(f"{path}: cannot be written ({error}). Choose another place.")
+        return SaccadeError(f"{path}: cannot be written ({error}). Choose another path.")
     return SaccadeError(
-        f"{path}: cannot be written ({error.strerror}), expected room for it. Make room on that "
-        "disk, or choose another place; what stood there before is as it was."
+        f"{path}: cannot be written ({error.strerror}), expected space for it. Free space on that "
+        "disk, or choose another path. What was there before is unchanged."
     )
 
 
 def _exists(path: Path) -> SaccadeError:
     return SaccadeError(
-        f"{path}: exists already. Choose another place with --out, or pass --force to replace it."
+        f"{path}: exists already. Pass another path with --out, or --force to replace it."
     )
 
 
@@ -264,7 +271,7 @@ def _written(path: Path, data: bytes) -> Iterator[Path]:
 
 
 def _place(partial: Path, path: Path, *, force: bool) -> None:
-    """Rename to `path`; what stands there goes in the same step, or is refused without `force`."""
+    """Rename to `path`; with `force`, replace what is there in the same step, or else refuse."""
     if not force:
         rename_into_free(partial, path)
     elif partial.is_dir():
@@ -274,7 +281,7 @@ def _place(partial: Path, path: Path, *, force: bool) -> None:
 
 
 def _swap(partial: Path, path: Path) -> None:
-    while True:  # for as long as others come and go between two looks
+    while True:  # repeat if another process adds or removes it between two checks
         with suppress(FileExistsError):
             return rename_into_free(partial, path)
         try:

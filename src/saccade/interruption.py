@@ -15,10 +15,10 @@ _LINE = "saccade: interrupted.\n"
 
 
 class Interrupted(KeyboardInterrupt):
-    """What a signal raises.
+    """Exception that a signal raises.
 
-    Where a plain KeyboardInterrupt leaves code given to `exec` as text (that of every dataclass),
-    Python 3.11 remembers it as unhandled, and `python -m` ends by SIGINT whatever is returned.
+    If a plain KeyboardInterrupt leaves code that ran through `exec` (as in every dataclass),
+    Python 3.11 records it as unhandled, and `python -m` dies of SIGINT whatever is returned.
     """
 
 
@@ -27,22 +27,22 @@ _deferrals, _waiting = 0, False
 
 
 def leave_at_once() -> None:
-    """Leave at once, before anything is begun or after all is done: a signal cleans up nothing.
+    """Let a signal exit immediately, without cleanup: before any work or after all of it.
 
-    An exception in the middle of an import would come out of it as another one, with a trace.
+    An exception in the middle of an import would become another one, with a stack trace.
     """
     _handle(_leave)
 
 
 def raise_on_signals() -> None:
-    """From here on a signal raises Interrupted, so that what was begun is removed."""
+    """Let a signal raise Interrupted from now on, so that unfinished work is cleaned up."""
     global _received, _waiting
     _received, _waiting = None, False
     _handle(interrupt)
 
 
 def interrupt(number: int, _frame: object = None) -> None:
-    """The handler of a signal that raises Interrupted, at once or after `deferred`."""
+    """Signal handler that raises Interrupted, immediately or after `deferred`."""
     global _received, _waiting
     _received = number
     if _deferrals:
@@ -52,12 +52,12 @@ def interrupt(number: int, _frame: object = None) -> None:
 
 
 def received() -> int | None:
-    """The last signal since `raise_on_signals`."""
+    """Return the last signal since `raise_on_signals`."""
     return _received
 
 
 def tell() -> int:
-    """Say that the command was interrupted; its exit code."""
+    """Report that the command was interrupted, and return its exit code."""
     leave_at_once()
     sys.stderr.write(_LINE)
     sys.stderr.flush()
@@ -66,7 +66,7 @@ def tell() -> int:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """A few renames or removals that a signal, but for SIGKILL, must not come between."""
+    """Defer signals, except SIGKILL, until the renames or removals in the block are done."""
     global _deferrals, _waiting
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -82,12 +82,12 @@ def deferred() -> Iterator[None]:
 
 
 def never_swallow() -> None:
-    """A destructor or a callback of C swallows an exception with a trace: raise it after it."""
+    """Raise interrupts that a destructor or a C callback would swallow, right after it."""
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
         if _received is not None and issubclass(unraisable.exc_type, KeyboardInterrupt):
-            # Raised in this hook it would be swallowed as well.
+            # Raised inside this hook, it would be swallowed too.
             again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), _received))
             again.daemon = True
             again.start()
@@ -101,7 +101,7 @@ def _handle(handler: Callable[[int, Any], None]) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     for number in SIGNALS:
-        # A shell starts what it puts into the background without SIGINT, and so it stays.
+        # A shell starts background jobs with SIGINT ignored; leave that as it is.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Half-made files and folders: hidden, locked while who makes them lives, removed when it is dead.
+"""Unfinished files and folders: hidden, locked by the process that writes them, cleaned up later.
 
-The kernel lets go of a lock when its process ends, however that was: what is not locked was left
+The kernel releases a lock when its process exits, in whatever way. What is not locked was left
 behind, and the next run that writes into the same folder removes it.
 """
 
@@ -22,13 +22,13 @@ from saccade.interruption import deferred
 _MARK, _LOCK, _OLD = ".saccade-", "lock", "old"
 _NAME = re.compile(r"\..+\.saccade-(lock|old|[a-z0-9_]{8})")
 _TEMPORARY = re.compile(r"saccade-[a-z0-9]+-tmp-[a-z0-9_]{8}")
-# A disk, a quota, or a limit of a file's size.
+# The disk, a quota or a file size limit is exhausted.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Partial:
-    """A hidden file or folder beside `path`, to be renamed to it; what is left of it is removed."""
+    """A hidden file or folder next to `path`, to be renamed to it; removed if it is not."""
 
     def __init__(self, path: Path, *, folder: bool = False) -> None:
         self._beside, self._is_folder = path, folder
@@ -54,9 +54,9 @@ class Partial:
 
 @contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """A folder in the system's place for temporary files; those of dead runs are removed.
+    """Yield a folder for temporary files, and remove those of dead runs.
 
-    Raises: SaccadeError if there is no such place with room in it.
+    Raises: SaccadeError if there is no place with space for temporary files.
     """
     handle = -1
     try:
@@ -67,8 +67,8 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
                 path, handle = _made(f"saccade-{purpose}-tmp-", place, True)
         except OSError as error:
             raise SaccadeError(
-                f"no temporary folder can be made ({error}), expected one with room in it. "
-                "Make room there, or set TMPDIR to another folder."
+                f"Cannot create a temporary folder ({error}), expected one with free space. "
+                "Free space there, or set TMPDIR to another folder."
             ) from error
         try:
             yield path
@@ -76,8 +76,8 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
             if error.errno not in FULL:
                 raise
             raise SaccadeError(
-                f"{path.parent}: found no room for temporary files ({error.strerror}), expected "
-                "some. Make room there, or set TMPDIR to another folder."
+                f"{path.parent}: found no space for temporary files ({error.strerror}), expected "
+                "some. Free space there, or set TMPDIR to another folder."
             ) from error
     finally:
         if handle >= 0:
@@ -88,9 +88,9 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
 
 @contextmanager
 def only_writer(path: Path, *, wait_s: float = 0.2) -> Iterator[None]:
-    """Hold the place `path` against other processes of saccade that would write it.
+    """Lock `path` against other saccade processes that want to write it.
 
-    Raises: SaccadeError if another one writes there for longer than `wait_s`.
+    Raises: SaccadeError if another process has the lock for longer than `wait_s`.
     """
     place = path.with_name(f".{path.name}{_MARK}{_LOCK}")
     handle = -1
@@ -107,9 +107,9 @@ def only_writer(path: Path, *, wait_s: float = 0.2) -> Iterator[None]:
 
 @contextmanager
 def set_aside(path: Path) -> Iterator[None]:
-    """Rename `path` to a hidden name; what took its place replaces it, else it is put back.
+    """Rename `path` to a hidden name; remove it if the block put something in its place.
 
-    If this process dies between, the next run decides the same.
+    Otherwise it gets its name back. If this process dies, the next run does the same.
     """
     place = path.with_name(f".{path.name}{_MARK}{_OLD}")
     handle = _opened(path)
@@ -126,19 +126,19 @@ def set_aside(path: Path) -> Iterator[None]:
 
 
 def is_leftover(path: Path) -> bool:
-    """True if this is the name of something half-made."""
+    """Return True if this is the name of an unfinished file or folder."""
     return _NAME.fullmatch(path.name) is not None
 
 
 def remove_leftovers(path: Path) -> bool:
-    """Remove what killed runs have left half-made beside `path`; whether some was for `path`."""
+    """Remove what killed runs left next to `path`; return whether any of it was for `path`."""
     removed = _remove_dead(path.parent, _NAME)
     own = re.compile(re.escape(f".{path.name}{_MARK}") + f"(?!{_LOCK}|{_OLD})")
     return any(own.match(name) for name in removed)
 
 
 def _temporary_place() -> Path:
-    """As `tempfile.gettempdir`, which tries each place with a file that a kill leaves behind."""
+    """Return the folder of `tempfile.gettempdir`, without the test files that a kill may leave."""
     named = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
     for place in (*filter(None, named), "/tmp", "/var/tmp", "/usr/tmp"):
         if os.access(place, os.W_OK | os.X_OK) and Path(place).is_dir():
@@ -154,7 +154,7 @@ def _made(prefix: str, parent: Path, folder: bool) -> tuple[Path, int]:
             handle, name = tempfile.mkstemp(prefix=prefix, dir=parent)
             os.close(handle)
             path = Path(name)
-        # Before it is locked, another run may have taken it for a leftover.
+        # Another run may have removed it as a leftover before it was locked.
         handle = _opened(path)
         if handle >= 0:
             _lock(handle)
@@ -174,15 +174,15 @@ def _claimed(path: Path, place: Path, end: float) -> int:
                 break
             time.sleep(0.01)
     except OSError as error:
-        raise SaccadeError(f"{path}: cannot be written ({error}). Choose another place.") from error
+        raise SaccadeError(f"{path}: cannot be written ({error}). Choose another path.") from error
     raise SaccadeError(
-        f"{path}: another process of saccade is writing it. Wait until it ends, or choose another "
-        "place with --out."
+        f"{path}: another saccade process is writing it. Wait until it exits, or pass another path "
+        "with --out."
     )
 
 
 def _remove_dead(folder: Path, names: re.Pattern[str]) -> list[str]:
-    """The names of those that were removed."""
+    """Remove unlocked leftovers and return their names."""
     removed = []
     with suppress(OSError), os.scandir(folder) as entries:
         paths = [Path(entry.path) for entry in entries if names.fullmatch(entry.name)]
@@ -206,7 +206,7 @@ def _opened(path: Path) -> int:
 
 
 def _lock(handle: int) -> bool | None:
-    """True if this process has the lock now; none on a file system, or a system, without locks."""
+    """Return True if this process has the lock now; None on a system without file locks."""
     try:
         import fcntl
 

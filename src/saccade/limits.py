@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of a file that a command reads: the largest honest one known, with room."""
+"""Limits for files that commands read: the largest legitimate one known, with a margin."""
 
 # JSON: a CLIP's 49,152 merges are 0.7 MB and 50,000 values; a manifest nests 6 deep.
 JSON_BYTES = 32 * 2**20
 JSON_DEPTH = 64
 JSON_VALUES = 2_000_000
-# A text with a name or a number a line.
+# A text file with one name or number per line.
 TEXT_BYTES = 32 * 2**20
 LABELS = 100_000  # ImageNet-21k has 21,843
 LABEL_CHARACTERS = 1_000
@@ -14,28 +14,28 @@ LABEL_CHARACTERS = 1_000
 WEIGHTS_BYTES = 16 * 2**30
 TENSORS = 100_000
 PARAMETERS = 2**32
-AXES = 16  # NumPy holds 32, torch computes with 25
+AXES = 16  # NumPy supports 32, torch 25
 NAME_CHARACTERS = 1_000
 
 # A configuration of a model.
 SIZE = 2**20  # of anything that is counted: channels, pixels of a side, words
-LAYERS = 256  # in all; also of rounds that are written out one by one
+LAYERS = 256  # in total; also rounds that are unrolled
 SEED = 2**63 - 1
 LIST = 2**20
-PIXELS = 2**17  # of a side of an image
-IMAGE_PIXELS = 2**26  # of an image that a model takes
+PIXELS = 2**17  # per side of an image
+IMAGE_PIXELS = 2**26  # per image that a model takes
 
-# Preprocessing: pixels of 0 to 255 that were never divided have a std of 255.
+# Preprocessing: pixels from 0 to 255 that were never scaled have a std of up to 255.
 STD = (1e-6, 1e6)
 MEAN = 1e6
 
-# Archives of arrays, and what torch.save writes.
+# Archives of arrays, and files that torch.save writes.
 ARCHIVE_FILES = TENSORS
 ARCHIVE_DIRECTORY_BYTES = 8 * 2**20
-ARCHIVE_RATIO = 1_000  # unpacked to packed; deflate itself reaches 1,032, arrays of zeros do
+ARCHIVE_RATIO = 1_000  # unpacked to packed; deflate can reach 1,032, as with arrays of zeros
 ARCHIVE_FREE_BYTES = 512 * 2**20  # below it, any ratio
-ARRAY_HEADER_BYTES = 10_000  # NumPy's own: a longer literal may overrun the parser's stack
-PICKLE_BYTES = 16 * 2**20  # of names and shapes, the numbers stand beside it
-PICKLE_OPCODES = 1_000_000  # some 25 a tensor
+ARRAY_HEADER_BYTES = 10_000  # NumPy's own limit: a longer literal may overflow the parser's stack
+PICKLE_BYTES = 16 * 2**20  # for names and shapes; the numbers are stored separately
+PICKLE_OPCODES = 1_000_000  # about 25 per tensor
 PICKLE_DEPTH = 64
-TREE_VALUES = 1_000_000  # of a state dict, counted as often as it is reached
+TREE_VALUES = 1_000_000  # in a state dict, counted each time that they are reached

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine of a measurement: CPU, cores, memory, versions, load."""
+"""The machine of a measurement: CPU, cores, memory, versions, load."""
 
 import os
 import platform
@@ -12,14 +12,15 @@ from typing import Any
 import saccade
 
 _PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "nvidia-pytriton", "tritonclient", "grpcio")
-_SAME_MODULE = {"onnxruntime": "onnxruntime-gpu"}  # distributions of one module
+_SAME_MODULE = {"onnxruntime": "onnxruntime-gpu"}  # distributions of the same module
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The host of a measurement, as it goes into every report.
+    """The machine of a measurement, as every report describes it.
 
-    Units: memory_mib is MiB; load_average is the number of runnable threads over one minute.
+    Units: memory_mib is in MiB; load_average is the mean number of runnable threads over one
+        minute.
     """
 
     processor: str
@@ -29,20 +30,20 @@ class Machine:
     python: str
     versions: dict[str, str]
     load_average: float
-    runtime: str  # that ran the variants, with its version
+    runtime: str  # the runtime that ran the variants, with its version
 
     @property
     def device(self) -> str:
-        """The name under which a frontier files its measurements."""
+        """The name under which a frontier lists its measurements."""
         return f"{self.processor}, {self.cores} core{'s' if self.cores != 1 else ''}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, device included."""
+        """Return plain values for JSON, including the device."""
         return {**asdict(self), "device": self.device}
 
 
 def this_machine(runtime: str | None = None) -> Machine:
-    """The machine this process runs on, now; without a runtime's label, it is ONNX Runtime's."""
+    """Return the machine this process runs on; the default label is that of ONNX Runtime."""
     versions = _versions()
     return Machine(
         processor=_cpu_name(),
@@ -57,16 +58,16 @@ def this_machine(runtime: str | None = None) -> Machine:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def version_of(package: str) -> str:
-    """The version of a package that is in use; ONNX Runtime's of either distribution.
+    """Return the version of an installed package; ONNX Runtime may be either distribution.
 
     Raises: PackageNotFoundError if it is not installed.
     """
-    if package == "saccade":  # is installed as saccade-serving
+    if package == "saccade":  # the distribution is called saccade-serving
         return saccade.__version__
     try:
         return metadata.version(package)
@@ -75,7 +76,7 @@ def version_of(package: str) -> str:
 
 
 def memory_bytes() -> int:
-    """The memory of this machine, whatever component of it this process may use."""
+    """Return the memory of this machine, regardless of how much this process may use."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -95,14 +96,14 @@ def _versions() -> dict[str, str]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    # Both distributions are the module `onnxruntime`; the report speaks of the module.
+    # Both distributions contain the module `onnxruntime`, and the report names the module.
     if "onnxruntime-gpu" in versions:
         versions.setdefault("onnxruntime", versions["onnxruntime-gpu"])
     return versions
 
 
 def family_of(pid: int) -> list[int]:
-    """A process and its living descendants."""
+    """Return a process and its living descendants."""
     parents = {
         int(path.name): int(fields[1])
         for path in Path("/proc").glob("[0-9]*")
@@ -115,9 +116,9 @@ def family_of(pid: int) -> list[int]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> dict[str, float]:
-    """CPU time that each of these processes has used so far, unless it has ended.
+    """Return the CPU time that each of these processes has used, unless it has exited.
 
-    The key is `<pid> <name>`, so that a server and its helpers can be told apart.
+    The key is `<pid> <name>`, which distinguishes a server from its helpers.
     """
     ticks = os.sysconf("SC_CLK_TCK")
     seconds = {}
@@ -128,10 +129,11 @@ def cpu_seconds(pids: Iterable[int]) -> dict[str, float]:
 
 
 def memory_mib(pids: Iterable[int], *, files: bool = True) -> dict[str, float]:
-    """Memory of each of these processes, shared pages by their share, unless it has ended.
+    """Return the memory of each of these processes, with its share of shared pages.
 
-    Without `files` only what it has written: its share of a library is larger as soon as another
-    program that has the same one ends.
+    Without `files`, count only the pages that the process has written: its share of a library
+    grows when another program that uses the library exits. Processes that have exited are left
+    out.
 
     Units: MiB, by `<pid> <name>` as in `cpu_seconds`.
     """
@@ -149,10 +151,10 @@ def memory_mib(pids: Iterable[int], *, files: bool = True) -> dict[str, float]:
 
 
 def process_fields(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat from the state on, then the name; empty if it ended."""
+    """Return the fields of /proc/<pid>/stat from its state, then the name; empty if gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return []
-    # The name in parentheses may itself hold spaces and parentheses.
+    # The name in parentheses may itself contain spaces and parentheses.
     return [*text[text.rindex(")") + 1 :].split(), text[text.index("(") + 1 : text.rindex(")")]]

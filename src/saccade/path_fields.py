@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options take a path as text too, as every other Python library does."""
+"""Conversion of strings to paths in options, as in every other Python library."""
 
 from dataclasses import fields
 from pathlib import Path
 
 
 class PathFields:
-    """The base of a frozen dataclass: text in a field of type Path becomes a Path."""
+    """Base of a frozen dataclass that turns strings in fields of type Path into paths."""
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]

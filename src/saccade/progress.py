@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a verb has come: a bar on a terminal's standard error, or a callable of the caller.
+"""Progress of a verb: a bar on a terminal's standard error, or calls to your own function.
 
-Every verb that takes long has `progress`: a callable that is given each `Step`, None for silence,
-or the default, `bar`.
+Every verb that takes long has a `progress` argument: a function that is called with each `Step`,
+None for no output, or the default, `bar`.
 """
 
 import logging
@@ -18,12 +18,12 @@ from saccade.escaped import escaped_line
 from saccade.verbosity import is_quiet
 
 LOGGER = logging.getLogger("saccade.progress")
-_LOGGED_S = 2.0  # between two lines of the log on the same work
+_LOGGED_S = 2.0  # between two log lines about the same work
 
 
 @dataclass(frozen=True)
 class Step:
-    """How far `label` has come: `done` of `total` steps, and what is being worked on."""
+    """Progress of `label`: `done` of `total` steps, and a note about the current work."""
 
     label: str
     done: float
@@ -33,7 +33,7 @@ class Step:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time that the rest takes at the pace so far; None before anything is done."""
+        """Estimated remaining time at the pace so far; None before the first step is done."""
         if self.done <= 0:
             return None
         return self.seconds * max(0.0, self.total - self.done) / self.done
@@ -43,17 +43,17 @@ Report = Callable[[Step], None]
 
 
 class Advance(Protocol):
-    """Call it when a step is done; `note` replaces the text beside the bar."""
+    """Function to call when a step is done; `note` replaces the text next to the bar."""
 
     def __call__(self, steps: float = 1, note: str = "") -> None: ...
 
 
 def silent(steps: float = 1, note: str = "") -> None:
-    """An `Advance` that nobody looks at."""
+    """Report no progress; an `Advance` that does nothing."""
 
 
 def bar(step: Step) -> None:
-    """The default of `progress=`: a bar with the time left, where standard error is a terminal."""
+    """Show a bar with the remaining time if standard error is a terminal; the default."""
     raise AssertionError("progress_of draws it itself")
 
 
@@ -61,7 +61,7 @@ _REPORT: ContextVar[Report | None] = ContextVar("saccade_progress", default=bar)
 
 
 def part_of(advance: Advance, steps: float, total: int, note: str) -> Callable[[int], None]:
-    """A part of `steps` that is done by `total` items: called with how many more are done."""
+    """Return a function that advances by a share of `steps`, given how many items more are done."""
     seen = 0
 
     def done(count: int) -> None:
@@ -74,7 +74,7 @@ def part_of(advance: Advance, steps: float, total: int, note: str) -> Callable[[
 
 
 class Counted:
-    """An `Advance` for one piece of work, whose steps are counted and its notes headed."""
+    """An `Advance` for one piece of work, which counts its steps and adds a heading to notes."""
 
     def __init__(self, advance: Advance, heading: str) -> None:
         self._advance, self._heading, self._done = advance, heading, 0.0
@@ -85,14 +85,14 @@ class Counted:
         self._advance(steps, f"{self._heading}: {note}" if note else "")
 
     def up_to(self, steps: float) -> None:
-        """Go on to that step: also where a part of the work was not needed."""
+        """Advance to this step, even if part of the work was not needed."""
         self._advance(steps - self._done, self._heading)
         self._done = steps
 
 
 @contextmanager
 def reporting(report: Report | None) -> Iterator[None]:
-    """Give `report` every step of the work in the block; `bar` changes nothing."""
+    """Call `report` with every step of the work in the block; `bar` changes nothing."""
     token = _REPORT.set(_REPORT.get() if report is bar else report)
     try:
         yield
@@ -102,7 +102,7 @@ def reporting(report: Report | None) -> Iterator[None]:
 
 @contextmanager
 def progress_of(label: str, total: float) -> Iterator[Advance]:
-    """Report how far `label` has come of `total` steps."""
+    """Report the progress of `label` towards `total` steps."""
     report = _REPORT.get()
     if report is bar:
         with _drawn(label, total) as draw:
@@ -117,9 +117,9 @@ def _advance(label: str, total: float, report: Report | None) -> Advance:
 
     def advance(steps: float = 1, note: str = "") -> None:
         nonlocal done, text
-        done = round(done + steps, 9)  # thirds of a step add up to whole ones
+        done = round(done + steps, 9)  # so that three thirds of a step make a whole one
         text = note or text
-        # Many passes are of one sample each: a new one is logged at once, its samples seldom.
+        # Many passes have one sample per step: log a new pass immediately, its samples rarely.
         now, what = time.monotonic(), text.rpartition(", ")[0] or text
         if what != logged[0] or now - logged[1] > _LOGGED_S:
             logged[:] = [what, now]

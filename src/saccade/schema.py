@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON as a tree of frozen dataclasses: every key, type and number checked, nothing converted.
+"""JSON as a tree of frozen dataclasses: every key, type and number is checked, none converted.
 
-An annotation says everything about a value: its type, and which values of that type there are,
-as a `Literal` or an `Annotated[int, Range(1)]`.
+An annotation describes a value completely: its type, and the allowed values of that type as a
+`Literal` or an `Annotated[int, Range(1)]`.
 """
 
 import math
@@ -17,21 +17,21 @@ from saccade.files import read_bounded
 from saccade.json_text import parse_json
 
 AGAIN = "Export again with: saccade export CHECKPOINT"
-_LARGEST_INT = 2**63 - 1  # what every reader of ours counts with
-_WORDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
+_LARGEST_INT = 2**63 - 1  # what all our readers support
+_WORDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a string"}
 
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a number in an annotation."""
+    """Bounds of a number, for an annotation."""
 
     least: float = -math.inf
     most: float = math.inf
-    above: bool = False  # `least` itself is out
-    below: bool = False  # `most` itself is out
+    above: bool = False  # whether `least` itself is excluded
+    below: bool = False  # whether `most` itself is excluded
 
     def holds(self, number: float) -> bool:
-        """True if the number is within."""
+        """Return True if the number is within the bounds."""
         low = number > self.least if self.above else number >= self.least
         return low and (number < self.most if self.below else number <= self.most)
 
@@ -53,7 +53,7 @@ Probability = Annotated[float, Range(0, 1, above=True, below=True)]
 
 
 class WrongValue(SaccadeError):
-    """A value that its annotation does not allow; `expected` says what would do."""
+    """A value that its annotation does not allow; `expected` describes the allowed ones."""
 
     def __init__(self, where: str, value: Any, expected: str) -> None:
         self.expected = expected
@@ -61,9 +61,9 @@ class WrongValue(SaccadeError):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file.
+    """Return the JSON object in a file.
 
-    Raises: SaccadeError if it cannot be read, is not an object, or holds NaN or an infinity.
+    Raises: SaccadeError if it cannot be read, is not an object, or contains NaN or infinity.
     """
     try:
         content = parse_json(read_bounded(path, limits.JSON_BYTES))
@@ -71,12 +71,12 @@ def read_json(path: Path) -> dict[str, Any]:
         raise SaccadeError(f"{path}: cannot be read as JSON ({error}). {AGAIN}") from error
     if not isinstance(content, dict):
         kind = type(content).__name__
-        raise SaccadeError(f"{path}: holds a {kind}, expected an object. {AGAIN}")
+        raise SaccadeError(f"{path}: found a {kind}, expected an object. {AGAIN}")
     return content
 
 
 def typed(kind: Any, value: Any, where: str) -> Any:
-    """`value` as `kind`, without any conversion but list to tuple and int to float.
+    """Return `value` as `kind`; only list to tuple and int to float are converted.
 
     Raises: SaccadeError that starts with `where` and names the key.
     """
@@ -114,7 +114,7 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
             value = float(value)
         except OverflowError as error:
             raise WrongValue(where, value, words(kind)) from error
-    # NumPy's float64 is a float, too.
+    # NumPy's float64 is a float too.
     if not (type(value) is kind or (kind is float and isinstance(value, float))):
         raise WrongValue(where, value, words(kind))
     if kind is float and not math.isfinite(value):
@@ -135,7 +135,7 @@ def _in_bounds(kind: Any, value: Any, where: str) -> Any:
 
 
 def words(kind: Any) -> str:
-    """Description of what an annotation allows, in English."""
+    """Return a description of what an annotation allows, in English."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return words(arguments[0])
@@ -164,7 +164,7 @@ def _typed_object(kind: Any, value: Any, where: str) -> Any:
 
 
 def _in_range(kind: type[float], number: float, where: str) -> float:
-    """A number of a type that says what range it has, such as `Budget`."""
+    """Return the number as a type that defines its range, such as `Budget`."""
     try:
         return kind(number)
     except SaccadeError as error:

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes and times as people read them."""
+"""Sizes and durations in a form that people can read."""
 
 from itertools import islice
 from pathlib import Path
 
-_MOST_FILES = 100_000  # that are counted
+_MOST_FILES = 100_000  # the maximum that is counted
 
 
 def files_below(place: Path) -> tuple[int, int]:
-    """Number and bytes of the files of a folder, or of one file; no link is followed."""
+    """Return the number and total bytes of files in a folder, or of one file; ignore links."""
     paths = [place] if place.is_file() else islice(place.rglob("*"), _MOST_FILES)
     sizes = [path.stat().st_size for path in paths if path.is_file() and not path.is_symlink()]
     return len(sizes), sum(sizes)
 
 
 def size_text(count: int) -> str:
-    """Bytes with a unit: 512 bytes, 3.4 KiB, 1.2 MiB."""
+    """Return a size with its unit: 512 bytes, 3.4 KiB, 1.2 MiB."""
     if count < 1024:
         return f"{count} byte{'s' * (count != 1)}"
     size = float(count)
@@ -27,7 +27,7 @@ def size_text(count: int) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """A duration with its unit: 0.4 s, 41 s, 3 min 20 s, 2 h 5 min."""
+    """Return a duration with its unit: 0.4 s, 41 s, 3 min 20 s, 2 h 5 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a command says on standard error beside its answer: `-q`, nothing, or `-v`."""
+"""Verbosity of a command on standard error: `-q`, the default, or `-v`."""
 
 import logging
 import sys
@@ -13,24 +13,24 @@ _LEVEL = ContextVar("saccade_verbosity", default=logging.INFO)
 
 
 def level() -> int:
-    """The least level of the log that is shown: WARNING with `-q`, DEBUG with `-v`."""
+    """Return the lowest log level to show: WARNING with `-q`, DEBUG with `-v`."""
     return _LEVEL.get()
 
 
 def is_quiet() -> bool:
-    """True if neither progress nor notes are shown."""
+    """Return True if neither progress nor notes are shown."""
     return level() > logging.INFO
 
 
 def note(text: str) -> None:
-    """Print what helps a reader and is no answer; nothing with `-q`."""
+    """Print a note on standard error, unless `-q` is given."""
     if not is_quiet():
         print(escaped_message(text), file=sys.stderr, flush=True)
 
 
 @contextmanager
 def verbosity(*, quiet: bool = False, verbose: bool = False) -> Iterator[None]:
-    """Say less, or more, for as long as the block runs."""
+    """Set the verbosity inside the block."""
     chosen = logging.WARNING if quiet else logging.DEBUG if verbose else level()
     token = _LEVEL.set(chosen)
     try:
@@ -41,7 +41,7 @@ def verbosity(*, quiet: bool = False, verbose: bool = False) -> Iterator[None]:
 
 @contextmanager
 def log_shown() -> Iterator[None]:
-    """Show the log on standard error, down to its smallest steps."""
+    """Show the log on standard error, including debug messages."""
     logger = logging.getLogger("saccade")
     handler = logging.StreamHandler()
     handler.setFormatter(_Escaped("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -56,7 +56,7 @@ def log_shown() -> Iterator[None]:
 
 
 class _Escaped(logging.Formatter):
-    """What others wrote cannot forge a line of the log, or a command to the terminal."""
+    """Formatter that escapes foreign text, which could forge log lines or control the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escaped_message(super().format(record))

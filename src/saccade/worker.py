@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of its own for work that may end it, hang in it, or take all memory.
+"""A separate process for work that may crash, hang or use up all memory.
 
-A `Worker` calls a module's `main(request)` in a new interpreter and answers with what that returns,
-both as JSON of the types that `main` is annotated with. A SaccadeError that `main` raises is raised
-here, and `WorkerEnded` where the process ended instead; the next request is then another process's.
-It dies with its parent. Limits are the system's own: nothing that a foreign library does inside can
-lift them.
+A `Worker` calls a module's `main(request)` in a new interpreter and returns its result. Both are
+JSON of the types that `main` is annotated with. A SaccadeError raised by `main` is raised here. If
+the process exits instead, `WorkerEnded` is raised, and the next request gets a new process. The
+worker dies with its parent. Its limits are enforced by the system: no library inside the process
+can lift them.
 
-The parent writes a line of sizes, the request and the bytes that are in it; the worker writes lines
-of `[kind, content]`: ready (to be asked), said (on the way), answer, or error.
+The parent writes a line with sizes, then the request and the bytes that belong to it. The worker
+writes lines of `[kind, content]`: ready (for a request), said (on the way), answer, or error.
 """
 
 import json
@@ -33,21 +33,21 @@ from saccade.die_with_parent import dying_with_parent
 from saccade.errors import SaccadeError
 from saccade.schema import typed
 
-START_S = 120.0  # a busy machine may take long to start Python and import what is needed
+START_S = 120.0  # a busy machine may need this long to start Python and import modules
 _KEPT_LINES = 2
 _KEPT_CHARACTERS = 400
 _OF_A_TRACE = (" ", "\t", "Traceback")
 _POLL_S = 0.05
-_BYTES = "$bytes"  # stands for bytes in a request: which of those that follow it
+_BYTES = "$bytes"  # placeholder in a request: the index of the bytes that follow it
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a worker; none is no limit. With a niceness, others go first.
+    """Limits of a worker; None means no limit. With a niceness, other processes go first.
 
-    Units: memory is of its address space; cpu_s is CPU time for one request.
+    Units: memory is the size of its address space; cpu_s is the CPU time for one request.
     """
 
     memory_bytes: int | None = None
@@ -56,7 +56,7 @@ class Limits:
 
 
 class WorkerEnded(Exception):
-    """The process ended before it answered; the message says how, `last_words` what it wrote."""
+    """The process ended before it answered; `last_words` is what it wrote to standard error."""
 
     def __init__(self, how: str, last_words: str) -> None:
         super().__init__(how)
@@ -64,11 +64,11 @@ class WorkerEnded(Exception):
 
 
 class WorkerNotStarted(SaccadeError):
-    """The process ended, or said nothing, before it could be asked."""
+    """The process exited, or did not respond, before it could take a request."""
 
 
 class WorkRefused(Exception):
-    """Refusal by a program that knows no SaccadeError, of one of its own kinds."""
+    """Refusal by a program that does not know SaccadeError and has its own kinds of errors."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -77,7 +77,7 @@ class WorkRefused(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """A file that speaks as a worker does and imports nothing of saccade, and where it runs."""
+    """A file that uses the worker protocol without importing saccade, and how to run it."""
 
     path: Path
     folder: Path
@@ -85,13 +85,13 @@ class Program:
 
 
 class Worker:
-    """Such a process, one request after the other: a module's `main`, or a program."""
+    """A process that answers one request after the other: a module's `main`, or a program."""
 
     def __init__(
         self,
         work: str | Program,
         limits: Limits | None = None,
-        environment: Mapping[str, str] | None = None,  # of a module, beside what is here
+        environment: Mapping[str, str] | None = None,  # additional variables, for a module
     ) -> None:
         self._work = work
         self._limits = limits or Limits()
@@ -111,15 +111,15 @@ class Worker:
         timeout_s: float | None = None,
         said: Callable[[Any], None] | None = None,
     ) -> T:
-        """The answer to a request; `said` is called with what comes before it.
+        """Send a request and return the answer; call `said` with messages that come before it.
 
-        Raises: WorkerEnded if the process ends, or does not answer in time; what the work raises.
+        Raises: WorkerEnded if the process exits or does not answer in time; errors of the work.
         """
         self.send(request)
         return self.answer(kind, timeout_s, said)
 
     def send(self, request: Any) -> None:
-        """Begin with a request, in a new process where there is none."""
+        """Send a request, to a new process if there is none."""
         if self._process is None:
             self._process = self._started()
         with suppress(BrokenPipeError):  # it died: `answer` finds the end of its output
@@ -127,7 +127,7 @@ class Worker:
 
     @property
     def has_answered(self) -> bool:
-        """True if `answer` would not wait."""
+        """True if `answer` would return immediately."""
         return self._process is not None and not self._process.lines.empty()
 
     def answer(
@@ -136,10 +136,13 @@ class Worker:
         timeout_s: float | None = None,
         said: Callable[[Any], None] | None = None,
     ) -> T:
-        """The answer to what was sent; raises as `ask` does."""
+        """Return the answer to the request that was sent.
+
+        Raises: as `ask`.
+        """
         assert self._process is not None, "nothing was sent"
         if not self._process.is_up.wait(START_S):
-            raise self._ended(f"no sign of life within {START_S:g} s")
+            raise self._ended(f"no response within {START_S:g} s")
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             wait_s = None if end is None else max(0.0, end - time.monotonic())
@@ -163,13 +166,13 @@ class Worker:
                 said(content)
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """Stop the process if there is one."""
         if self._process is not None:
             self._process.end()
             self._process = None
 
     def _ended(self, how: str | None) -> WorkerEnded | SaccadeError:
-        """Error to raise for a process that ended by itself, or is ended now for that reason."""
+        """Stop the process and return the error to raise for it."""
         process = self._process
         assert process is not None
         how = how or process.ending(self._limits)
@@ -177,7 +180,7 @@ class Worker:
         if process.was_ready:
             return WorkerEnded(how, process.last_words)
         return WorkerNotStarted(
-            f"A process of saccade ended before its work began ({how}). {process.last_words} "
+            f"A saccade process exited before it started to work ({how}). {process.last_words} "
             "Try again."
         )
 
@@ -186,7 +189,7 @@ class Worker:
             command, folder = [str(self._work.path)], self._work.folder
             return _Process(command, folder, self._work.environment)
         task = json.dumps({"module": self._work, **asdict(self._limits)})
-        # Workers share the cores: threads of each would wait for one another.
+        # Workers share the cores, so more threads in each would wait for each other.
         usual = {"OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
         environment = {**os.environ, **usual, **self._environment}
         return _Process(["-m", "saccade.worker", task], None, environment)
@@ -195,9 +198,9 @@ class Worker:
 def each_alone(
     module: str, requests: Mapping[str, Any], kind: type[T], *, at_a_time: int
 ) -> Iterator[tuple[str, T | SaccadeError | WorkerEnded]]:
-    """A worker for every request, some at a time; what each came to, in the order of their ends.
+    """Run each request in its own worker, `at_a_time` in parallel; yield results as they finish.
 
-    They are ended when the caller stops asking.
+    The workers are stopped when the caller stops iterating.
     """
     waiting = list(requests.items())
     running: dict[str, Worker] = {}
@@ -233,12 +236,12 @@ class _Process:
     folder: Path | None
     environment: Mapping[str, str]
     lines: "queue.SimpleQueue[str | None]" = field(default_factory=queue.SimpleQueue)
-    is_up: threading.Event = field(default_factory=threading.Event)  # ready, or at its end
+    is_up: threading.Event = field(default_factory=threading.Event)  # ready, or exited
     was_ready: bool = False
     errors: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Its own session: a Ctrl-C reaches the parent alone, which then ends this process.
+        # A separate session: Ctrl-C reaches only the parent, which then stops this process.
         self._popen = subprocess.Popen(
             dying_with_parent([sys.executable, "-P", *self.arguments]),
             stdin=subprocess.PIPE,
@@ -259,11 +262,11 @@ class _Process:
 
     @property
     def last_words(self) -> str:
-        """The end of what it wrote to its standard error."""
+        """Return the end of what it wrote to standard error."""
         return " ".join(self.errors)
 
     def ending(self, limits: Limits) -> str:
-        """Ending of the process, in words, now that it writes no more."""
+        """Describe how the process ended, after its output has closed."""
         try:
             code = self._popen.wait(START_S)
         except subprocess.TimeoutExpired:
@@ -275,7 +278,7 @@ class _Process:
         return f"killed by {signal.Signals(-code).name}"
 
     def end(self) -> None:
-        """Kill it, if it has not ended, and hear it out."""
+        """Kill the process if it is still running, and read the rest of its output."""
         self._popen.kill()
         self._popen.wait()
         for reader in self._readers:
@@ -339,13 +342,13 @@ def _requests(stream: IO[bytes]) -> Iterator[Any]:
 
 
 def main() -> None:
-    """Answer what the parent asks for, until it asks no more."""
+    """Answer the parent's requests until there are no more."""
     task = json.loads(sys.argv[1])
     os.nice(task["niceness"])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if (most := task["memory_bytes"]) is not None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    # What is loaded may print: only messages are written where the parent reads.
+    # Loaded code may print, so keep only messages in the stream that the parent reads.
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 

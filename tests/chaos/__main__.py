@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strike a service on purpose and say who noticed.
+"""Inject faults into a service and report who noticed.
 
     python -m chaos list
     python -m chaos run [ROW ...] [--times 2] [--seed 0]      writes benchmarks/results/chaos.json
@@ -7,8 +7,8 @@
     python -m chaos page                                      fills docs/reliability.md
     python -m chaos all                                       the three, one after the other
 
-`make check-chaos` is the last one. Exit code 1 where a row, the soak or its control did not do
-what is wanted.
+`make check-chaos` runs the last one. The exit code is 1 if a row, the soak or its control did not
+give the wanted result.
 """
 
 import argparse
@@ -25,20 +25,22 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    """Do what was asked for."""
+    """Run the requested command."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("action", choices=("list", "run", "soak", "page", "all"))
-    parser.add_argument("rows", nargs="*", help="names of rows; all of them without any")
-    parser.add_argument("--times", type=int, default=1, help="of each row, at other moments")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--requests", type=int, default=1_000_000, help="of the soak")
+    parser.add_argument("rows", nargs="*", help="names of rows; default: all")
     parser.add_argument(
-        "--control-requests", type=int, help="of its control; a twentieth of the soak"
+        "--times", type=int, default=1, help="repetitions of each row, at different moments"
     )
-    parser.add_argument("--minutes", type=float, default=1e9, help="of the soak at most")
-    parser.add_argument("--repository", type=Path, help="another one than digits-sum's")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--requests", type=int, default=1_000_000, help="requests of the soak")
+    parser.add_argument(
+        "--control-requests", type=int, help="requests of its control; default: a twentieth"
+    )
+    parser.add_argument("--minutes", type=float, default=1e9, help="time limit of the soak")
+    parser.add_argument("--repository", type=Path, help="default: that of digits-sum")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/chaos.json")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "chaos")
     given = parser.parse_args()

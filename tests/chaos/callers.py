@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callers in a process of their own: each asks, waits for its answer, and writes down what came.
+"""Callers in a separate process: each calls, waits for the answer, and records it.
 
-    python -m chaos.callers      an order as one JSON line in, the calls as one JSON line out
+    python -m chaos.callers      a task as one JSON line in, the calls as one JSON line out
 
-The order's end is the end of standard input. Requests are serialised before; an answer has to be
-the same numbers as the first one that this caller got.
+Closing standard input stops the callers. Requests are serialized in advance. An answer must have
+the same numbers as the first one that its caller got.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _TESTS = Path(__file__).resolve().parent.parent
 
 
 class Call(NamedTuple):
-    """One call: when it began and ended by time.monotonic(), and its gRPC status."""
+    """One call: its start and end by time.monotonic(), and its gRPC status."""
 
     began: float
     ended: float
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Callers that send the same request, one at a time each. Units: timeout_s is seconds."""
+    """Callers that each send the same request, one at a time. Units: timeout_s is seconds."""
 
     request: bytes
     count: int = 2
@@ -42,7 +42,7 @@ class Group:
 
 
 class Callers:
-    """The parent's end: callers run inside the block, `calls` is what they saw, after it."""
+    """The parent's side: callers run inside the block; after it, `calls` has the results."""
 
     def __init__(self, url: str, groups: Mapping[str, Group]) -> None:
         self._order = {
@@ -84,7 +84,7 @@ class Callers:
         self._process.stdout.close()
 
     def answered_since(self, when: float, least: int = 3) -> bool:
-        """True if the newest calls of every group began after `when` and were answered."""
+        """True if the latest calls of every group started after `when` and were answered."""
         for calls in self.calls.values():
             newest = [call for call in calls[-least:] if call.began > when]
             if len(newest) < least or any(call.status != "OK" for call in newest):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that say nothing, half of something, or nonsense."""
+"""Connections that send nothing, half a request, or garbage."""
 
 import resource
 import socket
@@ -11,15 +11,15 @@ from chaos.scene import Scene, picture_request
 
 HELD_S = 5.0
 CONNECTIONS = 1500
-PROBED_S = 7.0  # longer than the interval in which the service asks its variants
-# What opens HTTP/2: its preface, empty settings, and the head of a request that never goes on.
+PROBED_S = 7.0  # longer than the interval at which the service probes its variants
+# The start of HTTP/2: preface, empty settings, and the head of a request that never continues.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _HALF_HEAD = bytes((0, 16, 0, 1, 0, 0, 0, 0, 1)) + b"\x83\x86"
 _HALF_POST = b"POST /v2/models/%s/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{"
 
 
 def half_requests(scene: Scene) -> None:
-    """Callers whose machine went away in the middle."""
+    """Callers whose machine disappears in the middle of a request."""
     half_post = _HALF_POST % scene.models.router.encode()
     with ExitStack() as open_ones:
         for turn in range(200):
@@ -33,9 +33,9 @@ def half_requests(scene: Scene) -> None:
 
 
 def idle_connections(scene: Scene) -> None:
-    """More of them than a process may usually open files; who comes then is served, or told.
+    """Open more connections than a process may usually open files; new callers must get an answer.
 
-    New callers are what counts: those before the fault have their connections.
+    Only new callers matter: earlier ones have their connections.
     """
     places = [place for place in (scene.service.http, scene.service.grpc) if place]
     with _many_descriptors(), ExitStack() as open_ones:
@@ -54,7 +54,7 @@ def idle_connections(scene: Scene) -> None:
 
 
 def one_byte_chunks(scene: Scene) -> None:
-    """A body in pieces as small as they get (the class of CVE-2025-23310)."""
+    """Send a body in chunks of one byte (the class of CVE-2025-23310)."""
     if not scene.service.http:
         scene.checks.append(("HTTP is off", True))
         return
@@ -72,7 +72,7 @@ def one_byte_chunks(scene: Scene) -> None:
 
 
 def garbage_bytes(scene: Scene) -> None:
-    """Bytes that a scanner of ports sends, and worse."""
+    """Send bytes like those of a port scanner, and worse."""
     for turn in range(200):
         place = scene.service.http if scene.service.http and turn % 2 else scene.service.grpc
         start = scene.rng.choice((b"", _PREFACE, b"GET / HTTP/1.1\r\n", b"\x16\x03\x01"))

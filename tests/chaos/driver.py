@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one row: a service, callers, the fault at a random moment, and the way back."""
+"""Run one row: a service, callers, the fault at a random moment, and the recovery."""
 
 import random
 import shutil
@@ -17,8 +17,8 @@ from chaos.scene import Models, Scene, models_of, picture_request
 from chaos.service import Service
 from chaos.table import NO_CALLERS, START, Row
 
-BEFORE_S = 4.0  # of calls before the fault, to compare with
-MOMENT_S = 1.5  # the fault comes at a random moment of this
+BEFORE_S = 4.0  # of calls before the fault, for comparison
+MOMENT_S = 1.5  # the fault happens at a random moment in this time
 AFTER_S = 1.0
 LATEST_S = 120.0
 LEFT_S = 2.0
@@ -27,7 +27,7 @@ NEEDS_DISK = ("disk_full", "disk_full_at_start")
 
 
 def run_row(row: Row, repository: Path, *, seed: int) -> Observation:
-    """A row with a service of its own, which is gone afterwards; its leftovers are looked for."""
+    """Run a row with its own service, stop it afterward, and look for leftovers."""
     with copied(repository) as own, ExitStack() as stack:
         service = Service(own, *row.serve, wrap=wrapping(row))
         if row.moment == START:
@@ -42,9 +42,9 @@ def run_row(row: Row, repository: Path, *, seed: int) -> Observation:
 def strike(
     row: Row, service: Service, models: Models, *, seed: int, hurry: bool = False
 ) -> Observation:
-    """The fault on a service that runs, with callers where the row has them.
+    """Inject a row's fault into a running service, under the row's callers.
 
-    In a `hurry` nothing is timed, so that no calls before it are needed to compare with.
+    With `hurry` nothing is timed, so no earlier calls are needed for comparison.
     """
     rng = random.Random(f"{seed} {row.name}")
     scene = Scene(service, models, rng)
@@ -73,11 +73,11 @@ def strike(
 
 
 def groups_of(row: Row, models: Models) -> dict[str, Group]:
-    """The victim's callers, and others where the row leaves any."""
+    """Return the victim's callers, and others if there are any."""
 
     def ask(variant: str, caller: str) -> Group:
         message = picture_request(models, variant)
-        message.id = f"{caller}/1"  # who asks, for a service that wants to be fair
+        message.id = f"{caller}/1"  # identifies the caller to the service's fair queues
         return Group(message.SerializeToString())
 
     if row.victim == "all":
@@ -89,31 +89,31 @@ def groups_of(row: Row, models: Models) -> dict[str, Group]:
 
 
 def pace_of(service: Service) -> float:
-    """Slowness of this machine now, as a multiple of a quiet one."""
+    """Return how many times slower this machine is now than a quiet one."""
     return max(1.0, service.start_s / QUIET_START_S)
 
 
 def untried(row: Row) -> str:
-    """Why a row cannot be tried here; empty if it can."""
+    """Say why a row cannot be run here; empty if it can."""
     if row.fault in NEEDS_DISK and not namespaces_allowed():
         return "this machine lets nobody mount a small disk"
     return ""
 
 
 def wrapping(row: Row) -> list[str]:
-    """Prefix of the command of the service."""
+    """Return the prefix of the service's command."""
     return small_disk(DISK_MIB) if row.fault == "disk_full" else []
 
 
 @contextmanager
 def copied(repository: Path) -> Iterator[Path]:
-    """A copy that a fault may change."""
+    """Make a copy that a fault may change."""
     with tempfile.TemporaryDirectory(prefix="saccade-chaos-") as place:
         yield Path(shutil.copytree(repository, Path(place) / "repository"))
 
 
 def _refused(row: Row, service: Service, seed: int) -> Observation:
-    """A service that is not to start: only the fault's own findings count."""
+    """Run a row whose service must not start; only the fault's own checks count."""
     with tempfile.TemporaryDirectory(prefix="saccade-chaos-") as place:
         service.place = Path(place)
         scene = Scene(service, models_of(service.repository), random.Random(seed))
@@ -123,7 +123,7 @@ def _refused(row: Row, service: Service, seed: int) -> Observation:
 
 
 def _recovered_s(row: Row, service: Service, callers: Callers, ended: float) -> float | None:
-    """Time when all callers were answered and `/ready` said yes, counted from the fault's end."""
+    """Return the time from the fault's end until all callers get answers and `/ready` says yes."""
     if not row.survives:
         return None
     latest = LATEST_S * min(2.0, pace_of(service))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every fault by the name that the table calls it."""
+"""All faults, by their names in the table."""
 
 from collections.abc import Callable
 from types import ModuleType

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Full disks, ports that are taken, repositories that change or vanish under the service."""
+"""Full disks, taken ports, and repositories that change or vanish while they are served."""
 
 import shutil
 import signal
@@ -15,7 +15,7 @@ from chaos.service import serve_command
 
 HELD_S = 3.0
 UPDATE_S = 15.0
-# A disk of its own size, seen by the service alone; needs no rights where namespaces are free.
+# A small disk that only the service sees; needs no privileges if namespaces are allowed.
 _SMALL_DISK = 'mount -t tmpfs -o size={mib}m disk "$TMPDIR" && exec "$@"'
 _MARK = """
 import pathlib
@@ -24,12 +24,12 @@ pathlib.Path({mark!r}).write_text("ran")
 
 
 def small_disk(mib: int) -> list[str]:
-    """Prefix that gives a command a temporary folder on a disk of this size."""
+    """Return a command prefix that puts the temporary folder on a disk of this size."""
     return ["unshare", "-rm", "sh", "-c", _SMALL_DISK.format(mib=mib), "sh"]
 
 
 def namespaces_allowed() -> bool:
-    """True if this machine lets us mount a small disk for one process."""
+    """True if this machine allows mounting a small disk for one process."""
     with suppress(OSError):
         command = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=1m disk /mnt"]
         return subprocess.run(command, capture_output=True).returncode == 0
@@ -37,12 +37,12 @@ def namespaces_allowed() -> bool:
 
 
 def disk_full_at_start(scene: Scene) -> None:
-    """The copy of the server's parts does not fit."""
+    """Leave no space for the copy of the server's parts."""
     _refused(scene, [*small_disk(1), *serve_command(scene.service.repository)], "TMPDIR")
 
 
 def disk_full(scene: Scene) -> None:
-    """The service runs on a small disk (see the driver), which is full for some seconds."""
+    """Fill the service's small disk (see the driver) for some seconds."""
     inside = Path(f"/proc/{scene.service.process.pid}/root{scene.service.temporary}/filling")
     with suppress(OSError), inside.open("wb") as file:
         while True:
@@ -56,7 +56,7 @@ def disk_full(scene: Scene) -> None:
 
 
 def port_taken_at_start(scene: Scene) -> None:
-    """Another program listens where the service was told to."""
+    """Let another program listen on the service's port before it starts."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         command = serve_command(scene.service.repository, "--grpc-port", port)
@@ -64,7 +64,7 @@ def port_taken_at_start(scene: Scene) -> None:
 
 
 def port_taken(scene: Scene) -> None:
-    """Another program is quicker than the restart, and goes after a while."""
+    """Let another program take the port before the restart, and release it after a while."""
     host, port = scene.service.grpc.split(":")
     kill_server(scene)
     other = socket.socket()
@@ -81,7 +81,7 @@ def port_taken(scene: Scene) -> None:
 
 
 def change_repository(scene: Scene) -> None:
-    """Code that nobody checked must not run, even when the router begins anew."""
+    """Change the router's code: unchecked code must not run, even if the router restarts."""
     mark = scene.service.place / "ran"
     for name in (scene.models.router, scene.models.cheap):
         for code in (scene.service.repository / name).rglob("model.py"):
@@ -93,13 +93,13 @@ def change_repository(scene: Scene) -> None:
 
 
 def remove_repository(scene: Scene) -> None:
-    """Remove the repository: serving does not depend on the place that it was read from."""
+    """Remove the repository: serving must not depend on the folder that it was read from."""
     scene.service.repository.rename(scene.service.repository.with_name("elsewhere"))
     kill_variant(scene)
 
 
 def reload_same(scene: Scene) -> None:
-    """An update: the signal that asks a service to read its files again, and the time it takes."""
+    """Send the signal for an update of an unchanged repository, and measure the time."""
     begun = scene.service.servers_begun()
     scene.service.process.send_signal(signal.SIGHUP)
     end = time.monotonic() + UPDATE_S
@@ -110,7 +110,7 @@ def reload_same(scene: Scene) -> None:
 
 
 def reload_broken(scene: Scene) -> None:
-    """An update that cannot be served leaves what is served."""
+    """Update to a repository that cannot be served: the old one must still be served."""
     shutil.rmtree(scene.service.repository / scene.models.full)
     scene.service.process.send_signal(signal.SIGHUP)
     time.sleep(HELD_S)
@@ -126,7 +126,7 @@ def _still_serving(scene: Scene) -> None:
 
 
 def _refused(scene: Scene, command: list[str], word: str) -> None:
-    """The command ends with 2, names what is wrong, shows no trace and leaves nothing."""
+    """Check that the command exits with 2, says what is wrong, and leaves nothing."""
     import os
 
     place = scene.service.place / "refused"

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the pages about commands: killed at any moment, and given changed files."""
+"""Tables about commands that are killed at any moment, and readers of changed files."""
 
 from typing import Any
 
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 FULL = "ENOSPC"
-EXAMPLES = 100_000  # changed files wanted of each kind
+EXAMPLES = 100_000  # wanted number of changed files of each kind
 _HEAD = ("command", *SIGNALS, "full disk", "wrong")
 
 
 def killed(result: dict[str, Any]) -> str:
-    """Of each command how many trials were run of those planned, and what was wrong."""
+    """Return the table of trials per command: planned, run, and what was wrong."""
     lines = ["| " + " | ".join(_HEAD) + " |", "|" + "---|" * len(_HEAD)]
     by_command: dict[str, dict[str, dict[str, Any]]] = {}
     for tally in result["results"]:
@@ -28,8 +28,8 @@ def killed(result: dict[str, Any]) -> str:
     )
     disks = sorted({run["full_disk"] for run in result["runs"].values()} - {"none"})
     said = (
-        f"{run:,} trials were run of {planned:,} planned, {effect:,} took effect: in the others "
-        "the command was done before its moment, or had room enough. Full disks: "
+        f"Of {planned:,} planned trials, {run:,} were run, and {effect:,} took effect. In the "
+        "others the command had finished before its moment, or had enough room. Full disks: "
         f"{', '.join(disks) or 'none'}."
     )
     return "\n".join([*lines, "", said])
@@ -53,7 +53,7 @@ def _wrong(tallies: dict[str, dict[str, Any]]) -> str:
 
 
 def fuzzed(readers: dict[str, Any], graphs: dict[str, Any]) -> str:
-    """Number of changed files that every reader was given, and how they ended."""
+    """Return how many changed files every reader got, and the results."""
     lines = []
     for title, counts in (
         ("Readers of files", readers["readers"]),
@@ -71,8 +71,8 @@ def fuzzed(readers: dict[str, Any], graphs: dict[str, Any]) -> str:
             if count["examples"] < EXAMPLES
         ]
         lines.append(
-            f"- **{title}**, {len(counts)} kinds: {total:,} files, {failed:,} traces. The slowest "
-            f"file took {slowest:.1f} s, the largest process held {largest:,} MiB. Fewer than "
-            f"{EXAMPLES:,}: {', '.join(short) or 'none'}."
+            f"- **{title}**, {len(counts)} kinds: {total:,} files, {failed:,} stack traces. The "
+            f"slowest file took {slowest:.1f} s, the largest process used {largest:,} MiB. Kinds "
+            f"with fewer than {EXAMPLES:,} files: {', '.join(short) or 'none'}."
         )
     return "\n".join(lines)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judgement of a row by what its row allows: one check for each thing that is wanted."""
+"""Judge a row's observation by what the row allows, with one check per requirement."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ import numpy as np
 from chaos.callers import Call
 from chaos.table import Notice, Row
 
-QUIET_START_S = 6.0  # a start of the service on a quiet machine of 2 cores
-FLOOR_MS = 20.0  # under this a wait is too short for its ratio to mean anything
-FEWEST = 30  # calls on each side of a ratio of 99th percentiles
+QUIET_START_S = 6.0  # start of the service on a quiet machine with 2 cores
+FLOOR_MS = 20.0  # shorter waits have no meaningful ratio
+FEWEST = 30  # calls needed on each side of a ratio of 99th percentiles
 
 
 @dataclass
 class Observation:
-    """Observation of one row by the driver.
+    """What the driver observed in one row.
 
-    Units: times by time.monotonic() in seconds, memory in MiB; start_s is what the start took.
+    Units: times by time.monotonic() in seconds, memory in MiB; start_s the time of the start.
     """
 
     start_s: float
@@ -32,13 +32,13 @@ class Observation:
     servers: int = 0
     recovered_s: float | None = None
     leftovers: list[str] = field(default_factory=list)
-    memory_mib: tuple[float, float, float] = (0.0, 0.0, 0.0)  # before, at most, after
-    words: dict[str, str] = field(default_factory=dict)  # the first message of each failure
+    memory_mib: tuple[float, float, float] = (0.0, 0.0, 0.0)  # before, maximum, after
+    words: dict[str, str] = field(default_factory=dict)  # the first message per status
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that is wanted, what was found, and whether that will do."""
+    """One requirement, what was found, and whether it is met."""
 
     what: str
     wanted: str
@@ -47,7 +47,7 @@ class Check:
 
 
 def judge(row: Row, seen: Observation, *, strict: bool = True) -> list[Check]:
-    """All checks of a row; those of seconds and of memory only where `strict` says so."""
+    """Return all checks of a row; times and memory are checked only if `strict`."""
     pace = max(1.0, seen.start_s / QUIET_START_S)
     checks = []
     for name, notice in (("callers", row.callers), ("others", row.others)):
@@ -75,13 +75,13 @@ def judge(row: Row, seen: Observation, *, strict: bool = True) -> list[Check]:
 
 
 def outage_s(calls: Sequence[Call], seen: Observation) -> float:
-    """Time after the fault's end of the last failed call that had begun before or then."""
+    """Return how long after the fault's end calls failed."""
     failed = [call.ended for call in calls if call.status != "OK" and call.ended >= seen.began]
     return max(0.0, max(failed, default=seen.ended) - seen.ended)
 
 
 def p99_times(calls: Sequence[Call], seen: Observation) -> float | None:
-    """The 99th percentile of the waits since the fault, in that of before; None of too few."""
+    """Return the 99th percentile of waits since the fault over that before; None if too few."""
     before = [1e3 * (one.ended - one.began) for one in calls if one.ended < seen.began]
     after = [1e3 * (one.ended - one.began) for one in calls if one.ended >= seen.began]
     if min(len(before), len(after)) < FEWEST:
@@ -90,7 +90,7 @@ def p99_times(calls: Sequence[Call], seen: Observation) -> float | None:
 
 
 def summary(seen: Observation) -> dict[str, Any]:
-    """Plain values for JSON: what callers met, without the calls themselves."""
+    """Return what callers experienced as plain values, without individual calls."""
     groups: dict[str, Any] = {}
     for name, calls in seen.calls.items():
         since = [call for call in calls if call.ended >= seen.began]
@@ -114,7 +114,7 @@ def summary(seen: Observation) -> dict[str, Any]:
 
 
 def plain(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    """Checks for JSON."""
+    """Return checks as plain values."""
     return [asdict(check) for check in checks]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/reliability.md, written from the table of faults and the result files.
+"""Write the tables of docs/reliability.md from the table of faults and the result files.
 
-Beside them the counts of changed files in docs/security.md, and the tables of docs/envoy.md.
+Also writes the counts of changed files in docs/security.md, and the tables of docs/envoy.md.
 """
 
 import json
@@ -15,23 +15,25 @@ from chaos.table import NO_CALLERS, ROWS, START, Notice, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
-PAGES = {  # and their blocks
+PAGES = {  # page: its generated blocks
     PAGE: ("faults", "soak", "overload", "killed"),
     ROOT / "docs" / "security.md": ("fuzz",),
     ROOT / "docs" / "envoy.md": ("limits", "proxied", "proxied-one", "failover"),
 }
 RESULTS = ROOT / "benchmarks" / "results"
 UNMEASURED = "Not measured yet."
+# Aims of the overload benchmark under other names than in its result file.
+_AIMS = {"full speed after it": "capacity after it", "refused at once": "immediate refusals"}
 
 
 def write() -> None:
-    """Fill every marked block of the pages."""
+    """Fill in every marked block of the pages."""
     for path, names in PAGES.items():
         path.write_text(filled(path.read_text(), names=names))
 
 
 def filled(text: str, results: Path = RESULTS, names: Sequence[str] = PAGES[PAGE]) -> str:
-    """A page's text with its marked blocks as the files say it today."""
+    """Return a page's text with its marked blocks written from the result files."""
     chaos, overload, commands = (
         _read(results / name) for name in ("chaos.json", "overload.json", "killed.json")
     )
@@ -66,19 +68,19 @@ def filled(text: str, results: Path = RESULTS, names: Sequence[str] = PAGES[PAGE
 
 
 def faults(chaos: dict[str, Any]) -> str:
-    """Table of faults: what may be noticed, and what was."""
+    """Return the table of faults: what may be noticed, and what was."""
     lines = [
-        "| fault | when | its callers may notice | others may notice | seen |",
+        "| fault | when | its callers may notice | others may notice | result |",
         "|---|---|---|---|---|",
     ]
     rows = chaos.get("rows", {})
     for row in ROWS:
         what = row.what[0].upper() + row.what[1:]
-        others = "nobody else calls" if row.victim == "all" else _words(row.others)
+        others = "no other callers" if row.victim == "all" else _words(row.others)
         if row.moment == START:
             callers, others = "refused with exit code 2 and a message", "-"
         elif not row.survives:
-            callers = "the service ends, nothing is left"
+            callers = "the service stops, nothing is left"
         else:
             callers = _words(row.callers)
         when = "under overload" if row.load == "open loop" else row.moment
@@ -88,50 +90,50 @@ def faults(chaos: dict[str, Any]) -> str:
 
 
 def soak(chaos: dict[str, Any]) -> str:
-    """The soak beside its control."""
+    """Return the table of the soak and its control."""
     if not {"soak", "control"} <= set(chaos):
         return UNMEASURED
-    lines = ["| | requests | memory | failed | restarts | judged |", "|---|---|---|---|---|---|"]
+    lines = ["| | requests | memory | failed | restarts | verdict |", "|---|---|---|---|---|---|"]
     for name, title in (("soak", "the service"), ("control", "a router that leaks on purpose")):
         result = chaos[name]
         memory = next(check for check in result["checks"] if check["what"] == "memory grows")
         verdict = "flat" if memory["passed"] else "leaks"
         failed = sum(result["failed"].values())
         lines.append(
-            f"| {title} | {result['requests']:,} | {memory['found']} more | {failed} | "
+            f"| {title} | {result['requests']:,} | {_growth(memory['found'])} | {failed} | "
             f"{result['restarts']} | {verdict} |"
         )
     return "\n".join([*lines, "", _machine([chaos["soak"]])])
 
 
 def overload_table(overload: dict[str, Any]) -> str:
-    """Every load that was measured, and whether the aims were met."""
+    """Return the table of measured loads, and whether the aims were met."""
     if not overload:
         return UNMEASURED
     lines = [
         "| budgets | deadline | load | in time | goodput | p99 answered | refused after (p50, p99) "
-        "| restarts | memory | full speed after it | aims missed |",
+        "| restarts | memory | capacity after it | aims missed |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in overload["loads"]:
         refused = one["refused_ms"]
         times = f"{refused['p50']:.0f}, {refused['p99']:.0f} ms" if refused else "-"
         answered = one["answered_ms"]
-        missed = ", ".join(name for name, met in one["aims"].items() if not met) or "none"
+        missed = ", ".join(_AIMS.get(name, name) for name, met in one["aims"].items() if not met)
         lines.append(
             f"| {one['budgets']} | {one['deadline_s']:g} s | {one['times']:g} x | "
             f"{100 * one['in_time'] / max(1, one['sent']):.0f} % | "
             f"{100 * one['goodput_of_capacity']:.0f} % of capacity | "
             f"{f'''{answered['p99']:.0f} ms''' if answered else '-'} | {times} | "
             f"{one['restarts']} | {one['memory_mib']['grown']:+.0f} MiB | "
-            f"{100 * one['recovered_of_capacity']:.0f} % | {missed} |"
+            f"{100 * one['recovered_of_capacity']:.0f} % | {missed or 'none'} |"
         )
     greedy = overload.get("greedy")
     said = ""
     if greedy:
         said = (
-            f"\nBeside a caller with {greedy['waiting']:,} requests waiting, one with a single "
-            f"request at a time had {greedy['same']['answered']} of {greedy['same']['calls']} "
+            f"\nWhile one caller had {greedy['waiting']:,} requests waiting, another one sent one "
+            f"request at a time: {greedy['same']['answered']} of {greedy['same']['calls']} were "
             f"answered at the same budget, {greedy['other']['answered']} of "
             f"{greedy['other']['calls']} at another one.\n"
         )
@@ -139,7 +141,7 @@ def overload_table(overload: dict[str, Any]) -> str:
 
 
 def _refusals(overload: dict[str, Any]) -> str:
-    """Cost of refusing alone at the highest load: a bound of what can be had."""
+    """Return the cost of refusals alone at the highest load, which limits the goodput."""
     cost, cores = overload.get("refusal"), overload["machine"]["cores"]
     if not cost:
         return ""
@@ -147,11 +149,11 @@ def _refusals(overload: dict[str, Any]) -> str:
     refused = max(0.0, worst["offered"] - worst["capacity_before"])
     each_us = cost["service_cpu_us"] + cost["generator_cpu_us"]
     return (
-        f"\nA request that is refused takes {cost['service_cpu_us']:.0f} us of the service's "
+        f"\nA refused request takes {cost['service_cpu_us']:.0f} us of the service's "
         f"CPU time and {cost['generator_cpu_us']:.0f} us of the generator's. At "
         f"{worst['times']:g} times the capacity of `{worst['budgets']}`, refusing "
-        f"{refused:,.0f} requests a second is work for {1e-6 * refused * each_us:.1f} of the "
-        f"{cores} cores, before a single answer is computed.\n"
+        f"{refused:,.0f} requests per second is work for {1e-6 * refused * each_us:.1f} cores, of "
+        f"which there are {cores}, before a single answer is computed.\n"
     )
 
 
@@ -159,7 +161,15 @@ def _words(notice: Notice) -> str:
     if not notice.statuses:
         return "nothing"
     names = " or ".join(sorted(notice.statuses))
-    return f"{names}, at most {notice.for_s:g} s" if notice.for_s else names
+    return f"{names} for at most {notice.for_s:g} s" if notice.for_s else names
+
+
+def _growth(found: str) -> str:
+    return found.replace(" a request", " per request") + " more"
+
+
+def _past(what: str) -> str:
+    return what.replace(" hear", " got")
 
 
 def _seen(row: Row, observed: dict[str, Any] | None) -> str:
@@ -172,11 +182,12 @@ def _seen(row: Row, observed: dict[str, Any] | None) -> str:
     outages = [
         group["outage_s"] for attempt in tries for group in attempt.get("callers", {}).values()
     ]  # fmt: skip
-    often = f"as wanted {held} of {len(tries)} times" if len(tries) > 1 or held else "not as wanted"
-    often = "as wanted" if held == len(tries) == 1 else often
+    often = f"as expected {held} of {len(tries)} times"
+    if len(tries) <= 1:
+        often = "as expected" if held else "not as expected"
     if held < len(tries):
         wrong = {
-            check["what"] + ": " + check["found"].replace("|", "/").replace("\n", " ")
+            f"{_past(check['what'])}: {check['found']}".replace("|", "/").replace("\n", " ")
             for attempt in tries
             for check in attempt["checks"]
             if not check["passed"]

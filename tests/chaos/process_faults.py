@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are killed, stopped, or get no more memory."""
+"""Processes that are killed or stopped, or that get no more memory."""
 
 import resource
 import signal
@@ -10,37 +10,37 @@ from chaos.scene import Scene, picture, picture_request
 
 
 def kill_variant(scene: Scene) -> None:
-    """As the kernel does when memory is short: without a word."""
+    """Kill a variant as the kernel does when memory is short."""
     scene.service.watch.stub(scene.models.cheap).kill(signal.SIGKILL)
 
 
 def stop_variant(scene: Scene) -> None:
-    """It lives and does nothing."""
+    """Stop a variant, so that it lives but does nothing."""
     _stop(scene, scene.service.watch.stub(scene.models.cheap))
 
 
 def kill_router(scene: Scene) -> None:
-    """The process that all requests go through."""
+    """Kill the process that all requests go through."""
     scene.service.watch.stub(scene.models.router).kill(signal.SIGKILL)
 
 
 def stop_router(scene: Scene) -> None:
-    """It lives and does nothing."""
+    """Stop the router, so that it lives but does nothing."""
     _stop(scene, scene.service.watch.stub(scene.models.router))
 
 
 def kill_server(scene: Scene) -> None:
-    """The server itself."""
+    """Kill the server itself."""
     scene.service.watch.server().kill(signal.SIGKILL)
 
 
 def stop_server(scene: Scene) -> None:
-    """It takes connections, and answers nothing."""
+    """Stop the server, so that it accepts connections but does not answer."""
     _stop(scene, scene.service.watch.server())
 
 
 def kill_serve(scene: Scene) -> None:
-    """Nobody is left to tidy up, and nothing may stay."""
+    """Kill `saccade serve`: nothing may be left, although it cannot clean up."""
     scene.service.process.kill()
     scene.service.process.wait()
     left = scene.service.leftovers_after(2.0 * max(1.0, scene.service.start_s / 5))
@@ -48,13 +48,13 @@ def kill_serve(scene: Scene) -> None:
 
 
 def terminate_serve(scene: Scene) -> None:
-    """As a service manager ends it."""
+    """Stop `saccade serve` as a service manager does."""
     code = scene.service.stop()
     scene.checks.append((f"exit code {code}, wanted 0", code == 0))
 
 
 def memory_limit(scene: Scene) -> None:
-    """Every further allocation of the router's process fails while large pictures come."""
+    """Make all allocations of the router's process fail while large images arrive."""
     router = scene.service.watch.stub(scene.models.router)
     free = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     resource.prlimit(router.pid, resource.RLIMIT_AS, (1, resource.RLIM_INFINITY))
@@ -70,5 +70,5 @@ def memory_limit(scene: Scene) -> None:
 
 def _stop(scene: Scene, process: Process) -> None:
     process.kill(signal.SIGSTOP)
-    # Whatever the service did about it: nothing stays stopped when the row is over.
+    # Whatever the service did, nothing stays stopped after the row.
     scene.until_over.append(lambda: process.kill(signal.SIGCONT))

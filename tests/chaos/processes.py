@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one service as the kernel shows them: who lives, who came, how much memory.
+"""The processes of one service as the kernel shows them: which live, which started, their memory.
 
-Nothing here asks saccade: a restart is a process of the server that was not there before.
+This does not rely on saccade: a restart is a new process of the server.
 """
 
 import os
@@ -22,27 +22,27 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Process:
-    """A process; `started` (clock ticks) tells it from a later one of the same number."""
+    """A process; `started` (clock ticks) distinguishes it from a later one with the same id."""
 
     pid: int
     started: int
     program: str
     parent: int
-    model: str = ""  # of a stub, whose model it runs
+    model: str = ""  # the model, if it is a stub
 
     def lives(self) -> bool:
-        """True if it still runs: a zombie does not."""
+        """True if it still runs; a zombie does not."""
         fields = _stat(self.pid)
         return bool(fields) and fields[0] not in "ZX" and int(fields[19]) == self.started
 
     def kill(self, number: int) -> None:
-        """Send a signal, unless the number belongs to another process by now."""
+        """Send a signal, unless the id belongs to another process by now."""
         if self.lives():
             os.kill(self.pid, number)
 
 
 def process(pid: int) -> Process | None:
-    """Process that runs under this number now; None if nothing does."""
+    """Return the process with this id, or None."""
     fields = _stat(pid)
     try:
         words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -57,7 +57,7 @@ def process(pid: int) -> Process | None:
 
 
 def descriptors(pid: int) -> int:
-    """Number of files and connections that a process has open."""
+    """Return the number of open files and connections of a process."""
     try:
         return sum(1 for _ in (_PROC / str(pid) / "fd").iterdir())
     except OSError:
@@ -65,7 +65,7 @@ def descriptors(pid: int) -> int:
 
 
 def regions_of(pid: int) -> set[Path]:
-    """The shared memory that a process has mapped."""
+    """Return the shared memory that a process has mapped."""
     try:
         lines = (_PROC / str(pid) / "maps").read_text().splitlines()
     except OSError:
@@ -75,9 +75,9 @@ def regions_of(pid: int) -> set[Path]:
 
 
 class Watch:
-    """Looks at a process and all below it, many times a second, from a thread of its own.
+    """Watches a process and its descendants many times per second from a separate thread.
 
-    `seen` holds every process that was ever there, so that one whose parent has died still counts.
+    `seen` has every process that ever existed, so that one whose parent has died still counts.
     Units: memory is pairs of time.monotonic() and MiB.
     """
 
@@ -92,25 +92,25 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._ended.set()
         self._thread.join()
 
     def living(self) -> list[Process]:
-        """Those that run now, whoever their parent is; the oldest first."""
+        """Return the processes that run now, with any parent; the oldest first."""
         with self._lock:
             alive = {process.pid for process in self.seen.values() if process.lives()}
             for pid in _below({self._root, *alive}):
-                # Read anew each time: a process may become another program.
+                # Read again each time: a process may execute another program.
                 if running := process(pid):
                     self.seen[running.pid, running.started] = running
             living = [process for process in self.seen.values() if process.lives()]
         return sorted(living, key=lambda each: each.started)
 
     def servers(self) -> list[Process]:
-        """Every process of the server that there has been.
+        """Return every process of the server so far.
 
-        A child of it that is about to become a stub looks like it for a moment.
+        A child that is about to become a stub looks like the server for a moment.
         """
         with self._lock:
             servers = [process for process in self.seen.values() if process.program == SERVER]
@@ -118,19 +118,19 @@ class Watch:
         return [server for server in servers if server.parent not in pids]
 
     def stub(self, model: str) -> Process:
-        """The process in which a model runs now, the newest if there are two."""
+        """Return the process of a model; the newest if there are two."""
         return [process for process in self.living() if process.model == model][-1]
 
     def server(self) -> Process:
-        """The server that runs now, the newest if there are two."""
+        """Return the server that runs now; the newest if there are two."""
         return [server for server in self.servers() if server.lives()][-1]
 
     def memory_mib(self) -> float:
-        """Of all of them together, now."""
+        """Return the current memory of all of them."""
         return _sum_mib(self.living())
 
     def peak_mib(self) -> float:
-        """The most since the beginning."""
+        """Return the maximum memory so far."""
         return max((mib for _, mib in self.memory), default=0.0)
 
     def _run(self) -> None:
@@ -148,7 +148,7 @@ def _sum_mib(living: list[Process]) -> float:
 
 
 def _below(roots: set[int]) -> set[int]:
-    """These processes and their descendants, in one pass over the table of processes."""
+    """Return these processes and their descendants, in one pass over the process table."""
     children: dict[int, list[int]] = {}
     for entry in _PROC.glob("[0-9]*"):
         if fields := _stat(int(entry.name)):
@@ -162,7 +162,7 @@ def _below(roots: set[int]) -> set[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    # The name in parentheses may itself hold spaces and parentheses.
+    # The name in parentheses may contain spaces and parentheses.
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/envoy.md: loads through the proxy beside those without, and failovers."""
+"""The tables of docs/envoy.md: loads with and without the proxy, and failovers."""
 
 from typing import Any
 
 
 def proxied(overload: dict[str, Any]) -> str:
-    """Every load of a file, in the order in which they were run."""
+    """Return the table of all loads in a file, in the order of the runs."""
     lines = [
         "| budgets | deadline | load | through | goodput | answered | late | cut off "
-        "| p99 answered | refused after (p50) | behind | restarts | memory |",
+        "| p99 answered | refused after (p50) | generator behind | restarts | memory |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in overload["loads"]:
@@ -25,12 +25,12 @@ def proxied(overload: dict[str, Any]) -> str:
             f"{one['memory_mib']['grown']:+.0f} MiB |"
         )
     machine = overload["machine"]
-    said = f"{overload['seconds']:g} s a load. Measured on {machine['device']}"
+    said = f"{overload['seconds']:g} s per load. Measured on {machine['device']}"
     return "\n".join([*lines, "", f"{said}, {machine['runtime']}." + _cost(overload)])
 
 
 def _cost(overload: dict[str, Any]) -> str:
-    """CPU time of a request in the proxy where most are refused."""
+    """Return the CPU time per request in the proxy when most requests are refused."""
     through = [one for one in overload["loads"] if "proxy_cpu_us" in one]
     if not through:
         return ""
@@ -39,16 +39,16 @@ def _cost(overload: dict[str, Any]) -> str:
     refusal = overload["refusal"]["service_cpu_us"]
     span = " to ".join(dict.fromkeys(f"{cost:.0f}" for cost in (costs[0], costs[-1])))
     return (
-        f" At {most:g} times the capacity a request took {span} us of the proxy's CPU time, "
-        f"answered or refused. A refusal by the router takes {refusal:.0f}."
+        f" At {most:g} times the capacity, a request took {span} us of the proxy's CPU time, "
+        f"answered or refused. A refusal by the router takes {refusal:.0f} us."
     )
 
 
 def failover(result: dict[str, Any]) -> str:
-    """Each fault: what was lost, when traffic had moved, when the server was asked again."""
+    """Return the table of faults: losses, when traffic moved, when the server was used again."""
     lines = [
-        "| fault of one of two | times | calls | lost | noticed | moved after | longest call "
-        "| asked again after |",
+        "| fault of one of two servers | times | calls | lost | noticed | moved after "
+        "| longest call | used again after |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, what in result["faults"].items():

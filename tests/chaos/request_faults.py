@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callers that send what they should not: malformed, hostile, huge, or too much."""
+"""Callers that send malformed, hostile, huge, or too many requests."""
 
 import random
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ TIMES = 3.0
 DEADLINE_S = 0.5
 _CAPACITY_S = 2.0
 _CLIENTS = 16
-_PICTURES = 4  # a request: dearer for the server, as cheap for the generator
+_PICTURES = 4  # per request: costs the server more, but not the generator
 
 
 def hostile_timeouts(scene: Scene) -> None:
-    """Times that no clock has, in the lanes in which honest callers wait."""
+    """Send impossible timeouts to the lanes in which honest callers wait."""
 
     def messages() -> Iterator[bytes]:
         for turn in range(400):
@@ -37,7 +37,7 @@ def hostile_timeouts(scene: Scene) -> None:
 
 
 def classify_names(scene: Scene) -> None:
-    """The server's own labels, asked of outputs that hold text."""
+    """Request the server's own classification for outputs of strings."""
     for name in ("variant", "variant_sha256", "caption"):
         message = picture_request(scene.models, scene.models.cheap, outputs=(name,))
         message.outputs[0].parameters["classification"].int64_param = 3
@@ -45,20 +45,20 @@ def classify_names(scene: Scene) -> None:
 
 
 def malformed_grpc(scene: Scene) -> None:
-    """Messages that a fuzzer makes of a good one."""
+    """Send messages that a fuzzer makes from a valid one."""
     good = picture_request(scene.models, scene.models.cheap)
     scene.send((_broken(good, scene.rng) for _ in range(300)), timeout_s=10, at_once=4)
 
 
 def broken_texts(scene: Scene) -> None:
-    """Pictures that claim to be longer than what was sent, among those of honest callers."""
+    """Send images that claim to be longer than they are, together with honest callers."""
     message = picture_request(scene.models, scene.models.cheap)
     message.raw_input_contents[0] = b"\xff\xff\xff\x7f" + message.raw_input_contents[0][4:]
     scene.send([message.SerializeToString()] * 400, timeout_s=10, at_once=8)
 
 
 def big_messages(scene: Scene) -> None:
-    """Messages that no caller needs, and that would fill the memory if there were more of them."""
+    """Send useless messages that would fill the memory if there were more of them."""
     message = picture_request(scene.models, scene.models.cheap)
     message.raw_input_contents[0] = bytes(256 * MIB)
     whole = message.SerializeToString()
@@ -66,14 +66,14 @@ def big_messages(scene: Scene) -> None:
 
 
 def photographs(scene: Scene) -> None:
-    """As large as is allowed: what a client sends of a folder of photographs."""
+    """Send requests of the largest allowed size, like a client with a folder of photographs."""
     photograph = picture(4000, 3000, seed=scene.rng.randrange(2**31), kind="JPEG")
     message = picture_request(scene.models, scene.models.full, [photograph] * 64)
     scene.send([message.SerializeToString()] * 2, timeout_s=120)
 
 
 def picture_bombs(scene: Scene) -> None:
-    """Little to send, much to decode, and nobody waits for it any more."""
+    """Send small files that take long to decode, after the caller has given up."""
     import io
 
     from PIL import Image
@@ -85,17 +85,17 @@ def picture_bombs(scene: Scene) -> None:
 
 
 def overload(scene: Scene) -> None:
-    """More than one budget can answer."""
+    """Send more than one budget can answer."""
     _overload(scene, [scene.models.full])
 
 
 def overload_all(scene: Scene) -> None:
-    """More than all budgets together can answer."""
+    """Send more than all budgets together can answer."""
     _overload(scene, list(scene.models.variants))
 
 
 def cancelled_calls(scene: Scene) -> None:
-    """Callers that go away at every stage of their requests."""
+    """Cancel calls at every stage."""
     rate = _capacity(scene, [scene.models.full])
     parts = 5
     with OpenLoad(scene.service.grpc) as load:
@@ -117,7 +117,7 @@ def _overload(scene: Scene, variants: list[str]) -> None:
 
 
 def _capacity(scene: Scene, variants: list[str]) -> float:
-    """Requests per second that callers get who wait for their answers."""
+    """Measure requests per second of callers that wait for their answers."""
     requests = _requests(scene, variants, timeout_us=0)
     stream = Stream("all", scene.models.router, _CLIENTS, requests)
     with LoadGenerator(scene.service.grpc) as load:
@@ -136,7 +136,7 @@ def _requests(scene: Scene, variants: list[str], *, timeout_us: int) -> tuple[by
 
 
 def _broken(good: Any, rng: random.Random) -> bytes:
-    """One message that is wrong in one of many ways."""
+    """Return a message with one of many possible faults."""
     whole = good.SerializeToString()
     at = rng.randrange(len(whole))
     message = type(good).FromString(whole)

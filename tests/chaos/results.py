@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows one after the other, and the file that says what came of them."""
+"""Run rows one after the other and write the result file."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ BUDGETS = (1.0, 0.25)
 
 
 def run_rows(given: argparse.Namespace) -> bool:
-    """Every row as often as asked, each written down as soon as it is over."""
+    """Run every row as often as requested and write each result immediately."""
     repository = given.repository or repository_of(given.build)
     passed = True
     for row in rows(tuple(given.rows)):
@@ -39,7 +39,7 @@ def run_rows(given: argparse.Namespace) -> bool:
 
 
 def one_try(row: Row, repository: Path, seed: int) -> dict[str, Any]:
-    """One row once: its checks, printed and as plain values."""
+    """Run one row once; print its checks and return them as plain values."""
     began = time.monotonic()
     if reason := untried(row):
         print(f"-- {row.name}: not tried, {reason}", flush=True)
@@ -62,12 +62,12 @@ def one_try(row: Row, repository: Path, seed: int) -> dict[str, Any]:
 
 
 def repository_of(build: Path) -> Path:
-    """The shipped digits-sum at two budgets, exported once."""
+    """Export the shipped digits-sum at two budgets, once, and return its repository."""
     return _deployed(build, "digits-sum", PACKAGE / "models/shipped/digits-sum.safetensors")
 
 
 def tiny_repository_of(build: Path) -> Path:
-    """A model that costs next to nothing, so that the service itself is what a soak runs."""
+    """Return the repository of a very cheap model, so that a soak tests the service itself."""
     from tiny import tiny_nac
 
     checkpoint = build / "tiny.safetensors"
@@ -84,7 +84,7 @@ def _deployed(build: Path, name: str, checkpoint: Path) -> Path:
     if not folder.exists():
         build.mkdir(parents=True, exist_ok=True)
         export(checkpoint, ExportOptions(folder, name="nac", budget=BUDGETS))
-    # Anew each time: the router's code is that of today.
+    # Again each time, because the router's code may have changed.
     deploy(folder, RepositoryOptions(out=repository, force=True))
     return repository
 

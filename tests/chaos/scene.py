@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The surroundings of a fault: the service, its models, requests, and a random generator."""
+"""The context of a fault: the service, its models, requests, and a random generator."""
 
 import io
 import random
@@ -41,9 +41,9 @@ class Models:
 
 @dataclass
 class Scene:
-    """One fault's surroundings, and what its own requests were answered.
+    """The context of one fault, and the answers to its own requests.
 
-    `checks` are a fault's own findings: what has to hold, and whether it did.
+    `checks` are the fault's own checks: what must be true, and whether it was.
     """
 
     service: Service
@@ -51,10 +51,10 @@ class Scene:
     rng: random.Random
     heard: Counter[str] = field(default_factory=Counter)
     checks: list[tuple[str, bool]] = field(default_factory=list)
-    until_over: list[Any] = field(default_factory=list)  # what is called once all is seen
+    until_over: list[Any] = field(default_factory=list)  # called after everything was observed
 
     def send(self, messages: Iterable[bytes], *, timeout_s: float = 60, at_once: int = 1) -> None:
-        """Send messages, so many at a time, and count what comes back."""
+        """Send messages, `at_once` at a time, and count the answers by status."""
         import grpc
 
         limits = [("grpc.max_send_message_length", _LONGEST_MESSAGE), *OWN_CHANNEL]
@@ -81,13 +81,13 @@ OWN_CHANNEL = [
 
 
 def models_of(repository: Path) -> Models:
-    """The names in a repository."""
+    """Return the names in a repository."""
     deployment = read_repository(repository)
     return Models(deployment.model, tuple(sorted(deployment.variants, reverse=True)))
 
 
 def budget_of(variant: str) -> float:
-    """The share in a variant's name: `nac-b0250-fp32` is 0.25."""
+    """Return the share in a variant's name: 0.25 for `nac-b0250-fp32`."""
     (part,) = [word for word in variant.split("-") if word[0] == "b" and word[1:].isdigit()]
     return int(part[1:]) / 1000
 
@@ -99,7 +99,7 @@ def picture_request(
     outputs: tuple[str, ...] = ("probabilities",),
     **parameters: str,
 ) -> Any:
-    """A message to the router, not serialised yet; without pictures one small one."""
+    """Return a message to the router, not yet serialized; by default with one small image."""
     from tritonclient.grpc import service_pb2
 
     files = list(pictures) or [picture(SIDE_PX, SIDE_PX, seed=0)]
@@ -112,7 +112,7 @@ def picture_request(
 
 
 def picture(width_px: int, height_px: int, *, seed: int, kind: str = "PNG") -> bytes:
-    """A picture file of soft random colours, made here."""
+    """Return an image file with smooth random colors."""
     coarse = np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8)
     file = io.BytesIO()
     image = Image.fromarray(coarse).resize((width_px, height_px), Image.Resampling.BILINEAR)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade serve` as a process of its own, the way a user runs it, with its own temporary folder.
+"""`saccade serve` in a separate process, as a user runs it, with its own temporary folder.
 
-Everything about it is seen from outside: its addresses in what it prints, its state in `/ready`,
-its processes in the kernel's table.
+It is only observed from outside: addresses from its output, state from `/ready`, and processes from
+the kernel's table.
 """
 
 import os
@@ -25,18 +25,18 @@ from chaos.processes import Watch
 from saccade.serving.server.addresses import ServeOptions
 
 START_S = 120
-DESCRIPTORS = 1024  # the soft limit of a login shell almost everywhere
+DESCRIPTORS = 1024  # the usual soft limit of a login shell
 _PORTS = ("--grpc-port", "--http-port", "--metrics-port", "--ready-port")
 
 
 class ServiceFailed(Exception):
-    """The service did not start; the text is what it printed."""
+    """The service did not start; the message is its output."""
 
 
 class Service:
-    """A context manager: the service is ready when the block begins and gone when it ends.
+    """A context manager: the service is ready when the block starts and gone when it ends.
 
-    Units: start_s is how long it took to become ready, the measure of this machine's pace.
+    Units: start_s is how long it took to become ready, which measures this machine's speed.
     """
 
     def __init__(self, repository: Path, *options: str, wrap: Sequence[str] = ()) -> None:
@@ -77,7 +77,7 @@ class Service:
         self.close()
 
     def stop(self, within_s: float = 60) -> int | None:
-        """End it as a service manager does, and say how it ended; None if it had to be killed."""
+        """Stop it as a service manager does; return its exit code, None if it had to be killed."""
         if self.exit_code is None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -88,7 +88,7 @@ class Service:
         return self.exit_code
 
     def leftovers(self) -> list[str]:
-        """Leftovers of it: processes, shared memory, run folders."""
+        """Return its leftovers: processes, shared memory, run folders."""
         processes = [
             f"process {process.program} {process.model}" for process in self.watch.living()
         ]
@@ -97,14 +97,14 @@ class Service:
         return [text.strip() for text in (*processes, *regions, *folders)]
 
     def leftovers_after(self, within_s: float) -> list[str]:
-        """Leftovers that are still there after at most this long."""
+        """Return the leftovers that still exist after at most this time."""
         end = time.monotonic() + within_s
         while (left := self.leftovers()) and time.monotonic() < end:
             time.sleep(0.05)
         return left
 
     def ready(self) -> bool:
-        """Answer of `/ready`; False too where nobody answers."""
+        """Return the answer of `/ready`; False if nothing answers."""
         try:
             with urllib.request.urlopen(self.ready_url, timeout=5) as answer:
                 return bool(answer.status == 200)
@@ -112,15 +112,15 @@ class Service:
             return False
 
     def servers_begun(self) -> int:
-        """Number of the server's processes so far."""
+        """Return the number of server processes so far."""
         return len(self.watch.servers())
 
     def last_words(self, lines: int = 12) -> str:
-        """The end of what it printed."""
+        """Return the end of its output."""
         return "\n".join(self.said.read_text(errors="replace").splitlines()[-lines:])
 
     def close(self) -> None:
-        """Kill whatever is left and remove every trace."""
+        """Kill everything that is left and remove all files."""
         self.stop(within_s=20)
         for process in self.watch.living():
             process.kill(signal.SIGKILL)
@@ -145,7 +145,7 @@ class Service:
 
 
 def serve_command(repository: Path, *options: str) -> list[str]:
-    """The command line; ports that `options` do not name are free ones, and HTTP is on."""
+    """Return the command line; it uses free ports unless `options` has others, with HTTP on."""
     command = [sys.executable, "-m", "saccade", "serve", str(repository), *options]
     for flag in _PORTS:
         if flag not in options:
@@ -156,6 +156,6 @@ def serve_command(repository: Path, *options: str) -> list[str]:
 
 
 def _usual_limits() -> None:
-    # A shell that allows more would hide what most users meet.
+    # A shell with a higher limit would hide what most users experience.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, hard), hard))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A million requests, and whether anything grows; beside it a control that leaks on purpose.
+"""Send a million requests and check whether anything grows, with a control that leaks on purpose.
 
-The control serves the same repository with a router that keeps LEAK_BYTES of each request. The
-same judge looks at both, and has to find the one clean and the other leaking.
+The control serves the same repository with a router that keeps LEAK_BYTES per request. The same
+checks must find the service clean and the control leaking.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from saccade.machine import memory_mib, this_machine
 from saccade.serving.bench.load import LoadGenerator, Stream
 
 LEAK_BYTES = 4096
-CONTROL_LEAST = 10_000  # under this the leak itself is below the floor
-ALLOWED_BYTES = 64  # a request
-# Under this nothing can be told from what an allocator keeps back.
+CONTROL_LEAST = 10_000  # with fewer requests the leak is below the floor
+ALLOWED_BYTES = 64  # per request
+# Less than this cannot be told from what an allocator keeps.
 FLOOR_MIB = 12.0
 WINDOWS = 30
 LEAST_WINDOW_S, MOST_WINDOW_S = 2.0, 30.0
@@ -46,7 +46,7 @@ TritonPythonModel.execute = _leaking
 
 @dataclass(frozen=True)
 class Sample:
-    """The service between two windows. Units: requests since the start, MiB by process."""
+    """The state of the service between two windows. Units: requests so far, MiB by process."""
 
     requests: int
     memory_mib: dict[str, float]
@@ -54,13 +54,13 @@ class Sample:
 
     @property
     def total_mib(self) -> float:
-        """All processes together."""
+        """The memory of all processes together."""
         return sum(self.memory_mib.values())
 
 
 @dataclass(frozen=True)
 class Soaked:
-    """Result of a soak."""
+    """The result of a soak."""
 
     requests: int
     seconds: float
@@ -68,11 +68,11 @@ class Soaked:
     samples: tuple[Sample, ...]
     restarts: int
     leftovers: list[str]
-    last_words: str = ""  # of a service that was restarted
+    last_words: str = ""  # of a service that restarted
 
 
 def run_soak(given: argparse.Namespace) -> bool:
-    """The soak and its control, each written down as it ends."""
+    """Run the soak and its control, and write each result as it finishes."""
     repository = given.repository or tiny_repository_of(given.build)
     least = given.control_requests or max(CONTROL_LEAST, given.requests // 20)
     passed = True
@@ -100,9 +100,9 @@ def run_soak(given: argparse.Namespace) -> bool:
 
 
 def soak(repository: Path, requests: int, *, most_s: float = math.inf) -> Soaked:
-    """Requests of all kinds until there were so many, in windows with a look between them.
+    """Send `requests` requests of all kinds, in windows, and take a sample after each window.
 
-    After `most_s` seconds it ends with those that there were.
+    It stops after `most_s` seconds with the requests so far.
     """
     failed: Counter[str] = Counter()
     samples, done, seconds = [], 0, LEAST_WINDOW_S
@@ -114,7 +114,7 @@ def soak(repository: Path, requests: int, *, most_s: float = math.inf) -> Soaked
                 result = load.run(streams, seconds=seconds, warmup_s=0.2)
                 here = sum(len(stream.latencies_ms) for stream in result.streams.values())
                 for name, stream in result.streams.items():
-                    if name == "refused":  # what this stream asks for is an error, of one kind
+                    if name == "refused":  # this stream expects exactly one kind of error
                         here += stream.errors.pop("INVALID_ARGUMENT", 0)
                     failed.update(stream.errors)
                 done += here
@@ -131,7 +131,7 @@ def soak(repository: Path, requests: int, *, most_s: float = math.inf) -> Soaked
 
 
 def streams_of(repository: Path) -> list[Stream]:
-    """Callers of the cheapest variant, of the full one, and one that is refused each time."""
+    """Return callers of the cheapest and the full variant, and one that is always refused."""
     models = models_of(repository)
     cheap, full, wrong = (
         picture_request(models, variant) for variant in (models.cheap, models.full, models.full)
@@ -144,7 +144,7 @@ def streams_of(repository: Path) -> list[Stream]:
 
 
 def sample(service: Service, requests: int) -> Sample:
-    """Memory and descriptors, now."""
+    """Return the current memory and descriptors."""
     living = service.watch.living()
     memory = {
         f"{process.program} {process.model}".strip(): sum(
@@ -156,7 +156,7 @@ def sample(service: Service, requests: int) -> Sample:
 
 
 def judge_soak(result: Soaked) -> list[Check]:
-    """Judgement of a soak: whether anything grew, failed, or was left."""
+    """Check whether anything grew, failed, or was left."""
     grown_mib, per_request = growth(result.samples)
     first, last = result.samples[len(result.samples) // 3], result.samples[-1]
     leaks = grown_mib > FLOOR_MIB and per_request > ALLOWED_BYTES
@@ -174,9 +174,9 @@ def judge_soak(result: Soaked) -> list[Check]:
 
 
 def growth(samples: Sequence[Sample]) -> tuple[float, float]:
-    """From the middle third to the last: MiB, and bytes a request.
+    """Return the growth from the middle third to the last one: MiB, and bytes per request.
 
-    Medians, since an allocator gives back in steps; the first third warms up.
+    Uses medians, because an allocator returns memory in steps. The first third is warm-up.
     """
     third = len(samples) // 3
     middle, last = samples[third : 2 * third], samples[-third:]
@@ -192,7 +192,7 @@ def growth(samples: Sequence[Sample]) -> tuple[float, float]:
 
 
 def make_leak(repository: Path, leak_bytes: int = LEAK_BYTES) -> None:
-    """Let the router keep some bytes of every request, and describe it as if that were right."""
+    """Make the router keep some bytes of every request, and update the repository's hashes."""
     code = repository / models_of(repository).router / "1" / "model.py"
     code.write_text(code.read_text() + _LEAK.format(times=leak_bytes // 256))
     description = repository / "saccade.json"

@@ -90,6 +90,6 @@ def test_standard_output_without_room():
         words = [sys.executable, "-c", code + "sys.exit(main())"]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=500)
     assert done.returncode == 2
-    assert "found no room to write" in done.stderr
+    assert "found no space left to write to" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr

@@ -62,7 +62,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_makes_is_no
     with new_folder(tmp_path / "whole"), temporary_folder("test"):
         pass
     assert hidden(tmp_path) == before
-    with pytest.raises(SaccadeError, match="another process of saccade is writing it"):
+    with pytest.raises(SaccadeError, match="another saccade process is writing it"):
         with only_writer(tmp_path / "a.bin", wait_s=0):
             pass
     other.stdin.write("\n")
@@ -140,7 +140,7 @@ def test_the_slower_of_two_is_refused(tmp_path, content):
 
 def test_of_files_that_belong_together_none_appears_where_one_cannot(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", _full_at(2))
-    with pytest.raises(SaccadeError, match="expected room for it"):
+    with pytest.raises(SaccadeError, match="expected space for it"):
         write_together({tmp_path / "log": b"1", tmp_path / "result": b"2"})
     assert list(tmp_path.iterdir()) == []
 
@@ -158,7 +158,7 @@ def _full_at(number):
 
 def test_no_room_in_a_folder_names_the_folder_that_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", _full_at(1))
-    with pytest.raises(SaccadeError, match=r"out: cannot be written .* expected room") as raised:
+    with pytest.raises(SaccadeError, match=r"out: cannot be written .* expected space") as raised:
         with new_folder(tmp_path / "out") as folder:
             write_atomically(folder / "file", b"1")
     assert ".saccade-" not in str(raised.value)

@@ -38,7 +38,7 @@ REFUSED: tuple[tuple[Any, Any, str], ...] = (
     (int, 1.0, "a whole number"),
     (int, 2**63, "a whole number of at most"),
     (bool, 1, "true or false"),
-    (str, 1, "a text"),
+    (str, 1, "a string"),
     (Literal["a", "b"], "c", "found 'c', expected one of a, b"),
     (Literal[1, 2], True, "one of 1, 2"),
     (tuple[int, int], [1], "a list of 2, each a whole number"),

@@ -139,7 +139,7 @@ def test_silence_is_an_error_and_ends_it(start: Callable[..., Worker]) -> None:
 
 
 def test_what_cannot_start_is_no_end_of_the_work(start: Callable[..., Worker]) -> None:
-    with pytest.raises(SaccadeError, match=r"before its work began .*No module named 'none'"):
+    with pytest.raises(SaccadeError, match=r"before it started to work .*No module named 'none'"):
         Worker("none").ask({}, dict)
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands ended at seeded moments, and on full disks: `make check-killed`, and a short form.
+"""Kill commands at seeded moments and on full disks: `make check-killed`, and a short form.
 
     python tests/killed/check.py --moments 50 --full 20 --out benchmarks/results/killed.json
     python tests/killed/check.py --commands export --minutes 10 --go-on --out ...
 
-A process that has imported everything forks a child for every run, so that a run costs what the
-command itself does. What was really run stands in the JSON, which is written after each command;
-with --go-on other commands' counts stay in it, and trials that it has are not run again.
+A process that has imported everything forks a child for every run, so that a run costs only what
+the command itself does. The JSON records what was actually run and is written after each command.
+With --go-on, counts of other commands are kept, and trials that it contains are not run again.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 
 
 def main() -> int:
-    """Run the trials that fit into the time; 1 if one found a fault."""
+    """Run the trials that fit into the time; return 1 if one found a fault."""
     from commands import COMMANDS
 
     options = _options()
@@ -58,7 +58,7 @@ def main() -> int:
 def _each(
     options: argparse.Namespace, root: Path, before: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """The result of every command; what time one leaves is the others'."""
+    """Yield the result of every command; unused time goes to the remaining commands."""
     from commands import COMMANDS, inputs
     from forks import threads
 
@@ -74,7 +74,7 @@ def _each(
         begun = time.monotonic()
         bench = _Bench(command, options, root, begun + (end - begun) / (len(chosen) - index))
         if threads() > 1:
-            raise SystemExit(f"this process has {threads()} threads, a fork would lose them")
+            raise SystemExit(f"this process has {threads()} threads, which a fork would lose")
         tallies = bench.all(before)
         run = {
             "command": "python tests/killed/check.py " + " ".join(sys.argv[1:]),
@@ -114,9 +114,9 @@ class _Bench:
         self.number = 0
 
     def all(self, before: dict[str, Any]) -> list[Tally]:
-        """Signals and full disks in turn: what is cut short has some of each.
+        """Alternate signals and full disks, so that an interrupted run has some of each.
 
-        Trials whose counts stand in `before` are not run again.
+        Trials with counts in `before` are not run again.
         """
         found = [self._signals(fault) for fault in SIGNALS]
         if self.options.full and self.command.results:
@@ -146,7 +146,7 @@ class _Bench:
         rng.shuffle(chosen)
         tries = []
         for index, moment in enumerate(chosen):
-            # Above an older result every other time; what goes on by itself has none.
+            # Every other trial replaces an older result, unless the command resumes by itself.
             old = index % 2 == 1 and self.command.replaces
             tries.append(partial(self._try, tally, Trial(self.command, moment, old)))
         return tally, tries
@@ -189,19 +189,23 @@ def _disk() -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--moments", type=int, default=50, help="of each command and signal")
-    parser.add_argument("--full", type=int, default=20, help="full disks of each command")
-    parser.add_argument("--commands", nargs="*", help="only these")
-    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long, and say so")
+    parser.add_argument(
+        "--moments", type=int, default=50, help="moments for each command and signal"
+    )
+    parser.add_argument("--full", type=int, default=20, help="full disks for each command")
+    parser.add_argument("--commands", nargs="*", help="only these commands")
+    parser.add_argument(
+        "--minutes", type=float, default=1e9, help="stop after this time and report it"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--go-on", action="store_true", help="with the counts that are in --out")
-    parser.add_argument("--json", action="store_true", help="every result on standard output")
+    parser.add_argument("--go-on", action="store_true", help="continue with the counts in --out")
+    parser.add_argument("--json", action="store_true", help="print every result to standard output")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
     if _ONE_THREAD.items() <= os.environ.items():
         sys.exit(main())
-    # Threads of a library's pool would be lost by a fork.
+    # A fork would lose the threads of a library's pool.
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **_ONE_THREAD})

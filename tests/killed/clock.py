@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moments of a process that do not depend on the machine: its n-th call, or its n-th file event.
+"""Moments in a process that do not depend on the machine: its n-th call or its n-th file event.
 
-What happens there is a signal to the process itself, or a system call that finds no room.
+The fault at this moment is a signal to the process itself, or a system call without disk space.
 """
 
 import errno
@@ -24,8 +24,9 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 @dataclass(frozen=True)
 class Moment:
-    """Moment and kind of a fault: `clock` is call, file, import or none; `fault` a signal or
-    ENOSPC.
+    """The moment and kind of a fault.
+
+    `clock` is call, file, import or none; `fault` is a signal or ENOSPC.
     """
 
     clock: str
@@ -34,7 +35,7 @@ class Moment:
 
 
 class Clock:
-    """Counts what happens under some folders, and lets the fault happen at its moment."""
+    """Counts events in some folders, and injects the fault at its moment."""
 
     def __init__(self, moment: Moment, folders: tuple[Path, ...]) -> None:
         self.moment, self.folders = moment, tuple(map(str, folders))
@@ -42,7 +43,7 @@ class Clock:
         self.running = False
 
     def audit(self, event: str, given: tuple[Any, ...]) -> None:
-        """The hook of `sys.addaudithook`: before the event itself."""
+        """The hook for `sys.addaudithook`, which runs before the event."""
         if not self.running:
             return
         if event == "import":
@@ -50,7 +51,7 @@ class Clock:
             self._tick("import", self.imports)
             return
         if event == "open":
-            # The mode is none for os.open, as for what Python opens by itself.
+            # The mode is None for os.open, and for files that Python opens itself.
             if not given[2] & _WRITING or not self._is_ours(given[0]):
                 return
         elif event not in _CHANGES:
@@ -61,7 +62,7 @@ class Clock:
         self._tick("file", self.events, str(given[0]) if given else "")
 
     def profile(self, _frame: Any, event: str, _given: Any) -> None:
-        """The hook of `sys.setprofile`."""
+        """The hook for `sys.setprofile`."""
         if event == "call" and self.running:
             self.calls += 1
             if self.calls == self.moment.number:
@@ -81,7 +82,7 @@ class Clock:
 
 @contextmanager
 def clock(moment: Moment, folders: tuple[Path, ...]) -> Iterator[Clock]:
-    """Count inside the block; only for a process that ends after it, for hooks stay."""
+    """Count inside the block. The hooks stay, so the process should exit after it."""
     ticking = Clock(moment, folders)
     sys.addaudithook(ticking.audit)
     if moment.clock == "call":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that are killed: what each is given, and what it leaves when it is done."""
+"""The commands that are killed: the inputs and results of each."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -15,26 +15,26 @@ TESTS = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Command:
-    """One command line; `{given}` is the folder of inputs, `{out}` where the result goes."""
+    """One command line; `{given}` is the folder of inputs, `{out}` the folder of results."""
 
     name: str
     words: tuple[str, ...]
-    results: tuple[str, ...]  # in {out}: whole, or as they were before
-    requirements: tuple[str, ...]  # of the inputs
-    prepare: Callable[[], None] = lambda: None  # in the process, before it begins
-    keeps: tuple[str, ...] = ()  # what an unfinished run leaves to go on from
-    resume: tuple[str, ...] = ()  # words for a run that goes on, where `keeps` is there
-    resumes_alone: bool = False  # the same words go on, and what is unfinished is visible
-    changes: tuple[str, ...] = ()  # folders of the inputs that it writes into: copied to {out}
+    results: tuple[str, ...]  # in {out}: either complete or as before
+    requirements: tuple[str, ...]  # the inputs that it needs
+    prepare: Callable[[], None] = lambda: None  # runs in the process before the command
+    keeps: tuple[str, ...] = ()  # what an unfinished run leaves to resume from
+    resume: tuple[str, ...] = ()  # arguments to resume if `keeps` exists
+    resumes_alone: bool = False  # same arguments resume; unfinished files are visible
+    changes: tuple[str, ...] = ()  # input folders that it writes to: copied to {out}
 
     @property
     def replaces(self) -> bool:
-        """True if it has a --force with which an older result is replaced whole."""
+        """True if it has --force, which replaces an older result as a whole."""
         return bool(self.results) and not self.resumes_alone
 
 
 def inputs(given: Path, requirements: set[str]) -> None:
-    """Inputs of the commands, in one folder: tiny models and data; only what is needed."""
+    """Create the required inputs of the commands in one folder: tiny models and data."""
     sys.path[:0] = [str(TESTS), str(TESTS / "plugins")]
     given.mkdir(parents=True)
     for need in sorted(requirements):
@@ -99,7 +99,7 @@ def _fake_tensorrt() -> None:
 
 
 def _points_in_this_process() -> None:
-    """A sweep's workers load torch for seconds each; what they do is done here instead."""
+    """Do the work of a sweep's workers in this process: each would load torch for seconds."""
 
     def each_alone(
         module: str, tasks: dict[str, Any], kind: type, *, at_a_time: int
@@ -116,7 +116,7 @@ def _points_in_this_process() -> None:
 
 
 def _shards_in_this_process() -> None:
-    """As above: the shards of a bulk job, one after the other."""
+    """Run the shards of a bulk job in this process, one after the other."""
 
     def local(job: Any, shards: list[int], _: int) -> Iterator[Any]:
         work = import_module("saccade.serving.bulk.shard")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of the trials, as JSON: how many were planned, how many were run, what was wrong."""
+"""Counts of trials as JSON: how many were planned and run, and what was wrong."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,17 +8,17 @@ from typing import Any
 
 @dataclass
 class Tally:
-    """Of one command and one fault."""
+    """Counts for one command and one fault."""
 
     command: str
     fault: str
     planned: int
     run: int = 0
-    took_effect: int = 0  # the others ended before their moment, or had room enough
+    took_effect: int = 0  # the others finished before their moment, or had enough space
     faults: list[dict[str, Any]] = field(default_factory=list)
 
     def take(self, before: dict[str, Any], seed: int) -> None:
-        """The counts of the same trials of an earlier run, if that result has them."""
+        """Take over the counts of the same trials from an earlier result, if it has them."""
         for each in before.get("results", ()):
             same = (each["command"], each["fault"], each["planned"])
             if same != (self.command, self.fault, self.planned):
@@ -29,19 +29,19 @@ class Tally:
 
 
 def result_of(tallies: list[Tally], run: dict[str, Any]) -> dict[str, Any]:
-    """The result of one run; `run` says how it was made."""
+    """Return the result of one run; `run` describes it."""
     return _result([vars(tally) for tally in tallies], {tally.command: run for tally in tallies})
 
 
 def merged(before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The new counts of their commands, beside those of the others."""
+    """Replace the counts of commands that have new ones and keep the others."""
     kept = [result for result in before["results"] if result["command"] not in new["runs"]]
     runs = {name: before["runs"][name] for name in {each["command"] for each in kept}}
     return _result([*kept, *new["results"]], {**runs, **new["runs"]})
 
 
 def with_missing(result: dict[str, Any], commands: Iterable[str]) -> dict[str, Any]:
-    """The result, and which of all commands it says nothing of."""
+    """Add the list of commands that are missing from the result."""
     missing = [name for name in commands if name not in result["runs"]]
     return {**result, "not_run": missing, "complete": result["complete"] and not missing}
 

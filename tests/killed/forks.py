@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command in a child that was forked from a process which has imported everything already."""
+"""Run a command in a child forked from a process that has already imported everything."""
 
 import os
 import signal
@@ -26,23 +26,23 @@ class Place:
 
     @property
     def out(self) -> Path:
-        """Folder of the results."""
+        """The folder of results."""
         return self.root / "out"
 
     @property
     def temporary(self) -> Path:
-        """TMPDIR, by which also the processes of a trial are known."""
+        """TMPDIR, which also identifies the processes of a trial."""
         return self.root / "tmp"
 
     def make(self) -> None:
-        """The empty folders."""
+        """Create the empty folders."""
         self.out.mkdir(parents=True)
         self.temporary.mkdir()
 
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """Ending of a child: exit code, or minus a signal; what it said; what it counted."""
+    """How a child exited: exit code or minus a signal, its output, and its counts."""
 
     code: int
     said: str
@@ -58,7 +58,7 @@ def run(
     moment: Moment = NEVER,
     limit: Callable[[], None] = lambda: None,
 ) -> ProcessExit:
-    """Fork, run the command line to its end, and say how that was."""
+    """Fork, run the command line to its end, and return the result."""
     words = [word.format(given=given, out=place.out) for word in (*command.words, *more)]
     said, counts = (
         place.root.with_suffix(suffix) for suffix in (".said", ".counts")
@@ -80,9 +80,7 @@ def run(
 
 
 def modules(command: Command, given: Path, place: Place) -> list[str]:
-    """Modules that the command imports: the parent imports the same, and every further child has
-    it.
-    """
+    """Return the modules that the command imports, so that the parent can import them first."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -105,7 +103,7 @@ def modules(command: Command, given: Path, place: Place) -> list[str]:
 
 def _become(place: Place, said: Path) -> None:
     os.setpgid(0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM):  # in the background a shell ignores the first
+    for number in (signal.SIGINT, signal.SIGTERM):  # background shells ignore SIGINT
         signal.signal(number, signal.SIG_DFL)
     handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
@@ -156,7 +154,7 @@ def _wait(pid: int) -> int:
 
 
 def survivors(place: Place, patience_s: float = 10.0) -> list[int]:
-    """Processes of a trial that are there after a while; ended, so that the next trial is alone."""
+    """Return the processes of a trial that still run after a while, and kill them."""
     wanted = f"TMPDIR={place.temporary}".encode()
     end = time.monotonic() + patience_s
     while (pids := _with(wanted)) and time.monotonic() < end:
@@ -178,7 +176,7 @@ def _with(wanted: bytes) -> list[int]:
 
 
 def imported(names: list[str]) -> None:
-    """Import what can be, in the order in which a child did."""
+    """Import these modules, if possible, in the order in which a child did."""
     from importlib import import_module
 
     for name in names:
@@ -188,5 +186,5 @@ def imported(names: list[str]) -> None:
 
 
 def threads() -> int:
-    """Of this process; a fork keeps only one of them."""
+    """Return the number of threads of this process; a fork keeps only one."""
     return len(list(Path("/proc/self/task").iterdir()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks without room: a small file system of memory, or where none may be mounted, a limit."""
+"""Full disks: a small tmpfs, or a file size limit if mounting is not allowed."""
 
 import ctypes
 import os
@@ -22,21 +22,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @cache
 def kind() -> str:
-    """Kind of the two that this process can have."""
+    """Return which of the two kinds this process can use."""
     private = _libc.unshare(_NEW_MOUNTS) == 0 and _mount(b"none", b"/", None, _PRIVATE, None)
     return "tmpfs" if private else "RLIMIT_FSIZE, and ENOSPC at events"
 
 
 @dataclass(frozen=True)
 class Disk:
-    """A file system of some pages under the whole place of a trial."""
+    """A file system of a few pages for all folders of a trial."""
 
     pages: int
 
     def run(
         self, trial: Trial, given: Path, place: Place, expected: Reference
     ) -> tuple[ProcessExit, list[str]]:
-        """The trial on it; the next run has room."""
+        """Run the trial on it; the next run has enough space."""
         place.root.mkdir(parents=True)
         target = os.fsencode(place.root)
         size = f"size={64 << 20}".encode()
@@ -44,7 +44,7 @@ class Disk:
             raise OSError(ctypes.get_errno(), "mount")
         try:
             lay_out(trial.command, given, place, old=trial.old)
-            (place.root / "ballast").write_bytes(b"1")  # a size of nothing would be no limit
+            (place.root / "ballast").write_bytes(b"1")  # size 0 would mean no limit
             used = os.statvfs(place.root)
             taken = used.f_blocks - used.f_bfree
             small = f"size={(taken + self.pages) * _PAGE}".encode()
@@ -57,19 +57,19 @@ class Disk:
 
 @dataclass(frozen=True)
 class NoDisk:
-    """No disk can be mounted: the trial has a limit, or its moment finds no room."""
+    """Without a mount: the trial has a file size limit, or ENOSPC at its moment."""
 
     def run(
         self, trial: Trial, given: Path, place: Place, expected: Reference
     ) -> tuple[ProcessExit, list[str]]:
-        """The trial."""
+        """Run the trial."""
         return trial.run(given, place, expected)
 
 
 def trial(
     command: Command, expected: Reference, index: int, options: Any
 ) -> tuple[Trial, "Disk | NoDisk"]:
-    """The `index`-th of the full disks: room from none at all to nearly enough."""
+    """Return the `index`-th full disk: from no space at all to nearly enough."""
     share = index / options.full
     old = index % 2 == 1 and command.replaces
     if kind() == "tmpfs":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One command that is killed once: what is seen then, and how the next run ends."""
+"""Kill one command once: check what is visible then, and how the next run ends."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ _TRACES = ("Traceback", "Exception ignored", "bug in saccade", "Fatal Python err
 
 
 def tree(folder: Path) -> Tree:
-    """Every visible file below a folder and its hash; empty folders count too."""
+    """Return every visible file below a folder with its hash, including empty folders."""
     files = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
@@ -39,7 +39,7 @@ def tree(folder: Path) -> Tree:
 
 
 def _without_times(path: Path) -> bytes:
-    """The bytes, but for what a run says of its own seconds: two may have the same by chance."""
+    """Return the bytes without measured times, which two runs may share by chance."""
     data = path.read_bytes()
     if path.suffix == ".json":
         return _SECONDS.sub(rb"\1", data)
@@ -51,7 +51,7 @@ def _without_times(path: Path) -> bytes:
 
 
 def hidden(place: Place) -> list[str]:
-    """Leftovers of half-made things, there and among temporary files."""
+    """Return leftovers of unfinished files, in the results and among temporary files."""
     paths = [path for path in place.out.rglob("*") if path.name.startswith(".")]
     paths = [path for path in paths if path.name != ".lock"] + list(place.temporary.iterdir())
     return sorted(str(path.relative_to(place.root)) for path in paths)
@@ -59,24 +59,24 @@ def hidden(place: Place) -> list[str]:
 
 @dataclass(frozen=True)
 class Reference:
-    """Reference of a run that nobody disturbs: its files, and how many moments it has."""
+    """The reference of an undisturbed run: its files and number of moments."""
 
     tree: Tree
-    stable: frozenset[str]  # files whose bytes are the same in every run
+    stable: frozenset[str]  # files with the same bytes in every run
     calls: int
     events: int
-    pages: int  # of memory that the result takes
-    largest: int  # bytes of its largest file
+    pages: int  # memory pages that the result needs
+    largest: int  # size of its largest file in bytes
 
     def fits(self, files: Tree) -> bool:
-        """True if the files are those, and the bytes where they do not hold a time."""
+        """True if the files are the same, and the bytes of those without measured times."""
         return files.keys() == self.tree.keys() and all(
             files[name] == self.tree[name] for name in self.stable
         )
 
 
 def reference(command: Command, given: Path, root: Path) -> Reference:
-    """Two runs that nobody disturbs; one counts calls, the other is as fast as it can be."""
+    """Run twice undisturbed: once counting calls, once at full speed."""
     runs, ends = [], []
     for clock in ("none", "call"):
         place = Place(root / f"reference-{clock}")
@@ -85,7 +85,7 @@ def reference(command: Command, given: Path, root: Path) -> Reference:
         if ends[-1].code:
             raise SystemExit(f"{command.name} does not run at all:\n{ends[-1].said}")
         if left := hidden(place):
-            raise SystemExit(f"{command.name} leaves {left} when all goes well")
+            raise SystemExit(f"{command.name} leaves {left} after a successful run")
         runs.append(tree(place.out))
     one, other = runs
     stable = frozenset(name for name in one if one[name] == other.get(name))
@@ -95,7 +95,7 @@ def reference(command: Command, given: Path, root: Path) -> Reference:
 
 
 def lay_out(command: Command, given: Path, place: Place, *, old: bool) -> None:
-    """The folders, inputs that are written to, and an older result."""
+    """Create the folders, inputs that are written to, and an older result."""
     place.make()
     for name in command.changes:
         shutil.copytree(given / name, place.out / name)
@@ -113,7 +113,7 @@ def lay_out(command: Command, given: Path, place: Place, *, old: bool) -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """One moment of one command, above nothing or above an older result."""
+    """One moment of one command, with or without an older result."""
 
     command: Command
     moment: Moment
@@ -121,7 +121,7 @@ class Trial:
     limit: Callable[[], None] = lambda: None
 
     def run(self, given: Path, place: Place, expected: Reference) -> tuple[ProcessExit, list[str]]:
-        """Ending of the trial, and what is wrong with it."""
+        """Run the trial; return how it exited and what is wrong."""
         lay_out(self.command, given, place, old=self.old)
         return self.run_laid_out(given, place, expected)
 
@@ -132,7 +132,7 @@ class Trial:
         expected: Reference,
         make_room: Callable[[], None] = lambda: None,
     ) -> tuple[ProcessExit, list[str]]:
-        """The same in a place that is laid out already."""
+        """Run the trial in folders that exist already."""
         before = tree(place.out)
         first = ("--force",) if self.old else ()
         ended = run(self.command, given, place, *first, moment=self.moment, limit=self.limit)
@@ -157,7 +157,7 @@ class Trial:
 
     def _ending(self, ended: ProcessExit) -> list[str]:
         wrong = [f"says {word}: {ended.said[-900:]}" for word in _TRACES if word in ended.said]
-        # A moment that this run did not come to, and room that was enough.
+        # This run did not reach the moment, or the space was enough.
         if ended.code not in (CODES[self.moment.fault], 0):
             wrong.append(f"exit code {ended.code}: {ended.said[-600:]}")
         return wrong
@@ -194,7 +194,7 @@ def _below(name: str, folders: tuple[str, ...]) -> bool:
 
 
 def broken_json(place: Place) -> list[str]:
-    """JSON files that cannot be read, of those that are visible."""
+    """Return the visible JSON files that cannot be read."""
     wrong = []
     for path in place.out.rglob("*.json"):
         if path.name.startswith("."):
@@ -208,7 +208,7 @@ def broken_json(place: Place) -> list[str]:
 
 
 def moments(expected: Reference, fault: str, count: int, rng: random.Random) -> list[Moment]:
-    """Half of them among the events of files, where there are so many, the others anywhere."""
+    """Choose moments: half of them file events, if there are enough, the others anywhere."""
     most = min(expected.events, count // 2)
     events = sorted(rng.sample(range(1, expected.events + 1), most))
     calls = sorted(rng.randint(1, max(1, expected.calls)) for _ in range(count - most))

@@ -92,7 +92,7 @@ BROKEN = {
     "missing": (lambda path: path.unlink(), "no such file.*shipped:digits-sum"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read"),
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
-    "truncated": (truncated, r"truncated: found \d+ bytes.*wants \d+"),
+    "truncated": (truncated, r"truncated: found \d+ bytes.*needs \d+"),
     "truncated in its header": (truncated_in_header, "truncated"),
     "one bit flipped": (one_bit_flipped, "corrupt.*SHA-256"),
     "a header of 2^62 bytes": (huge_header, "truncated"),

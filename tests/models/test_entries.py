@@ -96,7 +96,7 @@ def test_an_entry_that_names_what_there_is_not_is_refused(monkeypatch):
         entry_of("wrong")
 
 
-NOTHING = {"cnn": "model family 'cnn' is unknown", "bare": "nothing can be shown"}
+NOTHING = {"cnn": "model family 'cnn' is unknown", "bare": "there is nothing to show"}
 
 
 @pytest.mark.parametrize("family", NOTHING)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA kernels' C interface on arrays, with the kernels run on the CPU."""
+"""Run the CUDA kernels on the CPU, through their C interface, on arrays."""
 
 import ctypes
 import subprocess
@@ -16,7 +16,7 @@ DTYPES = {"float32": 1, "float16": 10}
 
 
 def built(folder: Path) -> Path:
-    """Compiles the kernels for the CPU; nvcc knows where CUDA's headers are."""
+    """Compile the kernels for the CPU; nvcc knows where CUDA's headers are."""
     library = folder / "libcuda_on_cpu.so"
     stand_in = f"-Xcompiler=-include,{HERE / 'cuda_on_cpu.hpp'}"
     options = "-std=c++17 -O2 -x c++ -shared -cudart none -Xcompiler=-fPIC,-fvisibility=hidden,-w"
@@ -31,7 +31,7 @@ def built(folder: Path) -> Path:
 
 
 class CudaOnCpu:
-    """Runs an op by its CUDA kernel; `descending` turns the order of threads around."""
+    """Runs an op by its CUDA kernel; `descending` reverses the order of threads."""
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))
@@ -81,7 +81,7 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
 
 
 def unwritten(op: Op, inputs: list[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Outputs of the op; what a kernel forgets to write stays 7."""
+    """Return outputs filled with 7, which shows what a kernel does not write."""
     shapes = op.output_shapes(*(value.shape for value in inputs))
     types = [inputs[0].dtype if port.dtype == "T" else port.dtype for port in op.outputs]
     return tuple(np.full(shape, 7, dtype) for shape, dtype in zip(shapes, types, strict=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each class of advisory known for such servers: the tests that show it closed, or what is open."""
+"""Classes of advisories known for model servers: the tests that close each, or what is open."""
 
 import ast
 import re
@@ -14,14 +14,14 @@ PAGE = ROOT.parent / "docs" / "security.md"
 
 @dataclass(frozen=True)
 class Closed:
-    """One class: `file::test` for each that closes a way, and whether the page names one open."""
+    """One class: the tests (`file::test`) that close it, and whether the page says what is open."""
 
     tests: tuple[str, ...]
     is_open: bool = False
 
 
 CLASSES = {
-    "shared memory of the server as a caller's": Closed((
+    "a caller that registers the server's shared memory": Closed((
         "serving/server/test_local_users.py::test_the_servers_own_memory_is_no_callers_memory",
         "serving/server/test_local_users.py::test_images_and_files_of_a_run_are_its_users_alone",
     )),
@@ -37,13 +37,13 @@ CLASSES = {
         "serving/server/test_local_users.py::test_administration_is_closed_over_grpc",
         "serving/server/test_server.py::test_administration_is_closed_over_http",
     )),
-    "traversal and links": Closed((
+    "path traversal and links": Closed((
         "export/artefact/test_hostile_manifests.py::test_manifest_names_the_value",
         "export/artefact/test_hostile_manifests.py::"
         "test_an_artefact_that_is_a_link_has_the_bytes_of_its_manifest",
         "serving/server/test_served_copy.py::test_a_link_is_refused_by_every_reader",
     )),
-    "overflow of a number": Closed((
+    "numeric overflow": Closed((
         "serving/router/test_classes.py::test_classes_over_grpc",
         "serving/router/test_lanes.py::test_a_timeout_that_is_none_never_reaches_a_lane",
         "export/artefact/test_hostile_manifests.py::test_manifest_names_the_value",
@@ -53,7 +53,7 @@ CLASSES = {
         "serving/router/test_lanes.py::test_a_full_lane_refuses_at_once_with_a_hint",
         "serving/server/test_proxy.py::test_a_message_over_the_cap_is_refused_and_the_server_lives",
     ), is_open=True),
-    "growth: files that unfold": Closed((
+    "growth: files that expand": Closed((
         "export/graph/test_graph_limits.py::"
         "test_worker_ends_for_what_cannot_be_counted_and_the_next_file_is_tried",
         "system/test_hostile_files.py::test_npz",
@@ -80,20 +80,19 @@ CLASSES = {
         "system/test_hostile_files.py::test_weights_of_other_codes",
         "models/test_hostile_checkpoints.py::test_checkpoint",
     )),
-    "media bombs": Closed((
+    "decompression bombs in images": Closed((
         "serving/router/test_decode.py::test_is_refused_with_found_and_allowed",
         "serving/router/test_decode.py::test_no_pixel_is_decoded_before_the_caps_have_been_checked",
     )),
-    "escapes in texts": Closed((
+    "escape sequences in text": Closed((
         "core/test_escapes.py::test_texts_and_tables",
         "core/test_escapes.py::test_labels_of_a_server_stay_on_their_line",
     )),
-    "a library that does not come back": Closed((
+    "a library that hangs": Closed((
         "core/test_worker.py::test_parent_hears_how_it_ended_and_the_next_request_has_another",
         "export/graph/test_graph_limits.py::test_gate_reports_the_file_and_measures_the_others",
     ), is_open=True),
 }  # fmt: skip
-# Files of tests that this tree does not have yet: empty once it does.
 TESTS = sorted({test for class_ in CLASSES.values() for test in class_.tests})
 
 

@@ -91,10 +91,10 @@ def test_what_a_place_is_instead_is_said(saccade, tmp_path):
     torch_file.write_bytes(b"PK\x03\x04" + bytes(100))
     cases = (
         (("verify", repository), f"is a model repository, .*saccade preflight {repository}"),
-        (("verify", sweep), f"is a sweep. Name its folder of artefacts: {sweep / 'artefacts'}"),
+        (("verify", sweep), f"is a sweep, expected an artefact folder. Pass {sweep / 'artefacts'}"),
         (("verify", report), "is a report"),
         (("plan", repository, "--rps", "1", "--slo-ms", "1"), "is a model repository"),
-        (("choose", torch_file, "--budget", "1"), "is a file, expected a folder of artefacts"),
+        (("choose", torch_file, "--budget", "1"), "is a file, expected an artefact folder"),
         # What it is comes before its name, which has a letter that no model's name may have.
         (("export", torch_file, "--out", tmp_path / "o"), "zip archive.*saccade convert SOURCE"),
     )

@@ -49,7 +49,7 @@ def test_overview_lists_groups_and_fits_80_columns(saccade):
 def test_no_command_is_refused_with_the_overview(saccade):
     code, out, err = saccade()
     assert (code, out) == (2, "")
-    assert "Export and prove:" in err
+    assert "Export and verify:" in err
 
 
 def test_version(saccade):
@@ -85,7 +85,7 @@ def test_help_of_a_flag_that_turns_off_describes_it(saccade, command, flag):
 
 # Command lines, and what the message has to contain beside the exit code 2.
 REFUSED = {
-    "command": (("exprt",), ("'exprt' is no command", "Did you mean export?")),
+    "command": (("exprt",), ("'exprt' is not a command", "Did you mean export?")),
     "flag first": (("--force", "export"), ("expected a command first",)),
     "option": (("export", "x", "--out", "y", "--bugdet", "1"), ("--bugdet", "mean --budget?")),
     "option, not the missing": (("export", "x", "--ot", "y"), ("--ot.", "Did you mean --out?")),
@@ -113,7 +113,7 @@ REFUSED = {
     ),
     "family": (("train", "nacc", "--out", "x"), ("family: found 'nacc'", "Did you mean nac?")),
     "no value": (("serve", "x", "--grpc-port"), ("--grpc-port: found no value, expected N",)),
-    "too many": (("verify", "x", "y"), ("found 'y' after all that it takes",)),
+    "too many": (("verify", "x", "y"), ("found 'y' after the last argument it takes",)),
 }
 
 

@@ -127,7 +127,7 @@ PAGES = {
     "font in a style": ('<p style="background: url(https://x.org/a)">', LOADS),
     "style sheet in the page": ("<style>@import 'https://x.org/a.css'</style>", LOADS),
     "no such page": ('<a href="c.html">c</a>', "c.html leads to no file"),
-    "no such place": ('<a href="b.html#elsewhere">b</a>', "#elsewhere leads to no place"),
+    "no such place": ('<a href="b.html#elsewhere">b</a>', "#elsewhere leads to no anchor"),
 }
 
 

@@ -127,7 +127,7 @@ WEIGHTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "2^40 leaves": (
         lambda path: torch_zip(path, doubled_dictionaries(40)),
-        "holds more than 1000000 values",
+        "contains more than 1000000 values",
     ),
     "a list in itself": (
         lambda path: torch_zip(path, b"\x80\x02]q\x00h\x00a."),
@@ -157,13 +157,13 @@ WEIGHTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "messages in messages": (
         lambda path: path.write_bytes(b"\x81\xa1a" * DEEP + b"\x80"),
-        "not a tree that Flax saved",
+        "not a tree saved by Flax",
     ),
     "four million messages": (
         lambda path: path.write_bytes(
             b"\x81\xa1a\xdc\x04\x00" + (b"\xdc\x10\x00" + b"\x80" * 4096) * 1024
         ),
-        "holds more than 1000000 values",
+        "contains more than 1000000 values",
     ),
     "a pipe": (lambda path: os.mkfifo(path), "pipe or a device"),
 }
@@ -216,7 +216,7 @@ def test_json(text: str, tmp_path: Path) -> None:
 def test_a_field_that_is_there_twice_is_in_doubt(tmp_path: Path) -> None:
     path = tmp_path / "x.manifest.json"
     path.write_bytes(b'{"schema": "saccade.manifest", "variant": {"sha256": "a", "sha256": "b"}}')
-    with pytest.raises(SaccadeError, match="the field 'sha256' is there twice"):
+    with pytest.raises(SaccadeError, match="found the field 'sha256' twice"):
         read_manifest(path)
 
 

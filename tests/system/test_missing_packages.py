@@ -56,7 +56,7 @@ def lines(artefact, out):
             ["sot", artefact + "/nac.safetensors", "--out", f"{out}/c.safetensors"],
             "export",
         ),
-        "models": (["nac"], "export"),
+        "models": (["nac"], None),
         "select": (["shipped:sparo-shapes", "--data", "shapes", "--out", f"{out}/s"], "export"),
         "evaluate": ([shipped], "export"),
         "export": ([shipped, "--out", f"{out}/e"], "export"),

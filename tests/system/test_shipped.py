@@ -59,5 +59,5 @@ def test_one_by_its_name() -> None:
 
 @pytest.mark.parametrize("name", ["digits", "../shipped/digits-sum", "", "digits-sum.safetensors"])
 def test_a_name_that_is_not_there(name: str) -> None:
-    with pytest.raises(SaccadeError, match=r"There are: .*digits-sum"):
+    with pytest.raises(SaccadeError, match=r"Choose one of: .*digits-sum"):
         load(f"shipped:{name}")

@@ -60,7 +60,7 @@ def test_an_advisory_is_accepted_by_any_of_its_names(script):
     ("shell", "strict", "code", "words"),
     [
         ("echo '{\"dependencies\": []}'", False, 0, "NOT CHECKED"),
-        ("echo no network >&2; exit 1", False, 0, r"pip-audit ended with 1 \(no network\)"),
+        ("echo no network >&2; exit 1", False, 0, r"pip-audit exited with 1 \(no network\)"),
         ("echo no network >&2; exit 1", True, 1, "NOT CHECKED"),
         (f"echo '{json.dumps(answer(KNOWN))}'; exit 1", False, 1, "two-b==2.0: PYSEC-1"),
         (None, False, 0, "could not be started"),

@@ -104,32 +104,32 @@ def test_a_file_of_another_source(
 
 # Of each source: what the configuration says, and what the message says.
 UNFIT: dict[str, tuple[str, dict[str, Any], str]] = {
-    "slots": ("sparo-clip", {"L": 9}, "L 9, the file's tensors say 8"),
-    "code": ("sparo-clip", {"embed_dim": 50}, "embed_dim 50, .* say 48"),
-    "groups": ("sparo-clip", {"sparo_heads": 3}, "sparo_heads 3, .* say 4"),
+    "slots": ("sparo-clip", {"L": 9}, "L 9, but the file's tensors have 8"),
+    "code": ("sparo-clip", {"embed_dim": 50}, "embed_dim 50, .* have 48"),
+    "groups": ("sparo-clip", {"sparo_heads": 3}, "sparo_heads 3, .* have 4"),
     "depth": ("sparo-clip", {"reduce_depth": "one"}, "reduce_depth is 'one', expected a whole"),
     "no tower": ("sparo-clip", {"vision_cfg": "ViT-B-32"}, "vision_cfg is 'ViT-B-32', .* object"),
-    "codes": ("open-clip", {"num_codes": 30}, "num_codes 30, .* say 24"),
-    "patch": ("open-clip", {"vision_cfg": {"patch_size": 4}}, "patch_size 4, .* say 8"),
-    "width": ("sot", {"ViTConfig": {"embed_dim": 64}}, "embed_dim 64, .* say 32"),
-    "image": ("sot", {"img_size": 224}, "img_size 224, .* say 28"),
+    "codes": ("open-clip", {"num_codes": 30}, "num_codes 30, .* have 24"),
+    "patch": ("open-clip", {"vision_cfg": {"patch_size": 4}}, "patch_size 4, .* have 8"),
+    "width": ("sot", {"ViTConfig": {"embed_dim": 64}}, "embed_dim 64, .* have 32"),
+    "image": ("sot", {"img_size": 224}, "img_size 224, .* have 28"),
     "heads": ("sot", {"ViTConfig": {"num_heads": 5}}, "heads is 5, expected a divisor"),
     "pool": (
         "sot",
         {"representationConfig": {"args": {"num_heads": 3}}},
         "num_heads 3 .* 20 rows, expected a multiple of 6",
     ),
-    "words": ("tvmax-vqa", {"token_size": 51}, "token_size 51, .* say 50"),
+    "words": ("tvmax-vqa", {"token_size": 51}, "token_size 51, .* have 50"),
     "many": ("tvmax-vqa", {"MULTI_HEAD": "many"}, "MULTI_HEAD is 'many', expected a whole"),
     "grid": ("tvmax-vqa", {"grid": "9x10"}, r"grid is '9x10', expected .* \[14, 14\]"),
     "no grid": ("tvmax-vqa", {"grid": [0, 10]}, "grid is 0, expected .* at least 1"),
     "strides": ("invariant-slot-attention", {"encoder_strides": [2]}, "expected 2 values"),
-    "kind": ("invariant-slot-attention", {"attention": "t-sa"}, "is of 'ts-sa'"),
+    "kind": ("invariant-slot-attention", {"attention": "t-sa"}, "belongs to 'ts-sa'"),
     "objects": ("invariant-slot-attention", {"slots": 0}, "slots is 0, expected .* at least 1"),
     "more": ("invariant-slot-attention", {"slots": 7}, r"\(4, 16\), expected \(7, 16\)"),
     "typo": ("invariant-slot-attention", {"round": 3}, "unknown field 'round'"),
     "of ViT": ("vit", {"num_heads": 5}, "heads is 5, expected a divisor"),
-    "of DINO": ("sparo-dino", {"L": 7}, "L 7, .* say 6"),
+    "of DINO": ("sparo-dino", {"L": 7}, "L 7, .* have 6"),
     "no patch": ("swin", {"img_size": 2}, "patch_px is 4, expected a divisor of height_px"),
 }
 
@@ -145,13 +145,17 @@ def test_a_config_that_does_not_fit_its_weights(
 
 
 MISSING: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "labels": ("sot", ("--labels",), "10 classes, found 0 labels. Name them with --labels FILE"),
+    "labels": (
+        "sot",
+        ("--labels",),
+        "10 classes, found 0 labels. Pass the names with --labels",
+    ),
     "labels of ViT": ("vit", ("--labels",), "5 classes, found 0 labels"),
     "answers": ("tvmax-vqa", ("--labels",), "no names for its 20 answers.*--labels FILE"),
     "attention": (
         "tvmax-vqa",
         ("--attention", "--lam"),
-        r"cannot tell which one.*Say --attention softmax\|sparsemax\|tvmax",
+        r"does not tell which one.*Pass --attention softmax\|sparsemax\|tvmax",
     ),
     "heads": ("vit", ("--config",), "Pass it with --config"),
     "strides": ("invariant-slot-attention", ("--config",), "encoder_strides.*Pass --config"),
@@ -185,9 +189,9 @@ class Runs:
 
 DAMAGED: dict[str, tuple[Callable[[Path, bytes], Any], str]] = {
     "nothing there": (lambda path, _: None, "no such file. Pass the authors' checkpoint"),
-    "empty": (lambda path, _: path.write_bytes(b""), "empty, so it is not a checkpoint. Copy"),
+    "empty": (lambda path, _: path.write_bytes(b""), "the file is empty. Copy"),
     "cut": (_cut, "truncated or damaged.*Copy it again"),
-    "a text": (lambda path, _: path.write_text("weights"), "not a checkpoint that can be read"),
+    "a text": (lambda path, _: path.write_text("weights"), "not a supported checkpoint"),
     "needs code": (
         lambda path, _: torch.save({"state_dict": Runs(path.with_name("ran"))}, path),
         r"needs unpickling, which runs code.*torch.save\(model.state_dict\(\)",
@@ -198,9 +202,9 @@ DAMAGED: dict[str, tuple[Callable[[Path, bytes], Any], str]] = {
     ),
     "a whole model": (
         lambda path, _: torch.save(torch.nn.Linear(2, 2), path),
-        "needs unpickling.*Save the weights alone",
+        "needs unpickling.*save only the weights",
     ),
-    "no weights": (lambda path, _: torch.save({}, path), "holds no tensors"),
+    "no weights": (lambda path, _: torch.save({}, path), "contains no tensors"),
 }
 
 
@@ -255,11 +259,11 @@ def test_a_text_longer_than_the_context_is_cut_only_if_asked(
 ) -> None:
     metadata: dict[str, Any] = {"tokenizer": "words", "context_length": 4, "words": WORDS}
     metadata |= {"merges": (), "vocabulary": 7}
-    with pytest.raises(SaccadeError, match=r"3 words, at most 2 fit.*truncation"):
+    with pytest.raises(SaccadeError, match=r"3 words, expected at most 2.*truncation"):
         text_tokens(["a red circle"], metadata)
     cut = text_tokens(["a red circle", "a red", "a"], metadata, truncate=True)
     np.testing.assert_array_equal(cut, [[1, 4, 5, 2], [1, 4, 5, 2], [1, 4, 2, 0]])
-    assert "1 of 3 texts cut to 4 tokens" in caplog.text
+    assert "1 of 3 texts were cut to 4 tokens" in caplog.text
     questions = {"words": WORDS, "vocabulary": "listed", "question_length": 2}
     with pytest.raises(SaccadeError, match="has 3 words, expected 1 to 2"):
         question_tokens(questions, "a red circle?")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint becomes a folder of ONNX files, one a variant, each through the gate."""
+"""Export a checkpoint to a folder of ONNX files, one per variant, each checked by the gate."""
 
 import hashlib
 import shutil
@@ -61,14 +61,14 @@ _TOOLS = ("saccade", "torch", "onnx", "onnxscript", "onnxruntime")
 
 @dataclass(frozen=True)
 class ExportOptions(PathFields):
-    """Export a checkpoint to ONNX, one file a budget, each proved against the checkpoint."""
+    """Export a checkpoint to ONNX, one file per budget, each verified against the checkpoint."""
 
-    out: Path  # folder to make
-    name: str | None = None  # the model's name, by default the checkpoint's stem
+    out: Path  # folder to create
+    name: str | None = None  # model name; default: the checkpoint's file name without .safetensors
     budget: tuple[BudgetLike, ...] = ()  # 1,2/3,0.5 or t3,t1 or exact,fast; default: the family's
-    outputs: tuple[str, ...] = ()  # further outputs, such as attention
-    slots: Path | None = None  # a selection of slots, as `saccade select` writes it
-    precision: tuple[str, ...] = ("fp32",)  # of fp32, fp16, bf16, int8: type of the products
+    outputs: tuple[str, ...] = ()  # additional outputs, such as attention
+    slots: Path | None = None  # a selection of slots, written by `saccade select`
+    precision: tuple[str, ...] = ("fp32",)  # any of fp32, fp16, bf16, int8: type of matrix products
     inline_ops: bool = False  # write custom ops as standard operators, for tools without functions
     threshold: dict[str, float] = field(default_factory=dict)  # gate thresholds to override
     force: bool = False  # replace an existing folder
@@ -76,26 +76,26 @@ class ExportOptions(PathFields):
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """The folder, and what is promised of each file in it."""
+    """An exported artefact folder and the manifest of each file in it."""
 
     folder: Path
     manifests: tuple[Manifest, ...]
 
     @property
     def report(self) -> GateReport:
-        """The gate's figures as they stand in the manifests."""
+        """The gate's figures from the manifests."""
         rows = tuple(
             VariantReport.of(manifest.variant.name, manifest.parity) for manifest in self.manifests
         )
         return GateReport(self.folder, rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object."""
+        """Return the JSON object."""
         manifests = [manifest.to_dict() for manifest in self.manifests]
         return {"folder": str(self.folder), "manifests": manifests}
 
     def to_text(self) -> Any:
-        """The gate's figures, for a terminal."""
+        """Return the gate's figures for a terminal."""
         return self.report.to_text()
 
 
@@ -106,11 +106,12 @@ def export(
     *,
     progress: Report | None = bar,
 ) -> ExportedModel:
-    """Write `<name>.safetensors`, and an ONNX file with its manifest for each budget.
+    """Write `<name>.safetensors`, and an ONNX file with its manifest for each variant.
 
-    The folder appears when every variant has passed the gate, or not at all. The same weights
-    and versions give the same ONNX files on every CPU; int8 files on one kind of CPU, because
-    their scales are measured there. A gate of other sizes than the usual is recorded.
+    The folder is created only when every variant has passed the gate. The same weights and
+    package versions give the same ONNX files on every CPU. int8 files are an exception: they are
+    the same only on the same kind of CPU, because their scales are measured there. If `gate` has
+    other sizes than the default, the manifests record them.
 
     Raises: GateFailed if a variant does not pass, SaccadeError for an option or a checkpoint
         that cannot be exported, MissingPackage if torch, onnx or onnxruntime is missing.
@@ -119,7 +120,7 @@ def export(
     _check_precisions(options)
     source = checkpoint.path if isinstance(checkpoint, Checkpoint) else located(checkpoint)
     if not isinstance(checkpoint, Checkpoint):
-        refuse_foreign(source)  # before its name, which nobody wants to mend in vain
+        refuse_foreign(source)  # first: a valid --name would not help such a file
     name = check_model_name(options.name) if options.name else default_model_name(source)
     check = partial(_check_request, options)
     if isinstance(checkpoint, Checkpoint):
@@ -137,7 +138,7 @@ def export(
         budgets = choose_budgets(reference.model, options.budget)
         _check_outputs(reference.model, options.outputs)
         manifests: list[Manifest] = []
-        # The reference answers once for all precisions; each is traced and measured.
+        # The reference runs once for all precisions; each precision is traced and measured.
         steps = 1 + 2 * len(options.precision)
         components = len(budgets) * len(reference.model.components())
         with reporting(progress), progress_of("export", steps * components) as advance:
@@ -178,17 +179,17 @@ def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:
     known = sorted({name for component in model.components() for name in component.optional})
     if unknown := sorted(set(wanted) - set(known)):
         raise SaccadeError(
-            f"--outputs names {unknown[0]!r}; this model can also give: "
-            f"{', '.join(known) or 'nothing more'}.{did_you_mean(unknown[0], known)}"
+            f"--outputs has {unknown[0]!r}, expected additional outputs of this model: "
+            f"{', '.join(known) or 'it has none'}.{did_you_mean(unknown[0], known)}"
         )
 
 
 def _check_request(options: ExportOptions, checkpoint: Checkpoint | Header) -> None:
-    """Check of the budgets, and only then of packages, whose imports take seconds.
+    """Check the budgets first, then the packages, whose imports take seconds.
 
     Raises: SaccadeError for a budget that the model does not have, MissingPackage.
     """
-    if options.slots is None:  # a selection changes what the budgets are fractions of
+    if options.slots is None:  # a selection changes the total that budgets refer to
         check_budgets(checkpoint, options.budget)
     for package in ("torch", "onnx", "onnxscript"):
         require(package, extra="export")
@@ -207,12 +208,12 @@ def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
     except OSError as error:
         raise SaccadeError(
             f"{checkpoint.path}: cannot be copied to {target} ({error}). "
-            "Make room, or load it from where it is now."
+            "Free some space, or load the checkpoint from where it is now."
         ) from error
     if (digest := sha256_of(target)) != checkpoint.sha256:
         raise SaccadeError(
             f"{checkpoint.path}: SHA-256 is {digest[:12]}..., was {checkpoint.sha256[:12]}... when "
-            "it was loaded. Export it again when whoever writes it is done."
+            "it was loaded. Wait until the process that writes it has finished, then export again."
         )
     return ParentEntry(target.name, checkpoint.sha256)
 
@@ -224,7 +225,7 @@ def _export_component(
     options: ExportOptions,
     advance: Advance,
 ) -> Iterator[Manifest]:
-    """Write the component in each precision; the reference answers once for all of them."""
+    """Write one component in each precision; the reference runs once for all of them."""
     from saccade.exporter.graph.canonical import serialize
     from saccade.exporter.graph.precision import typed_graph, with_ops_inlined
     from saccade.plugins.onnx_model import check_nodes
@@ -316,7 +317,7 @@ def _proved(
         problems = "; ".join(VariantReport.of(entry.name, parity).problems)
         raise GateFailed(
             f"{entry.name}: the exported file differs from the model: {problems}. Nothing was "
-            "written. If the model is meant to be this coarse, raise that limit with --threshold, "
-            f"as in --threshold {loosened(parity)} LIMIT."
+            "written. If this difference is acceptable, raise the limit with --threshold, "
+            f"for example --threshold {loosened(parity)} LIMIT."
         )
     return parity

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Architectures, their weights and the data they are trained on."""
+"""Model architectures, their weights, and the data they are trained on."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps over an image, that say where a model looked: what a family answers to `saccade show`."""
+"""Maps over an image that show where a model looked: what a family returns to `saccade show`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ from saccade.errors import SaccadeError
 
 @dataclass(frozen=True)
 class Panel:
-    """One map over the image; `most` is the weight that is drawn brightest, by default its own.
+    """One map over the image; `most` is the weight drawn brightest (default: the map's maximum).
 
-    Shapes: weights [h w], or none for the image alone; pixels uint8 [h w c] in place of it.
+    Shapes: weights [h w], or None to draw the image alone; pixels uint8 [h w c] to draw instead.
     """
 
     title: str
@@ -26,7 +26,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class MapRow:
-    """Answer of one model and its maps, a row of the picture each."""
+    """Answer of one model and its maps: one row of the drawing."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -35,7 +35,7 @@ class MapRow:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Answer of one model and a picture that its family draws itself, as PNG bytes."""
+    """Answer of one model and a drawing that its family makes itself, as PNG bytes."""
 
     title: str
     png: bytes
@@ -44,12 +44,12 @@ class Drawing:
 
 @dataclass(frozen=True)
 class ShowRequest:
-    """One image, and a model behind a running server that is asked what it looked at.
+    """One image, and a model on a running server that reports where it looked.
 
-    `client` is a `Client`, `view` what its router tells of itself, `options` are `ShowOptions`:
-    of a layer above this one.
+    `client` is a `Client`, `view` is what its router reports about the model, and `options` are
+    `ShowOptions`. All three come from a layer above this one.
 
-    Shapes: pixels uint8 [h w 3], the image as the picture shows it.
+    Shapes: pixels uint8 [h w 3], the image as it is drawn.
     """
 
     client: Any
@@ -59,7 +59,9 @@ class ShowRequest:
     options: Any
 
     def ask(self, outputs: Sequence[str], inputs: Mapping[str, Any] | None = None) -> Any:
-        """These outputs by name, and the variant that answered as `by`; without inputs the image.
+        """Return these outputs by name, and the variant that answered as `by`.
+
+        Without `inputs`, the model gets the image.
 
         Raises: SaccadeError if the model was exported without one of them.
         """
@@ -67,31 +69,31 @@ class ShowRequest:
         served = {name for role in view.components for name in view.outputs(role)}
         if missing := [name for name in outputs if name not in served]:
             raise SaccadeError(
-                f"{view.model} was exported without {missing[0]}, so that it cannot say where it "
-                f"looked. Export again with --outputs {','.join(missing)}, then write the "
-                "repository."
+                f"{view.model} was exported without {missing[0]}, so it cannot show where it "
+                f"looked. Export it again with --outputs {','.join(missing)}, then write the "
             )
         given = {"image": [self.image]} if inputs is None else inputs
         result = self.client.infer(given, [*outputs, "variant"], self.options.budget)
         return {**result, "by": result["variant"].item(0).decode()}
 
     def grid(self, tokens: int) -> tuple[int, int]:
-        """Rows and columns of an image's patches, which come behind tokens of another kind.
+        """Return the rows and columns of an image's patches, which follow any other tokens.
 
-        Raises: SaccadeError if so many tokens are no grid over the image.
+        Raises: SaccadeError if that many tokens do not form a grid over the image.
         """
         size = self.view.image_size()
         if found := patch_grid(tokens, size):
             return found
         raise SaccadeError(
-            f"{self.view.model}: {tokens} tokens are no grid over {size[0]} x {size[1]} pixels."
+            f"{self.view.model}: {tokens} tokens do not form a grid over {size[0]} x {size[1]} "
+            "pixels."
         )
 
 
 def patch_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int] | None:
-    """Rows and columns of an image's patches among so many tokens, up to two of another kind.
+    """Return the rows and columns of an image's patches; up to two tokens may be of another kind.
 
-    Units: size is height and width in pixels.
+    Units: size is height and width in pixels..
     """
     height, width = size
     for rows in range(int(tokens**0.5) + height, 0, -1):
@@ -101,7 +103,7 @@ def patch_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int] | None:
 
 
 def mean_map(outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> np.ndarray | None:
-    """Mean over heads, slots or modules of where each image is read; none without `attention`.
+    """Return the mean attention over heads, slots or modules; None without `attention`.
 
     Shapes: outputs["attention"] [n ... tokens], patches last -> [n h w].
     """
@@ -114,5 +116,5 @@ def mean_map(outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> np.nda
 
 
 def zero_share(weights: np.ndarray) -> str:
-    """Share of a map that weighs nothing, in words."""
+    """Describe which share of a map has zero weight."""
     return f"{100 * float(np.mean(weights == 0)):.0f} % zero"

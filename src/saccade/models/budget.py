@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A budget: the fraction of a model that a variant keeps, exact from an option to the manifest."""
+"""Budgets: the fraction of a model that a variant keeps, exact from option to manifest."""
 
 import math
 import re
@@ -8,17 +8,17 @@ from fractions import Fraction
 
 from saccade.errors import SaccadeError
 
-# What a user or a request may say: a number, or as text 0.5, 2/3, or the name of a budget.
+# What a user or a request may pass: a number, or a string: 0.5, 2/3, or the name of a budget.
 BudgetLike = float | Fraction | str
-# Fractions up to this denominator, decimals of six digits among them, are told by their float.
+# The float identifies every fraction up to this denominator, including decimals of six digits.
 _MOST = 10**6
 _RATIO = re.compile(r"\s*([0-9]{1,9})\s*/\s*([1-9][0-9]{0,8})\s*")
 
 
 def number(value: BudgetLike) -> float:
-    """The float nearest to a number or its text, which may be a fraction such as 2/3.
+    """Return the float nearest to a number or a string, which may be a fraction such as 2/3.
 
-    Raises: ValueError for what is not a number.
+    Raises: ValueError if it is not a number.
     """
     ratio = _RATIO.fullmatch(value) if isinstance(value, str) else None
     try:
@@ -28,9 +28,9 @@ def number(value: BudgetLike) -> float:
 
 
 def budget_text(value: BudgetLike) -> str:
-    """Text of a budget that says it exactly: 3, 0.5, 0.6666666666666666.
+    """Return the exact text of a budget: 3, 0.5, 0.6666666666666666.
 
-    Raises: SaccadeError for what is neither a text nor a number.
+    Raises: SaccadeError if it is neither a string nor a number.
     """
     if isinstance(value, str):
         return value.strip()
@@ -43,48 +43,48 @@ def budget_text(value: BudgetLike) -> str:
 
 
 class Budget(float):
-    """A fraction of a model, held as the float nearest to it: 2/3 is 0.6666666666666666.
+    """A fraction of a model, stored as the nearest float: 2/3 is 0.6666666666666666.
 
     Units: above 0 and at most 1.
-    Raises: SaccadeError for any other number, and for what is none.
+    Raises: SaccadeError for any other number, and for anything that is not a number.
     """
 
     __slots__ = ()
 
     def __new__(cls, value: BudgetLike) -> "Budget":
-        """From a number, or from a text such as 0.5 or 2/3."""
+        """Create a budget from a number, or from a string such as 0.5 or 2/3."""
         try:
             budget = number(value)
         except ValueError as error:
             raise _no_number(value) from error
         if not 0 < budget <= 1:
             raise SaccadeError(
-                f"budget {budget:g} is out of range: a budget is the fraction of the model that "
-                "is kept, larger than 0 and at most 1."
+                f"budget {budget:g} is out of range. A budget is the fraction of the model to "
+                "keep: above 0 and at most 1."
             )
         return super().__new__(cls, budget)
 
     @property
     def fraction(self) -> Fraction:
-        """The simplest fraction that this float stands for: 2/3, and 7/10 for 0.7."""
+        """The simplest fraction with this float value: 2/3, and 7/10 for 0.7."""
         simplest = Fraction(self).limit_denominator(_MOST)
         return simplest if float(simplest) == self else Fraction(self)
 
     @property
     def label(self) -> str:
-        """Its per mille in four digits, as names of variants have it: b0667."""
+        """The budget in thousandths with four digits, as used in names of variants: b0667."""
         return f"b{round(1000 * float(self)):04d}"
 
     def of(self, total: int) -> int:
-        """Number of the `total` that are kept, a half rounded up: floor(b total + 1/2)."""
+        """Return how many of `total` are kept, rounding halves up: floor(b total + 1/2)."""
         return math.floor(self.fraction * total + Fraction(1, 2))
 
 
 @dataclass(frozen=True)
 class ComputeBudget:
-    """One point of a family's budget: what its variants differ in.
+    """One step of a family's budget scale: what its variants differ in.
 
-    Units: budget is 1 for the whole model; a request's `budget` is held against it.
+    Units: share is 1 for the whole model; a request's `budget` is compared with it.
     """
 
     label: str  # in the variant's name: b0250, t3, exact
@@ -95,14 +95,15 @@ class ComputeBudget:
 
 
 def fraction_budget(text: str, total: int, unit: str) -> ComputeBudget:
-    """The budget that keeps a fraction of `total`, half rounded up, never none.
+    """Return the budget that keeps a fraction of `total`, at least one; halves are rounded up.
 
     Raises: SaccadeError if it is not a fraction in (0, 1] or keeps nothing.
     """
     budget = Budget(text)
     if budget.label == "b0000":
         raise SaccadeError(
-            f"budget {budget:g} is too small for a name in per mille. The smallest is 0.001."
+            f"budget {budget:g} is too small: names of variants give it in thousandths. The "
+            "smallest is 0.001."
         )
     if (kept := budget.of(total)) == 0:
         raise SaccadeError(
@@ -114,6 +115,6 @@ def fraction_budget(text: str, total: int, unit: str) -> ComputeBudget:
 
 def _no_number(value: object) -> SaccadeError:
     return SaccadeError(
-        f"budget {value!r:.60} is not a number. Give fractions in (0, 1], such as "
+        f"budget {value!r:.60} is not a number. Pass fractions in (0, 1], such as "
         "--budget 1,2/3,0.25."
     )

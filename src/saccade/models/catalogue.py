@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every family and named size: what `saccade models` lists."""
+"""The table of every family and named size that `saccade models` prints."""
 
 import json
 from collections.abc import Mapping
@@ -16,8 +16,9 @@ from saccade.spelling import did_you_mean
 if TYPE_CHECKING:
     from torch import nn
 
-COSTS = Path(__file__).with_name("model_costs.json")  # written by benchmarks/models_cost.py
-_READ_WHILE_LISTING = 100_000  # numbers of a tensor that a description may look at
+# What takes a size's model to find out; written by benchmarks/models_cost.py.
+KNOWN = Path(__file__).with_name("catalogue.json")
+_READ_WHILE_LISTING = 100_000  # largest tensor (in numbers) that a description may read
 
 
 @dataclass(frozen=True)
@@ -27,21 +28,21 @@ class Row:
     family: str
     name: str
     parameters: int
-    multiply_adds: dict[str, int]  # of one sample, by role; of the first of the budgets
+    multiply_adds: dict[str, int]  # of one sample, by role, at the first budget
     inputs: dict[str, tuple[str, ...]]  # by role of the component, "name [axes]"
     outputs: dict[str, tuple[str, ...]]  # by role of the component
-    optional: dict[str, tuple[str, ...]]  # exported where --outputs names them
-    settings: tuple[str, ...]  # labels of the variants that are exported by default
+    optional: dict[str, tuple[str, ...]]  # exported only if --outputs names them
+    settings: tuple[str, ...]  # labels of the variants that an export writes by default
     unit: str  # what a budget keeps
     source: str  # the paper
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the row as JSON values."""
         return asdict(self)
 
 
 def presets(family: str) -> dict[str, Any]:
-    """The configurations of a family by name.
+    """Return a family's configurations by size name.
 
     Raises: SaccadeError if there is no such family.
     """
@@ -50,40 +51,66 @@ def presets(family: str) -> dict[str, Any]:
 
 
 def preset_of(family: str, name: str) -> Any:
-    """The configuration of one size of a family.
+    """Return the configuration of one size of a family.
 
     Raises: SaccadeError if there is no such family or size.
     """
     sizes = presets(family)
     if name not in sizes:
         raise SaccadeError(
-            f"{family} has no size {name!r}.{did_you_mean(name, sizes)} Expected one of: "
+            f"{family} has no size {name!r}.{did_you_mean(name, sizes)} Choose one of: "
             f"{', '.join(sizes)}."
         )
     return sizes[name]
 
 
-def known_costs() -> dict[str, dict[str, Any]]:
-    """By family and size what was counted from the graphs: parameters, multiply-adds by role."""
-    costs: dict[str, dict[str, Any]] = json.loads(COSTS.read_bytes()) if COSTS.exists() else {}
-    return costs
+def known_sizes() -> dict[str, dict[str, Any]]:
+    """Return, by family and size, the recorded parameters, multiply-adds, tensors and budgets."""
+    known: dict[str, dict[str, Any]] = json.loads(KNOWN.read_bytes()) if KNOWN.exists() else {}
+    return known
 
 
 def catalogue(family: str | None = None) -> list[Row]:
-    """A row for every named size, of one family or of all; no weights are made.
+    """Return a row per named size of one family or of all; no weights are created.
+
+    Torch is needed only for sizes that are not in `known_sizes`.
 
     Raises: SaccadeError if there is no such family.
     """
-    require("torch", extra="export")
     chosen = list(FAMILIES) if family is None else [family]
-    return [row(family, name) for family in chosen for name in presets(family)]
+    known = known_sizes()
+    return [
+        _known_row(each, name, known[each][name])
+        if name in known.get(each, {})
+        else row(each, name)
+        for each in chosen
+        for name in presets(each)
+    ]
 
 
-def row(family: str, name: str) -> Row:
-    """Row of the table for one size.
+def _known_row(family: str, name: str, known: dict[str, Any]) -> Row:
+    tensors = {
+        field: {role: tuple(names) for role, names in known[field].items()}
+        for field in ("inputs", "outputs", "optional")
+    }
+    return Row(
+        family=family,
+        name=name,
+        parameters=known["parameters"],
+        multiply_adds=known["multiply_adds"],
+        settings=tuple(known["settings"]),
+        unit=known["unit"],
+        source=imported(entry_of(family).source),
+        **tensors,
+    )
 
-    Raises: SaccadeError if there is no such family or size.
+
+def row(family: str, name: str, multiply_adds: Mapping[str, int] | None = None) -> Row:
+    """Return the table row of one size, from an outline of its model.
+
+    Raises: SaccadeError if there is no such family or size, MissingPackage without torch.
     """
+    require("torch", extra="export")
     model: Any = _outline(family, preset_of(family, name))
     components: tuple[Component, ...] = model.components()
     budgets = model.budgets()
@@ -91,7 +118,7 @@ def row(family: str, name: str) -> Row:
         family=family,
         name=name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        multiply_adds=known_costs().get(family, {}).get(name, {}).get("multiply_adds", {}),
+        multiply_adds=dict(multiply_adds or {}),
         inputs={
             component.role: tuple(f"{spec.name} [{spec.axes}]" for spec in component.inputs)
             for component in components
@@ -107,7 +134,7 @@ def row(family: str, name: str) -> Row:
 
 
 def _outline(family: str, config: Any) -> "nn.Module":
-    """The model with all shapes and no values: memory that is not touched costs nothing."""
+    """Build the model with all shapes but no values: memory that is never touched costs nothing."""
     import torch
 
     model = outline(family, config.to_dict()).to_empty(device="cpu").eval()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model in one safetensors file: weights, input, labels, calibration samples, card."""
+"""A trained model in one safetensors file: weights, preprocessing, labels, samples, card."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     from torch import nn
 
 _WEIGHTS, _CALIBRATION = "weights/", "calibration/"
-_OLD_NAMES = {"images": "image"}  # of version 1
+_OLD_NAMES = {"images": "image"}  # in version 1
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Checkpoint of a trained model, and everything that later stages need to prove themselves.
+    """Checkpoint of a trained model, with everything that later stages need to check their work.
 
-    `calibration` holds samples of what the model was trained on by the name of the input, with
-    the right answers as `labels` where there are any; the first axis counts the samples.
-    Shapes: image [n h w c] uint8, labels [n] int64, others as the family's inputs are.
+    `calibration` contains samples of what the model was trained on, by input name, with the
+    right answers as `labels` if there are any. The first axis counts the samples.
+    Shapes: image [n h w c] uint8, labels [n] int64, others as in the family's inputs.
     """
 
     path: Path
-    sha256: str  # of the file's bytes: later stages name their parent by it
+    sha256: str  # of the file's bytes; later stages identify their parent by it
     family: str
     config: dict[str, Any]
     weights: dict[str, "torch.Tensor"]
-    preprocessing: Preprocessing | None  # none where no image comes in
+    preprocessing: Preprocessing | None  # None if the model takes no image
     labels: tuple[str, ...]
     calibration: dict[str, np.ndarray]
     card: dict[str, Any]
 
     def build(self, dtype: "torch.dtype | None" = None) -> "nn.Module":
-        """The model in evaluation mode, its floating-point weights in `dtype` (float32).
+        """Build the model in evaluation mode, with floating-point weights in `dtype` (float32).
 
         Raises: ShapeError if keys or shapes differ from the configuration's, SaccadeError if the
             configuration is out of range.
@@ -67,9 +67,9 @@ class Checkpoint:
 
 
 def load(path: Path | str, *, check: Callable[[Header], None] | None = None) -> Checkpoint:
-    """Read a checkpoint, or one that comes with the package: `shipped:NAME`; nothing is executed.
+    """Read a checkpoint file, or a shipped one (`shipped:NAME`), without executing anything in it.
 
-    A `check` may refuse by the header, before torch is imported and tensors are read.
+    `check` may refuse the file by its header, before torch is imported and tensors are read.
 
     Raises: SaccadeError if the file is missing, truncated, corrupt, of another format, or of
         another version.
@@ -79,7 +79,7 @@ def load(path: Path | str, *, check: Callable[[Header], None] | None = None) -> 
         data = read_regular(path, limits.WEIGHTS_BYTES)
     except FileNotFoundError:
         raise SaccadeError(
-            f"{path}: no such file. Name a checkpoint of saccade, or one that comes with it, such "
+            f"{path}: no such file. Pass the path of a saccade checkpoint, or a shipped one, such "
             f"as {SHIPPED}digits-sum."
         ) from None
     except OSError as error:
@@ -130,10 +130,10 @@ def save(
     beside: Mapping[Path, bytes] | None = None,
     replace: bool = True,
 ) -> Checkpoint:
-    """Write a checkpoint, after the files that belong `beside` it; same content, same bytes.
+    """Write a checkpoint, after the files of `beside`; the same content gives the same bytes.
 
-    Raises: SaccadeError if the file cannot be written or would not load again, or one stands
-        there and `replace` is false.
+    Raises: SaccadeError if the file cannot be written or would not load again, or if it exists
+        and `replace` is false.
     """
     torch: Any = require("torch", extra="export")
     tensors = {_WEIGHTS + key: value.detach().contiguous() for key, value in weights.items()}
@@ -175,8 +175,8 @@ def _calibration(
     counts = {name: len(samples) if samples.ndim else 0 for name, samples in arrays.items()}
     if not arrays or len(set(counts.values())) > 1:
         raise ShapeError(
-            f"{path}: calibration samples are {counts}, expected as many of each. "
-            "Train the checkpoint again."
+            f"{path}: found calibration arrays of different lengths: {counts}, expected as many "
+            "samples in each. Train the checkpoint again."
         )
     _check_images(path, arrays.get("image"), expected)
     _check_labels(path, arrays.get("labels"), classes)
@@ -188,7 +188,9 @@ def _check_images(path: Path, images: np.ndarray | None, expected: Preprocessing
         if images is None and expected is None:
             return
         there, lacking = ("an input size", "no images") if expected else ("images", "no input size")
-        raise SaccadeError(f"{path}: has {there} for calibration, but {lacking}. Train it again.")
+        raise SaccadeError(
+            f"{path}: has {there} for calibration, but {lacking}. Train the checkpoint again."
+        )
     shape = (len(images), expected.height_px, expected.width_px, expected.channels)
     if images.dtype != np.uint8 or images.shape != shape:
         raise ShapeError(
@@ -207,7 +209,7 @@ def _check_labels(path: Path, labels: np.ndarray | None, classes: int) -> None:
         )
     if classes and len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise SaccadeError(
-            f"{path}: calibration labels reach from {labels.min()} to {labels.max()}, expected 0 "
+            f"{path}: calibration labels range from {labels.min()} to {labels.max()}, expected 0 "
             f"to {classes - 1}. Train the checkpoint again."
         )
 
@@ -231,22 +233,23 @@ def _check_fit(checkpoint: Checkpoint, expected: dict[str, "torch.Tensor"]) -> N
             f"{checkpoint.path}: weights do not fit family '{checkpoint.family}'. "
             f"Missing {len(missing)} keys (first: {missing[:3]}), unexpected {len(extra)} "
             f"(first: {extra[:3]}), {len(shapes)} shapes or types differ (first: {shapes[:3]}). "
-            "Weights and configuration come from different models: train or convert it again."
+            "Weights and configuration come from different models. Train or convert the checkpoint "
+            "again."
         )
 
 
 def _kind(tensor: "torch.Tensor") -> str:
-    """Type after loading: float16 becomes float32, but whole numbers do not become fractions."""
+    """Return the kind of type after loading: float16 becomes float32, integers stay integers."""
     if tensor.is_complex():
         return "complex"
     return "float" if tensor.is_floating_point() else str(tensor.dtype)
 
 
 def check_finite(where: str, weights: "Mapping[str, torch.Tensor]") -> None:
-    """Raises: SaccadeError if a weight is NaN or infinite, naming the first."""
+    """Check that all weights are finite."""
     for key, value in weights.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise SaccadeError(
-                f"{where}: {key} contains NaN or infinity, as a training that diverged leaves it. "
-                "Take an earlier checkpoint, or train again with a lower learning rate."
+                f"{where}: {key} contains NaN or infinity, which happens when training diverges. "
+                "Use an earlier checkpoint, or train again with a lower learning rate."
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a checkpoint: safetensors with one JSON header, and what else a file may be."""
+"""The bytes of a checkpoint (safetensors with one JSON header), and messages for other files."""
 
 import hashlib
 import json
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 SCHEMA = "saccade.checkpoint"
 VERSION = 3
 _PICKLE_PROTOCOLS = (b"\x02", b"\x03", b"\x04", b"\x05")
-# 1 held images and labels only, under other names; 1 and 2 squashed every image.
+# Version 1 had only images and labels, under other names; 1 and 2 squashed every image.
 READ_VERSIONS = (1, 2, 3)
 
 
 @dataclass(frozen=True)
 class Header:
-    """Header that stands beside the tensors."""
+    """The JSON header that a checkpoint stores with its tensors."""
 
     schema: str
     version: int
@@ -38,10 +38,10 @@ class Header:
 
 
 def pack(tensors: dict[str, "torch.Tensor"], header: dict[str, Any]) -> bytes:
-    """The bytes of a file; the same content gives the same ones."""
+    """Return the bytes of a checkpoint; the same content gives the same bytes."""
     from safetensors.torch import save as serialize
 
-    # One metadata key only: safetensors writes several in the order of a random hash.
+    # Use a single metadata key: safetensors writes several in the order of a random hash.
     bare = serialize(tensors)
     header = header | {"data_sha256": _data_sha256(bare)}
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -53,7 +53,7 @@ def _header_bytes(data: bytes) -> int:
 
 
 def _header(data: bytes) -> bytes:
-    """The JSON in front, or of a longer one so much that its length is refused."""
+    """Return the leading JSON; if it is too long, just enough for it to be refused."""
     return data[8 : 8 + min(_header_bytes(data), limits.JSON_BYTES + 1)]
 
 
@@ -62,24 +62,24 @@ def _data_sha256(data: bytes) -> str:
 
 
 def unpack(path: Path, data: bytes) -> dict[str, "torch.Tensor"]:
-    """The tensors of a file.
+    """Return the tensors of a file.
 
-    Raises: SaccadeError that says what the file is instead.
+    Raises: SaccadeError if it is not a safetensors file; the message says what it is instead.
     """
     require("torch", extra="export")
     from safetensors.torch import load as deserialize
 
     try:
         return deserialize(data)
-    except Exception as error:  # whatever torch makes of a type or a shape that it has not
+    except Exception as error:  # torch raises anything for a type or shape it lacks
         raise SaccadeError(f"{path}: {_diagnosis(data)}") from error
 
 
 def refuse_foreign(path: Path) -> None:
-    """Refuse a file that a look at its beginning shows to be no checkpoint of saccade.
+    """Refuse a file whose first bytes show that it is not a saccade checkpoint.
 
-    A file that is not there or cannot be read is left to who reads it.
-    Raises: SaccadeError that says what it is, and the command that converts it.
+    A file that is missing or cannot be read is left to the caller that opens it.
+    Raises: SaccadeError naming the kind of file, and the command that converts it.
     """
     try:
         with path.open("rb") as file:
@@ -95,15 +95,15 @@ def _is_torch_file(data: bytes) -> bool:
 
 
 class EntriesRefused(ValueError):
-    """A header of more or stranger tensors than any model has."""
+    """A header whose tensors are more numerous or stranger than any model's."""
 
 
 def check_entries(header: bytes) -> None:
-    """The header of a safetensors file, as far as its tensors' names and shapes go.
+    """Check the names and shapes of the tensors in a safetensors header.
 
-    What is no such header at all is left to the library, which finds the same.
+    Anything that is not such a header passes: the library refuses it later.
 
-    Raises: EntriesRefused if there are more tensors, axes, numbers or letters than `limits` allows.
+    Raises: EntriesRefused if tensors, axes, numbers or characters exceed `limits`.
     """
     try:
         entries = parse_json(header)
@@ -123,7 +123,7 @@ def check_entries(header: bytes) -> None:
         if len(shape) > limits.AXES or not numbers or len(name) > limits.NAME_CHARACTERS:
             raise EntriesRefused(
                 f"tensor {name!r:.80} has {len(shape)} axes, {shape!r:.80}, expected at most "
-                f"{limits.AXES} and sizes and a name of an ordinary length"
+                f"{limits.AXES} axes, and sizes and a name of an ordinary length"
             )
 
 
@@ -134,7 +134,7 @@ def _diagnosis(data: bytes) -> str:
     if _is_torch_file(data):
         kind = "a zip archive, as torch.save writes" if data[0] != 0x80 else "a Python pickle"
         return (
-            f"found {kind}, expected a safetensors file; saccade runs no code from a checkpoint. "
+            f"found {kind}, expected a safetensors file. saccade runs no code from a checkpoint. "
             "Convert it once with: saccade convert SOURCE FILE --out NAME.safetensors"
         )
     start = 8 + _header_bytes(data)
@@ -145,21 +145,21 @@ def _diagnosis(data: bytes) -> str:
         cut = data[8:9] == b"{" and len(data) < start
         end = start if cut else 0
     if end > len(data):
-        return f"the file is truncated: found {len(data)} bytes, its header wants {end}. {retrain}"
+        return f"the file is truncated: found {len(data)} bytes, its header needs {end}. {retrain}"
     return f"found a file that is not safetensors, or a corrupt one. {retrain}"
 
 
 def read_header(path: Path, data: bytes) -> Header:
-    """The header beside the tensors, read without torch.
+    """Read the header of a checkpoint, without torch.
 
-    Raises: SaccadeError that says what the file is instead, or for another version.
+    Raises: SaccadeError if it is another kind of file, or of another version.
     """
     metadata = _metadata(path, data)
     if "saccade" not in metadata:
         raise SaccadeError(
-            f"{path}: a safetensors file without saccade's metadata (found "
+            f"{path}: found a safetensors file without saccade's metadata (its keys are "
             f"{sorted(metadata)!r:.200}). "
-            "Weights of another project are converted with: saccade convert SOURCE FILE"
+            "Convert weights of another project with: saccade convert SOURCE FILE"
         )
     try:
         header = parse_json(metadata["saccade"])
@@ -169,7 +169,8 @@ def read_header(path: Path, data: bytes) -> Header:
     if version not in [(SCHEMA, version) for version in READ_VERSIONS]:
         raise SaccadeError(
             f"{path}: found {version[0]!s:.100} version {version[1]!s:.100}, expected {SCHEMA} "
-            f"version {VERSION}. Use the version of saccade that wrote it, or train again."
+            f"version {VERSION}. Use the version of saccade that wrote it, or train the checkpoint "
+            "again."
         )
     kinds = get_type_hints(Header)
     if header.keys() != kinds.keys():
@@ -184,10 +185,10 @@ def read_header(path: Path, data: bytes) -> Header:
 
 
 def check_data(path: Path, data: bytes, header: Header) -> None:
-    """Raises: SaccadeError if the tensors were changed since they were written."""
+    """Check that the tensors are those that were written."""
     if header.data_sha256 != _data_sha256(data):
         raise SaccadeError(
-            f"{path}: corrupt, the tensors do not have the SHA-256 that the file states. "
+            f"{path}: corrupt, the tensors do not have the SHA-256 recorded in the file. "
             "Copy it again from its source."
         )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration values common to all families: check the fields, become JSON, come back."""
+"""Configurations of all families: check the fields, convert them to JSON and back."""
 
 from dataclasses import asdict, fields
 from functools import cache
@@ -13,26 +13,26 @@ from saccade.spelling import nearest
 
 
 class ConfigValues:
-    """The base of a frozen dataclass whose values JSON can hold.
+    """Base of a frozen dataclass whose values can be written as JSON.
 
-    A field is a whole number, a number, a truth value, a text, or a tuple of one of these; its
-    annotation says which of them it may be, as `saccade.schema` reads it.
+    A field is an integer, a number, a boolean, a string, or a tuple of one of these. Its
+    annotation says which values are allowed, as `saccade.schema` reads it.
     """
 
-    called: ClassVar[str]  # what messages call the model
-    # Fields that count layers, one after the other, or for each stage.
+    called: ClassVar[str]  # the model's name in messages
+    # Fields that count layers, in all or for each stage.
     layer_counts: ClassVar[tuple[str, ...]] = ()
-    # Lists of as many values as there are slots or words, where others have one a layer.
+    # Lists with one value per slot or word, where other lists have one per layer.
     long_lists: ClassVar[tuple[str, ...]] = ()
-    # Fields that count rounds, each written out when a model is exported.
+    # Fields that count rounds; an export unrolls each of them.
     round_counts: ClassVar[tuple[str, ...]] = ()
 
     def _check_types(self, as_written: tuple[str, ...] = ()) -> None:
-        """Every field as it is annotated: lists become tuples, whole numbers floats.
+        """Check every field against its annotation: lists become tuples, integers floats.
 
-        Numbers of the fields `as_written` are left as they are.
+        Numbers of the fields `as_written` are not converted.
 
-        Raises: SaccadeError naming the first field that is something else, or beyond `limits`.
+        Raises: SaccadeError naming the first field of another type, or beyond `limits`.
         """
         for name, kind in _kinds(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
@@ -56,7 +56,7 @@ class ConfigValues:
                 self._expect(name, abs(value) <= number, f"a whole number of at most {number}")
             elif type(value) is str:
                 fits = len(value) <= limits.LABEL_CHARACTERS
-                self._expect(name, fits, f"texts of at most {limits.LABEL_CHARACTERS} characters")
+                self._expect(name, fits, f"strings of at most {limits.LABEL_CHARACTERS} characters")
 
     def _check_depth(self) -> None:
         for name in (*self.layer_counts, *self.round_counts):
@@ -64,13 +64,13 @@ class ConfigValues:
             self._expect(name, fits, f"at most {limits.LAYERS} in all")
 
     def _check_pixels(self) -> None:
-        """The channels of an image with their mean and std."""
+        """Check the channels of an image with their mean and std."""
         channels: int = self.channels  # type: ignore[attr-defined]
         mean: tuple[float, ...] = self.mean  # type: ignore[attr-defined]
         std: tuple[float, ...] = self.std  # type: ignore[attr-defined]
         self._expect("channels", channels in (1, 3), "1 or 3")
-        self._expect("mean", len(mean) == channels, f"{channels} finite numbers, one a channel")
-        self._expect("std", len(std) == channels, f"{channels} finite numbers, one a channel")
+        self._expect("mean", len(mean) == channels, f"{channels} finite numbers, one per channel")
+        self._expect("std", len(std) == channels, f"{channels} finite numbers, one per channel")
         self._expect("std", min(std) > 0, "above 0")
         low, high = limits.STD
         self._expect("std", low <= min(std) and max(std) <= high, f"from {low:g} to {high:g}")
@@ -85,24 +85,24 @@ class ConfigValues:
             )
 
     def budgets(self) -> tuple[ComputeBudget, ...]:
-        """The default variants, largest first: the whole model alone."""
+        """Return the default variants, largest first; here only the whole model."""
         return (ComputeBudget("b1000", Budget(1), 1, 1, "model"),)
 
     def budget(self, text: str) -> ComputeBudget:
-        """The budget that a user writes: the whole model.
+        """Return the budget that a user's text means; here only the whole model.
 
-        Raises: SaccadeError naming what is accepted.
+        Raises: SaccadeError listing what is accepted.
         """
         (whole,) = ConfigValues.budgets(self)
         if text.strip() not in ("1", "1.0", "whole", whole.label):
             raise SaccadeError(
-                f"budget {text!r}: a model of {self.called} is exported whole. "
-                "Leave --budget out, or say 1."
+                f"budget {text!r}: a {self.called} model is exported whole. "
+                "Leave --budget out, or pass 1."
             )
         return whole
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
+        """Return the fields as JSON values."""
         values: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -111,10 +111,10 @@ class ConfigValues:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The configuration that `to_dict` wrote.
+        """Return the configuration that `to_dict` wrote.
 
-        Raises: SaccadeError if it is not a dictionary, has a key that no field has, a value of
-            another type, or one out of range.
+        Raises: SaccadeError if it is not a dictionary, has an unknown key, a value of another
+            type, or one out of range.
         """
         if not isinstance(values, dict):
             raise SaccadeError(
@@ -126,15 +126,15 @@ class ConfigValues:
             close = nearest(str(unknown[0]), names)
             raise SaccadeError(
                 f"{cls.called} configuration: unknown field {unknown[0]!r:.100} ({len(unknown)} in "
-                f"all){f', nearest is {close!r}' if close else ''}. Correct its name; a "
-                f"checkpoint with it comes from a newer saccade. Fields: {', '.join(names)}."
+                f"all){f', nearest is {close!r}' if close else ''}. Correct its name; if a "
+                f"checkpoint has it, a newer saccade wrote it. Fields: {', '.join(names)}."
             )
         return cls(**values)
 
 
 @cache
 def _kinds(config: type[ConfigValues]) -> dict[str, Any]:
-    """The annotation of each field."""
+    """Return the annotation of each field."""
     hints = get_type_hints(config, include_extras=True)
     return {field.name: hints[field.name] for field in fields(config)}  # type: ignore[arg-type]
 

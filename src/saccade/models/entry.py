@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry of a family: everything that others ask about it, declared in its own folder.
+"""The entry of a family: everything that other packages need from it, declared in its folder.
 
-Light to import: what needs torch, or belongs to a later stage, is named as `module:name` and
-imported where it is asked for.
+It is light to import: whatever needs torch, or belongs to a later stage, is named as `module:name`
+and imported when it is used.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """One way to score a model, and the requests that it is measured with: those of its data."""
+    """One way to score a model, and the requests from its data that it is measured with."""
 
-    score: str  # module:function of (model, options), the result of one variant
-    inputs: str  # module:function of (variant, data, count), the arrays of its components by role
-    roles: tuple[str, ...] = ()  # of components without which it cannot be asked
-    # module:function of (variants, options, indices of samples), their answers for a reader
+    score: str  # module:function of (model, options) -> the result of one variant
+    inputs: str  # module:function of (variant, data, count) -> arrays of its components by role
+    roles: tuple[str, ...] = ()  # of the components that it needs
+    # module:function of (variants, options, indices of samples) -> their answers, readable
     examples: str = ""
     # module:function of (model, options, split), the logits that an answer is the largest of;
     # none: an answer is nothing that one variant could give in place of another
@@ -27,44 +27,44 @@ class EvaluationTask:
 
 @dataclass(frozen=True)
 class FamilyEntry:
-    """A family as the registry knows it; what has a default, most families do without."""
+    """A family as the registry sees it. Most families do not need the fields with defaults."""
 
     model: str  # module:class with the methods of `interface.Family`
-    folded: str  # module:class, made of a model in evaluation; it has `components`
-    training: str  # module:function of (options), a task of `saccade train`
+    folded: str  # module:class, built from a model in evaluation; it has `components`
+    training: str  # module:function of (options) -> a task of `saccade train`
     presets: str  # module:name, the configurations by size
     source: str  # module:name, the paper
-    tasks: tuple[str, ...]  # of `saccade evaluate`, the family's own score first
-    answers: tuple[str, ...]  # outputs that a caller asks for; large maps only if they are it
-    own_tasks: Mapping[str, EvaluationTask] = field(default_factory=dict)  # beside the usual ones
-    validation: str = "scores"  # word for the scores of a training run
-    embedding_saved: bool = False  # whether the budget saves bytes of an embedding, hardly time
+    tasks: tuple[str, ...]  # for `saccade evaluate`, the family's own score first
+    answers: tuple[str, ...]  # outputs that callers request; large maps only if they are the answer
+    own_tasks: Mapping[str, EvaluationTask] = field(default_factory=dict)  # besides the usual ones
+    validation: str = "scores"  # what the scores of a training run are called
+    embedding_saved: bool = False  # True if a budget saves embedding bytes, hardly time
 
-    # The components, by role, and what the server's router makes of them.
-    roles: tuple[str, ...] = ()  # that no other family has: see `export.artefact.variant.ROLES`
-    required: tuple[str, ...] = ()  # without which no request is answered
-    inner: tuple[str, ...] = ()  # that only the router itself calls
-    beside: tuple[str, ...] = ()  # that answer requests of their own, beside the first component
-    filled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # inputs that it may draw
-    # Files of this folder by their name beside the router. They run in the server and import
-    # nothing of saccade; `family.py` has the class `Family`, a `plain_family.PlainFamily`.
+    # The components by role, and how the server's router uses them.
+    roles: tuple[str, ...] = ()  # unique to this family; see `export.artefact.variant.ROLES`
+    required: tuple[str, ...] = ()  # needed to answer any request
+    inner: tuple[str, ...] = ()  # called by the router only
+    beside: tuple[str, ...] = ()  # answer separate requests, besides the first component
+    filled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the router may draw these
+    # Files of this folder, by their name next to the router. They run in the server and import
+    # nothing from saccade; `family.py` has the class `Family`, a `plain_family.PlainFamily`.
     router: Mapping[str, str] = field(default_factory=dict)
-    # module:function of (model, outputs by role), what the router answers where its answers are
-    # not the outputs of the components.
+    # module:function of (model, outputs by role) -> what the router answers, if that differs from
+    # the outputs of the components.
     router_outputs: str | None = None
-    # module:function of (runtime metadata, runners by role), the runner of a whole request where no
+    # module:function of (runtime metadata, runners by role) -> the runner of a whole request, if no
     # single component answers one.
     whole: str | None = None
 
     # The client.
-    calls: tuple[str, ...] = ()  # segment, edit, answer, caption: those that not every model has
+    calls: tuple[str, ...] = ()  # of the client: segment, edit, answer, caption
     picture: str | None = None  # module:function of `attention_maps.ShowRequest`, for `show`
-    # module:function of (runtime metadata, outputs, image size), a map [n h w] of what was looked
-    # at; none where the outputs do not say it.
+    # module:function of (runtime metadata, outputs, image size) -> a map [n h w] of what the model
+    # looked at; None if the outputs do not tell.
     focus: str | None = None
 
 
 def imported(reference: str) -> Any:
-    """The object that `module:name` stands for."""
+    """Import the object that `module:name` refers to."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry of families: one line each. All else is in the family's own folder."""
+"""The registry of families, one line per family; everything else is in the family's folder."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Model = TypeVar("Model", bound=nn.Module)
 
-# The name in checkpoints and commands, and the package that has the family's ENTRY.
+# The name in checkpoints and commands, and the package with the family's ENTRY.
 FAMILIES = {
     "nac": "saccade.models.nac",
     "sparo": "saccade.models.sparo",
@@ -27,13 +27,13 @@ FAMILIES = {
 
 
 def entry_of(family: str) -> FamilyEntry:
-    """The entry of a family.
+    """Return the entry of a family.
 
     Raises: SaccadeError if there is no such family, or its package has no entry.
     """
     if not isinstance(family, str) or family not in FAMILIES:
         raise SaccadeError(
-            f"model family {family!r:.100} is unknown. Expected one of: "
+            f"model family {family!r:.100} is unknown. Choose one of: "
             f"{', '.join(sorted(FAMILIES))}. The file may come from a newer saccade."
         )
     entry = getattr(import_module(FAMILIES[family]), "ENTRY", None)
@@ -46,13 +46,13 @@ def entry_of(family: str) -> FamilyEntry:
 
 
 def entries() -> Iterator[tuple[str, FamilyEntry]]:
-    """Every family with its entry, in the order of the registry."""
+    """Yield every family with its entry, in the order of the registry."""
     for family in FAMILIES:
         yield family, entry_of(family)
 
 
 def family_class(family: str) -> Any:
-    """The model class of a family; it has `config_class` with `from_dict`.
+    """Return the model class of a family; its `config_class` has `from_dict`.
 
     Raises: SaccadeError if there is no such family.
     """
@@ -60,7 +60,7 @@ def family_class(family: str) -> Any:
 
 
 def config_class(family: str) -> Any:
-    """The configuration's class of a family, which needs no torch: that of its presets.
+    """Return the configuration class of a family, taken from its presets: it needs no torch.
 
     Raises: SaccadeError if there is no such family.
     """
@@ -68,9 +68,9 @@ def config_class(family: str) -> Any:
 
 
 def folded(model: "nn.Module") -> "nn.Module":
-    """The folded form of a copy of the model, in evaluation: the same function, fewer products.
+    """Fold a copy of the model in evaluation mode: the same function, fewer products.
 
-    Raises: SaccadeError if no family has a model of this class.
+    Raises: SaccadeError if the class belongs to no family.
     """
     classes = {f"{base.__module__}:{base.__qualname__}" for base in type(model).__mro__}
     for _, entry in entries():
@@ -78,13 +78,13 @@ def folded(model: "nn.Module") -> "nn.Module":
             made: nn.Module = imported(entry.folded)(deepcopy(model).eval())
             return made
     raise SaccadeError(
-        f"{type(model).__name__}: no family has this model, expected one of "
-        f"{', '.join(FAMILIES)}. Name its class in the ENTRY of its family."
+        f"{type(model).__name__}: no family has this model class, expected one of "
+        f"{', '.join(FAMILIES)}. Name the class in the ENTRY of its family."
     )
 
 
 def build(family: str, config: dict[str, Any], *, fresh: bool = True) -> "nn.Module":
-    """A model of that family with fresh weights, or any: they are loaded next, and fit `outline`.
+    """Build a model of that family, with fresh weights or (if they are loaded next) any.
 
     Raises: SaccadeError if the family is unknown, its configuration out of range, or the model
         larger than `limits` allows.
@@ -96,9 +96,9 @@ def build(family: str, config: dict[str, Any], *, fresh: bool = True) -> "nn.Mod
 
 
 def new_model(kind: "type[Model]", config: Any) -> "Model":
-    """A model with fresh weights, once its size is known to be one that can be.
+    """Build a model with fresh weights, after checking its size.
 
-    Raises: SaccadeError if it is larger than `limits` or the memory of this machine allows.
+    Raises: SaccadeError if it is larger than `limits` or this machine's memory allows.
     """
     numbers = _numbers(_outline(kind, config))
     try:
@@ -107,13 +107,13 @@ def new_model(kind: "type[Model]", config: Any) -> "Model":
         if "allocate" not in str(error):
             raise
         raise SaccadeError(
-            f"{config.called} configuration: memory for {numbers:,} numbers is more than this "
+            f"{config.called} configuration: {numbers:,} numbers need more memory than this "
             "machine has. Make its sizes smaller."
         ) from error
 
 
 def outline(family: str, config: dict[str, Any]) -> "nn.Module":
-    """The model with every name, shape and type, and no memory for any number.
+    """Build the model with every name, shape and type, without memory for any number.
 
     Raises: SaccadeError as `build` does.
     """
@@ -128,14 +128,14 @@ def _outline(kind: Any, config: Any) -> Any:
     try:
         with torch.device("meta"):
             made = kind(config, fresh=False)
-    except (RuntimeError, OverflowError, MemoryError) as error:  # of sizes beyond 2^63
+    except (RuntimeError, OverflowError, MemoryError) as error:  # sizes beyond 2^63
         raise SaccadeError(
-            f"{config.called} configuration: there is no tensor of this size "
+            f"{config.called} configuration: no tensor can have this size "
             f"({str(error).partition(chr(10))[0]:.200}). Make its sizes smaller."
         ) from error
     if (numbers := _numbers(made)) > limits.PARAMETERS:
         raise SaccadeError(
-            f"{config.called} configuration: makes a model of {numbers:,} numbers, expected at "
+            f"{config.called} configuration: the model has {numbers:,} numbers, expected at "
             f"most {limits.PARAMETERS:,}. Make its sizes smaller."
         )
     return made

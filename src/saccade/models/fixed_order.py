@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums in one order and functions by IEEE operations: the same numbers on every CPU.
+"""Sums in a fixed order and functions by IEEE operations: the same numbers on every CPU.
 
-A BLAS, a vectorised sum and a vectorised exponential choose their order and their polynomials by
-the CPU. What stands here is additions, multiplications, divisions and square roots, each rounded
-as IEEE 754 says and never fused with the next, in an order that depends on shapes alone.
+A BLAS, a vectorized sum and a vectorized exponential choose their order and polynomials by the
+CPU. This module uses only additions, multiplications, divisions and square roots. Each is rounded
+as IEEE 754 requires and never fused with the next; their order depends on shapes alone.
 """
 
 import math
@@ -17,17 +17,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Array = np.ndarray
-_BLOCK = 2**14  # numbers of a product that are summed at a time: they stay in the cache
-_LN2_HIGH, _LN2_LOW = 2977044471 / 2**32, 1.9082149292705877e-10  # 32 bits of log 2, and the rest
+_BLOCK = 2**14  # numbers of a product summed at a time, so that they stay in the cache
+_LN2_HIGH, _LN2_LOW = 2977044471 / 2**32, 1.9082149292705877e-10  # log 2: 32 bits, the rest
 _QUARTER = (6746518852 / 2**32, 2242054355 / 2**65, 2.0222662487959506e-21)  # pi / 2 likewise
-_SERIES, _FRACTION = 40, 60  # terms: more do not change a bit on their side of 2
+_SERIES, _FRACTION = 40, 60  # terms; more do not change a bit on their side of 2
 
 
 class FixedOrder(TorchDispatchMode):
-    """While active, torch's float32 and float64 of the CPU do not depend on the kind of CPU.
+    """While active, torch's float32 and float64 results on a CPU do not depend on the CPU model.
 
-    For constants that are computed once: products take five times as long as a BLAS's on one core.
-    `others` names operators that came by and are neither exact nor replaced.
+    For constants that are computed once: products take five times as long as with a BLAS on one
+    core. `others` collects the operators called that are neither exact nor replaced.
     """
 
     def __init__(self) -> None:
@@ -54,13 +54,13 @@ class FixedOrder(TorchDispatchMode):
 
 
 def product(a: Array, b: Array) -> Array:
-    """Matrix product whose sums run from the first term to the last.
+    """Return the matrix product, summing from the first term to the last.
 
     Shapes: a [... m k], b [... k n] -> [... m n], leading axes equal.
     """
     if a.ndim > 2:
         return np.stack([product(*pair) for pair in zip(a, b, strict=True)])
-    if b.shape[1] < a.shape[0]:  # the longer axis is the inner one; no sum changes
+    if b.shape[1] < a.shape[0]:  # the longer axis goes inside; no sum changes
         return np.ascontiguousarray(product(b.T, a.T).T)
     b = np.ascontiguousarray(b)
     out = np.zeros((len(a), b.shape[1]), np.result_type(a, b))
@@ -75,7 +75,7 @@ def product(a: Array, b: Array) -> Array:
 
 
 def total(x: Array) -> Array:
-    """Sum over the first axis: halves are added to each other until one row is left.
+    """Sum over the first axis, adding halves to each other until one row is left.
 
     Shapes: x [k ...] -> [...].
     """
@@ -88,7 +88,7 @@ def total(x: Array) -> Array:
 
 
 def exponential(x: Array) -> Array:
-    """e^x, within two units of the last place.
+    """Return e^x, within two units in the last place.
 
     Source: x = k log 2 + r, then the series of e^r for |r| <= log(2) / 2.
     """
@@ -103,7 +103,7 @@ def exponential(x: Array) -> Array:
 
 
 def sine(x: Array, quarters: int = 0) -> Array:
-    """sin(x + quarters pi / 2) of |x| up to a million, within 1e-15.
+    """Return sin(x + quarters pi / 2) within 1e-15, for |x| up to a million.
 
     Source: x = k pi / 2 + r, then the series of sine or cosine for |r| <= pi / 4.
     """
@@ -120,7 +120,7 @@ def sine(x: Array, quarters: int = 0) -> Array:
 
 
 def power(base: float, exponents: Array) -> Array:
-    """base^x of a positive base, rounded from 40 decimal digits: exact and slow.
+    """Return base^x for a positive base, rounded from 40 decimal digits: exact and slow.
 
     Shapes: exponents [...] -> [...].
     """
@@ -133,7 +133,7 @@ def power(base: float, exponents: Array) -> Array:
 
 
 def normal_cdf(x: Array) -> Array:
-    """The share of the standard normal distribution below x, to 1e-16 of 1.
+    """Return the share of the standard normal distribution below x, to 1e-16 of 1.
 
     Source: near 0 the series erf t = 2 t e^(-t^2) / sqrt(pi) sum_n (2 t^2)^n / (2n + 1)!!, beyond
             t = 2 Laplace's continued fraction of erfc.
@@ -276,7 +276,7 @@ _FIXED: dict[Any, Callable[..., Any]] = {
     _ATEN.pow.Tensor_Scalar: _square,
     _ATEN.rsqrt.default: _rsqrt,
 }
-# One rounding of IEEE 754 a number, or none; and what fills weights that are overwritten.
+# At most one IEEE 754 rounding per number; and operators that fill weights overwritten later.
 _NAMES = """
     add add_ sub sub_ rsub mul mul_ div div_ neg sqrt reciprocal abs maximum minimum clamp
     clamp_min clamp_max relu where eq ne lt le gt ge any all bitwise_or bitwise_and bitwise_not

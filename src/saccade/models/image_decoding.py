@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An encoded image to the model's input, or refused; numpy and Pillow: the router runs this too."""
+"""Decode an image into the model's input, or refuse it; runs in the router (numpy, Pillow)."""
 
 import io
 import re
@@ -14,10 +14,10 @@ SIGNATURES = {
     "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
     "WebP": re.compile(rb"RIFF....WEBP", re.DOTALL),
 }
-# A resized image larger than this, or than so many inputs, is not made whole to be cropped.
+# A resized image larger than this, or than this many inputs, is cropped without being made whole.
 WHOLE_PIXELS, WHOLE_INPUTS = 4_000_000, 16
-NEAR, FAR = (1.5, -2.5, 0, 1), (-0.5, 2.5, -4, 2)  # the bicubic's cubics
-# Pillow's filters by distance, and how far they look in pixels of the larger of both grids.
+NEAR, FAR = (1.5, -2.5, 0, 1), (-0.5, 2.5, -4, 2)  # the cubics of the bicubic filter
+# Pillow's filters by distance, and their reach in pixels of the larger of the two grids.
 FILTERS = {
     "bilinear": (1, lambda x: 1 - x),
     "bicubic": (2, lambda x: np.where(x < 1, np.polyval(NEAR, x), np.polyval(FAR, x))),
@@ -26,11 +26,11 @@ FILTERS = {
 
 
 class ImageRefused(Exception):
-    """The message says what was found and what is allowed; it is sent to the caller."""
+    """An image is refused; the message (found, allowed, what to do) is sent to the caller."""
 
 
 class Wanted(NamedTuple):
-    """The model's input, how an image becomes it, and the caps on what may become it."""
+    """The model's input, how an image is turned into it, and the caps on images."""
 
     height_px: int
     width_px: int
@@ -52,23 +52,23 @@ class Wanted(NamedTuple):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Wanted":
-        """From the `preprocessing` of routes.json; what the graph itself does is left out."""
+        """Read `preprocessing` of routes.json, without what the graph itself does."""
         return cls(**{field: values[field] for field in cls._fields})
 
 
 def decode(data: bytes, wanted: Wanted) -> np.ndarray:
-    """One encoded image as the model takes it.
+    """Decode one image into the model's input.
 
-    JPEG, PNG and WebP; 16 bits become 8, palette and CMYK become colours.
+    Accepts JPEG, PNG and WebP; 16 bits become 8, palettes and CMYK become RGB.
     Shapes: bytes -> uint8 [h w c].
-    Raises: ImageRefused, before any pixel is decoded where a cap is the reason.
+    Raises: ImageRefused; if the reason is a cap, before any pixel is decoded.
     """
     if not data:
         raise ImageRefused("image has 0 bytes, expected a JPEG, PNG or WebP file: save it again")
     if len(data) > wanted.max_image_mib * 2**20:
         raise ImageRefused(
-            f"image has {len(data) / 2**20:.1f} MiB, allowed are {wanted.max_image_mib} MiB: "
-            "make it smaller"
+            f"image has {len(data) / 2**20:.1f} MiB, at most {wanted.max_image_mib} MiB are "
+            "allowed: make it smaller"
         )
     image = _open(data, wanted)
     _check_size(image, wanted)
@@ -80,18 +80,18 @@ def decode(data: bytes, wanted: Wanted) -> np.ndarray:
     except Exception as error:
         raise ImageRefused(
             f"{image.format} image of {len(data)} bytes is truncated or corrupt: its "
-            f"{image.width} x {image.height} pixels cannot be decoded, expected a whole file: "
+            f"{image.width} x {image.height} pixels cannot be decoded. Expected a whole file: "
             "copy or save it again"
         ) from error
 
 
 def fit(image: Image.Image, wanted: Wanted) -> np.ndarray:
-    """An opened image of any mode and size as the model takes it.
+    """Convert an open image of any mode and size into the model's input.
 
     Shapes: -> uint8 [h w c].
-    Raises: ImageRefused if it is smaller than what is cut out of it.
+    Raises: ImageRefused if it is smaller than the region to cut out.
     """
-    # Looking for the rotation costs more than decoding a small image: first see if there is any.
+    # Applying the rotation costs more than decoding a small image: first check if there is one.
     if wanted.exif and any(key in image.info for key in ("exif", "xmp", "XML:com.adobe.xmp")):
         image = ImageOps.exif_transpose(image)
     mode = "L" if wanted.channels == 1 else "RGB"
@@ -114,17 +114,17 @@ def _open(data: bytes, wanted: Wanted) -> Image.Image:
     except Image.DecompressionBombError as error:
         pixels = int(re.findall(r"[0-9]+", str(error))[0])
         raise ImageRefused(
-            f"image declares {pixels / 1e6:.1f} megapixels, allowed are {wanted.max_megapixels} "
-            "megapixels: make it smaller"
+            f"image declares {pixels / 1e6:.1f} megapixels, at most {wanted.max_megapixels} "
+            "megapixels are allowed: make it smaller"
         ) from error
     except Exception as error:
         kind = next((name for name, start in SIGNATURES.items() if start.match(data)), None)
         raise ImageRefused(
-            f"{kind} image of {len(data)} bytes is truncated, corrupt or neither grey, RGB nor "
-            "CMYK, expected a whole file in one of these colour modes: save it again"
+            f"{kind} image of {len(data)} bytes is truncated, corrupt or neither gray, RGB nor "
+            "CMYK, expected a whole file in one of these color modes: save it again"
             if kind
-            else f"{len(data)} bytes starting with {data[:8].hex(' ')} are no image that is read "
-            "here, expected a JPEG, PNG or WebP file: convert it"
+            else f"{len(data)} bytes starting with {data[:8].hex(' ')} are not a supported image, "
+            "expected a JPEG, PNG or WebP file: convert it"
         ) from error
 
 
@@ -133,25 +133,25 @@ def _check_size(image: Image.Image, wanted: Wanted) -> None:
     megapixels = width * height / 1e6
     if max(width, height) > wanted.max_side_px or megapixels > wanted.max_megapixels:
         raise ImageRefused(
-            f"image is {width} x {height} pixels, allowed are {wanted.max_side_px} pixels a side; "
-            f"it has {megapixels:.1f} megapixels, allowed are {wanted.max_megapixels} megapixels: "
-            "make it smaller"
+            f"image is {width} x {height} pixels, at most {wanted.max_side_px} pixels per side are "
+            f"allowed; it has {megapixels:.1f} megapixels, at most {wanted.max_megapixels} "
+            "megapixels are allowed: make it smaller"
         )
     if min(width, height) < wanted.min_side_px:
         raise ImageRefused(
             f"image is {width} x {height} pixels, expected at least {wanted.min_side_px} pixels "
-            "a side: send the picture itself, this is a placeholder"
+            "per side: send the image itself, this is a placeholder"
         )
-    # A photograph with a preview in the same JPEG (MPO) is one image; only these two animate.
+    # A JPEG photograph with a preview (MPO) is one image; only PNG and WebP can be animated.
     frames = getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
     if frames > 1:
         raise ImageRefused(
-            f"image is animated with {frames} frames, allowed is one: save one frame"
+            f"image is animated with {frames} frames, only one is allowed: save one frame"
         )
 
 
 def _opaque(image: Image.Image, alpha: str) -> Image.Image:
-    """Eight bits a channel, and nothing to see through unless alpha is dropped with the mode."""
+    """Convert to 8 bits per channel and remove transparency, unless alpha is simply dropped."""
     if image.mode.startswith("I"):
         return _from_16_bits(image, alpha)
     if alpha == "dropped" or not image.has_transparency_data:
@@ -172,7 +172,7 @@ def _cut(image: Image.Image, top: int, left: int, height: int, width: int) -> Im
     if image.height < top + height or image.width < left + width:
         raise ImageRefused(
             f"image is {image.width} x {image.height} pixels, expected at least {left + width} x "
-            f"{top + height}: send a larger one"
+            f"{top + height}: send a larger image"
         )
     return image.crop((left, top, left + width, top + height))
 
@@ -180,16 +180,16 @@ def _cut(image: Image.Image, top: int, left: int, height: int, width: int) -> Im
 def _converted(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == mode:
         return image
-    # A palette's transparency means nothing once alpha is dropped, and Pillow warns of it.
+    # A palette's transparency is meaningless once alpha is dropped, and Pillow would warn about it.
     image.info.pop("transparency", None)
     return (image if image.mode in ("1", "L") else image.convert("RGB")).convert(mode)
 
 
-_Window = tuple[int, int, int, int]  # left, top, right, bottom of what is kept
+_Window = tuple[int, int, int, int]  # left, top, right, bottom of the kept part
 
 
 def _geometry(size: tuple[int, int], wanted: Wanted) -> tuple[tuple[int, int], _Window]:
-    """Width and height to resize to, and what the crop at the centre keeps of it."""
+    """Return the width and height to resize to, and what the center crop keeps of them."""
     width, height = _resized(size, wanted)
     kept_w, kept_h = min(width, wanted.width_px), min(height, wanted.height_px)
     # Half a pixel goes to the even side, as torchvision's CenterCrop rounds.
@@ -198,13 +198,13 @@ def _geometry(size: tuple[int, int], wanted: Wanted) -> tuple[tuple[int, int], _
 
 
 def _resized(size: tuple[int, int], wanted: Wanted) -> tuple[int, int]:
-    """Width and height by the rules of torchvision, timm and OpenCLIP, to the pixel."""
+    """Return width and height by the rules of torchvision, timm and OpenCLIP, to the pixel."""
     width, height = size
     to_height, to_width = wanted.resize_px
     if wanted.resize_mode == "squash":
         return to_width, to_height
     if wanted.resize_mode == "shortest" and to_height == to_width and wanted.antialias:
-        # torchvision's Resize of one number: the other side is cut off, elsewhere it is rounded.
+        # torchvision's Resize with one number truncates the other side; elsewhere it is rounded.
         if width <= height:
             return to_width, int(to_width * height / width)
         return int(to_height * width / height), to_height
@@ -216,7 +216,7 @@ def _resized(size: tuple[int, int], wanted: Wanted) -> tuple[int, int]:
 def _pillow(
     image: Image.Image, size: tuple[int, int], window: _Window, interpolation: str
 ) -> Image.Image:
-    """Pillow's filters, which average over what a pixel covers where they make an image smaller."""
+    """Resize with Pillow's filters, which average over what a pixel covers when they shrink."""
     kept_size = (window[2] - window[0], window[3] - window[1])
     if size[0] * size[1] <= max(WHOLE_PIXELS, WHOLE_INPUTS * kept_size[0] * kept_size[1]):
         way = Image.Resampling[interpolation.upper()]
@@ -231,7 +231,7 @@ def _pillow(
         start, stop = int(places.min()), int(places.max()) + 1
         taps[axis] = places - start, shares
         pixels = pixels.take(range(start, stop), axis)
-    # Pillow 13 begins with the columns where that leaves less to do, those before it never.
+    # Pillow 13 begins with the columns if that is less work; earlier versions never do.
     shrinks, narrows = image.height - size[1], image.width - size[0]
     for axis in (0, 1) if shrinks > max(0, 2 * narrows) else (1, 0):
         rows = np.moveaxis(pixels, axis, 0)
@@ -243,7 +243,7 @@ def _pillow(
 def _taps(
     length: int, to: int, kept: tuple[int, ...], interpolation: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of what each kept pixel is made, and with which share, in the numbers of Pillow's Resample.c.
+    """Return each kept pixel's source pixels and their weights, as in Pillow's Resample.c.
 
     Shapes: -> places and shares (of 2^22) int64 [taps kept].
     """
@@ -264,10 +264,10 @@ def _taps(
 def _sampled(
     image: Image.Image, size: tuple[int, int], window: _Window, interpolation: str
 ) -> Image.Image:
-    """Between the two nearest pixels of each axis alone, as OpenCV and tf.image.resize do it."""
+    """Interpolate between the two nearest pixels per axis, as OpenCV and tf.image.resize do."""
     image = image.convert("RGB") if image.mode in ("1", "P") else image
     pixels = np.asarray(image)
-    for axis in (1, 0):  # in tf's order, and in its float32: so halves are rounded alike
+    for axis in (1, 0):  # in tf's order and float32, so that halves round alike
         rows, to = np.moveaxis(pixels, axis, 0), size[1 - axis]
         first, last = window[1 - axis :: 2]
         if interpolation == "nearest":
@@ -287,7 +287,7 @@ def _sampled(
 
 
 def _padded(pixels: np.ndarray, wanted: Wanted) -> np.ndarray:
-    """In the middle of an image of the model's size; the odd pixel goes below and to the right."""
+    """Center in an image of the model's size; an odd pixel goes below or to the right."""
     height, width = pixels.shape[:2]
     if (height, width) == (wanted.height_px, wanted.width_px):
         return pixels

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of every model family to the later stages: components, budgets, runtime metadata."""
+"""The interface of model families to later stages: components, budgets, runtime metadata."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Arrays = Mapping[str, np.ndarray]
-# The inputs, what the artefact answers, what the reference answers -> how far the invariant is from
-# broken, as a share of what is allowed: above 1 the gate fails.
+# (inputs, outputs of the artefact, outputs of the reference) -> how close the invariant is to being
+# broken, as a share of what is allowed; above 1 the gate fails.
 Invariant = Callable[[Arrays, Arrays, Arrays], float]
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output: what it is called, what its axes mean, what it holds."""
+    """One input or output: its name, the meaning of its axes, its type."""
 
     name: str
     axes: str  # "b 8 8 1": a word is dynamic, a number is fixed; the first is always b, the batch
@@ -30,7 +30,7 @@ class TensorSpec:
 
     @property
     def shape(self) -> tuple[int | str, ...]:
-        """The axes one by one, fixed ones as numbers."""
+        """The axes; fixed ones are numbers."""
         return tuple(int(axis) if axis.isdigit() else axis for axis in self.axes.split())
 
 
@@ -38,74 +38,74 @@ class TensorSpec:
 class Component:
     """One function of a model, exported as one file.
 
-    `run` takes tensors by the names of `inputs` and answers named tensors, each with the batch
-    as its first axis: those of `outputs` always, those of `optional` too.
+    `run` takes tensors by the names in `inputs` and returns named tensors, each with the batch
+    as its first axis: always those of `outputs`, and those of `optional` too.
     """
 
-    role: str  # empty for the component that answers requests alone; else image, text, decode, ...
+    role: str  # empty if it answers requests alone; else image, text, decode, ...
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[str, ...]
     run: "Callable[..., dict[str, Tensor]]"
-    optional: tuple[str, ...] = ()  # exported where `--outputs` names them
-    # Checkpoint's calibration arrays -> inputs; none: the arrays of the inputs' own names.
+    optional: tuple[str, ...] = ()  # exported only if `--outputs` names them
+    # Checkpoint's calibration arrays -> inputs; None: the arrays with the inputs' names.
     real: Callable[[Arrays], dict[str, np.ndarray]] | None = None
-    # Seeded random inputs, so many samples; none: bytes at random, floats from N(0, 1).
+    # Seeded random inputs, this many samples; None: random bytes, floats from N(0, 1).
     random: Callable[[np.random.Generator, int], dict[str, np.ndarray]] | None = None
-    # Outputs and calibration arrays of the same samples -> share in [0, 1], NaN without right
-    # answers; none: top-1 where there are logits and labels.
+    # Outputs and calibration arrays of the same samples -> share of right answers in [0, 1], NaN if
+    # there are no right answers; None: top-1 accuracy if there are logits and labels.
     score: Callable[[Arrays, Arrays], float] | None = None
-    invariants: Mapping[str, Invariant] = field(default_factory=dict)  # by name, lower case with _
+    invariants: Mapping[str, Invariant] = field(default_factory=dict)  # by name (lower case, _)
 
 
 class Family:
-    """The methods that a family's model (an nn.Module as well) and its folded form have.
+    """The methods of a family's model (also an nn.Module) and of its folded form.
 
-    A folded form needs `components` only. The budgets are those of the configuration, which is
-    read without torch. The other defaults are for a family whose budgets leave nothing out.
+    A folded form needs only `components`. The budgets are those of the configuration, which can be
+    read without torch. The other defaults suit a family whose budgets leave nothing out.
     """
 
     # A frozen dataclass with `to_dict`, `from_dict` (unknown field: SaccadeError) and checks in
-    # `__post_init__`; `config` is one of it.
+    # `__post_init__`; `config` is an instance of it.
     config_class: Any
     config: Any
 
     def components(self) -> tuple[Component, ...]:
-        """Its files, the one that answers a plain request first."""
+        """Return its components, first the one that answers a plain request."""
         raise NotImplementedError
 
     def budgets(self) -> tuple[ComputeBudget, ...]:
-        """The default variants, largest first: the configuration knows them."""
+        """Return the default variants, largest first, from the configuration."""
         chosen: tuple[ComputeBudget, ...] = self.config.budgets()
         return chosen
 
     def budget(self, text: str) -> ComputeBudget:
-        """The budget that a user writes.
+        """Return the budget that a user's text means.
 
-        Raises: SaccadeError naming what is accepted.
+        Raises: SaccadeError listing what is accepted.
         """
         chosen: ComputeBudget = self.config.budget(text)
         return chosen
 
     def at(self, budget: ComputeBudget) -> "Family":
-        """The model of that budget, unfolded; the same type, weights copied or shared."""
+        """Return the unfolded model at that budget: the same type, weights copied or shared."""
         return self
 
     def fold(self) -> "nn.Module":
-        """The same function with constants folded; evaluation only, it has `components` too."""
+        """Fold constants: the same function, for evaluation only; it has `components` too."""
         return folded(self)  # type: ignore[arg-type]
 
     def runtime_metadata(self) -> dict[str, Any]:
-        """JSON that the server and the client need, such as a vocabulary."""
+        """Return what the server and the client need as JSON, such as a vocabulary."""
         raise NotImplementedError
 
 
 def component_named(model: Any, role: str) -> Component:
-    """The component of that role.
+    """Return the component with that role.
 
     Raises: SaccadeError if the model has none.
     """
     components = {component.role: component for component in model.components()}
     if role not in components:
         roles = ", ".join(repr(role) for role in components)
-        raise SaccadeError(f"component {role!r}: this model has {roles}. Name one of them.")
+        raise SaccadeError(f"component {role!r}: this model has {roles}. Choose one of them.")
     return components[role]

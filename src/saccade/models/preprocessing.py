@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preprocessing: the model's input, the way from image to input, and limits on images."""
+"""Preprocessing: the model's input, how an image becomes that input, and limits on images."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -18,7 +18,7 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Side = Annotated[int, Range(1, limits.PIXELS)]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _LISTS = ("mean", "std", "resize_px", "fill", "cut")
-# What files meant that were written before an image's shape could be kept.
+# The meaning of files written before resizing could keep an image's shape.
 _SQUASHED = {
     "resize_mode": "squash",
     "antialias": True,
@@ -33,12 +33,12 @@ _SQUASHED = {
 
 @dataclass(frozen=True)
 class Preprocessing(ConfigValues):
-    """From an encoded image to the model's uint8 [b, h, w, c], and the normalisation behind it.
+    """How an encoded image becomes the model's uint8 [b, h, w, c], and the normalization after it.
 
-    The image, or the `cut` of it, is resized to `resize_px` (height, width), then cropped at its
-    centre, or padded with `fill` where it is smaller. `shortest` resizes until it covers
-    `resize_px`, `longest` until it fits in, both keep its shape; `squash` does not. The mean and
-    std are applied by the model itself: (x / 255 - mean) / std, per channel.
+    The image, or its `cut`, is resized to `resize_px` (height, width), then cropped at its center,
+    or padded with `fill` if it is smaller. `shortest` resizes until the image covers `resize_px`,
+    `longest` until it fits in; both keep its shape, `squash` does not. The model itself applies
+    the mean and std: (x / 255 - mean) / std, per channel.
     Units:  mean and std as fractions of full white; fill from 0 to 255; caps in MiB, megapixels,
             pixels, images.
     Raises: SaccadeError if a value is out of range.
@@ -48,19 +48,19 @@ class Preprocessing(ConfigValues):
 
     height_px: Side
     width_px: Side
-    channels: int  # 1: grey, 3: red, green, blue
+    channels: int  # 1: gray, 3: red, green, blue
     mean: tuple[float, ...]
     std: tuple[float, ...]
     resize_mode: ResizeMode = "shortest"
-    resize_px: tuple[Side, ...] = ()  # none: height_px and width_px
+    resize_px: tuple[Side, ...] = ()  # empty: height_px and width_px
     interpolation: Interpolation = "bilinear"
-    antialias: bool = True  # False: OpenCV's and tf.image.resize's, which look at two pixels
-    fill: tuple[Annotated[int, Range(0, 255)], ...] = ()  # none: black
-    conversion: Literal["before", "after"] = "before"  # to grey or colour, of the resize
-    # what a transparent image lies on; dropped: what its colours are
+    antialias: bool = True  # False: as OpenCV and tf.image.resize, from two pixels per axis
+    fill: tuple[Annotated[int, Range(0, 255)], ...] = ()  # empty: black
+    conversion: Literal["before", "after"] = "before"  # to gray or color, before or after resizing
+    # background of transparent images; dropped: ignore alpha and keep the colors
     alpha: Literal["white", "black", "dropped"] = "white"
-    exif: bool = True  # turned as the camera was held
-    cut: tuple[Natural, ...] = ()  # top, left, height, width of what is resized; none: everything
+    exif: bool = True  # rotate as the EXIF orientation says
+    cut: tuple[Natural, ...] = ()  # top, left, height, width of what is resized; empty: everything
     channel_order: Literal["rgb", "bgr"] = "rgb"
     max_image_mib: Count = 16
     max_megapixels: Count = 50
@@ -69,7 +69,7 @@ class Preprocessing(ConfigValues):
     min_side_px: Side = 2
 
     def __post_init__(self) -> None:
-        # Manifests say mean and deviation as they were written, whole numbers too.
+        # Manifests repeat mean and std as they were written, integers too.
         self._check_types(as_written=("mean", "std"))
         area = self.height_px * self.width_px <= limits.IMAGE_PIXELS
         self._expect("height_px", area, f"at most {limits.IMAGE_PIXELS} pixels with width_px")
@@ -77,7 +77,7 @@ class Preprocessing(ConfigValues):
         self._check_places()
 
     def _check_places(self) -> None:
-        # An empty tuple is the usual value, and what is written is the value itself.
+        # An empty tuple means the default; the file contains the default itself.
         object.__setattr__(self, "resize_px", self.resize_px or (self.height_px, self.width_px))
         object.__setattr__(self, "fill", self.fill or (0,) * self.channels)
         self._expect("resize_px", len(self.resize_px) == 2, "height and width")
@@ -88,7 +88,7 @@ class Preprocessing(ConfigValues):
         plain = self.interpolation in ("nearest", "bilinear") and self.conversion == "before"
         self._expect("antialias", self.antialias or plain, "true with this filter or conversion")
         ordered = self.channels == 3 or self.channel_order == "rgb"
-        self._expect("channel_order", ordered, "rgb where images are grey")
+        self._expect("channel_order", ordered, "rgb for gray images")
 
     def _expect(self, name: str, fits: bool, wanted: str) -> None:
         if not fits:
@@ -98,7 +98,7 @@ class Preprocessing(ConfigValues):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Preprocessing":
-        """The inverse of `to_dict`; what older versions wrote keeps its meaning.
+        """Read what `to_dict` wrote; files of older versions keep their meaning.
 
         Raises: SaccadeError if a key is unknown or missing, or a value is out of range.
         """
@@ -109,10 +109,10 @@ class Preprocessing(ConfigValues):
         unknown = sorted(set(values) - known, key=str)
         missing = sorted(known - set(values))
         if unknown or missing:
-            renamed = "What was 'resize' is 'interpolation' now. " if "resize" in unknown else ""
+            renamed = "'resize' is now called 'interpolation'. " if "resize" in unknown else ""
             raise SaccadeError(
                 f"Preprocessing: unknown keys {unknown}, missing keys {missing}. {renamed}"
-                "The file was written by another version of saccade: write it again with this one."
+                "Another version of saccade wrote the file. Write it again with this version."
             )
         lists = {key: values[key] for key in _LISTS}
         if not all(isinstance(value, list | tuple) for value in lists.values()):
@@ -123,7 +123,7 @@ class Preprocessing(ConfigValues):
 
     @classmethod
     def of(cls, config: Any, **others: Any) -> "Preprocessing":
-        """That of a model whose configuration says size, mean and std of its images.
+        """Return the preprocessing for a configuration with the size, mean and std of its images.
 
         Raises: SaccadeError if a value is out of range.
         """
@@ -131,22 +131,22 @@ class Preprocessing(ConfigValues):
         return cls(*size, tuple(config.mean), tuple(config.std), **others)
 
     def wanted(self) -> "Wanted":
-        """Settings that `image_decoding` needs."""
+        """Return the settings that `image_decoding` needs."""
         from saccade.models.image_decoding import Wanted
 
         return Wanted.from_dict(asdict(self))
 
     def described(self) -> str:
-        """In words, for reports: from the opened image to numbers around 0."""
+        """Describe the steps from the opened image to normalized numbers, for reports."""
         to = _by(self.resize_px)
         way = self.interpolation + ("" if self.antialias else " without antialiasing")
         resized = {
-            "shortest": f"resized to cover {to} px ({way}), cropped at the centre",
-            "squash": f"squashed to {to} px ({way}), its shape not kept",
+            "shortest": f"resized to cover {to} px ({way}), cropped at the center",
+            "squash": f"squashed to {to} px ({way}), aspect ratio not kept",
             "longest": f"resized to fit in {to} px ({way}), padded with {list(self.fill)}",
         }[self.resize_mode]
         if self.resize_mode != "shortest" and self.resize_px != (self.height_px, self.width_px):
-            resized += ", cropped at the centre"
+            resized += ", cropped at the center"
         if self.cut:
             resized = f"cut at {list(self.cut)}, {resized}"
         kind = "grey" if self.channels == 1 else self.channel_order.upper()
@@ -163,7 +163,7 @@ class Preprocessing(ConfigValues):
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a file that was written before resize modes: it squashed every image."""
+    """Upgrade the fields of a file from before resize modes, which squashed every image."""
     if "resize" not in values or "resize_mode" in values:
         return values
     kept = {key: value for key, value in values.items() if key != "resize"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reader of torch.save's files, which runs nothing in them and does not trust their sizes."""
+"""Reader of torch.save files that runs nothing in them and does not trust their sizes."""
 
 import pickle
 import pickletools
@@ -12,25 +12,25 @@ from saccade import limits
 from saccade.archives import ArchiveRefused, check_archive
 from saccade.files import FileRefused
 
-_OLD_PICKLES = 5  # magic, version, machine, the object, the names of its storages
-# Opcodes that put what is on the stack into what stands below it.
+_OLD_PICKLES = 5  # magic, version, machine, the object, names of its storages
+# Opcodes that move the top of the stack into the value below it.
 _FILLING = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"}
 _KEEPING = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
 _RECALLING = {"GET", "BINGET", "LONG_BINGET"}
 
 
 class TorchFileRefused(ValueError):
-    """Damaged, or larger or deeper than any state dict; the message says which."""
+    """The file is damaged, or larger or deeper than any state dict; the message says which."""
 
 
 class NeedsCode(TorchFileRefused):
-    """Holds objects that only code from the file could make."""
+    """The file contains objects that only its own code could create."""
 
 
 def load_torch(path: Path, allowed: AbstractContextManager[Any] | None = None) -> Any:
-    """The tensors and plain values of a file.
+    """Read the tensors and plain values of a file.
 
-    `allowed` is torch's context of further types that are plain data.
+    `allowed` is torch's context manager that allows further types of plain data.
 
     Raises: NeedsCode, TorchFileRefused, OSError if the file cannot be read.
     """
@@ -44,12 +44,12 @@ def load_torch(path: Path, allowed: AbstractContextManager[Any] | None = None) -
         raise NeedsCode(str(error)) from error
     except OSError:
         raise
-    except Exception as error:  # an unpickler that is fed at random ends in any way
+    except Exception as error:  # random input can make an unpickler raise anything
         raise TorchFileRefused(f"{str(error) or type(error).__name__}") from error
 
 
 def texts_of(path: Path) -> frozenset[str]:
-    """Every text in what torch.save wrote, names of tensors among them; nothing is unpickled.
+    """Return every string in a torch.save file, tensor names included, without unpickling.
 
     Raises: TorchFileRefused, OSError if the file cannot be read.
     """
@@ -59,15 +59,15 @@ def texts_of(path: Path) -> frozenset[str]:
 
 
 def _check(path: Path, texts: set[str] | None = None) -> None:
-    """The names and shapes as far as they can be known without making anything of them."""
+    """Check the names and shapes as far as possible without unpickling them."""
     if not path.is_file():
         raise FileRefused("found a folder, pipe or device, expected a file")
     if path.stat().st_size > limits.WEIGHTS_BYTES:
         raise TorchFileRefused(
-            f"{path.stat().st_size} bytes, at most {limits.WEIGHTS_BYTES} are read"
+            f"{path.stat().st_size} bytes, expected at most {limits.WEIGHTS_BYTES}"
         )
     with path.open("rb") as file:
-        # As torch decides: zipfile would look at the end, where another file's end may stand.
+        # Decide as torch does: zipfile would look at the end, which may belong to another file.
         if file.peek(4)[:4] != b"PK\x03\x04":
             left = limits.PICKLE_OPCODES
             for _ in range(_OLD_PICKLES):
@@ -86,34 +86,34 @@ def _check(path: Path, texts: set[str] | None = None) -> None:
                     _check_member(archive, entry, texts)
     except (TorchFileRefused, OSError):
         raise
-    except Exception as error:  # zipfile and zlib have a dozen kinds for damage
+    except Exception as error:  # zipfile and zlib raise a dozen types for damage
         raise TorchFileRefused(f"is damaged ({error!s:.100})") from error
 
 
 def _check_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, texts: set[str] | None) -> None:
     if entry.file_size > limits.PICKLE_BYTES:
         raise TorchFileRefused(
-            f"{entry.filename!r:.80} has {entry.file_size} bytes of names and shapes, at most "
-            f"{limits.PICKLE_BYTES} are read"
+            f"{entry.filename!r:.80} has {entry.file_size} bytes of names and shapes, expected at "
+            f"most {limits.PICKLE_BYTES}"
         )
     with archive.open(entry) as stream:
         _check_pickle(stream, limits.PICKLE_OPCODES, texts)
 
 
 def _check_pickle(file: IO[bytes], most: int, texts: set[str] | None = None) -> int:
-    """The number of opcodes of one pickle; how deep its values nest is followed on the way.
+    """Count the opcodes of one pickle, and check how deep its values nest.
 
-    The texts in it are added to `texts`.
+    The strings in it are added to `texts`.
 
-    A tuple of tuples of tuples ends the process when it is hashed, a list of lists when it is
-    looked through.
+    Nested tuples would crash the process when they are hashed, nested lists when they are
+    traversed.
     """
     count = 0
     depths = _Depths()
     try:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(file), 1):
             if count > most:
-                raise TorchFileRefused(f"more than {most} steps to read its names and shapes")
+                raise TorchFileRefused(f"its names and shapes take more than {most} steps to read")
             if texts is not None and "UNICODE" in opcode.name:
                 texts.add(str(argument))
             if depths.after(opcode, argument) > limits.PICKLE_DEPTH:
@@ -126,7 +126,7 @@ def _check_pickle(file: IO[bytes], most: int, texts: set[str] | None = None) -> 
 
 
 class _Depths:
-    """The stack of an unpickler with nothing on it but how deep each value nests."""
+    """The stack of an unpickler that records only how deep each value nests."""
 
     def __init__(self) -> None:
         self._stack: list[int] = []
@@ -134,7 +134,7 @@ class _Depths:
         self._memo: dict[int, int] = {}
 
     def after(self, opcode: pickletools.OpcodeInfo, argument: Any) -> int:
-        """The depth of what the opcode leaves on top."""
+        """Return the depth of the value that the opcode leaves on top."""
         stack, name = self._stack, opcode.name
         if name in _KEEPING:
             self._memo[len(self._memo) if name == "MEMOIZE" else int(argument)] = stack[-1]
@@ -161,5 +161,5 @@ class _Depths:
         for _ in wanted:
             taken.append(self._stack.pop())
         if opcode.name in _FILLING and taken:
-            taken[-1] -= 1  # the container itself does not become deeper by what it gets
+            taken[-1] -= 1  # the container itself gets no deeper from its content
         return taken

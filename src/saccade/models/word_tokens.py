@@ -14,14 +14,14 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def split_words(text: str) -> list[str]:
-    """Lower-case words and punctuation marks, each on its own."""
+    """Split text into lower-case words and single punctuation marks."""
     return _WORD.findall(text.lower())
 
 
 class WordVocabulary:
-    """Words by id: 0 pads, 1 starts, 2 ends, 3 stands for any other word, then the words.
+    """Words by id: 0 is padding, 1 start, 2 end, 3 any unknown word; the words follow.
 
-    Raises: SaccadeError if a word comes twice or is not one word of `split_words`.
+    Raises: SaccadeError if a word occurs twice or is not a single word of `split_words`.
     """
 
     def __init__(self, words: Iterable[str]) -> None:
@@ -30,7 +30,7 @@ class WordVocabulary:
         if wrong or len(set(self.words)) != len(self.words):
             twice = sorted({word for word in self.words if self.words.count(word) > 1})
             raise SaccadeError(
-                f"vocabulary: found {wrong[:3]} that are no single lower-case words and "
+                f"vocabulary: found {wrong[:3]} that are not single lower-case words and "
                 f"{twice[:3]} more than once, expected distinct words. Correct the list."
             )
         self._ids = {word: SPECIAL + index for index, word in enumerate(self.words)}
@@ -39,7 +39,7 @@ class WordVocabulary:
         return SPECIAL + len(self.words)
 
     def encode(self, text: str, length: int, *, truncate: bool = False) -> np.ndarray:
-        """Start, words, end, padding; with `truncate` a long text keeps its first words.
+        """Return start, words, end and padding; with `truncate`, a long text keeps its first words.
 
         Shapes: -> [length] int64.
         Raises: SaccadeError if the text is too long and may not be truncated.
@@ -47,8 +47,8 @@ class WordVocabulary:
         ids = [self._ids.get(word, UNKNOWN) for word in split_words(text)]
         if length < 2 or (len(ids) > length - 2 and not truncate):
             raise SaccadeError(
-                f"text {text!r:.60} has {len(ids)} words, at most {max(length - 2, 0)} fit into "
-                f"{length} tokens with start and end. Shorten it, or ask for truncation."
+                f"text {text!r:.60} has {len(ids)} words, expected at most {max(length - 2, 0)}: "
+                f"{length} tokens minus start and end. Shorten it, or request truncation."
             )
         tokens = np.full(length, PAD, dtype=np.int64)
         kept = [START, *ids[: length - 2], END]
@@ -56,7 +56,7 @@ class WordVocabulary:
         return tokens
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The words in front of the first end token, with blanks between; an unknown one is `?`.
+        """Join the words before the first end token with spaces; an unknown word is `?`.
 
         Raises: SaccadeError if an id is outside the vocabulary.
         """
@@ -65,7 +65,7 @@ class WordVocabulary:
             if not 0 <= number < len(self):
                 raise SaccadeError(
                     f"token {number} is outside the vocabulary of {len(self)} tokens. "
-                    "Use the vocabulary of the model that gave it."
+                    "Use the vocabulary of the model that produced it."
                 )
             if number == END:
                 break

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The floor: operations, errors and files; knows nothing of models."""
+"""Custom operations and their implementations; this package does not depend on models."""
 
 from pathlib import Path
 
 
 def onnxruntime_library() -> Path:
-    """Path of the library that gives ONNX Runtime all ops; built on first use, once a user.
+    """Return the path of the library with all ops for ONNX Runtime; on first use, build it.
 
-    Give it to `SessionOptions.register_custom_ops_library`.
+    Pass it to `SessionOptions.register_custom_ops_library`. The library is built once per user.
 
-    Raises: SaccadeError if it has to be built and cannot be, with the compiler's own message.
+    Raises: SaccadeError if it cannot be built, with the compiler's message.
     """
     from saccade.plugins.native import library
 

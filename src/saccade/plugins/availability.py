@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Implementations of the ops that can run here, and why the others cannot."""
+"""The implementations of the ops that can run on this machine, and why others cannot."""
 
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -14,18 +14,18 @@ TENSORRT_LIBRARY = Path(__file__).parent / "native" / "lib" / "libsaccade_tensor
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to run all five ops."""
+    """One implementation of all five ops."""
 
     name: str
     available: bool
-    detail: str  # version or path where it is, the reason and what to do where it is not
+    detail: str  # version or path if available, otherwise why not and what to do
 
 
 def implementations() -> tuple[Implementation, ...]:
-    """Looks without building, without starting anything, and without importing a framework."""
+    """List all implementations, without building, starting or importing anything."""
     library = _kernels()
     return (
-        Implementation("NumPy reference", True, "float64; what the others are held to"),
+        Implementation("NumPy reference", True, "float64; the reference for all others"),
         _torch(library),
         _package("ONNX function body", "onnx", "export"),
         _onnxruntime(library),
@@ -35,7 +35,7 @@ def implementations() -> tuple[Implementation, ...]:
 
 
 def describe() -> dict[str, Any]:
-    """Ops with their inputs, attributes and tolerances, and the implementations, as JSON."""
+    """Return the ops (inputs, attributes, tolerances) and the implementations as JSON."""
     return {
         "ops": [
             {
@@ -79,7 +79,7 @@ def _torch(library: Implementation) -> Implementation:
     package = _package("torch operator", "torch", "export")
     if not package.available:
         return package
-    forms = "native kernels on the CPU" if library.available else "vectorised torch form"
+    forms = "native kernels on the CPU" if library.available else "vectorized torch form"
     return Implementation(package.name, True, f"{package.detail}, {forms}")
 
 
@@ -100,5 +100,5 @@ def _tensorrt() -> Implementation:
         name,
         False,
         "not built: make plugins-tensorrt TENSORRT_INCLUDE_DIR=... in a source tree "
-        "(needs nvcc and TensorRT's headers); without it TensorRT takes the function body",
+        "(needs nvcc and TensorRT's headers); without it, TensorRT uses the function bodies",
     )

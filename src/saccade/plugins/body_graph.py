@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Function bodies as Python calls: every call adds a node and returns the name of its output."""
+"""Write function bodies as Python calls: each call adds a node and returns its output's name."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,33 +11,33 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from saccade.plugins.contract import DOMAIN, Op
 
 _LOOP_SCALARS = (TensorProto.INT64, TensorProto.BOOL, TensorProto.BOOL)
-# A tensor by name, or a number that becomes a constant; "" is an optional input left out.
+# The name of a tensor, or a number that becomes a constant; "" omits an optional input.
 Value = str | int | float | bool | Sequence[int]
 
 
 class BodyGraph:
-    """Nodes under construction; a loop has its own, and reads what stands outside by name."""
+    """Nodes under construction; a loop has its own graph and reads outer values by name."""
 
     def __init__(self, outside: "BodyGraph | None" = None) -> None:
         self.nodes: list[onnx.NodeProto] = []
-        # Names count up and constants stand in the outermost graph, which every loop can read.
+        # Counters and constants are in the outermost graph, which every loop can read.
         self._root: BodyGraph = outside._root if outside else self
         self._constants: dict[tuple[str, Any], str] = {}
         self._count = 0
 
     def many(self, operator: str, outputs: int, *inputs: Value, **attributes: Any) -> list[str]:
-        """Adds a node with several outputs."""
+        """Add a node with several outputs."""
         read = [value if isinstance(value, str) else self.constant(value) for value in inputs]
         names = [self._name(operator) for _ in range(outputs)]
         self.nodes.append(helper.make_node(operator, read, names, **attributes))
         return names
 
     def __call__(self, operator: str, *inputs: Value, **attributes: Any) -> str:
-        """Adds a node with one output."""
+        """Add a node with one output."""
         return self.many(operator, 1, *inputs, **attributes)[0]
 
     def constant(self, value: Value) -> str:
-        """A float32, int64 or bool scalar, or a vector of int64; the same value only once."""
+        """Add a float32, int64 or bool scalar, or an int64 vector; equal values are added once."""
         held = list(value) if isinstance(value, Sequence) else value
         key = (type(held).__name__, repr(held))
         root = self._root
@@ -50,7 +50,7 @@ class BodyGraph:
         return root._constants[key]
 
     def attribute(self, name: str, kind: type) -> str:
-        """The value of the function's own attribute, as a scalar."""
+        """Add the value of an attribute of the function, as a scalar."""
         field = "value_float" if kind is float else "value_int"
         refers = AttributeProto(
             name=field,
@@ -69,7 +69,7 @@ class BodyGraph:
         body: Callable[..., tuple[Sequence[str], Value]],
         condition: Value = True,
     ) -> list[str]:
-        """Adds a Loop: `body(graph, round, *state)` gives the next state and whether to go on.
+        """Add a Loop: `body(graph, round, *state)` returns the next state and whether to continue.
 
         `carried` pairs each initial value with its element type. Returns the last state.
         """
@@ -79,7 +79,7 @@ class BodyGraph:
         state = [inner._name("state") for _ in carried]
         after, go_on = body(inner, round_, *state)
         made = {name for node in inner.nodes for name in node.output}
-        # A loop cannot hand on what it did not make.
+        # A loop can only return values that it has produced itself.
         outputs = [
             str(name) if name in made else inner("Identity", name) for name in (go_on, *after)
         ]
@@ -91,12 +91,12 @@ class BodyGraph:
             [*given, *map(_any_shape, state, kinds)],
             [go_on_info, *map(_any_shape, outputs[1:], kinds)],
         )
-        # The condition is given even where it is constant: onnx's evaluator takes none for false.
+        # Pass even a constant condition: onnx's evaluator treats a missing one as false.
         initial = [name for name, _ in carried]
         return self.many("Loop", len(kinds), rounds, condition, *initial, body=graph)
 
     def function(self, op: Op, outputs: Sequence[str], opset: int) -> onnx.FunctionProto:
-        """The finished body of `op`; its inputs are the contract's names."""
+        """Return the finished body of `op`; its inputs have the contract's names."""
         for port, name in zip(op.outputs, outputs, strict=True):
             self.nodes.append(helper.make_node("Identity", [name], [port.name]))
         return helper.make_function(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One contract an op: names, axes, attributes, tolerance and a NumPy reference; nothing retyped."""
+"""One contract per op, the only declaration of its names, axes, attributes and tolerance."""
 
 import inspect
 import math
@@ -14,7 +14,7 @@ from saccade.errors import SaccadeError, ShapeError
 from saccade.schema import Range
 
 DOMAIN, VERSION = "saccade", 1
-# What an op's main tensors may hold; half precision is computed in float32.
+# Types of an op's main tensors; half precision is computed in float32.
 DTYPES = ("float32", "float16", "float64")
 _CHECKED_AT_MOST = 256
 
@@ -24,7 +24,7 @@ class Port:
     """One input or output of the ONNX node."""
 
     name: str
-    axes: str  # "... h w": `...` is any number of leading axes, the same for all ports
+    axes: str  # "... h w": `...` means any number of leading axes, the same for all ports
     dtype: str = "T"  # "T" is the type of the first input
 
 
@@ -34,11 +34,11 @@ class Attribute:
 
     name: str
     default: float | int
-    allowed: str  # in words, for messages
+    allowed: str  # as text, for messages
     range: Range
 
     def holds(self, value: float) -> bool:
-        """True if the op may be given this number."""
+        """True if the attribute may have this value."""
         return math.isfinite(value) and self.range.holds(value)
 
     @property
@@ -48,14 +48,14 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Op:
-    """A contract, and the public function that picks an implementation for what it is given."""
+    """A contract, callable as the public function, which picks an implementation."""
 
     name: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     attributes: Mapping[str, Attribute]
     tolerance: Mapping[str, float]
-    # Differences are divided by it: an answer [... ] -> a scale that broadcasts over it.
+    # Differences are divided by this: an answer [... ] -> a scale that broadcasts over it.
     scale: Callable[[np.ndarray], np.ndarray | float]
     reference: Callable[..., tuple[np.ndarray, ...]]
     package: str  # the folder of its implementations
@@ -64,34 +64,32 @@ class Op:
 
     @property
     def node(self) -> str:
-        """Operator type in an ONNX file: `Sparsemax`."""
+        """The operator type in an ONNX file, such as `Sparsemax`."""
         return self.name.removeprefix(f"{DOMAIN}::")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._public[0](*args, **kwargs)
 
     def public(self, function: Callable[..., Any]) -> "Op":
-        """Decorator: what calling the op does."""
-        assert not self._public, f"{self.name} has a public function already"
+        """Decorate the function that runs when the op is called."""
+        assert not self._public, f"{self.name} already has a public function"
         self._public.append(function)
         return self
 
     def implementation(self, role: str) -> Any:
-        """Implementation in the sibling file `role`, under this op's Python name; imported when
-        asked.
-        """
+        """Import the implementation of this op from the module `role` of its package."""
         return getattr(import_module(f"{self.package}.{role}"), self.reference.__name__)
 
     def defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All attributes, the given ones checked.
+        """Check the given attributes and return all of them.
 
-        Raises: SaccadeError for an unknown attribute or a value out of its range.
+        Raises: SaccadeError for an unknown attribute or a value out of range.
         """
-        # A model calls with the same numbers each time, and a check takes longer than some kernels.
+        # Cached: models pass the same values each time, and a check is slower than some kernels.
         key = tuple((name, type(value), value) for name, value in given.items())
         try:
             values = self._checked.get(key)
-        except TypeError:  # a value that cannot be hashed, and so is not a number
+        except TypeError:  # not hashable, so not a number
             return self.checked_attributes(given, where=self.name)
         if values is None:
             values = self.checked_attributes(given, where=self.name)
@@ -100,7 +98,10 @@ class Op:
         return dict(values)
 
     def checked_attributes(self, given: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """All attributes by name; `where` begins the message, such as the node's name."""
+        """Check the given attributes and return all of them by name.
+
+        `where` starts an error message, for example with the node's name.
+        """
         unknown = sorted(set(given) - set(self.attributes))
         if unknown:
             known = ", ".join(self.attributes) or "none"
@@ -118,7 +119,7 @@ class Op:
         return values
 
     def output_shapes(self, *shapes: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
-        """Shape of each output for the shapes of the inputs; an axis may be symbolic.
+        """Return the output shapes for these input shapes; an axis may be symbolic.
 
         Raises: ShapeError if the inputs do not fit the axis rule.
         """
@@ -149,7 +150,10 @@ class Op:
         )
 
     def checked_dtype(self, port: Port, dtype: str, known: Sequence[str] = DTYPES) -> None:
-        """Raises: SaccadeError if a tensor of type `found` cannot be given to `port`."""
+        """Check the type of a tensor.
+
+        Raises: SaccadeError if `port` does not accept type `dtype`.
+        """
         allowed = known if port.dtype == "T" else (port.dtype,)
         if dtype not in allowed:
             raise SaccadeError(
@@ -172,9 +176,9 @@ def op(
     attributes: tuple[Attribute, ...] = (),
     scale: Callable[[np.ndarray], np.ndarray | float] = lambda answer: 1.0,
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Declares an op; the decorated function is its reference on the last axes, in float64.
+    """Declare an op; the decorated function is its float64 reference on the last axes.
 
-    Its keyword-only parameters are the attributes, which a test of the declaration compares.
+    The function's keyword-only parameters must be the declared attributes.
     """
 
     def declare(reference: Callable[..., Any]) -> Op:
@@ -206,12 +210,12 @@ def op(
 
 
 def is_tensor(value: object) -> bool:
-    """True for a torch tensor; asks without importing torch."""
+    """True for a torch tensor; does not import torch."""
     return any(base.__module__.split(".")[0] == "torch" for base in type(value).__mro__)
 
 
 def on_arrays(contract: Op, arrays: Sequence[Any], given: Mapping[str, Any]) -> Any:
-    """The reference on anything NumPy can read, checked; answers in the first input's type."""
+    """Run the reference on checked array-likes; the result has the first input's type."""
     read = [np.asarray(array) for array in arrays]
     if read[0].dtype.kind in "iub":
         read[0] = read[0].astype(np.float64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives of a torch operator, backward and forward; an operator without any says so."""
+"""Give torch operators backward and forward derivatives, or refuse to differentiate them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 from saccade.errors import SaccadeError
 from saccade.plugins import dispatch
 
-# torch.autograd.Function less its own way through torch.func, which the dispatcher has gone by
-# the time that an operator's gradient is asked for.
+# torch.autograd.Function without its handling of torch.func: the dispatcher has already done that
+# when an operator's gradient is requested.
 _Function: Any = torch.autograd.function._SingleLevelFunction
 Run = Callable[..., Any]  # an operator and its arguments
 
@@ -27,14 +27,15 @@ def differentiate(
     numbers: bool = False,
     along: Any = None,
 ) -> None:
-    """Gives an operator its gradient: torch.library.register_autograd with half its overhead.
+    """Register an operator's gradient, with half the overhead of torch.library.register_autograd.
 
-    `keeping(run, *arguments)` -> (answer, tensors to keep), where `run(operator, *arguments)` is
-    an operator without its gradient. `rule` is the operator that takes the gradient of the first
-    answer, what was kept and, with `numbers`, the arguments that are no tensors, and gives the
-    gradients of the first `inputs` arguments. `along` takes their tangents in place of the
-    gradient and gives the answer's; where the Jacobian is symmetric, `rule` does. `constant`
-    numbers the answers that have no gradient.
+    `keeping(run, *arguments)` returns the answer and the tensors to keep, where
+    `run(operator, *arguments)` runs an operator without its gradient. `rule` is an operator. Its
+    arguments are the gradient of the first answer, the kept tensors and, with `numbers`, the
+    arguments that are not tensors. It returns the gradients of the first `inputs` arguments.
+    `along` is the forward-mode operator: it has tangents in place of the gradient and returns the
+    answer's tangent. If it is not given, the Jacobian is symmetric and `rule` is used. `constant`
+    has the indices of answers without a gradient.
     """
 
     def function(run: Run) -> Any:
@@ -58,7 +59,7 @@ def differentiate(
 
             @staticmethod
             def jvp(ctx: Any, *tangents: Any) -> Any:
-                # What was kept may have a tangent of its own, which has no part in this one's.
+                # A kept tensor may have a tangent itself, which does not affect this one.
                 kept = [_unpacked(tensor).primal for tensor in ctx.saved_tensors]
                 tangent = (along or rule)(*tangents[:inputs], *kept, *ctx.numbers)
                 return (tangent, *(None for _ in constant)) if constant else tangent
@@ -69,16 +70,16 @@ def differentiate(
 
 
 def refuse(operator: Any, tensors: int) -> None:
-    """An operator whose derivative nobody wrote: it is refused where it is asked for.
+    """Make an operator refuse to be differentiated.
 
-    `tensors` is how many of the arguments, from the first, are tensors.
+    The first `tensors` arguments are tensors.
     """
     name = operator._schema.name
 
     def refusal(*_: Any) -> Any:
         raise SaccadeError(
-            f"{name}: found a derivative of a derivative, expected one of the op alone: svpn and "
-            "svpn_fast have no second one. Differentiate once, or detach() what goes in."
+            f"{name}: found a second derivative, expected only a first one: svpn and svpn_fast "
+            "have no second derivative. Differentiate once, or detach() the inputs."
         )
 
     def function(run: Run) -> Any:
@@ -116,9 +117,9 @@ def _give(operator: Any, function: Callable[[Run], Any], inputs: int) -> None:
 
 
 def _for_transforms_outside(run: Run) -> Run:
-    """`run` inside a function's forward, where torch wants no derivatives any more.
+    """Wrap `run` for use inside a function's forward, where torch disables derivatives.
 
-    This transform does not, but one outside it may: to it, this is a call like any other.
+    The current transform needs none there, but an outer one may: for it, this is a normal call.
     """
 
     def switched_on(operator: Any, *arguments: Any) -> Any:
@@ -131,7 +132,7 @@ def _for_transforms_outside(run: Run) -> Run:
 
 
 def _unpacked(tensor: Tensor) -> Any:
-    """The number and its tangent; there is only one level, which is 0."""
+    """Return a value and its tangent; there is only one level, which is 0."""
     return forward_ad.unpack_dual(tensor, level=0)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch operator of a contract: schema, fake tensors, types, choice of kernels."""
+"""Define the torch operator of a contract: schema, fake tensors, types, choice of kernels."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -14,15 +14,15 @@ from saccade.plugins.contract import DOMAIN, Op
 from saccade.plugins.contract import DTYPES as CONTRACT_DTYPES
 from saccade.plugins.native import bindings
 
-# The axis of each argument that is mapped over, None where there is none.
+# The mapped axis of each argument, or None.
 Axes = Sequence[int | None]
 
 
 def add_batching_rule(library: Any, operator: Any, shared: Sequence[int] = ()) -> None:
-    """Gives an operator its rules.
+    """Register the batching rules of an operator.
 
-    `shared` numbers the tensors without leading axes: where one of them is mapped over, the
-    operator is called once for each.
+    `shared` has the indices of tensors without leading axes. If one of them is mapped over, the
+    operator is called once per element.
     """
 
     def rule(info: Any, axes: Axes, *arguments: Any) -> tuple[Any, Any]:
@@ -31,14 +31,14 @@ def add_batching_rule(library: Any, operator: Any, shared: Sequence[int] = ()) -
 
     name = operator._schema.name
     torch.library.register_vmap(name, rule, lib=library)
-    # What torch.autograd.grad(is_grads_batched=True) and jacobian(vectorize=True) are made of.
+    # Used by torch.autograd.grad(is_grads_batched=True) and jacobian(vectorize=True).
     library.impl(name.rpartition("::")[2], _older_rule(operator, shared), "Batched")
 
 
 def _mapped(
     operator: Any, size: int, axes: Axes, arguments: Sequence[Any], shared: Sequence[int]
 ) -> Any:
-    """The answers of all `size` calls, one behind the other on a new first axis."""
+    """Return the answers of all `size` calls, stacked on a new first axis."""
     if any(axes[i] is not None for i in shared):
         return _one_by_one(operator, size, axes, arguments)
     front = []
@@ -67,7 +67,7 @@ def _one_by_one(operator: Any, size: int, axes: Axes, arguments: Sequence[Any]) 
 
 
 def _older_rule(operator: Any, shared: Sequence[int]) -> Callable[..., Any]:
-    """The rule for the batched tensors that stood in torch before torch.func, and still do."""
+    """Return the rule for torch's older batched tensors, which predate torch.func."""
 
     def run(*arguments: Any) -> Any:
         level = torch._C._vmapmode_increment_nesting() - 1
@@ -91,10 +91,10 @@ def _older_rule(operator: Any, shared: Sequence[int]) -> Callable[..., Any]:
 
 
 def _size_at(level: int, argument: Any) -> int | None:
-    """Length of the axis that is mapped over at this level of nesting; None if there is none."""
+    """Return the length of the mapped axis at this level of nesting, or None."""
     if not isinstance(argument, Tensor):
         return None
-    # A tensor without such an axis gets one of the length that is given.
+    # A tensor without such an axis gets one of the given length.
     one, two = (torch._remove_batch_dim(argument, level, n, 0).shape[0] for n in (1, 2))
     return one if one == two else None
 
@@ -102,9 +102,9 @@ def _size_at(level: int, argument: Any) -> int | None:
 _LIBRARY = torch.library.Library(DOMAIN, "FRAGMENT")
 _NAMES = {getattr(torch, name): name for name in bindings.CODES}
 CODES = {dtype: bindings.CODES[name] for dtype, name in _NAMES.items()}
-# torch has a type more than the contract.
+# torch supports one type more than the contract.
 DTYPES = (*CONTRACT_DTYPES, "bfloat16")
-# Overload -> what runs on ordinary tensors, and the same with its gradient.
+# Overload -> the function on ordinary tensors, and the same with its gradient.
 _COMPUTE: dict[Any, Callable[..., Any]] = {}
 _PLAIN: dict[Any, Callable[..., Any]] = {}
 _ORDINARY = (Tensor, torch.nn.Parameter)
@@ -113,17 +113,20 @@ _is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """The type as the contracts write it: `float32`."""
+    """Return the name of a type as in contracts, such as `float32`."""
     return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type that a tensor of type `dtype` is computed in."""
+    """Return the type in which a tensor of type `dtype` is computed."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def bfloat16_in_float32(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: no kernel reads bfloat16, so it goes in and the first answer comes out as it."""
+    """Decorate a function so that bfloat16 inputs are computed in float32.
+
+    No kernel reads bfloat16. The first answer is converted back.
+    """
 
     @wraps(compute)
     def run(*arguments: Any, **settings: Any) -> Any:
@@ -133,7 +136,7 @@ def bfloat16_in_float32(compute: Callable[..., Any]) -> Callable[..., Any]:
         if any(
             _is_floating(argument) and argument.dtype != torch.bfloat16 for argument in arguments
         ):
-            wider = list(arguments)  # which is refused
+            wider = list(arguments)  # `compute` refuses these
         answer = compute(*wider, **settings)
         if isinstance(answer, Tensor):
             return answer.bfloat16()
@@ -147,7 +150,7 @@ def _is_floating(argument: Any) -> bool:
 
 
 def checked(op: Op, *tensors: Tensor, **attributes: Any) -> tuple[tuple[Any, ...], ...]:
-    """The output shapes, after a look at all that is known without reading a value.
+    """Check types, devices, shapes and attributes, without reading values; return output shapes.
 
     Raises: ShapeError, SaccadeError if an input or attribute does not fit the contract.
     """
@@ -156,24 +159,25 @@ def checked(op: Op, *tensors: Tensor, **attributes: Any) -> tuple[tuple[Any, ...
         expected = tensors[0].dtype if port.dtype == "T" else tensor.dtype
         if tensor.device != tensors[0].device or tensor.dtype != expected:
             raise SaccadeError(
-                f"{op.name}: input {port.name} is {name_of(tensor.dtype)} on {tensor.device}, "
+                f"{op.name}: input {port.name} is {name_of(tensor.dtype)} on {tensor.device}, but "
                 f"input {op.inputs[0].name} is {name_of(tensors[0].dtype)} on "
-                f"{tensors[0].device}. Move one with .to()."
+                f"{tensors[0].device}. Convert one with .to()."
             )
     op.defaults(attributes)
     return op.output_shapes(*(tensor.shape for tensor in tensors))
 
 
 def attributes(op: Op, **given: Any) -> tuple[Any, ...]:
-    """The attributes in the node's order, of their declared types.
+    """Return the attributes in the node's order, with their declared types.
 
-    Raises: SaccadeError for a value out of its range; a compiled call is checked by its operator.
+    In a compiled call, the operator checks them.
+    Raises: SaccadeError for a value out of range.
     """
     return tuple(given.values() if torch.compiler.is_compiling() else op.defaults(given).values())
 
 
 def kernels_for(tensor: Tensor) -> bindings.Kernels | None:
-    """The native kernels, where they are built and the tensor is on the CPU and holds something."""
+    """Return the native kernels if they are built and the tensor is on the CPU and not empty."""
     return bindings.kernels() if tensor.is_cpu and tensor.numel() else None
 
 
@@ -185,14 +189,14 @@ def run_kernel(
     numbers: Sequence[float],
     **options: Any,
 ) -> None:
-    """`Kernels.run` with as many threads as torch has."""
+    """Call `Kernels.run` with torch's number of threads."""
     assert tensors[0] is not None
     code, threads = CODES[tensors[0].dtype], torch.get_num_threads()
     kernels.run(name, code, tensors, count, numbers, threads=threads, **options)
 
 
 def schema(op: Op) -> str:
-    """Inputs and attributes of the node, in its order: `(Tensor z, float lam) -> Tensor`."""
+    """Return the torch schema of the node, such as `(Tensor z, float lam) -> Tensor`."""
     inputs = [f"Tensor {port.name.lower()}" for port in op.inputs]
     inputs += [
         f"{attribute.kind.__name__} {attribute.name}" for attribute in op.attributes.values()
@@ -209,9 +213,9 @@ def define(
     *,
     shared: Sequence[int] = (),
 ) -> Any:
-    """The operator `saccade::name` on every device, without a gradient; returns the overload.
+    """Define the operator `saccade::name` for every device, without a gradient, and return it.
 
-    `shared` numbers the tensors that have no leading axes.
+    `shared` has the indices of tensors without leading axes.
     """
     _LIBRARY.define(name + signature, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
@@ -223,15 +227,15 @@ def define(
 
 
 def in_float32_under_autocast(operator: Any) -> None:
-    """As torch has it for softmax: what autocast made half precision, goes in as float32."""
+    """Convert half-precision inputs to float32 under autocast, as torch does for softmax."""
     for device in ("cpu", "cuda"):
         torch.library.register_autocast(operator._schema.name, device, torch.float32, lib=_LIBRARY)
 
 
 def is_plain_call(*arguments: Any) -> bool:
-    """True if nobody looks on: no mode, transform, tracer or profiler, and ordinary tensors."""
+    """True for ordinary tensors with no active mode, transform, tracer or profiler."""
     for argument in arguments:
-        # One that a transform holds, running or over, has no numbers of its own.
+        # A tensor wrapped by a transform, even a finished one, has no data of its own.
         if isinstance(argument, Tensor) and (
             type(argument) not in _ORDINARY or _is_wrapped(argument) or _is_batched(argument)
         ):
@@ -248,14 +252,14 @@ def is_plain_call(*arguments: Any) -> bool:
 
 
 def call(operator: Any, *arguments: Any) -> Any:
-    """The operator; a plain call goes past the dispatcher, whose way through Python is long."""
+    """Call an operator; a plain call bypasses the dispatcher, which is slow through Python."""
     if not torch.compiler.is_compiling() and is_plain_call(*arguments):
         return _PLAIN[operator](*arguments)
     return operator(*arguments)
 
 
 def install(operator: Any, chooser: Callable[..., Callable[..., Any]]) -> None:
-    """Puts `chooser(run)` before the operator; `run(operator, *arguments)` is what is behind it."""
+    """Intercept an operator with `chooser(run)`; `run(operator, *arguments)` calls the original."""
     _LIBRARY.impl(
         operator._schema.name.removeprefix(f"{DOMAIN}::"), chooser(_redispatch), "Autograd"
     )
@@ -263,7 +267,7 @@ def install(operator: Any, chooser: Callable[..., Callable[..., Any]]) -> None:
 
 
 def compute(operator: Any, *arguments: Any) -> Any:
-    """The operator without its gradient, on tensors of which `is_plain_call` holds."""
+    """Run an operator without its gradient, on tensors for which `is_plain_call` is true."""
     return _COMPUTE[operator](*arguments)
 
 

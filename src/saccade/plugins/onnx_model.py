@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX files that use the ops: nodes checked against their contract, function bodies attached."""
+"""ONNX files with custom ops: check nodes against their contracts, attach function bodies."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -15,11 +15,11 @@ OPSET, IR_VERSION = 20, 10
 
 
 def attach_bodies(proto: "onnx.ModelProto") -> None:
-    """Give every op of domain `saccade` that the graph calls its body of standard operators.
+    """Attach a function body of standard operators for every `saccade` op that the graph calls.
 
-    A runtime with the kernel ignores the body, one without it computes the same from it.
+    A runtime with the kernel ignores the body; any other runtime computes the same from it.
 
-    Raises: SaccadeError for a node that breaks its contract, or an opset that bodies lack.
+    Raises: SaccadeError for a node that breaks its contract, or an opset without bodies.
     """
     used = check_nodes(proto)
     opset = next(opset.version for opset in proto.opset_import if opset.domain == "")
@@ -32,7 +32,7 @@ def attach_bodies(proto: "onnx.ModelProto") -> None:
 
 
 def check_nodes(proto: "onnx.ModelProto") -> tuple[str, ...]:
-    """The node types of domain `saccade` that the graph calls, in alphabetical order.
+    """Check the `saccade` nodes of a graph and return their types, in alphabetical order.
 
     Raises: SaccadeError for an unknown op, a wrong number of inputs or outputs, an attribute
         that the op does not have or that is out of its range; the message names the node.
@@ -44,7 +44,7 @@ def check_nodes(proto: "onnx.ModelProto") -> tuple[str, ...]:
             continue
         where = f"{DOMAIN}::{node.op_type} (node {node.name!r})"
         if node.op_type not in OPS:
-            raise SaccadeError(f"{where}: no such op. There are: {', '.join(OPS)}.")
+            raise SaccadeError(f"{where}: no such op, expected one of: {', '.join(OPS)}.")
         op = OPS[node.op_type]
         for ports, actual, kind in (
             (op.inputs, node.input, "inputs"),
@@ -52,7 +52,7 @@ def check_nodes(proto: "onnx.ModelProto") -> tuple[str, ...]:
         ):
             if len(actual) != len(ports):
                 raise SaccadeError(
-                    f"{where}: {len(actual)} {kind}, expected {len(ports)}: "
+                    f"{where}: has {len(actual)} {kind}, expected {len(ports)}: "
                     f"{', '.join(port.name for port in ports)}."
                 )
         given = {
@@ -65,7 +65,7 @@ def check_nodes(proto: "onnx.ModelProto") -> tuple[str, ...]:
 
 
 def all_nodes(graph: "onnx.GraphProto") -> Iterator["onnx.NodeProto"]:
-    """The nodes of a graph, and of the graphs inside its nodes (Loop, If, Scan)."""
+    """Yield the nodes of a graph and of the graphs inside its nodes (Loop, If, Scan)."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:

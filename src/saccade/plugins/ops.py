@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every op by name; importing it needs numpy only."""
+"""Every op by name; importing this module needs only numpy."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ OPS: dict[str, Op] = {op.node: op for op in (sparsemax, tvmax, masked_tvmax, svp
 
 
 def gfusedmax(z: Any, edges: Any, lam: float = 0.01, **options: Any) -> Any:
-    """TVMax on any graph instead of a grid.
+    """Compute TVMax on any graph instead of a grid.
 
     Shapes: z [... n] torch, edges [e 2] (pairs of different vertices) -> p [... n].
-    Units:  as tvmax.
+    Units: as tvmax.
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), section 2.
     """
     from saccade.plugins.tvmax import graph

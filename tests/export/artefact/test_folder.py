@@ -84,7 +84,7 @@ def test_a_change_after_the_hash_is_noticed(
     with pytest.raises(SaccadeError, match="was changed after its export"):
         folder.file(folder.manifests[0])
     path.unlink()
-    with pytest.raises(SaccadeError, match="missing, though its manifest is there"):
+    with pytest.raises(SaccadeError, match="missing, but its manifest exists"):
         folder.check_files()
 
 

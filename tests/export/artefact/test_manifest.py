@@ -168,7 +168,7 @@ def as_written_by(version: int, folder: Path, precision: str = "fp32") -> Path:
 
 def test_an_older_manifest_squashes_and_says_so(tmp_path: Path) -> None:
     put(tmp_path)
-    assert "cropped at the centre" in ArtefactFolder(tmp_path).images_text()[0]
+    assert "cropped at the center" in ArtefactFolder(tmp_path).images_text()[0]
     as_written_by(SQUASHING, tmp_path)
     folder = ArtefactFolder(tmp_path)
     (old,) = folder.manifests
@@ -176,8 +176,8 @@ def test_an_older_manifest_squashes_and_says_so(tmp_path: Path) -> None:
         8, 8, 1, (0.3,), (0.4,), resize_mode="squash", interpolation="bicubic", min_side_px=1
     )
     (said,) = folder.images_text()
-    assert "squashed to 8 x 8 px (bicubic), its shape not kept" in said
-    assert "The manifest has version 3, which knew no other way than to squash" in said
+    assert "squashed to 8 x 8 px (bicubic), aspect ratio not kept" in said
+    assert "The manifest has version 3, which could only squash images" in said
 
 
 @pytest.mark.parametrize("version", [3, 4])

@@ -359,8 +359,8 @@ def test_a_threshold_that_float32_cannot_keep_is_the_one_that_is_blamed() -> Non
     thresholds = {"relative_error": 1e-12, "sensitive_rows": 0.1}
     parity = Parity(False, figures, thresholds, ("relative_error",), 8, 8, (1, 8), 0.01)
     (problem,) = VariantReport.of("nac-b1000-fp32", parity).problems
-    assert problem.startswith("relative error is allowed to be 1e-12 at most (--threshold relative")
-    assert "in float32 on 100 % of the samples: it is off by up to 0.00017" in problem
+    assert problem.startswith("relative error may be at most 1e-12 (--threshold relative_error)")
+    assert "in float32 on 100 % of the samples, with errors of up to 0.00017" in problem
     assert loosened(parity) == "relative_error"
     above = replace(parity, figures={**figures, "relative_error": 2e-7})
     (problem,) = VariantReport.of("nac-b1000-fp32", above).problems
@@ -374,7 +374,7 @@ def test_the_table_explains_itself_and_shows_the_limits_of_what_was_made(
 ) -> None:
     text = shown(verify(tiny_folder))
     assert "at most, fp32" in text and "int8" not in text and "fp16" not in text
-    assert "cosine distance (one_minus_cosine): 0 if" in text and "minus" not in text.replace(
+    assert "cosine distance (one_minus_cosine): 0 for" in text and "minus" not in text.replace(
         "one_minus_cosine", ""
     )
 
@@ -384,7 +384,7 @@ def test_what_is_not_a_number_is_above_any_threshold() -> None:
     for value in (np.nan, np.inf, -1.0):
         with pytest.raises(SaccadeError, match="expected a number of at least 0"):
             thresholds_of("fp32", {"relative_error": value})
-    with pytest.raises(SaccadeError, match="'speed' is not in the table for fp32"):
+    with pytest.raises(SaccadeError, match="--threshold 'speed' is unknown for fp32"):
         thresholds_of("fp32", {"speed": 1.0})
 
 
@@ -410,7 +410,7 @@ def test_samples_are_spread_over_the_data_and_the_same_each_time(
     for place, row in ((0, 0), (255, 599), (128, 300)):
         np.testing.assert_array_equal(first.inputs["image"][place], stored[row])
     few = tiny_nac(tmp_path / "few.safetensors", images=255)
-    with pytest.raises(SaccadeError, match="has 255 calibration samples, the gate needs 256"):
+    with pytest.raises(SaccadeError, match="has 255 calibration samples, expected at least 256"):
         samples_of(few, component)
 
 

@@ -129,7 +129,7 @@ def test_verb_refuses_and_writes_nothing(verb: str, tmp_path: Path) -> None:
         pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
     folder = artefacts(tmp_path / "folder", checkpoint=False)
     put(folder, ArtefactFolder(folder).manifests[0].variant.name, hostile_graphs.doubling())
-    with pytest.raises(SaccadeError, match="268435461 nodes once its functions"):
+    with pytest.raises(SaccadeError, match="268435461 nodes with its functions"):
         VERBS[verb](folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -72,7 +72,7 @@ def test_the_plugin_library_is_registered_where_a_graph_calls_for_it(
     assert by_name[FULL].plugins == {library.name: sha256_of(library)}
     assert by_name[HALF].plugins == {}
     library.write_bytes(b"others")
-    with pytest.raises(SaccadeError, match="plugin libraries was"):
+    with pytest.raises(SaccadeError, match="found plugin libraries"):
         rebuild(folder, BuildOptions(locked=True))
 
 
@@ -83,7 +83,7 @@ def test_a_timing_cache_is_made_extended_and_asked_for(folder: Path, tmp_path: P
     assert {manifest.timing_cache_sha256 for manifest in engines.manifests} == {sha256_of(cache)}
     sizes = [calls_of(engines.folder, manifest)[-2] for manifest in engines.manifests]
     assert sizes == [["set_timing_cache", size, False] for size in (0, 1)]
-    with pytest.raises(SaccadeError, match=r"timing cache was .*, here it is None"):
+    with pytest.raises(SaccadeError, match="found timing cache None, but the original"):
         rebuild(folder, BuildOptions(locked=True))
     assert not rebuild(folder, BuildOptions(locked=True, timing_cache=cache)).identical
     assert cache.read_bytes() == b"++"
@@ -94,7 +94,7 @@ def test_a_timing_cache_is_made_extended_and_asked_for(folder: Path, tmp_path: P
 
 
 def test_without_a_gpu_and_for_another_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SaccadeError, match=r"12\.0: TensorRT builds for the GPU at hand, a card"):
+    with pytest.raises(SaccadeError, match=r"12\.0: .* for this machine's GPU, a card"):
         build(folder, replace(OPTIONS, compute_capability=("12.0",)))
     use_fake(monkeypatch, gpu=None)
     with pytest.raises(SaccadeError, match="--engine tensorrt-rtx"):
@@ -128,7 +128,7 @@ def test_ranges_of_slots_come_from_the_runtime_metadata(folder: Path) -> None:
     assert chosen["initial_state"]["max"] == (64, 4, 12)
     with pytest.raises(SaccadeError, match=r"up to 10 slots, .* has learned 9"):
         profiles_of(slots(manifest, slots=7, initial_state=learned), batch, {"k": (1, 7, 10)})
-    with pytest.raises(SaccadeError, match=r"how long axis 'k' can be.*--axis k=1:8:64"):
+    with pytest.raises(SaccadeError, match=r"range of axis 'k' is unknown.*--axis k=1:8:64"):
         profiles_of(slots(manifest), batch, {})
 
 
@@ -184,7 +184,7 @@ def test_the_inspector_must_agree(tensor: Callable[[str], dict[str, str]]) -> No
         assert compare(two, full) == {"agreed": 1, "fused": 1}
     assert compare("[ONNX Layer: c]", "Float")["agreed"] == 0
     for wrong, kind in (("Row major linear FP32", "fp32"), ("BFloat16", "bf16"), ("BF16", "bf16")):
-        with pytest.raises(GateFailed, match=f"a takes and gives {kind}, not fp16"):
+        with pytest.raises(GateFailed, match=f"a has {kind} tensors, not fp16"):
             compare(one, wrong)
 
 

@@ -166,7 +166,7 @@ def test_configuration_is_checked_and_comes_back():
     assert CaptionerConfig.from_dict(TINY.to_dict()) == TINY
     for wrong, words in (
         ({"attention": "entmax"}, "softmax, sparsemax, tvmax"),
-        ({"height_px": 20}, "4 px a cell"),
+        ({"height_px": 20}, "4 px per cell"),
         ({"strides": (2,)}, "one whole number for each"),
         ({"words": ("a", "a")}, "more than once"),
         ({"beam": 0}, "at least 1"),

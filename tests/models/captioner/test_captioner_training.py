@@ -107,5 +107,5 @@ def test_what_the_data_decides_cannot_be_set(job, options):
     with pytest.raises(SaccadeError, match="--data digits"):
         training.task(replace(options, data="digits"))
     for name, value in (("words", "red"), ("max_length", 40)):
-        with pytest.raises(SaccadeError, match=f"--set {name}: the captions .* decide it"):
+        with pytest.raises(SaccadeError, match=f"--set {name}: the captions .* determine it"):
             training.task(replace(options, set={name: value}))

@@ -173,16 +173,19 @@ def foreign_file(path: Path) -> None:
 
 
 FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no class": (no_class, r"the classes found are \[\]"),
-    "one class": (lonely_class, r"the classes found are \['kind-0'\]"),
+    "no class": (no_class, r"found the classes \[\]"),
+    "one class": (lonely_class, r"found the classes \['kind-0'\]"),
     "nine images": (small_class, "'kind-1' with 9.*at least 10"),
     "an empty class": (empty_class, "'empty' with 0"),
     "truncated images": (truncated_image, "kind-0.*truncated or corrupt.*save it again"),
-    "a GIF by another name": (another_format, "kind-0.*not a PNG, JPEG or WebP.*Save it again"),
-    "animations": (animated_image, "animated with 2 frames, allowed is one: save one"),
-    "single pixels": (of_size(1, 1), "kind-0.*1 x 1 pixels, expected at least 2 pixels a side"),
-    "endless strips": (of_size(100_000, 10), "100000 x 10 pixels, allowed are 16384.*smaller"),
-    "a file beside the classes": (stray_file, "notes.txt.*one folder a class"),
+    "a GIF by another name": (
+        another_format,
+        "kind-0.*not a readable PNG, JPEG or WebP.*Save it again",
+    ),
+    "animations": (animated_image, "animated with 2 frames, only one is allowed: save one"),
+    "single pixels": (of_size(1, 1), "kind-0.*1 x 1 pixels, expected at least 2 pixels per side"),
+    "endless strips": (of_size(100_000, 10), "100000 x 10 pixels, at most 16384.*smaller"),
+    "a file beside the classes": (stray_file, "notes.txt.*one folder per class"),
     "a text among the images": (foreign_file, "notes.txt.*only PNG, JPEG or WebP"),
 }
 
@@ -209,9 +212,9 @@ ARRAYS = {
         {"images": IMAGES, "labels": LABELS.astype("m8[s]")},
         "labels are timedelta64",
     ),
-    "labels from -1": ({"images": IMAGES, "labels": LABELS - 1}, "reach from -1 to 0"),
-    "labels up to 1001": ({"images": IMAGES, "labels": LABELS + 1000}, "reach from 1000 to 1001"),
-    "one class": ({"images": IMAGES, "labels": LABELS * 0}, r"the classes found are \['0'\]"),
+    "labels from -1": ({"images": IMAGES, "labels": LABELS - 1}, "range from -1 to 0"),
+    "labels up to 1001": ({"images": IMAGES, "labels": LABELS + 1000}, "range from 1000 to 1001"),
+    "one class": ({"images": IMAGES, "labels": LABELS * 0}, r"found the classes \['0'\]"),
     "a class without images": ({"images": IMAGES, "labels": LABELS * 2}, "'1' with 0"),
     "a name too few": (
         {"images": IMAGES, "labels": LABELS, "class_names": np.array(["a"])},
@@ -241,7 +244,7 @@ def test_npz_with_class_names(tmp_path: Path) -> None:
     data = load_data(tmp_path / "mine.npz", "test")
     assert data.images.shape == (4, 6, 6, 1)
     assert data.class_names == ("cat", "dog")
-    with pytest.raises(SaccadeError, match=r"\(6, 6, 1\).*wants .*\(8, 8, 1\)"):
+    with pytest.raises(SaccadeError, match=r"\(6, 6, 1\).*expects .*\(8, 8, 1\)"):
         load_data(tmp_path / "mine.npz", "test", preprocessing=DIGITS)
 
 

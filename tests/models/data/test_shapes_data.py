@@ -202,7 +202,7 @@ def test_words_become_ids_and_back():
     assert ids.tolist() == [START, 4, 5, 6, END, PAD, PAD] and ids.dtype == np.int64
     assert vocabulary.decode(ids) == "red circle ?"
     assert vocabulary.encode("red thing", 4).tolist() == [START, 4, UNKNOWN, END]
-    with pytest.raises(SaccadeError, match="3 words, at most 2"):
+    with pytest.raises(SaccadeError, match="3 words, expected at most 2"):
         vocabulary.encode("red red red", 4)
     assert vocabulary.encode("red red red", 4, truncate=True).tolist() == [START, 4, 4, END]
     with pytest.raises(SaccadeError, match="more than once"):

@@ -76,7 +76,7 @@ def test_index_ignores_names_and_the_background():
     assert np.array_equal(adjusted_rand_index(true, merged, foreground=True), np.ones(5))
     assert adjusted_rand_index(true, rng.permuted(renamed, axis=2)).max() < 0.3
     assert np.array_equal(adjusted_rand_index(true * 0, renamed, foreground=True), np.ones(5))
-    with pytest.raises(ShapeError, match="Bring the masks to the size"):
+    with pytest.raises(ShapeError, match="Resize the masks to the size"):
         adjusted_rand_index(true, renamed[:, :4])
 
 

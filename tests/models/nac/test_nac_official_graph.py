@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused() -> None:
         official(64, "erdos-renyi")
     with pytest.raises(SaccadeError, match="graph_prior is 'watts-strogatz', expected one of"):
         official(64, "watts-strogatz")
-    with pytest.raises(SaccadeError, match="activation is 'relu', expected 'gelu' where ffn_gate"):
+    with pytest.raises(SaccadeError, match="activation is 'relu', expected 'gelu' if ffn_gate"):
         NACConfig(activation="relu", ffn_gate="geglu")
     with pytest.raises(SaccadeError, match="found 3 modules, expected at least 4"):
         hinge_signatures(NACConfig(modules=3, signature_init="barabasi-albert"))

@@ -202,7 +202,7 @@ def test_calibration_by_the_users_images(
     assert "256 training images of mine" in checkpoint.card["calibration"]
     dogs = checkpoint.calibration["image"][:, 0, 0, 0] == 200
     assert np.array_equal(checkpoint.calibration["labels"], dogs.astype(np.int64))
-    with pytest.raises(SaccadeError, match="the model wants"):
+    with pytest.raises(SaccadeError, match="the model expects"):
         tall = replace(options, calibration="digits-sum", force=True)
         convert("fake", their_file(), tall)
 
@@ -217,7 +217,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a config that is no JSON": ({"config": "{"}, "--config.*not JSON"),
     "an unknown field of the input": ({"preprocessing": '{"hieght": 1}'}, "hieght"),
     "no such part": ({"checkpoint_key": "ema"}, "no 'ema' at its top"),
-    "an empty part": ({"checkpoint_key": "student"}, "holds no tensors"),
+    "an empty part": ({"checkpoint_key": "student"}, "contains no tensors"),
     "a negative lam": ({"lam": -1.0, "attention": "tvmax"}, "--lam is -1"),
     "lam without tvmax": ({"lam": 0.1}, "--lam is 0.1 with --attention left out"),
     "what the source does not know": ({"vocabulary": Path("words")}, "--vocabulary is given"),

@@ -71,7 +71,7 @@ def test_the_card_of_a_timm_model_is_read(folder: bool, tmp_path: Path) -> None:
 
 def test_every_report_says_what_it_assumed_and_where_from(tmp_path: Path) -> None:
     said = converted(tmp_path, None).to_text()
-    assert "12 x 12 px RGB: resized to cover 13 x 13 px (bicubic), cropped at the centre" in said
+    assert "12 x 12 px RGB: resized to cover 13 x 13 px (bicubic), cropped at the center" in said
     assert "mean 0.5 0.5 0.5, std 0.5 0.5 0.5" in said
     assert "(from timm's vision_transformer, crop_pct 0.9)" in said
 

@@ -178,7 +178,7 @@ def test_bootstrap_intervals():
     assert bootstrap_of(lambda rows: float(values[rows].mean()), 400, samples=500) == pytest.approx(
         bootstrap(values), abs=0.05
     )
-    with pytest.raises(ShapeError, match="one length"):
+    with pytest.raises(ShapeError, match="equal length"):
         paired_bootstrap(values, values[:3])
     with pytest.raises(ShapeError, match="finite"):
         bootstrap(np.array([1.0, np.nan]))

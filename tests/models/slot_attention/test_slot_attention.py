@@ -285,8 +285,8 @@ def test_traced_components_take_any_batch_and_number_of_slots(role):
     ("changes", "message"),
     [
         ({"attention": "rotated"}, "attention is 'rotated', expected one of sa, t-sa, ts-sa"),
-        ({"heads": 2}, "heads is 2, expected 1 where attention is not 'sa'"),
-        ({"encoder_strides": (1,)}, "encoder_strides is .* expected 2 values, one a layer"),
+        ({"heads": 2}, "heads is 2, expected 1 unless attention is 'sa'"),
+        ({"encoder_strides": (1,)}, "encoder_strides is .* expected 2 values, one per layer"),
         ({"encoder_kernels": (5, 2.5)}, "encoder_kernels is .* expected a whole number"),
         ({"encoder": "resnet", "resnet_width": 48}, "resnet_width is 48, expected a multiple"),
         ({"rounds": 0, "attention": "sa"}, "rounds is 0, expected at least 1"),

@@ -33,12 +33,12 @@ def test_one_slot_is_edited_and_no_other():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"slot": 3}, "slot 3 does not exist: found 3 slots, 0 to 2"),
+        ({"slot": 3}, "slot 3 does not exist: found 3 slots. Choose 0 to 2"),
         ({"slot": -1}, "slot -1 does not exist"),
-        ({"slot": 1, "move": (-0.3, 0.0)}, "slot 1 is at -0.9,0 and would come to -1.2,0"),
-        ({"slot": 2, "move": (0.0, 0.85)}, "slot 2 is at 0.2,0.2 and would come to 0.2,1.05"),
+        ({"slot": 1, "move": (-0.3, 0.0)}, "slot 1 is at -0.9,0 and would move to -1.2,0"),
+        ({"slot": 2, "move": (0.0, 0.85)}, "slot 2 is at 0.2,0.2 and would move to 0.2,1.05"),
         ({"slot": 1, "move": (float("nan"), 0.0)}, "expected two finite numbers"),
-        ({"slot": 1, "scale": 6.0}, "would become 2.4,2.4, expected from 0.001 to 2"),
+        ({"slot": 1, "scale": 6.0}, "would get 2.4,2.4, expected from 0.001 to 2"),
         ({"slot": 1, "scale": 0.0}, "scale 0: expected a number above 0"),
     ],
 )
@@ -55,12 +55,12 @@ def test_a_slot_may_come_to_the_very_edge():
 
 def test_an_edit_needs_what_it_changes():
     bare = {"slots": STATE["slots"]}
-    with pytest.raises(SaccadeError, match="have no positions, found slots"):
+    with pytest.raises(SaccadeError, match="have no positions, only slots"):
         edited_state(bare, slot=0, move=(0.1, 0.0))
     with pytest.raises(SaccadeError, match="have no scales"):
         edited_state(bare | {"positions": STATE["positions"]}, slot=0, scale=2.0)
     assert np.array_equal(edited_state(bare, slot=0)["slots"], STATE["slots"])
-    with pytest.raises(SaccadeError, match="only one"):
+    with pytest.raises(SaccadeError, match="only slot"):
         edited_state({"slots": STATE["slots"][:, :1]}, slot=0, remove=True)
 
 
@@ -167,5 +167,7 @@ def test_a_short_run_learns_to_paint(tmp_path):
         task(TrainOptions(out=tmp_path / "m.safetensors", set={"colour": 1}))
     with pytest.raises(SaccadeError, match="side_px=twenty: expected a whole number"):
         task(TrainOptions(out=tmp_path / "m.safetensors", set={"side_px": "twenty"}))
-    with pytest.raises(SaccadeError, match="only generated scenes have it, found data 'digits'"):
+    with pytest.raises(
+        SaccadeError, match="only generated scenes have it, but the data is 'digits'"
+    ):
         task(TrainOptions(out=tmp_path / "m.safetensors", data="digits", set={"side_px": 14}))

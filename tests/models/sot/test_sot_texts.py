@@ -73,10 +73,10 @@ def test_a_text_classifier_is_trained_and_scored(trained, states):
         options = EvaluateOptions(data=str(states), task=task, budget=("exact",))
         (results,) = evaluate(trained.path, options).results
         assert results.scores[0].value > least and len(results.samples) == 60, task
-    with pytest.raises(SaccadeError, match="takes token states, which are not generated here"):
+    with pytest.raises(SaccadeError, match="takes token states, which saccade cannot generate"):
         evaluate(trained.path, EvaluateOptions())
     other = written(states.with_name("wide.npz"), tokens=np.zeros((TEXTS, MOST, 3), np.float32))
-    with pytest.raises(SaccadeError, match=r"\(6, 3\) \(tokens, width\), the model wants \(6, 10"):
+    with pytest.raises(SaccadeError, match=r"\(6, 3\) \(tokens, width\), expected \(6, 10"):
         evaluate(trained.path, EvaluateOptions(data=str(other)))
 
 
@@ -85,7 +85,7 @@ def test_what_the_training_cannot_use_is_said_at_once(states, tmp_path):
     for data, fields, message in (
         (None, {}, "Pass --data with an .npz of tokens, lengths and labels"),
         ("shapes", {}, "data 'shapes': is not a file"),
-        (str(states), {"dim": 8}, "--set dim=8: the data says 10"),
+        (str(states), {"dim": 8}, "--set dim=8: the data has 10"),
     ):
         with pytest.raises(SaccadeError, match=message):
             train("sot", TrainOptions(out, data=data, set=SMALL | fields))
@@ -102,12 +102,12 @@ def test_what_the_training_cannot_use_is_said_at_once(states, tmp_path):
         ({"tokens": np.zeros((TEXTS, MOST, WIDTH))}, "tokens are float64, expected float32"),
         ({"tokens": np.zeros((TEXTS, MOST), np.float32)}, r"expected \(texts, tokens, width"),
         ({"lengths": np.ones(TEXTS)}, r"lengths are float64 \(300,\), expected one whole number"),
-        ({"lengths": np.full(TEXTS, 7)}, "lengths reach from 7 to 7, expected 1 to the 6"),
-        ({"lengths": np.zeros(TEXTS, int)}, "lengths reach from 0 to 0"),
-        ({"lengths": np.full(TEXTS, MOST)}, "contain NaN or infinity within their length"),
+        ({"lengths": np.full(TEXTS, 7)}, "lengths range from 7 to 7, expected 1 to 6"),
+        ({"lengths": np.zeros(TEXTS, int)}, "lengths range from 0 to 0"),
+        ({"lengths": np.full(TEXTS, MOST)}, "NaN or infinity within the length of"),
         ({"labels": np.arange(299)}, r"labels are int64 \(299,\), expected one whole number"),
         ({"labels": np.zeros(TEXTS, int), "class_names": None}, "expected at least two"),
-        ({"class_names": np.array(["a", "b"])}, "labels reach from 0 to 2, expected 0 to"),
+        ({"class_names": np.array(["a", "b"])}, "labels range from 0 to 2, expected 0 to"),
         ({"class_names": np.array([None, 1, 2])}, "not an .npz of plain arrays"),
     ],
 )

@@ -298,7 +298,7 @@ def test_runtime_metadata_is_enough_to_encode_texts():
     tokens = encode_texts(metadata, ["a red circle", "a purple square"])
     assert tokens.tolist() == [[1, 4, 5, 8, 2, 0, 0, 0], [1, 4, 3, 9, 2, 0, 0, 0]]
     assert metadata["logit_scale"] == pytest.approx(1 / 0.07)
-    with pytest.raises(SaccadeError, match="reads no texts"):
+    with pytest.raises(SaccadeError, match="has no text tower"):
         encode_texts(Sparo(FORMS["images alone"]).runtime_metadata(), ["a"])
 
 

@@ -209,6 +209,6 @@ def test_the_log_of_a_run_that_was_killed_at_its_end_is_not_in_the_way(tmp_path)
 
 def test_two_runs_do_not_share_a_place(tmp_path):
     out = tmp_path / "x.safetensors"
-    with only_writer(out), pytest.raises(SaccadeError, match="another process of saccade"):
+    with only_writer(out), pytest.raises(SaccadeError, match="another saccade process"):
         train("nac", TrainOptions(out, data="nothing"))
     assert list(tmp_path.iterdir()) == []

@@ -79,7 +79,7 @@ ASKED = {
     "image 'boxes'": {"config": {"image": "boxes"}},
     "unknown keys": {"config": {"gird": [9, 9]}},
     "image is 'pixels'": {"config": {"image": "pixels"}},
-    "MULTI_HEADS is unknown. Is MULTI_HEAD meant": {"config": {"MULTI_HEADS": 4}},
+    "MULTI_HEADS is unknown. Did you mean MULTI_HEAD": {"config": {"MULTI_HEADS": 4}},
     "not a checkpoint of": {"tensors": {}},
 }
 

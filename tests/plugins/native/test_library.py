@@ -84,7 +84,7 @@ def test_what_the_compiler_says_is_passed_on(
 ) -> None:
     monkeypatch.setenv("CXX", f"{script(tmp_path / 'broken', BROKEN)} -q")
     with pytest.raises(
-        SaccadeError, match=r"ended with 3.\n.*broken -q -std=c\+\+17.*\nno vectors"
+        SaccadeError, match=r"exited with 3.\n.*broken -q -std=c\+\+17.*\nno vectors"
     ):
         library.onnxruntime_library()
     assert library.built_library() is None
@@ -125,9 +125,9 @@ def test_what_others_may_write_is_refused(runs: Path, place: str) -> None:
     path = library.onnxruntime_library()
     at = {"folder": path.parent, "above": path.parent.parent, "file": path}[place]
     at.chmod(0o777)
-    with pytest.raises(SaccadeError, match=r"others may write to it \(mode 777\)"):
+    with pytest.raises(SaccadeError, match=r"other users can write to it \(mode 777\)"):
         library.onnxruntime_library()
-    with pytest.warns(RuntimeWarning, match="others may write to it"):
+    with pytest.warns(RuntimeWarning, match="other users can write to it"):
         assert library.built_library() is None
 
 

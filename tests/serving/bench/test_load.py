@@ -115,7 +115,7 @@ def test_a_dead_load_process_is_an_error_and_no_hang(fake) -> None:
         started.run(order, seconds=0.1, warmup_s=0)
         (pid,) = set(family_of(os.getpid())) - known
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(ServerFailed, match=r"load generator ended \(killed by SIGKILL\)"):
+        with pytest.raises(ServerFailed, match=r"load generator stopped \(killed by SIGKILL\)"):
             started.run(order, seconds=0.1, warmup_s=0)
 
 
@@ -184,7 +184,7 @@ def test_open_load_tells_refusals_apart(fake):
 def test_open_load_says_when_its_process_ended(fake):
     with (
         OpenLoad(fake[1]) as load,
-        pytest.raises(ServerFailed, match=r"ended \(exit code 1\).*ZeroDivisionError"),
+        pytest.raises(ServerFailed, match=r"stopped \(exit code 1\).*ZeroDivisionError"),
     ):
         load.run(Arrivals((b"",), rate=0, seconds=1, deadline_s=1))
 

@@ -58,7 +58,7 @@ def test_without_a_server_the_report_says_so(full: dict[str, Any], tmp_path: Pat
 def test_a_busy_machine_and_rounds_that_differ_are_in_the_head(full: dict[str, Any]) -> None:
     assert "Noisy" not in report.summary(full)
     full["machine"] |= {"load_average": 6.24, "cores": 2}
-    assert "load average was 6.2 on 2 cores when it began" in report.summary(full)
+    assert "load average was 6.2 on 2 cores at the start" in report.summary(full)
     assert "load average was 6.2" in rendered(report.render(full))
     full["machine"]["load_average"] = 0.4
     full["variants"][1]["grpc"]["concurrency_16"]["inferences_per_second_rounds"] = [300, 480]
@@ -127,7 +127,7 @@ def test_another_unit_and_a_second_component_read_well(
     assert re.search(r"nac-b0500-fp32 image +800", text)
     assert re.search(r"nac-b0500-fp32 text +77 +- +77 at 1 +33 +-", text)
     report.write_report(codes, tmp_path)
-    assert "8,192 bytes an embedding" in (tmp_path / "report.html").read_text()
+    assert "8,192 bytes per embedding" in (tmp_path / "report.html").read_text()
 
 
 def test_the_frontier_of_codes_is_score_against_bytes(codes: dict[str, Any]) -> None:
@@ -146,11 +146,11 @@ def test_the_frontier_of_codes_is_score_against_bytes(codes: dict[str, Any]) -> 
 
 def test_the_headline_counts_what_the_budget_saves(full: dict[str, Any]) -> None:
     full["variants"][2]["score"]["value"] = 0.91
-    assert "9.3 times the throughput of nac-b1000-fp32, score 2.0 points lower" in report.headline(
+    assert "9.3 times the throughput of nac-b1000-fp32, with a score 2.0 points" in report.headline(
         full
     )
     full["variants"][2]["score"]["value"] = 0.9301
-    assert "9.3 times the throughput of nac-b1000-fp32, the same score." in report.headline(full)
+    assert "throughput of nac-b1000-fp32, with the same score." in report.headline(full)
     full["variants"][2]["score"]["value"] = 0.91
     for each, bytes_of in zip(full["variants"], (4096, 2048, 512), strict=True):
         each["embedding_bytes"] = bytes_of

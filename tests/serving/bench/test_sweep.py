@@ -242,7 +242,7 @@ def test_another_checkpoint_a_strange_folder_and_a_second_sweep_are_refused(
 
     with (asked.out / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(SaccadeError, match="another process sweeps there"):
+        with pytest.raises(SaccadeError, match="another sweep is running"):
             sweep(tiny_checkpoint, asked)
 
 
@@ -254,7 +254,7 @@ def test_what_does_not_fit_is_refused_before_any_export_and_costs_nothing(
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"data": str(tmp_path / "large.npz")}, "9, 8, 1"),
         ({"task": "caption"}, "top1, knn, probe"),
-        ({"slots": tmp_path / "none.json"}, "only the family 'sparo'"),
+        ({"slots": tmp_path / "none.json"}, "only checkpoints of family 'sparo'"),
     ]
     before = pieces(asked.out)
     with mock.patch.object(ready, "each_alone", side_effect=AssertionError):
@@ -276,7 +276,7 @@ def test_a_crashed_export_says_nothing_of_the_point(
 
     options = replace(asked, out=tmp_path / "swept")
     with mock.patch.object(ready, "each_alone", killed):
-        with pytest.raises(SaccadeError, match=r"ended \(killed by SIGKILL\): Killed.*--jobs 1"):
+        with pytest.raises(SaccadeError, match=r"stopped \(killed by SIGKILL\): Killed.*--jobs 1"):
             sweep(tiny_checkpoint, options)
     assert not list((tmp_path / "swept").rglob("failed.json"))
     full = OSError(errno.ENOSPC, "No space left on device")

@@ -99,7 +99,7 @@ def test_a_folder_of_images(run: Callable[..., Any], images: Path, tmp_path: Pat
     assert row["probabilities"] == sorted(row["probabilities"], reverse=True)
     (error,) = pq.read_table(tmp_path / "out" / "errors").to_pylist()
     assert error["id"] == "odd/3.png"
-    assert "no image that is read here" in error["reason"]
+    assert "not a supported image" in error["reason"]
     assert (tmp_path / "out" / "_SUCCESS").read_text() == f"{COUNT}\n"
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert (manifest["answers"], manifest["inputs"]) == (COUNT - 1, COUNT)
@@ -210,10 +210,10 @@ def test_an_error_of_an_earlier_try_goes(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"budget": "0.5"}, "variant was tiny-b1000-fp32, now it is tiny-b0500-fp32"),
-        ({"batch": 2}, "batch was 64, now it is 2"),
-        ({"shard": 7}, "shard was 1024, now it is 7"),
-        ({"ask": "embed"}, "form was"),
+        ({"budget": "0.5"}, "variant changed from tiny-b1000-fp32 to tiny-b0500-fp32"),
+        ({"batch": 2}, "batch changed from 64 to 2"),
+        ({"shard": 7}, "shard changed from 1024 to 7"),
+        ({"ask": "embed"}, "form changed"),
     ],
 )
 def test_another_job_in_the_same_folder(
@@ -228,16 +228,16 @@ def test_another_model_or_listing_is_refused(run: Callable[..., Any], images: Pa
     run(images)
     plan = read_plan(Place(str(images.parent / "out")))
     assert plan is not None
-    with pytest.raises(SaccadeError, match="its model's files was"):
+    with pytest.raises(SaccadeError, match="the model's files changed"):
         check_same(Place("out"), plan, replace(plan, sha256={FULL: "0" * 64}))
     (images / "more.png").write_bytes(png(99))
-    with pytest.raises(SaccadeError, match="holds another job: its inputs was"):
+    with pytest.raises(SaccadeError, match="contains a different job: the inputs changed"):
         run(images)
 
 
 def test_more_errors_than_allowed(run: Callable[..., Any], images: Path, tmp_path: Path) -> None:
     (images / "odd" / "5.png").write_bytes(b"")
-    with pytest.raises(GateFailed, match="2 inputs could not be answered, --max-errors allows 1"):
+    with pytest.raises(GateFailed, match=r"2 inputs could not be answered.*--max-errors allows 1"):
         run(images, max_errors=1)
     assert not (tmp_path / "out" / "_SUCCESS").exists()
     assert run(images, max_errors=2).errors == 2
@@ -247,7 +247,7 @@ def test_more_errors_than_allowed(run: Callable[..., Any], images: Path, tmp_pat
     ("options", "words"),
     [
         ({"workers": "0"}, "--workers is '0', expected 1 to 4096"),
-        ({"workers": "1:3"}, "Give one number, or pass --runner ray"),
+        ({"workers": "1:3"}, "Pass one number, or pass --runner ray"),
         ({"address": "auto"}, "--runner is local"),
         ({"batch": 65}, "--batch is 65, expected 1 to 64"),
         ({"ask": "caption"}, "answers classify or embed"),
@@ -276,15 +276,13 @@ def test_wrong_sources(run: Callable[..., Any], images: Path, tmp_path: Path) ->
     refused(tmp_path / "text.txt", "found no input")
     table = pa.table({"name": ["a", "a"], "image": [png(0), png(1)]})
     pq.write_table(table, tmp_path / "twice.parquet")
-    refused(
-        tmp_path / "twice.parquet", "1 ids are there more than once, such as 'a'", id_column="name"
-    )
+    refused(tmp_path / "twice.parquet", "1 id occurs more than once, such as 'a'", id_column="name")
     refused(tmp_path / "twice.parquet", "no column 'key'; it has 'name', 'image'", id_column="key")
     refused(tmp_path / "twice.parquet", "no column 'picture'", column="picture")
     pq.write_table(pa.table({"id": ["a"], "number": [1]}), tmp_path / "numbers.parquet")
     refused(tmp_path / "numbers.parquet", "no column of images; it has 'id', 'number'")
     pq.write_table(pa.table({"id": ["a", None], "image": [b"", b""]}), tmp_path / "no_id.parquet")
-    refused(tmp_path / "no_id.parquet", "1 of 2 inputs have no id")
+    refused(tmp_path / "no_id.parquet", "1 of 2 inputs has no id")
     (tmp_path / "junk.parquet").write_bytes(b"junk")
     refused(tmp_path / "junk.parquet", "cannot be read as Parquet")
     (tmp_path / "junk.tar").write_bytes(b"junk")
@@ -294,7 +292,7 @@ def test_wrong_sources(run: Callable[..., Any], images: Path, tmp_path: Path) ->
     (tmp_path / "bad.csv").write_text("a,b\n1\n")
     refused(tmp_path / "bad.csv", "cannot be read as a table")
     (images / "list.csv").write_text("path\n0.png\n")
-    refused(images, "images beside list.csv")
+    refused(images, "images next to list.csv")
 
 
 def test_a_folder_that_is_no_job_is_left_alone(
@@ -302,7 +300,7 @@ def test_a_folder_that_is_no_job_is_left_alone(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
-    with pytest.raises(SaccadeError, match="holds no bulk job"):
+    with pytest.raises(SaccadeError, match="is not a bulk job"):
         run(images)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
 
@@ -359,7 +357,7 @@ def test_a_shard_that_ends_every_process(
             self._process._popen.kill()
 
     monkeypatch.setattr(runners, "Worker", Killed)
-    with pytest.raises(SaccadeError, match=r"Shard 0 ended the process that ran it 3 times"):
+    with pytest.raises(SaccadeError, match=r"Shard 0 stopped the process that ran it 3 times"):
         run(images)
 
 
@@ -403,7 +401,7 @@ def test_from_the_command_line(
     report = json.loads(capsys.readouterr().out)
     assert (report["answers"], report["errors"], report["variant"]) == (COUNT - 1, 1, HALF)
     assert cli.run([*command, "--out", str(tmp_path / "out"), "--batch", "3"]) == 2
-    assert "holds another job" in capsys.readouterr().err
+    assert "contains a different job" in capsys.readouterr().err
 
 
 def test_a_file_is_no_folder_of_answers(run: Callable[..., Any], images: Path) -> None:

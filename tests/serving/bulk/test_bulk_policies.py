@@ -92,8 +92,8 @@ def test_each_input_is_answered_as_by_the_chain(folder, options, tmp_path):
 
 def test_what_cannot_follow_a_policy_is_refused_before_any_input(folder, options, tmp_path):
     for changes, words in (
-        ({"policy": "lunch"}, "--policy is 'lunch', tiny has auto"),
-        ({"policy": "auto", "budget": 0.5}, "--budget, --policy were given together"),
+        ({"policy": "lunch"}, "--policy: found 'lunch', expected a policy of tiny: auto"),
+        ({"policy": "auto", "budget": 0.5}, "Found --budget, --policy together"),
         ({"max_risk": 1.0}, "max_risk is 1.0, expected"),
         ({"max_risk": 0.1, "ask": "embed"}, "--ask embed cannot follow a policy"),
     ):

@@ -132,11 +132,11 @@ def test_plans_give_the_answers_of_cpus(
     digest = read_engine_manifest(Path(engines[0]) / f"{FULL}.manifest.json").file.sha256
     assert manifest["engines"] == {f"{FULL} 8.9": digest, f"{FULL} 9.0": digest}
 
-    with pytest.raises(SaccadeError, match="its runtime was tensorrt, now it is onnxruntime"):
+    with pytest.raises(SaccadeError, match="the runtime changed from tensorrt to onnxruntime"):
         job(artefact, images, out, workers="1")
-    with pytest.raises(SaccadeError, match="its runtime was onnxruntime, now it is tensorrt"):
+    with pytest.raises(SaccadeError, match="the runtime changed from onnxruntime to tensorrt"):
         job(artefact, images, on_cpu, **on_plans(engines))
-    with pytest.raises(SaccadeError, match="its plans was"):
+    with pytest.raises(SaccadeError, match="the plans changed"):
         cards("8.9")
         job(artefact, images, out, **on_plans(engines[:1]))
 
@@ -185,10 +185,10 @@ def test_what_the_gpus_at_hand_cannot_run(
         assert not (tmp_path / "out").exists()
 
     cards("8.9,12.0")
-    words = r"has plans for compute capability 8\.9, 9\.0, and a card of 12\.0 has 12\.0\. On such"
+    words = r"has plans for compute capability 8\.9, 9\.0, but a card of 12\.0 has 12\.0\. Run "
     refused(words, **on_plans(engines))
     cards("8.9")
-    refused(r"takes up to 4 images, a request may have 64\. Pass --batch 4, or build", batch=64,
+    refused(r"takes up to 4 images, but a request may have 64\. Pass --batch 4, or build", batch=64,
             **on_plans(engines))  # fmt: skip
     refused(
         rf"has no {CUDA}, only .*pip uninstall onnxruntime && pip install .*\[gpu\]",
@@ -203,8 +203,8 @@ def test_what_the_gpus_at_hand_cannot_run(
     [
         ({"runtime": "tensorrt"}, "--runtime tensorrt needs --engines"),
         ({"engines": ("plans",)}, "--engines is for plans, and the runtime is onnxruntime"),
-        (on_plans(("plans",), instances="cpu"), "--instances cpu: plans run on GPUs only"),
-        (on_plans(("plans",), threads=2), "--threads is ONNX Runtime's"),
+        (on_plans(("plans",), instances="cpu"), "--instances is cpu, but plans run on GPUs only"),
+        (on_plans(("plans",), threads=2), "--threads is for ONNX Runtime only"),
     ],
 )
 def test_options_that_a_runtime_does_not_have(options: dict[str, Any], words: str) -> None:
@@ -225,9 +225,9 @@ def test_a_worker_without_its_gpu_or_with_another_plan(
             model.served.runner(model)
 
     cards("12.0")
-    refused(r"has plans for compute capability 8\.9, 9\.0, and a card of 12\.0 has")
+    refused(r"has plans for compute capability 8\.9, 9\.0, but a card of 12\.0 has")
     cards("")
-    refused(r"neither a driver \(libcuda.so.1\) nor a device was found")
+    refused(r"no driver \(libcuda.so.1\) or no device was found")
     cards("9.0")
     plan = model.version / "model-9.0.plan"
     plan.write_bytes(plan.read_bytes()[:-1] + b" ")
@@ -276,7 +276,7 @@ def test_shapes_that_a_plan_does_not_take_are_errors_of_their_inputs(
     report = job(artefact, images, tmp_path / "out", **on_plans((str(narrow),)))
     assert (report.answers, report.errors) == (0, COUNT)
     (reason,) = set(pq.read_table(tmp_path / "out" / "errors")["reason"].to_pylist())
-    assert reason.startswith("'image' is [1, 4, 4, 1], the engine takes [1, 5, 4, 1] to [4, 5")
+    assert reason.startswith("'image' is [1, 4, 4, 1], expected [1, 5, 4, 1] to [4, 5")
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ def test_a_job_by_the_cuda_provider(
     report = job(artefact, images, out, instances="gpu")
     assert (report.answers, [path.read_text() for path in seen.iterdir()]) == (COUNT, ["0"])
     assert answers(out) == answers(on_cpu)
-    with pytest.raises(SaccadeError, match="its processor was gpu, now it is cpu"):
+    with pytest.raises(SaccadeError, match="the processor changed from gpu to cpu"):
         job(artefact, images, out, workers="1")
 
 

@@ -124,17 +124,17 @@ def test_ready_asks_every_variant(client, server):
         ({"budget": float("nan")}, "budget is nan"),
         ({"min_score": -1}, "min_score"),
         ({"max_latency_ms": float("inf")}, "max_latency_ms"),
-        ({"top": 0}, "top is 0"),
+        ({"top": 0}, "top: found 0"),
         ({"budget": 0.01}, "0.01"),
         ({"min_score": 0.9}, "saccade bench"),
-        ({"budget": 0.5, "policy": "auto"}, "--budget, --policy were given together"),
-        ({"policy": "auto", "max_risk": 0.1}, "--policy, --max-risk were given together"),
+        ({"budget": 0.5, "policy": "auto"}, "Found --budget, --policy together"),
+        ({"policy": "auto", "max_risk": 0.1}, "Found --policy, --max-risk together"),
         ({"max_risk": 1}, "max_risk is 1, expected a number of at least 0 and below 1"),
         ({"max_risk": "low"}, "max_risk is 'low', expected"),
-        ({"strict": True}, "--strict was given without --policy or --max-risk"),
+        ({"strict": True}, "Found --strict without --policy or --max-risk"),
         ({"policy": "0.01"}, "nac has no policies. Run `saccade calibrate`"),
         ({"max_risk": 0}, "nac has no policies. Run `saccade calibrate`"),
-        ({"policy": "auto", "labels": ["a"]}, "labels were given with a policy"),
+        ({"policy": "auto", "labels": ["a"]}, "Found labels together with a policy"),
     ],
 )
 def test_wrong_choice(client, digit, wrong, words):
@@ -146,7 +146,7 @@ def test_wrong_choice(client, digit, wrong, words):
 @pytest.mark.parametrize(
     "given, words",
     [
-        ([], "No image"),
+        ([], "Found no image"),
         ("digit.png", "list"),
         (["missing.png"], "missing.png"),
         ([np.zeros((8, 8))], "uint8"),
@@ -165,7 +165,7 @@ def test_wrong_image(client, given, words):
 
 def test_empty_file_is_refused_before_it_is_sent(tmp_path):
     (tmp_path / "empty.png").touch()
-    with pytest.raises(SaccadeError, match=r"empty\.png: has 0 bytes"):
+    with pytest.raises(SaccadeError, match=r"empty\.png: found an empty file"):
         Client("127.0.0.1:9", "nac").classify([tmp_path / "empty.png"])
 
 
@@ -239,9 +239,9 @@ def test_foreign_file_is_not_appended_to(tmp_path, content):
         np.savez(path, vectors=np.zeros((1, 2)))
     else:
         path.write_bytes(content)
-    with pytest.raises(SaccadeError, match="is not a file of embeddings"):
+    with pytest.raises(SaccadeError, match="found no embeddings of"):
         check_embeddings_file(path, append=True)
-    with pytest.raises(SaccadeError, match="exclude"):
+    with pytest.raises(SaccadeError, match="expected at most one"):
         check_embeddings_file(path, append=True, force=True)
 
 

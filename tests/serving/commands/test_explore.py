@@ -108,11 +108,11 @@ def test_pictures_are_those_of_show(explorer):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "Neither was given"),
-        (("FOLDER", "--url", "127.0.0.1:1"), "Both"),
-        (("FOLDER",), "no artefact was found there"),
-        (("FILE",), "is a file, expected a folder"),
-        (("--url", "127.0.0.1:1", "--port", "70000"), "is not a port"),
+        ((), "neither an artefact nor --url"),
+        (("FOLDER", "--url", "127.0.0.1:1"), "both an artefact and --url"),
+        (("FOLDER",), "found no artefact"),
+        (("FILE",), "found a file, expected a folder"),
+        (("--url", "127.0.0.1:1", "--port", "70000"), "found 70000, expected 1 to 65535"),
     ],
 )
 def test_wrong_input_is_refused(words, message, tmp_path, capsys):
@@ -183,9 +183,9 @@ def huge() -> bytes:
 
 
 BAD = {
-    "notes.png": (b"not an image\n", "no image that is read here"),
+    "notes.png": (b"not an image\n", "not a supported image"),
     "empty.png": (b"", "0 bytes"),
-    "huge.png": (huge(), "allowed are 50 megapixels"),
+    "huge.png": (huge(), "at most 50 megapixels"),
     "cut.png": (png(64, 64)[:3000], "truncated or corrupt"),
 }
 
@@ -225,7 +225,7 @@ def drags_a_slot(shown: Any) -> None:
     drawn = shown.get_by_alt_text("the image with the slot changed")
     drawn.wait_for()
     before = drawn.get_attribute("src")
-    board = shown.get_by_alt_text("the image, a colour for each slot").bounding_box()
+    board = shown.get_by_alt_text("the image, one color per slot").bounding_box()
     middle = board["x"] + board["width"] / 2, board["y"] + board["height"] / 2
     shown.mouse.move(*middle)
     shown.mouse.down()

@@ -199,7 +199,9 @@ def test_a_policy_answers_each_image_as_its_chain_does_offline(asked, served, fa
 
 def test_texts_follow_no_policy(asked):
     tokens = np.ones((1, 8), np.int64)
-    with pytest.raises(SaccadeError, match="inputs tokens are answered without logits, from which"):
+    with pytest.raises(
+        SaccadeError, match="inputs tokens: the answer has no logits, which a policy"
+    ):
         asked("sparo")[0].infer({"tokens": tokens}, ["logits"], parameters={"policy": "auto"})
 
 
@@ -239,7 +241,7 @@ def test_policies_on_the_command_line(served, tmp_path, capsys):
     first = json.loads(capsys.readouterr().out)[0]
     assert (first["variant"], first["steps"], first["certified"]) == ("sot-exact-fp32", 1, True)
     assert run(["classify", *files, *where, "--policy", "lunch"]) == 2
-    assert "there is no policy 'lunch'; there are:" in capsys.readouterr().err
+    assert "unknown policy 'lunch', expected one of:" in capsys.readouterr().err
     where[1] = "vqa"
     assert run(["answer", *files, *where, "--question", "left ?", "--policy", "auto"]) == 2
     assert "vqa has no policies. Run `saccade calibrate`" in capsys.readouterr().err
@@ -315,7 +317,7 @@ def test_the_command_line_writes_masks_and_pictures(served, tmp_path, capsys):
     with Image.open(tmp_path / "raw.png") as raw:
         assert raw.size == (16, 16)
     assert run(["edit", str(scene), "--out", str(tmp_path / "same.png"), *where]) == 2
-    assert "found no change" in capsys.readouterr().err and not (tmp_path / "same.png").exists()
+    assert "Found no change" in capsys.readouterr().err and not (tmp_path / "same.png").exists()
     before = (tmp_path / "edited.png").read_bytes()
     code = run(["edit", str(scene), "--remove", "--out", str(tmp_path / "edited.png"), *where])
     assert code == 2 and (tmp_path / "edited.png").read_bytes() == before

@@ -80,13 +80,13 @@ def test_a_wrong_question_is_not_the_images_fault(server, pictures, capsys):
 @pytest.mark.parametrize(
     "url, words",
     [
-        ("http://127.0.0.1:8000", "HTTP has a port of its own"),
-        ("grpc://127.0.0.1:8001", "Leave the scheme out"),
-        ("127.0.0.1", "Give host and port"),
-        ("127.0.0.1:99999", "Give host and port"),
-        ("127.0.0.1:port", "Give host and port"),
-        (":8001", "Give host and port"),
-        ("127.0.0.1:8001/v2", "Give host and port"),
+        ("http://127.0.0.1:8000", "HTTP uses another port"),
+        ("grpc://127.0.0.1:8001", "Leave out the scheme"),
+        ("127.0.0.1", "Pass host and port"),
+        ("127.0.0.1:99999", "Pass host and port"),
+        ("127.0.0.1:port", "Pass host and port"),
+        (":8001", "Pass host and port"),
+        ("127.0.0.1:8001/v2", "Pass host and port"),
     ],
 )
 def test_an_address_that_is_none(url, words):
@@ -106,7 +106,7 @@ def test_places_of_the_wrong_kind_are_refused_before_anybody_is_asked(tmp_path, 
     Image.fromarray(digit[:, :, 0]).save(image)
     where = ("--model", "m", "--url", "127.0.0.1:9")
     cases = (
-        (["segment", str(image), "--out", str(image)], "is a file, expected a folder"),
+        (["segment", str(image), "--out", str(image)], "found a file, expected a folder"),
         (["show", str(folder), "--out", str(tmp_path / "o.png")], "image (Is a directory)"),
         (["show", str(tmp_path / "no"), "--out", str(tmp_path / "o.png")], "(No such file or dir"),
     )

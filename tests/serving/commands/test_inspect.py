@@ -149,7 +149,7 @@ def test_other_files_are_refused(name, tmp_path, capsys):
 
 
 def test_nothing_and_other_folders_are_refused(tmp_path):
-    with pytest.raises(SaccadeError, match="no such file"):
+    with pytest.raises(SaccadeError, match="found nothing there"):
         inspect(tmp_path / "missing")
-    with pytest.raises(SaccadeError, match="without anything that saccade wrote"):
+    with pytest.raises(SaccadeError, match="contains nothing saccade wrote"):
         inspect(tmp_path)

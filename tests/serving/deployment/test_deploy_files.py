@@ -127,7 +127,7 @@ def test_images_are_named_by_their_digest(tmp_path, monkeypatch):
     script.pin(images)  # another version later
     assert "a" * 64 not in (copied / "overlays" / "cpu" / "deployment.yaml").read_text()
     for wrong in ("saccade-server:26.07", "nginx@sha256:" + "a" * 64, "saccade-server@sha256:0"):
-        with pytest.raises(ValueError, match="as `docker push` says it"):
+        with pytest.raises(ValueError, match="as `docker push` prints it"):
             script.pin([wrong])
 
 

@@ -138,7 +138,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "threshold": (other_threshold, "auto: steps is .* but the calibration gives .*--no-policies"),
     "answers": (no_answers, "auto.policy.npz: missing"),
-    "name": (same_name, "has a policy auto-0, and so has another file"),
+    "name": (same_name, "found policy auto-0, which another file of"),
     "full": (other_full, f"different full models .*auto with {FULL}"),
 }
 
@@ -163,7 +163,7 @@ def test_a_policy_of_variants_that_are_left_out_is_left_out(folder, out, capsys)
     again = RepositoryOptions(out, force=True, precisions=("fp32",))
     assert deploy(folder, again).policies == ("plain",)
     said = capsys.readouterr().err
-    assert f"both.policy.json: policy both is left out: it asks {small}, which" in said
+    assert f"both.policy.json: policy both is left out: it needs {small}, which" in said
 
 
 def test_a_policy_of_another_runtime_is_left_out(folder, out, capsys):
@@ -181,13 +181,13 @@ def in_policy(**values: Any) -> Callable[[Any], None]:
 
 
 CHANGED: dict[str, tuple[Callable[[Any], None], str]] = {
-    "variant": (in_step(0, variant="tiny-b0250-fp32"), "asks tiny-b0250-fp32, which is not in"),
+    "variant": (in_step(0, variant="tiny-b0250-fp32"), "needs tiny-b0250-fp32, which is not in"),
     "hash": (in_step(0, sha256="0" * 64), f"certified with {HALF} of SHA-256 000000000000"),
-    "full": (in_policy(full="nobody"), "asks nobody, which is not in"),
+    "full": (in_policy(full="nobody"), "needs nobody, which is not in"),
     "threshold": (in_step(0, threshold=float("nan")), "threshold: found nan, expected a finite"),
-    "no threshold": (in_step(0, threshold=None), "is no chain"),
-    "last threshold": (in_step(-1, threshold=0.5), "is no chain"),
-    "twice": (in_step(0, variant=FULL), "is no chain"),
+    "no threshold": (in_step(0, threshold=None), "is not a chain"),
+    "last threshold": (in_step(-1, threshold=0.5), "is not a chain"),
+    "twice": (in_step(0, variant=FULL), "is not a chain"),
     "temperature": (in_step(0, temperature=0.0), "temperature: found 0.0, expected above 0"),
     "measure": (in_policy(measure="guess"), "measure: found 'guess', expected one of top1"),
     "risk": (in_policy(risk=1.0), "risk: found 1.0, expected"),

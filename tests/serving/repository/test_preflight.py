@@ -146,7 +146,7 @@ def test_files_that_are_not_those_written(repository, case):
 TARGETS = {
     "memory": (replace(CONTAINER, memory_bytes=2**10), "onnxruntime", "memory", "there are 0"),
     "a GPU that no plan is for": (
-        replace(CONTAINER, gpus=(HOPPER,)), "tensorrt", "capabilities", "at hand is 9.0",
+        replace(CONTAINER, gpus=(HOPPER,)), "tensorrt", "capabilities", "capability 9.0",
     ),
     "a server with another TensorRT": (
         replace(CONTAINER, tensorrt="10.13.3.9"), "tensorrt", "engines", "has 10.13.3.9",

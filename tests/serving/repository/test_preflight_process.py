@@ -32,9 +32,9 @@ from saccade.serving.server.server import ServeOptions, Server
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 # What a library may do to whoever loads it.
 HOSTILE = {
-    "aborts": ("abort();", r"ended the process \(killed by SIGABRT\)", 300),
-    "leaves": ("_exit(0);", r"ended the process \(exit code 0\)", 300),
-    "never returns": ("for (;;) pause();", r"ended the process \(no answer within 4 s\)", 4),
+    "aborts": ("abort();", r"stopped the process \(killed by SIGABRT\)", 300),
+    "leaves": ("_exit(0);", r"stopped the process \(exit code 0\)", 300),
+    "never returns": ("for (;;) pause();", r"stopped the process \(no answer within 4 s\)", 4),
 }
 
 
@@ -84,7 +84,7 @@ def saccade(capsys, *arguments):
 def test_exit_codes_and_answers(capsys, repository, tmp_path):
     words = ("preflight", repository, "--server-version", "26.07")
     code, out, _ = saccade(capsys, *words)
-    assert code == 0 and "fit to be served" in out
+    assert code == 0 and "ready to serve. " in out
     other_answer(repository)
     tiny.rehash(repository)
     code, out, _ = saccade(capsys, *words, "--json")
@@ -95,7 +95,7 @@ def test_exit_codes_and_answers(capsys, repository, tmp_path):
     code, out, _ = saccade(capsys, *words)
     assert code == 1 and f"FAILED {FULL}: answer: output 'logits'" in out
     code, out, err = saccade(capsys, "preflight", tmp_path)
-    assert (code, out) == (2, "") and "describes no model repository" in err
+    assert (code, out) == (2, "") and "is not a model repository" in err
 
 
 @pytest.mark.parametrize("version", ["24.09", "2.40", "latest", "26.13"])

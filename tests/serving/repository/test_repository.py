@@ -175,8 +175,8 @@ def test_a_file_that_does_not_fit_its_manifest_is_refused(folder, out):
     ("field", "value", "words"),
     [
         ("labels", ["x"] * 10, "differ in labels"),
-        ("opset", 18, "opset 18, IR version 10"),
-        ("ir_version", 11, "opset 20, IR version 11"),
+        ("opset", 18, "opset 18 and IR version 10"),
+        ("ir_version", 11, "opset 20 and IR version 11"),
     ],
 )
 def test_a_variant_that_does_not_fit_is_refused(folder, out, field, value, words):
@@ -190,7 +190,7 @@ def test_a_variant_that_does_not_fit_is_refused(folder, out, field, value, words
 def test_a_captioner_needs_both_of_its_components(folder):
     (first, *_) = ArtefactFolder(folder).manifests
     alone = replace(first, variant=replace(first.variant, family="captioner", role="encode"))
-    with pytest.raises(SaccadeError, match="found the component encode, expected encode and step"):
+    with pytest.raises(SaccadeError, match=r"only encode, expected .* encode and step"):
         grouped([alone])
     step = replace(alone, variant=replace(alone.variant, role="step"))
     assert set(grouped([alone, step])[0].components) == {"encode", "step"}
@@ -213,7 +213,7 @@ def test_force_does_not_replace_what_is_read(folder, place):
     (folder.parent / "link").symlink_to(folder)
     out = folder.parent / "link" if place == "link" else folder / place
     before = sorted(folder.iterdir())
-    with pytest.raises(SaccadeError, match=r"would remove .*artefacts, which is read"):
+    with pytest.raises(SaccadeError, match=r"would remove the input .*artefacts"):
         deploy(folder, RepositoryOptions(out, force=True))
     assert sorted(folder.iterdir()) == before
 

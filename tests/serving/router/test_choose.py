@@ -100,7 +100,7 @@ def test_chooses(case):
 
 REFUSED = {
     "two": ({"budget": 1, "min_score": 0.5}, "expected one of them"),
-    "unknown": ({"buget": 1}, "unknown parameter 'buget'; known are budget"),
+    "unknown": ({"buget": 1}, "unknown parameter 'buget', expected one of budget"),
     "unknown beside a known one": ({"budget": 1, "tp": 2}, "unknown parameter 'tp'"),
     "zero": ({"budget": 0}, "budget is 0, expected a number above 0 and at most 1"),
     "negative": ({"budget": -0.5}, "above 0"),

@@ -252,7 +252,7 @@ def test_trouble_of_its_own_is_no_requests(pb, traced):
     request.parameters = lambda: "{"
     answer(pb, traced, request)
     assert len(request.responses) == 1
-    assert "could not be watched" in pb.log[0]
+    assert "could not be observed" in pb.log[0]
 
 
 OFF = """
@@ -295,7 +295,7 @@ def test_what_cannot_be_sent_is_said_and_is_no_failure(pb):
     environment = {ENDPOINT: "http://h:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     made = import_module("instrumentation").Instrumentation("nac", environment)
     assert not made.on
-    assert pb.log == ["no spans are sent: the protocol is 'grpc', and only http/protobuf is spoken"]
+    assert pb.log == ["no spans are sent: the protocol is 'grpc', expected http/protobuf"]
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def test_own_parameters_are_whole_and_in_their_range(captioner):
         with pytest.raises(refused, match="expected a whole number from"):
             taken(**wrong)
     with pytest.raises(
-        slots.RequestRefused, match="slots is 6, expected 1 to 5, the slots that were learned"
+        slots.RequestRefused, match="slots is 6, expected 1 to 5, the number of learned slots"
     ):
         taken(slots=6)
     for inputs, role in (({"image", "initial_state"}, ""), ({"slots"}, "decode")):

@@ -117,7 +117,7 @@ def test_a_full_lane_refuses_at_once_with_a_hint(lane, ticket, callers):
     hold(lane, ticket)
     assert {lane.offer(ticket(caller=callers[0])) for _ in range(256)} == {""}
     refused = lane.offer(ticket(caller=callers[1]))
-    assert "'nac-b1000-fp32' is full: 256 requests wait" in refused
+    assert "'nac-b1000-fp32' is full: 256 requests are waiting" in refused
     assert "try again in about" in refused
 
 

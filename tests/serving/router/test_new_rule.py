@@ -52,7 +52,7 @@ def test_the_router_follows_it(routes: Any) -> None:
     smallest = min(sizes.values())
     with pytest.raises(ROUTER.RequestRefused, match=f"no variant has at most {smallest - 1:g} mul"):
         ROUTER.choose(routes, {"max_multiply_adds": smallest - 1})
-    with pytest.raises(ROUTER.RequestRefused, match=r"known are .*max_multiply_adds"):
+    with pytest.raises(ROUTER.RequestRefused, match=r"expected one of .*max_multiply_adds"):
         ROUTER.choose(routes, {"least": 1})
 
 
@@ -74,5 +74,5 @@ def test_the_client_sends_it() -> None:
     assert choice(max_multiply_adds=5) == {"max_multiply_adds": "5.0"}
     with pytest.raises(SaccadeError, match="max_multiply_adds is -1, expected a number above 0"):
         choice(max_multiply_adds=-1)
-    with pytest.raises(SaccadeError, match="--budget, --max-multiply-adds were given together"):
+    with pytest.raises(SaccadeError, match="--budget, --max-multiply-adds together"):
         choice(budget=0.5, max_multiply_adds=5)

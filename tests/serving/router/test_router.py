@@ -28,7 +28,7 @@ def test_the_search_for_leaks_can_find_one():
         'File "model", line 3', "<object at 0x7f3a>",
     ):  # fmt: skip
         assert LEAK.search(text)
-    assert not LEAK.search("image is 9 x 8 pixels, allowed are 16384 pixels a side")
+    assert not LEAK.search("image is 9 x 8 pixels, at most 16384 pixels per side are allowed")
 
 
 def encode(image, kind="PNG", **options) -> bytes:
@@ -189,7 +189,7 @@ NOISE = Image.fromarray(np.random.default_rng(1).integers(0, 256, (64, 64, 3), d
 FRAMES = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 90)]
 INVALID = {
     "two parameters": ("nac", files(GOOD), {"budget": 1.0, "min_score": 0.5}, "expected one of"),
-    "unknown parameter": ("nac", files(GOOD), {"buget": 1.0}, "known are budget"),
+    "unknown parameter": ("nac", files(GOOD), {"buget": 1.0}, "expected one of budget"),
     "a truth": ("nac", files(GOOD), {"budget": True}, "budget is True"),
     "not a number": ("nac", files(GOOD), {"budget": float("nan")}, "budget is nan"),
     "out of range": ("nac", files(GOOD), {"budget": 2}, "at most 1"),

@@ -167,7 +167,7 @@ def test_a_run_that_fails_is_made_again_for_each_request(busy):
     bad, good = Request(png(255)), Request(png(7))
     busy.execute([bad, good])
     busy.go.set()
-    assert bad.error() == ("internal", f"variant '{VARIANT}' failed; the server's log says why")
+    assert bad.error() == ("internal", f"variant '{VARIANT}' failed; see the server's log")
     np.testing.assert_array_equal(good.answer().tensors["logits"], [[7, 7]])
     assert busy.runs == [1, 2, 1, 1]
 
@@ -196,7 +196,7 @@ def test_many_megapixels_together_are_refused_before_any_is_decoded(router, monk
     router.execute([refused])
     code, text = refused.error()
     assert code == "invalid"
-    assert "4 images have 4.0 megapixels together, allowed are 3 megapixels a request" in text
+    assert "4 images have 4.0 megapixels together, allowed are 3 megapixels per request" in text
 
 
 def test_sixty_four_photographs_are_legal_and_as_many_posters_are_not(pb, monkeypatch):

@@ -112,7 +112,7 @@ def test_preflight_knows_which_servers_it_ends(written):
         ]  # fmt: skip
 
     (reason,) = reasons("older", "24.10")
-    assert "one request that asks for their classes ends" in reason
+    assert "One request for their classes crashes a server" in reason
     assert reasons("older", "25.08") == reasons("today", "24.10") == []
 
 

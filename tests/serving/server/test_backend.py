@@ -119,7 +119,7 @@ def test_one_bad_request_is_its_own_failure_and_leaks_nothing(pb, start, config)
     first, second, third = model.execute([request(pb, each) for each in (good, bad, good)])
     assert first.error is None and third.error is None and len(first.tensors["logits"]) == 2
     assert second.error.message() == (
-        "variant 'nac-b1000-fp32' could not run this request; the server's log says why"
+        "variant 'nac-b1000-fp32' could not run this request; see the server's log"
     )
     assert any("request failed" in line for line in pb.log)
 

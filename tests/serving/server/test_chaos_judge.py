@@ -120,7 +120,7 @@ def test_the_page_shows_what_was_not_as_wanted(tmp_path):
     content = {"rows": {"variant-killed": {"tries": tries}}}
     (tmp_path / "chaos.json").write_text(json.dumps(content))
     text = page.filled(page.PAGE.read_text(), tmp_path)
-    assert "**as wanted 1 of 2 times** (others hear: 3 NOT_FOUND), 4.2 s" in text
+    assert "**as expected 1 of 2 times** (others got: 3 NOT_FOUND), 4.2 s" in text
     assert page.UNMEASURED in text
 
 
@@ -135,13 +135,13 @@ def test_the_page_shows_what_was_cut_short_or_wrong():
     text = killed({"results": tallies, "runs": runs, "not_run": ["sweep"]})
     assert "| `sweep` | 0 | 0 | 0 | 0 | not run yet |" in text
     assert "| `train` | 50 | - | 12 of 50 | - | **in 1** (m.csv is visible) |" in text
-    assert "62 trials were run of 100 planned, 18 took effect" in text
+    assert "Of 100 planned trials, 62 were run, and 18 took effect" in text
 
 
 def test_the_page_says_which_readers_had_fewer_files():
     one = {"examples": 100_000, "slowest_seconds": 0.2, "largest_mib": 300}
     few = {"examples": 7, "failed": 2, "slowest_seconds": 4.0, "largest_mib": 900}
     text = fuzzed({"readers": {"--set": one, "checkpoint": few}}, {"kinds": {"graph": one}})
-    assert "2 kinds: 100,007 files, 2 traces. The slowest file took 4.0 s" in text
-    assert "held 900 MiB. Fewer than 100,000: checkpoint 7." in text
-    assert "held 300 MiB. Fewer than 100,000: none." in text
+    assert "2 kinds: 100,007 files, 2 stack traces. The slowest file took 4.0 s" in text
+    assert "used 900 MiB. Kinds with fewer than 100,000 files: checkpoint 7." in text
+    assert "used 300 MiB. Kinds with fewer than 100,000 files: none." in text

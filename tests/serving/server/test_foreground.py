@@ -99,8 +99,8 @@ def test_serve_announces_itself_hears_hang_ups_and_ends_cleanly(
     assert len(leavings()) == 3  # the folder, and shared memory of two models
     process.send_signal(signal.SIGHUP)
     # What was made by hand has no manifests, so that it is found unfit.
-    text = "".join(read_to(process, "served on."))
-    assert "The update failed" in text and "not fit to be served" in text
+    text = "".join(read_to(process, "still served."))
+    assert "The update failed" in text and "not ready to serve" in text
     assert pids <= descendants(process.pid)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=LONG_S)

@@ -126,7 +126,7 @@ def test_a_model_that_stands_still_is_dead_after_three_deadlines(liveness, clock
 def test_a_model_that_answers_others_is_busy(liveness, clock, prober, board):
     prober.statistics = True
     assert looks(liveness, clock, prober, 20) is None
-    assert board.readiness() and "it goes on" in board.readiness().busy["v"]
+    assert board.readiness() and "making progress" in board.readiness().busy["v"]
 
 
 def test_a_model_that_computes_is_busy_but_not_for_ever(liveness, clock, prober, board, stub):
@@ -200,7 +200,7 @@ def test_what_waits_is_said_and_harms_nobody(liveness, prober, board):
     prober.came = [Probe("m", lanes=({**LANE, "waiting": 212, "waiting_s": 1.42},))]
     assert liveness.look() is None
     readiness = board.readiness()
-    assert readiness and readiness.to_dict()["busy"] == {"v": "212 requests wait, about 1.4 s"}
+    assert readiness and readiness.to_dict()["busy"] == {"v": "212 requests waiting, about 1.4 s"}
     prober.came = [Probe("m", lanes=(LANE,))]
     liveness.look()
     assert board.readiness().busy == {}
@@ -244,7 +244,7 @@ def test_patience_ends_for_a_crash_loop_and_forgets_what_lies_behind():
 
 SAID = {
     "the server": "[request id: 1] Exceeds maximum queue size",
-    "a full lane": "the queue of variant 'nac-b1000-fp32' is full: 256 requests wait, about 2 s",
+    "a full lane": "the queue of variant 'nac-b1000-fp32' is full: 256 requests are waiting",
     "a door": "variant 'nac-b1000-fp32' is busy: it could answer this request in about 2 s",
     "a lane": "the request's timeout ran out before variant 'nac-b1000-fp32' was free",
 }
@@ -258,7 +258,7 @@ def test_all_words_for_overload_are_known(said):
 
 
 def test_a_dead_variant_is_not_a_full_one():
-    text = "variant 'nac-b1000-fp32' failed; the server's log says why"
+    text = "variant 'nac-b1000-fp32' failed; see the server's log"
     assert not is_queue_full(SimpleNamespace(message=lambda: text))
 
 

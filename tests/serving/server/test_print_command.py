@@ -184,7 +184,7 @@ def test_requirements_are_read_from_the_configs(written, config, requirements):
 @pytest.mark.parametrize(
     "config, container, options, words",
     [
-        (CPU, True, {"grpc_port": 0}, ("--grpc-port 0", "Give a port")),
+        (CPU, True, {"grpc_port": 0}, ("--grpc-port 0", "Pass a port")),
         (CPU, True, {"http_port": 8001}, ("--http-port and --grpc-port are both 8001",)),
         (CPU, True, {"host": "0.0.0.0"}, ("0.0.0.0", "proxy", "--accept-risk")),
         (CPU, False, {"host": "0.0.0.0"}, ("0.0.0.0", "24.10", "--accept-risk")),
@@ -210,7 +210,7 @@ def test_a_server_that_saccade_does_not_bring_is_told_what_plans_need(
     folder = written(SHARED)
     (folder / "saccade.json").touch()
     monkeypatch.setattr(requirements_module, "gpus", tuple)
-    with pytest.raises(SaccadeError, match="needs a GPU for them, and its driver shows none"):
+    with pytest.raises(SaccadeError, match="needs a GPU for them, and the driver reports none"):
         print_command.print_command(folder)
     monkeypatch.setattr(requirements_module, "gpus", lambda: (ADA,))
     words = print_command.print_command(folder, ServeOptions(host="localhost"))
@@ -226,7 +226,7 @@ def test_a_cache_that_cannot_be_used_is_refused(
     words = print_command.print_command(tiny_repository)
     assert any(word.startswith(f"--model-repository={tmp_path}/saccade/") for word in words)
     (tmp_path / "saccade").chmod(0o777)
-    with pytest.raises(SaccadeError, match=r"others may write to it.*XDG_CACHE_HOME"):
+    with pytest.raises(SaccadeError, match=r"other users can write to it.*XDG_CACHE_HOME"):
         print_command.print_command(tiny_repository)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

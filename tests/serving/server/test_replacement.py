@@ -65,12 +65,12 @@ def test_an_update_that_fails_keeps_what_was_served(served, place, tmp_path, mon
     before, pid, old = logits(served), served.pid, place.resolve()
     with load(served, 1.0, 0.5, timeout_s=5) as calls:
         point(place, broken(tmp_path))
-        with pytest.raises(SaccadeError, match="not fit to be served") as error:
+        with pytest.raises(SaccadeError, match="not ready to serve") as error:
             served.reload()
         assert "tiny-b" in str(error.value)
         # Past the checks the new server has to load it, too, beside the old one.
         monkeypatch.setattr(server_module, "preflight", lambda _: SimpleNamespace(passed=True))
-        with pytest.raises(ServerFailed, match="new server ended while it started"):
+        with pytest.raises(ServerFailed, match="new server exited during its start"):
             served.reload()
     assert not any(calls[1.0].errors + calls[0.5].errors)
     assert (served.pid, served.replacements, served.restarts) == (pid, 0, 0)
@@ -114,7 +114,7 @@ def test_an_update_is_served_without_one_failure(
 def test_an_update_while_another_is_under_way_is_refused(served):
     assert served._reloading.acquire()
     try:
-        with pytest.raises(SaccadeError, match="being read already"):
+        with pytest.raises(SaccadeError, match="already being read"):
             served.reload()
     finally:
         served._reloading.release()

@@ -190,7 +190,7 @@ def test_a_file_that_changes_after_it_was_looked_at_is_not_served(
 
 def test_no_room_for_the_copy_says_how_much_is_missing(repository, tmp_path, monkeypatch):
     monkeypatch.setattr(served_copy.shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
-    with pytest.raises(SaccadeError, match=r"need \d+ MiB more, 0 MiB are free.*TMPDIR"):
+    with pytest.raises(SaccadeError, match=r"need \d+ MiB more, but only 0 MiB are free.*TMPDIR"):
         with writable(tmp_path, "TMPDIR"):
             copy_repository(repository, tmp_path / "models")
     assert [path.name for path in tmp_path.iterdir()] == ["repository"]

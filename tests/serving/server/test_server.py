@@ -107,7 +107,7 @@ def test_http_is_off_unless_asked_for():
     over_http = server_arguments(ServeOptions(http=True), Path("b"), Path("m"), "r-")
     assert {"--http-address=127.0.0.1", "--http-port=8000"} < set(over_http)
     assert with_ports(ServeOptions(**FREE_PORTS)).http_port == 0
-    with pytest.raises(SaccadeError, match=r"--http-port 9000: HTTP is off\. Add --http"):
+    with pytest.raises(SaccadeError, match=r"--http-port 9000: HTTP is off\. Pass --http"):
         with_ports(ServeOptions(**{**FREE_PORTS, "http_port": 9000}))
     with pytest.raises(SaccadeError, match="HTTP is off"):
         _ = Server("nowhere", ServeOptions()).http_url

@@ -37,7 +37,7 @@ def test_a_router_of_an_older_release_is_sent_nothing_that_it_would_refuse(model
 def test_what_stands_between_is_said(models):
     assert list(trace_notices(models, {})) == []
     (text,) = trace_notices(models, GIVEN | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
-    assert "'grpc', and only http/protobuf" in text and "unset OTEL_EXPORTER_OTLP_ENDPOINT" in text
+    assert "'grpc', expected http/protobuf" in text and "unset OTEL_EXPORTER_OTLP_ENDPOINT" in text
 
 
 def test_the_backend_has_what_it_imports():

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An artefact folder's files: manifests, variants, measurements; no torch, no onnx."""
+"""Files of an artefact folder (manifests, variants, measurements), without torch or onnx."""

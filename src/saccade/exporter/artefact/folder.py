@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder that `saccade export` writes: read, checked and hashed once, and handed on."""
+"""The folder that `saccade export` writes, read, checked and hashed once."""
 
 import time
 from collections.abc import Iterable
@@ -25,27 +25,27 @@ from saccade.leftovers import only_writer
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.schema import AGAIN, read_json
 
-# Two changes within one tick of a file system's clock leave the same times; it has 10 ms or less.
+# Two changes within one tick of a file system's clock have the same times; a tick is at most 10 ms.
 _NO_FOLDER = "no such folder"
 _TICK_NS = 50_000_000
 
 
 class ArtefactFolder:
-    """Manifests, files, measurements and checkpoint of one model's variants.
+    """The manifests, files, measurements and checkpoint of one model's variants.
 
-    What is read is kept. A file is hashed when it is first asked for, and again only where it may
-    have changed since: whoever opens it finds the bytes that its manifest promises.
+    Everything that was read is cached. A file is hashed on first access, and again only if it may
+    have changed since, so an opened file has the bytes that its manifest promises.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._hashed: dict[FileEntry, tuple[int, ...]] = {}
-        self._squashing: set[str] = set()  # names of variants whose manifest is of that version
+        self._squashing: set[str] = set()  # variants whose manifest has version SQUASHING
         self._load = cache(load)
 
     @classmethod
     def open(cls, folder: "ArtefactFolder | Path | str") -> "ArtefactFolder":
-        """The folder itself, or that of this path; nothing is read yet."""
+        """Return `folder`, or make one from its path. Nothing is read yet."""
         return folder if isinstance(folder, ArtefactFolder) else cls(folder)
 
     def __str__(self) -> str:
@@ -53,16 +53,16 @@ class ArtefactFolder:
 
     @cached_property
     def manifests(self) -> tuple[Manifest, ...]:
-        """Largest budget first; the files are not opened.
+        """All manifests, largest budget first; the ONNX files are not opened.
 
-        The components of a variant are neighbours, first the one that answers a plain request.
+        The components of a variant are adjacent; the one that answers a plain request is first.
 
-        Raises: SaccadeError if there is none, an artefact lacks its manifest, or the manifests do
+        Raises: SaccadeError if there is none, an artefact has no manifest, or the manifests do
             not belong to one model and one checkpoint.
         """
-        make = "Make it with: saccade export CHECKPOINT"
+        make = "Create it with: saccade export CHECKPOINT"
         if not self.path.is_dir():
-            what = "is a file, expected a folder of artefacts" if self.path.exists() else _NO_FOLDER
+            what = "is a file, expected an artefact folder" if self.path.exists() else _NO_FOLDER
             raise SaccadeError(f"{self}: {what}. {make}")
         manifests = []
         for path in sorted(self.path.glob("*" + SUFFIX)):
@@ -88,7 +88,7 @@ class ArtefactFolder:
 
     @cached_property
     def variants(self) -> tuple[VariantFiles, ...]:
-        """In the order of the manifests.
+        """The variants, in the order of the manifests.
 
         Raises: SaccadeError if a variant lacks a component that every request needs.
         """
@@ -96,54 +96,61 @@ class ArtefactFolder:
 
     @property
     def model(self) -> str:
-        """The name of the model, which is that of the router."""
+        """The name of the model, which is also the name of its router."""
         return self.manifests[0].variant.model
 
     def file(self, manifest: Manifest) -> Path:
-        """An artefact that is there and has the bytes that its manifest promises.
+        """Return the path of a manifest's ONNX file after checking that its hash is right.
 
-        Raises: SaccadeError otherwise, also if it changed since it was last asked for.
+        Raises: SaccadeError if the file is missing, does not match its manifest, or has changed
+            since the last call.
         """
         expected = manifest.file
         path = self.path / expected.name
         if not path.is_file():
-            raise SaccadeError(f"{path}: missing, though its manifest is there. {AGAIN}")
+            raise SaccadeError(f"{path}: missing, but its manifest exists. {AGAIN}")
         now, state = time.time_ns(), path.stat()
         stamp = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
         if self._hashed.get(expected) == stamp:
             return path
         if (digest := sha256_of(path)) != expected.sha256:
             raise SaccadeError(
-                f"{path}: SHA-256 is {digest[:12]}..., its manifest says {expected.sha256[:12]}... "
+                f"{path}: SHA-256 is {digest[:12]}..., its manifest has {expected.sha256[:12]}... "
                 f"The file was changed after its export. {AGAIN}"
             )
         if state.st_size != expected.bytes:
             raise SaccadeError(
-                f"{path}: has {state.st_size} bytes, its manifest says {expected.bytes}. {AGAIN}"
+                f"{path}: has {state.st_size} bytes, expected {expected.bytes} as in its "
+                f"manifest. {AGAIN}"
             )
         if max(state.st_mtime_ns, state.st_ctime_ns) < now - _TICK_NS:
             self._hashed[expected] = stamp
         return path
 
     def check_files(self) -> None:
-        """Raises: SaccadeError for the first artefact that `file` refuses."""
+        """Check every file.
+
+        Raises: SaccadeError for the first one that `file` refuses.
+        """
         for manifest in self.manifests:
             self.file(manifest)
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """Parent of the files by its name, read once; none where nothing lies there.
+        """The checkpoint in the folder, read once and not compared with the manifests' hash.
 
-        Raises: SaccadeError if it is no checkpoint, MissingPackage if nothing here can read it.
+        None if the file does not exist.
+        Raises: SaccadeError if it is not a checkpoint, MissingPackage if no installed package can
+            read it.
         """
         path = self.path / self.manifests[0].parent.name
         return self._load(path) if path.exists() else None
 
     @property
     def parent(self) -> Checkpoint:
-        """The checkpoint that the folder's files were made of.
+        """The checkpoint that the files in this folder were exported from.
 
-        Raises: SaccadeError if it is missing, or another one.
+        Raises: SaccadeError if it is missing or is a different one.
         """
         entry, checkpoint = self.manifests[0].parent, self.checkpoint
         if checkpoint is None:
@@ -161,9 +168,9 @@ class ArtefactFolder:
 
     @cached_property
     def frontier(self) -> Frontier | None:
-        """Measurements of the folder; none where nothing was measured.
+        """The measurements of the folder, or None if nothing was measured.
 
-        Raises: SaccadeError if the file that is there is no frontier.
+        Raises: SaccadeError if the file is not a frontier.
         """
         path = self.path / FILE_NAME
         return read_frontier(path) if path.exists() else None
@@ -171,15 +178,16 @@ class ArtefactFolder:
     def merge(self, entries: Iterable[Entry], *, over_larger: bool = True) -> Frontier:
         """Add measurements to the frontier of the folder, in one atomic write.
 
-        A new one replaces an old one of the same bytes, runtime, device and way to run custom ops;
-        those of bytes that are not of the folder are dropped.
-        Raises: NarrowerMeasurement, without `over_larger`, where one measured less than what it
-            would replace: all are added, or none. SaccadeError if the file that is there cannot
-            be read or is another model's, or an artefact is no longer what it was.
+        A new measurement replaces an old one of the same file, runtime, device and implementation
+        of custom ops. Measurements of files that are no longer in the folder are dropped. Either
+        all new ones are added or none.
+        Raises: NarrowerMeasurement, without `over_larger`, if a new one measured less than the one
+            that it would replace. SaccadeError if the existing file cannot be read or belongs to
+            another model, or if an artefact has changed.
         """
         entries, path = tuple(entries), self.path / FILE_NAME
-        with only_writer(path, wait_s=30):  # else two that add at once would lose one's
-            # As it is now: another command may have added to what was read before.
+        with only_writer(path, wait_s=30):  # concurrent writers would lose measurements
+            # Read it again: another command may have added to it since.
             old = read_frontier(path) if path.exists() else Frontier(self.model, ())
             if old.model != self.model:
                 raise SaccadeError(
@@ -196,9 +204,9 @@ class ArtefactFolder:
     def only(
         self, variants: Iterable[VariantFiles], entries: Iterable[Entry] | None = None
     ) -> "ArtefactFolder":
-        """The same folder as if it held these variants alone; not to be merged into.
+        """Return a view of the folder with only these variants. Do not call `merge` on it.
 
-        With `entries` as if that was measured of them, else what the folder says of them.
+        Its measurements are `entries` if given, otherwise those that the folder has.
         """
         kept, other = tuple(variants), copy(self)
         out = {variant.name for variant in self.variants} - {variant.name for variant in kept}
@@ -214,7 +222,7 @@ class ArtefactFolder:
         return other
 
     def images_text(self) -> tuple[str, ...]:
-        """Description of what becomes of an image, a line for each way that the manifests give."""
+        """Describe the preprocessing of images: one line for each kind in the manifests."""
         lines: dict[str, None] = {}
         for manifest in self.manifests:
             if manifest.preprocessing is None:
@@ -222,25 +230,25 @@ class ArtefactFolder:
             text = f"images: {manifest.preprocessing.described()}"
             if manifest.variant.name in self._squashing:
                 text += (
-                    f". The manifest has version {SQUASHING}, which knew no other way than to "
-                    "squash: convert or train and export again to keep the shape of images"
+                    f". The manifest has version {SQUASHING}, which could only squash images. To "
+                    "keep their aspect ratio, convert or train the model again and export it"
                 )
             lines[text] = None
         return tuple(lines)
 
 
 def _described(path: Path) -> str:
-    """What a folder without manifests is instead, and what to do; empty where it is not known."""
+    """Say what a folder without manifests is instead and what to do; empty if unknown."""
     if (path / "saccade.json").is_file():
         return (
-            "is a model repository, expected the folder of artefacts that it was made of. "
-            f"A repository is checked by `saccade preflight {path}` and served by "
+            "is a model repository, expected the artefact folder that it was made from. "
+            f"Check a repository with `saccade preflight {path}` and serve it with "
             f"`saccade serve {path}`"
         )
     if (path / "sweep.json").is_file():
-        return f"is a sweep. Name its folder of artefacts: {path / 'artefacts'}"
+        return f"is a sweep, expected an artefact folder. Pass {path / 'artefacts'}"
     if (path / "report.json").is_file():
-        return "is a report, expected the folder of artefacts that was measured"
+        return "is a report, expected the artefact folder that was measured"
     return ""
 
 

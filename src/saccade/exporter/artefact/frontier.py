@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements of each variant, in `frontier.json`: score against speed, and who dominates."""
+"""The score and speed of each variant in `frontier.json`, and which variants are dominated."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ _MUCH_SHORTER = 0.5
 
 @dataclass(frozen=True)
 class Score:
-    """Score of a variant: a figure, its interval, and the data that it comes from."""
+    """The score of a variant: value, interval, and the data that it was computed on."""
 
     name: str
     value: float
@@ -45,7 +45,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Entry:
-    """One variant on one runtime and device; the hash says which bytes were measured."""
+    """The measurements of one variant on one runtime and device; the hash identifies the file."""
 
     variant: str
     sha256: str
@@ -55,36 +55,36 @@ class Entry:
     device: str
     score: Score
     top5: float | None
-    # threads, best_batch, a point for each batch_<n>; the same under the name of another component
+    # threads, best_batch, a point per batch_<n>; for other components the same under their role
     in_process: dict[str, Any]
-    # a point for each concurrency_<n>, router_concurrency_<n>; the same of another component
+    # a point per concurrency_<n> and router_concurrency_<n>; other components: the same
     grpc: dict[str, Any] | None
     dominated_by: str | None = None
-    embedding_bytes: int | None = None  # where the budget saves these, and no time
-    memory_bytes: int | None = None  # resident, of a process that holds it, where a sweep looked
-    ops: Ops = None  # how its custom ops ran; none: it has none, or the file is of an older release
+    embedding_bytes: int | None = None  # if the budget saves these instead of time
+    memory_bytes: int | None = None  # resident set of a process that loaded it; only from sweeps
+    ops: Ops = None  # how its custom ops ran; None: it has none, or an older release wrote the file
 
     @property
     def key(self) -> tuple[str, str, str, Ops]:
-        """Key of the measurement; a newer one of the same key replaces it."""
+        """The key of the measurement: a newer one with the same key replaces it."""
         return self.sha256, self.runtime, self.device, self.ops
 
     @property
     def speed(self) -> float:
-        """Inferences per second: through gRPC at the highest concurrency, else in process.
+        """Inferences per second: through gRPC at the highest concurrency, otherwise in process.
 
-        Through the router, where no single model answers.
+        If no single model answers a request, it was measured through the router.
         """
         return float(self._speed_point["inferences_per_second"])
 
     @property
     def speed_rounds(self) -> tuple[float, ...]:
-        """The speed in each round; none in files of older releases."""
+        """The speed in each round; empty in files of older releases."""
         return tuple(float(rate) for rate in self._speed_point.get(ROUNDS, ()))
 
     @property
     def speed_seconds(self) -> float:
-        """Measured time behind the speed; 0 in files of older releases."""
+        """How long the speed was measured, in seconds; 0 in files of older releases."""
         return float(self._speed_point.get(SECONDS, 0))
 
     @property
@@ -97,12 +97,12 @@ class Entry:
 
     @property
     def best_batch(self) -> int:
-        """The number of images that run fastest in one call."""
+        """The batch size with the highest throughput."""
         return int(self.in_process["best_batch"])
 
     @property
     def p95_ms(self) -> float | None:
-        """The latency of one image at concurrency 1, through the router where that was measured."""
+        """95th percentile latency of one image at concurrency 1, through the router if measured."""
         for key in ("router_concurrency_1", "concurrency_1"):
             if self.grpc and key in self.grpc:
                 return float(self.grpc[key]["p95_ms"])
@@ -111,18 +111,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Frontier:
-    """All measurements of one model's variants."""
+    """All measurements of the variants of one model."""
 
     model: str
     entries: tuple[Entry, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object, schema and version included."""
+        """Return the JSON object, including schema and version."""
         return {"schema": SCHEMA, "version": VERSION, **asdict(self)}
 
 
 def read_frontier(path: Path) -> Frontier:
-    """A frontier file, every key checked.
+    """Read a frontier file and check every key.
 
     Raises: SaccadeError for a missing or foreign file, an unknown version, an unknown, missing
         or wrong key, and the same measurement twice.
@@ -144,15 +144,15 @@ def read_frontier(path: Path) -> Frontier:
         for index, entry in enumerate(frontier.entries):
             _check_entry(entry, f"{path}: entries[{index}]: ")
     except SaccadeError as error:
-        # What checks values serves manifests too.
+        # The value checks are shared with manifests, whose advice differs.
         raise SaccadeError(str(error).replace(AGAIN, _AGAIN)) from error
     if len({entry.key for entry in frontier.entries}) < len(frontier.entries):
-        raise SaccadeError(f"{path}: holds the same measurement twice. {_AGAIN}")
+        raise SaccadeError(f"{path}: contains the same measurement twice. {_AGAIN}")
     return frontier
 
 
 def merged(old: Frontier, entries: Iterable[Entry], variants: Iterable[VariantFiles]) -> Frontier:
-    """The old measurements of these variants, and the new ones in the place of the same."""
+    """Combine old and new measurements of these variants; the new one of the same key wins."""
     present = {variant.sha256: variant for variant in variants}
     kept = (
         with_ops(entry, present[entry.sha256]) for entry in old.entries if entry.sha256 in present
@@ -166,9 +166,9 @@ def merged(old: Frontier, entries: Iterable[Entry], variants: Iterable[VariantFi
 
 
 def with_ops(entry: Entry, variant: VariantFiles) -> Entry:
-    """The entry, with what older releases do not say: their custom ops ran by the bodies.
+    """Fill in how custom ops ran, which older releases did not record: by the function bodies.
 
-    That was the default; which of the two `--op-library` chose was not written.
+    That was the default. Whether `--op-library` was used was not recorded.
     """
     if entry.ops is None and any(component.custom_ops for component in variant.components.values()):
         return replace(entry, ops="bodies")
@@ -176,18 +176,18 @@ def with_ops(entry: Entry, variant: VariantFiles) -> Entry:
 
 
 class NarrowerMeasurement(SaccadeError):
-    """Measurements that have less than those they would replace; `less` says of what."""
+    """New measurements are smaller than those that they would replace; `less` lists how."""
 
     def __init__(self, path: Path, less: tuple[str, ...]) -> None:
         super().__init__(
-            f"{path}: contains a larger measurement: {'; '.join(less)}. Measure as much, or say "
-            "that the smaller one replaces it."
+            f"{path}: contains a larger measurement: {'; '.join(less)}. Measure at least as much, "
+            "or allow the smaller measurement to replace it."
         )
         self.less = less
 
 
 def narrower(old: Frontier, entries: Iterable[Entry]) -> tuple[str, ...]:
-    """What these have less of than what they would replace, in words, one per variant."""
+    """Describe what new measurements lack compared with those they would replace, per variant."""
     there = {entry.key: entry for entry in old.entries}
     both = [(entry, there[entry.key]) for entry in entries if entry.key in there]
     less = ((new.variant, _narrower(new, before)) for new, before in both)
@@ -198,7 +198,7 @@ def _narrower(new: Entry, old: Entry) -> str | None:
     if new.score.n < old.score.n:
         return f"{new.score.n:,} instead of {old.score.n:,} test samples"
     if missing := sorted(set(old.grpc or ()) - set(new.grpc or ()), key=_count):
-        return f"nothing through a server at {missing[0]}" if new.grpc else "no server"
+        return f"no server measurement at {missing[0]}" if new.grpc else "no server measurement"
     if len(new.speed_rounds) < len(old.speed_rounds):
         return f"{len(new.speed_rounds)} instead of {len(old.speed_rounds)} rounds"
     if new.speed_seconds < _MUCH_SHORTER * old.speed_seconds:
@@ -208,15 +208,15 @@ def _narrower(new: Entry, old: Entry) -> str | None:
 
 @dataclass(frozen=True)
 class Cost:
-    """A cost of a variant, the less the better."""
+    """One cost of a variant; lower is better."""
 
     value: float
-    rounds: tuple[float, ...] | None = None  # what each round measured; none: known exactly
+    rounds: tuple[float, ...] | None = None  # the value in each round; None: known exactly
 
     def over(self, other: "Cost") -> Interval:
-        """95 % interval of what this one costs more than the other: above 0, it surely does.
+        """Return the 95 % interval of how much more this costs; above 0 means surely more.
 
-        Of costs measured in rounds it is that of the logarithm of their ratio.
+        For costs measured in rounds, it is the interval of the logarithm of their ratio.
         """
         if self.rounds is None or other.rounds is None:
             return self.value - other.value, self.value - other.value
@@ -226,10 +226,10 @@ class Cost:
 def mark_dominated(
     entries: Iterable[Entry], values: Mapping[str, np.ndarray], *, seed: int = 0
 ) -> tuple[Entry, ...]:
-    """The entries with `dominated_by` set.
+    """Return the entries with `dominated_by` set.
 
-    What costs is time, or where the budget saves no time the bytes of an embedding.
-    Shapes: values[variant] [n], of each test sample in the same order; their mean is the score.
+    The cost is time per inference, or the bytes of an embedding if the budget saves no time.
+    Shapes: values[variant] [n], one per test sample in the same order; their mean is the score.
     """
     entries = tuple(entries)
     (dominators_of,) = dominators(entries, values, (own_cost,), seed=seed)
@@ -243,15 +243,15 @@ def dominators(
     *,
     seed: int = 0,
 ) -> list[dict[str, str | None]]:
-    """For each kind of cost: by variant, the one that dominates it.
+    """Return, for each kind of cost, the dominating variant by variant name.
 
-    A is dominated by B, both on the same runtime and device, if B surely costs no more and the
-    paired bootstrap's 95 % interval of how much better B scores lies above 0; or if both have the
-    same value on each sample and B surely costs less. For a cost that was measured, surely means
-    the paired 95 % interval over the rounds. A difference that the data cannot tell from chance,
-    of scores or of costs, dominates nobody. Of several such B the best-scoring one is named, then
-    the cheaper.
-    Shapes: values[variant] [n], of each test sample in the same order; their mean is the score.
+    B dominates A on the same runtime and device in two cases. Either B surely costs no more, and
+    the paired bootstrap's 95 % interval of how much better B scores is above 0. Or both have the
+    same value on every sample, and B surely costs less. For a measured cost, "surely" refers to
+    the paired 95 % interval over the rounds. A difference in score or cost that could be chance
+    never makes a variant dominated. Of several dominating variants the one with the best score is
+    returned, and of equal scores the cheaper one.
+    Shapes: values[variant] [n], one per test sample in the same order; their mean is the score.
     """
     surely: dict[tuple[str, str], bool] = {}
 
@@ -260,7 +260,7 @@ def dominators(
             better, worse = values[b.variant], values[a.variant]
             if not b.score.higher_is_better:
                 better, worse = worse, better
-            # The bootstrap takes its time: not where the answer is known without it.
+            # The bootstrap is slow: skip it if the means already decide.
             surely[b.variant, a.variant] = bool(
                 better.mean() > worse.mean() and paired_bootstrap(better, worse, seed)[0] > 0
             )
@@ -283,7 +283,7 @@ def dominators(
 
 
 def own_cost(entry: Entry) -> Cost:
-    """Bytes of an embedding if the budget saves these, else seconds per inference."""
+    """Return the bytes of an embedding if the budget saves these, else seconds per inference."""
     if entry.embedding_bytes is not None:
         return Cost(entry.embedding_bytes)
     return Cost(1 / entry.speed, tuple(1 / rate for rate in entry.speed_rounds))
@@ -297,7 +297,7 @@ _AGAIN = "Measure again with: saccade bench FOLDER"
 
 
 def entry_of(value: Any) -> Entry:
-    """One entry from its JSON object, every key checked.
+    """Read one entry from its JSON object and check every key.
 
     Raises: SaccadeError that names the key.
     """
@@ -307,7 +307,7 @@ def entry_of(value: Any) -> Entry:
 
 
 def _completed(value: Any) -> Any:
-    """With the keys that older files lack, and the memory that a benchmark leaves out."""
+    """Add the keys that older files lack, and the memory, which a benchmark does not write."""
     older = {"embedding_bytes": None, "memory_bytes": None, "ops": None}
     return {**older, **value} if isinstance(value, dict) else value
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON beside each artefact: what it is, where it comes from, what was proved of it."""
+"""The JSON next to each artefact: what it is, where it comes from, what was verified."""
 
 import re
 from collections.abc import Mapping
@@ -27,18 +27,18 @@ from saccade.schema import AGAIN, read_json, typed
 
 SCHEMA = "saccade.manifest"
 VERSION = 5
-SQUASHING = 3  # the oldest that is read; it came before resize modes and squashed every image
-# What versions before 5 do not say: the floor of the gate that they passed. This is history, and
-# stays as it is when the gate's own table changes.
+SQUASHING = 3  # the oldest readable version: it predates resize modes and squashed every image
+# Versions before 5 do not record the floor of the gate that they passed. These values are history:
+# do not change them when the gate's own table changes.
 _FLOORS_BEFORE_5 = {"fp32": 1e-2, "fp16": 1e-1, "bf16": 1e-1, "int8": 1e-1}
 SUFFIX = ".manifest.json"
-_FILE_NAME_CHARACTERS = 255  # what a file system takes
+_FILE_NAME_CHARACTERS = 255  # the limit of common file systems
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
 class VariantEntry:
-    """The variant's name and what the name stands for.
+    """The variant's name and what it stands for.
 
     Units: kept and total count `unit`.
     """
@@ -46,7 +46,7 @@ class VariantEntry:
     name: str
     model: str
     family: str
-    role: str  # of this file; empty where one file is the whole variant
+    role: str  # of this file; empty if one file is the whole variant
     setting: str
     budget: Budget
     kept: int
@@ -57,7 +57,7 @@ class VariantEntry:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """The artefact's own bytes."""
+    """Name, hash and size of the artefact file."""
 
     name: str
     sha256: str
@@ -66,7 +66,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class ParentEntry:
-    """The checkpoint it was made from; the copy lies in the same folder."""
+    """The checkpoint that it was exported from; a copy is in the same folder."""
 
     name: str
     sha256: str
@@ -82,7 +82,7 @@ class MultiplyAdds:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one sample, read from the graph and not from a clock."""
+    """Cost of one sample, computed from the graph, not measured."""
 
     parameters: int
     multiply_adds: MultiplyAdds
@@ -91,35 +91,35 @@ class Cost:
 
 @dataclass(frozen=True)
 class Parity:
-    """The gate's figures, with the thresholds they were held against."""
+    """The gate's figures and the thresholds that they were compared with."""
 
     passed: bool
     figures: dict[str, float]
     thresholds: dict[str, float]
-    overridden: tuple[str, ...]  # thresholds that are not the table's
+    overridden: tuple[str, ...]  # thresholds that differ from the table
     real_inputs: int
     random_inputs: int
     batches: tuple[int, ...]
-    floor: float  # of the errors: a share of the largest magnitude, in every denominator
+    floor: float  # of relative errors |a - b| / (|b| + floor max|b|)
 
     @property
     def overrides(self) -> dict[str, float]:
-        """The thresholds that are not the table's."""
+        """The thresholds that differ from the table."""
         return {name: self.thresholds[name] for name in self.overridden}
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything later stages may know of an artefact without opening it."""
+    """Everything that later stages know about an artefact without opening it."""
 
     variant: VariantEntry
     file: FileEntry
     parent: ParentEntry
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    preprocessing: Preprocessing | None  # none where no image comes in
+    preprocessing: Preprocessing | None  # None if it takes no image
     labels: tuple[str, ...]
-    facts: dict[str, Any]  # what server and client need of the family, such as a vocabulary
+    facts: dict[str, Any]  # what server and client need to know, such as a vocabulary
     custom_ops: tuple[str, ...]
     opset: int
     ir_version: int
@@ -128,22 +128,22 @@ class Manifest:
     parity: Parity
     float32_layers: tuple[str, ...] = ()  # matrix nodes that a narrower variant keeps in float32
     activation_ranges: dict[str, float] = field(default_factory=dict)  # largest |x| by tensor
-    inlined_ops: tuple[str, ...] = ()  # custom ops that the file holds as standard operators
+    inlined_ops: tuple[str, ...] = ()  # custom ops written as standard operators
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object, schema and version included."""
+        """Return the JSON object, including schema and version."""
         return {"schema": SCHEMA, "version": VERSION, **asdict(self)}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
-    """Write `<variant>.manifest.json` into the folder; the same content is the same bytes."""
+    """Write `<variant>.manifest.json` into the folder; equal content gives equal bytes."""
     path = folder / (manifest.variant.name + SUFFIX)
     write_atomically(path, json_bytes(manifest.to_dict()))
     return path
 
 
 def read_manifest(path: Path) -> Manifest:
-    """A manifest, believed only after every key, type and name was checked.
+    """Read a manifest and check every key, type and name.
 
     Raises: SaccadeError for a missing or foreign file, an unknown version, an unknown or
         missing key, a wrong type, and a name that contradicts another or leaves the folder.
@@ -152,7 +152,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def manifest_of(given: Mapping[str, Any], path: Path) -> Manifest:
-    """The manifest that stands in a file, from its JSON object.
+    """Make a manifest from the JSON object of the file at `path`, with the same checks.
 
     Raises: as `read_manifest`.
     """
@@ -181,7 +181,7 @@ def manifest_of(given: Mapping[str, Any], path: Path) -> Manifest:
 
 
 def _add_floor(content: dict[str, Any]) -> None:
-    """The floor into what an older release wrote, if it is as it should be so far."""
+    """Add the floor to a manifest of an older release, if its structure is valid."""
     variant, parity = content.get("variant"), content.get("parity")
     if isinstance(variant, dict) and isinstance(parity, dict):
         floor = _FLOORS_BEFORE_5.get(str(variant.get("precision")), 1.0)
@@ -202,7 +202,7 @@ def _check_names(manifest: Manifest, file: str) -> None:
         raise Contradiction(f"budget {entry.setting!r} stands for {entry.budget:g}")
     for other in (manifest.file.name, manifest.parent.name):
         if not FILE_NAME.fullmatch(other) or len(other) > _FILE_NAME_CHARACTERS:
-            raise Contradiction(f"{other!r:.80} is not the plain name of a file in the same folder")
+            raise Contradiction(f"{other!r:.80} is not a plain name of a file in the same folder")
     check_hashes((manifest.file.sha256, manifest.parent.sha256))
     if entry.family not in FAMILIES:
         raise Contradiction(

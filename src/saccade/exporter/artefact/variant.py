@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A variant: one point on the trade, whose name is its identity in every later stage."""
+"""Variants: one model at one budget and precision, identified by name in every later stage."""
 
 import re
 from collections.abc import Iterable
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from saccade.models.interface import Family
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
-# Of the files of a variant, first the one that answers a plain request; a family may add some.
+# Roles of a variant's files; the first answers a plain request. A family may add roles.
 ROLES = ("", "image", "encode", "text", "decode", "step")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _BUDGET_NAME = re.compile(r"[a-z0-9]{1,16}")
 
 
 def known_roles() -> tuple[str, ...]:
-    """The usual roles, and behind them those of single families."""
+    """Return the common roles, followed by those of single families."""
     own = [role for _, entry in entries() for role in entry.roles]
     return tuple(dict.fromkeys((*ROLES, *own)))
 
 
 def variant_name(model: str, role: str, budget: str, precision: str) -> str:
-    """`<model>[-<role>]-<budget>-<precision>`, the stem of every file of that component.
+    """Return `<model>[-<role>]-<budget>-<precision>`, the stem of the component's file names.
 
-    Raises: SaccadeError for a part of it that no variant can have.
+    Raises: SaccadeError for a part that no variant can have.
     """
     check_model_name(model)
     if role not in known_roles():
@@ -47,20 +47,20 @@ def variant_name(model: str, role: str, budget: str, precision: str) -> str:
 
 
 def check_model_name(name: str) -> str:
-    """The name itself, if files and served models may carry it.
+    """Return `name` if files and served models can have it.
 
     Raises: SaccadeError otherwise.
     """
     if not _NAME.fullmatch(name):
         raise SaccadeError(
-            f"model name {name!r}: a name is 1 to 64 characters of a-z, 0-9 and '-', and starts "
-            "with a letter or digit. Pass another one with --name."
+            f"model name {name!r}: expected 1 to 64 characters of a-z, 0-9 and '-', starting "
+            "with a letter or digit. Pass another name with --name."
         )
     return name
 
 
 def default_model_name(checkpoint: Path) -> str:
-    """The checkpoint's stem.
+    """Return the checkpoint's file name without its extension.
 
     Raises: SaccadeError if the stem cannot be a model's name.
     """
@@ -73,28 +73,28 @@ def default_model_name(checkpoint: Path) -> str:
 
 
 def budget_option(label: str, budget: float) -> str:
-    """A budget as `--budget` reads it: a fraction exactly, of which the label has four digits."""
+    """Return a budget as `--budget` reads it: an exact fraction (a label has only four digits)."""
     return repr(budget) if re.fullmatch(r"b\d{4}", label) else label
 
 
 def check_chosen(flag: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """Names of one option: all known, each once, at least one.
+    """Check that an option has at least one name, only known names, and each only once.
 
     Raises: SaccadeError otherwise.
     """
     if unknown := [name for name in given if name not in known]:
         raise SaccadeError(
-            f"--{flag} has {unknown[0]!r}, expected some of {', '.join(known)}, "
-            f"like {','.join(known[:2])}.{did_you_mean(unknown[0], known)}"
+            f"--{flag} has {unknown[0]!r}, expected one or more of {', '.join(known)}, "
+            f"such as {','.join(known[:2])}.{did_you_mean(unknown[0], known)}"
         )
     if not given or len(set(given)) < len(given):
         raise SaccadeError(f"--{flag} is {','.join(given) or 'empty'}, expected each name once.")
 
 
 def check_budgets(checkpoint: "Checkpoint | Header", given: Iterable[BudgetLike]) -> None:
-    """Check of budgets by a checkpoint's configuration alone: no weight is read.
+    """Check budgets against a checkpoint's configuration, without reading weights.
 
-    Raises: SaccadeError as `choose_budgets`, or if the configuration is wrong.
+    Raises: SaccadeError as in `choose_budgets`, or if the configuration is wrong.
     """
     choose_budgets(config_class(checkpoint.family).from_dict(checkpoint.config), given)
 
@@ -102,9 +102,9 @@ def check_budgets(checkpoint: "Checkpoint | Header", given: Iterable[BudgetLike]
 def choose_budgets(
     model: "Family | ConfigValues", given: Iterable[BudgetLike]
 ) -> tuple[ComputeBudget, ...]:
-    """The budgets to export, largest budget first; the family's own where none is given.
+    """Return the budgets to export, largest first; the family's defaults if none is given.
 
-    Raises: SaccadeError for what the family does not know, and for two that are the same.
+    Raises: SaccadeError for a budget that the family does not have, and for two equal budgets.
     """
     chosen = [model.budget(budget_text(text)) for text in given] or list(model.budgets())
     chosen.sort(key=lambda budget: -budget.share)
@@ -112,7 +112,7 @@ def choose_budgets(
         for other in chosen[:index]:
             if budget.label == other.label:
                 raise SaccadeError(
-                    f"budgets {other.share:g} and {budget.share:g} would share the name "
+                    f"budgets {other.share:g} and {budget.share:g} would both be named "
                     f"'{budget.label}'. Leave one out of --budget."
                 )
             same = budget.unit != "head" and budget.kept == other.kept

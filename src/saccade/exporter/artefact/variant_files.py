@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of one variant: a model of several components is one variant for whoever asks."""
+"""The files of one variant: a model of several components is one variant to its users."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from saccade.models.preprocessing import Preprocessing
 
 @dataclass(frozen=True)
 class VariantFiles:
-    """One variant: its files by role, first the one that answers a plain request."""
+    """One variant: its files by role; the first answers a plain request."""
 
     name: str
     components: dict[str, Manifest]
@@ -27,7 +27,7 @@ class VariantFiles:
 
     @property
     def sha256(self) -> str:
-        """The hash of the file; of several files, that of their hashes."""
+        """The hash of the file; for several files, the hash of their hashes."""
         if len(self.components) == 1:
             return self.main.file.sha256
         text = "".join(
@@ -38,7 +38,7 @@ class VariantFiles:
 
     @property
     def runtime_metadata(self) -> dict[str, Any]:
-        """Runtime metadata: all that the server and the client need to know of the variant."""
+        """Everything that the server and the client need to know about the variant."""
         return {
             key: value
             for component in self.components.values()
@@ -47,12 +47,12 @@ class VariantFiles:
 
     @property
     def multiply_adds(self) -> int:
-        """Of one sample of the component that answers a plain request."""
+        """Multiply-adds of one sample, in the component that answers a plain request."""
         return self.main.cost.multiply_adds.total
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """Preprocessing of the image, where one of the components takes one."""
+        """The preprocessing of images, or None if no component takes one."""
         declared = (
             component.preprocessing for component in self.components.values() if encoded(component)
         )
@@ -62,14 +62,14 @@ class VariantFiles:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of `probabilities`, if the model has some."""
+        """The labels of `probabilities`; empty if the model has none."""
         return next(
             (component.labels for component in self.components.values() if component.labels), ()
         )
 
 
 def grouped(manifests: Sequence[Manifest]) -> tuple[VariantFiles, ...]:
-    """The variants of a folder, in the order of its manifests.
+    """Group the manifests of a folder into variants, in the same order.
 
     Raises: SaccadeError if a variant lacks a component that every request needs.
     """
@@ -82,14 +82,14 @@ def grouped(manifests: Sequence[Manifest]) -> tuple[VariantFiles, ...]:
         needed = entry_of(next(iter(components.values())).variant.family).required
         if not set(needed) <= set(components):
             raise SaccadeError(
-                f"{name}: found the component {', '.join(sorted(components))}, expected "
+                f"{name}: found only {', '.join(sorted(components))}, expected the components "
                 f"{' and '.join(needed)}, each with its manifest. Export the checkpoint again."
             )
     return tuple(VariantFiles(name, components) for name, components in variants.items())
 
 
 def encoded(manifest: Manifest) -> tuple[str, ...]:
-    """Inputs whose pixels come to the router as encoded files."""
+    """Return the inputs whose pixels arrive at the router as encoded files."""
     if manifest.preprocessing is None:
         return ()
     return tuple(
@@ -100,6 +100,6 @@ def encoded(manifest: Manifest) -> tuple[str, ...]:
 
 
 def filled(manifest: Manifest) -> tuple[str, ...]:
-    """Inputs of this component that the router fills itself."""
+    """Return the inputs of this component that the router fills in itself."""
     names = entry_of(manifest.variant.family).filled.get(manifest.variant.role, ())
     return tuple(spec.name for spec in manifest.inputs if spec.name in names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Share of questions answered rightly, by kind, and of the image that is left out."""
+"""Score visual question answering: accuracy by kind, and the share of ignored image."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from saccade.models.vqa.questions import question_tokens
 
 
 def vqa(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
-    """Accuracy on the test scenes' questions, by kind, with the share of zero attention.
+    """Score accuracy on questions about the test scenes, by kind, and the share of zero attention.
 
     Raises: SaccadeError if the model takes no image or has other answers.
     """
@@ -64,14 +64,14 @@ def _truth(model: EvaluatedModel, asked: SceneQuestions) -> np.ndarray:
     known = {label: index for index, label in enumerate(model.labels)}
     if strange := sorted({question.answer for question in asked.questions} - set(known)):
         raise SaccadeError(
-            f"{model.name}: does not know the answer {strange[0]!r}, it has "
+            f"{model.name}: does not know the answer {strange[0]!r}. Its answers are "
             f"{', '.join(model.labels[:5])}, ... Score a model trained on this data."
         )
     return np.array([known[question.answer] for question in asked.questions])
 
 
 def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
-    """The first questions with their images.
+    """Return the first questions with their images.
 
     Shapes: image [n h w c], question [n t], n at most `count`.
     Raises: SaccadeError if the model takes no image.
@@ -87,7 +87,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
 def vqa_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
 ) -> Asked:
-    """Answers to questions about a scene."""
+    """Return answers to questions about the chosen scenes."""
     asked = asked_scenes(models[0].images(), options)
     images = asked.images[asked.owner[chosen]]
     chosen_questions = [asked.questions[index] for index in chosen]

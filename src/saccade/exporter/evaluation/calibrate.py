@@ -77,7 +77,7 @@ def calibrate(
     """Certify the cheapest chain of variants for each risk, and write the policies.
 
     The policies and the answers they were made from are written beside `frontier.json`. A
-    certificate holds for traffic that is like the data, and for no other.
+    certificate is valid only for traffic that is like the data.
 
     Raises: SaccadeError if the model's family cannot stop early, nothing was measured, the data
         does not fit or is too small for any certificate. GateFailed is not raised: a risk that the

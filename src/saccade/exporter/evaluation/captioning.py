@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of captions against five true sentences a scene, by the way they were searched."""
+"""Score captions against five true sentences per scene."""
 
 from collections.abc import Sequence
 
@@ -25,14 +25,14 @@ from saccade.models.scores.intervals import bootstrap_of
 from saccade.models.scores.results import EvaluationResult, Score, mean, proportion
 from saccade.models.word_tokens import WordVocabulary
 
-_CHUNK = 50  # images searched at once
-_RESAMPLES = 200  # of the corpus: its figures are computed anew each time
+_CHUNK = 50  # images captioned at the same time
+_RESAMPLES = 200  # of the corpus, each with its own score
 
 
 def caption(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
-    """CIDEr-D, BLEU-4, ROUGE-L, REP and truth; of the attention JS and the share of zeros.
+    """Score CIDEr-D, BLEU-4, ROUGE-L, REP and truth, and of attention JS and the share of zeros.
 
-    Captions are those that a request gets which names no beam.
+    Captions are generated with the default beam size.
 
     Raises: SaccadeError if the data has no sentences, or the model takes no image.
     """
@@ -57,7 +57,7 @@ def caption(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult
 
 
 def _captions(model: EvaluatedModel, images: np.ndarray) -> list[Caption]:
-    """Captions that a request gets which names no beam.
+    """Generate captions with the default beam size.
 
     Shapes: images uint8 [n h w c].
     """
@@ -78,7 +78,7 @@ def _captions(model: EvaluatedModel, images: np.ndarray) -> list[Caption]:
 
 
 def _bleu(texts: Sequence[str], truth: Sequence[Sequence[str]]) -> Score:
-    """A figure of the whole corpus, with the interval of resampled corpora."""
+    """Score the whole corpus, with an interval from resampled corpora."""
 
     def of(chosen: np.ndarray) -> float:
         return bleu4([texts[index] for index in chosen], [truth[index] for index in chosen])
@@ -95,7 +95,7 @@ def _repetition(texts: Sequence[str], truth: Sequence[Sequence[str]]) -> list[fl
 
 
 def _attention_scores(captions: list[Caption]) -> list[Score]:
-    """Scores of the attention of captions that have words; without words there is no attention."""
+    """Score the attention of captions with at least one word; others have no attention."""
     maps = [caption.attention for caption in captions if len(caption.attention)]
     moving = [jensen_shannon(weights) for weights in maps if len(weights) > 1]
     zeros = [share for weights in maps for share in zero_share(weights)]
@@ -104,7 +104,7 @@ def _attention_scores(captions: list[Caption]) -> list[Score]:
 
 
 def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
-    """The first scenes.
+    """Return the first scenes.
 
     Shapes: image [n h w c], n at most `count`.
     Raises: SaccadeError if the model takes no image.
@@ -116,7 +116,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
 def caption_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
 ) -> Asked:
-    """Captions, and the mean of the maps at their words."""
+    """Return captions, with the mean attention map over their words."""
     drawn = drawn_scenes(models[0].images(), options, CAPTIONED_SCENES)
     rng = np.random.default_rng(options.seed)
     truths = [references(objects, rng)[0] for objects in drawn.objects]

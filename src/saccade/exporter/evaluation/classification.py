@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Top-1 and top-5 on labelled data."""
+"""Score top-1 and top-5 accuracy on labeled data."""
 
 import hashlib
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ from saccade.models.data.user_data import is_unlabelled, unlabelled_images
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
 
-_TOP5_CLASSES = 6  # with fewer, the right one is nearly always among five
+_TOP5_CLASSES = 6  # with fewer classes, top-5 is nearly always right
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """One split as a model takes it.
+    """One split of the data in the form of the model's inputs.
 
     Shapes: inputs [n ...] by name, labels [n] int64.
     """
@@ -40,9 +40,9 @@ class Labelled:
 
 
 def top1(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
-    """Share of samples whose most probable label is the right one.
+    """Score the share of samples whose most probable label is correct.
 
-    Raises: SaccadeError if the data's classes are not the model's.
+    Raises: SaccadeError if the data's classes differ from the model's.
     """
     data = test_inputs(model, options)
     check_classes(model, data.class_names, data.name)
@@ -56,7 +56,7 @@ def top1(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
 
 
 def test_inputs(model: EvaluatedModel, options: EvaluateOptions) -> Labelled:
-    """The samples of top-1: images, token states or ListOps, whatever the model takes.
+    """Return the samples for top-1: images, token states or ListOps, depending on the model.
 
     Raises: SaccadeError if the data does not fit it.
     """
@@ -88,7 +88,7 @@ def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decis
 
 
 def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
-    """One split of labelled images, or of token states where the model takes those.
+    """Return one split of labeled images, or of token states if the model takes those.
 
     Raises: SaccadeError if the model takes neither, or the data does not fit it.
     """
@@ -99,14 +99,14 @@ def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str)
         return Labelled(inputs, data.labels, data.class_names, data.name, data.sha256)
     if options.data is None:
         raise SaccadeError(
-            f"{model.name}: takes token states, which are not generated here. Pass --data with "
+            f"{model.name}: takes token states, which saccade cannot generate. Pass --data with "
             "an .npz of tokens, lengths and labels."
         )
     texts = token_states(options.data, split)
     if texts.tokens.shape[1:] != shapes["tokens"][1:]:
         raise ShapeError(
-            f"{options.data}: token states are {texts.tokens.shape[1:]} (tokens, width), the model "
-            f"wants {shapes['tokens'][1:]}. Pass the data that the model was trained for."
+            f"{options.data}: token states are {texts.tokens.shape[1:]} (tokens, width), expected "
+            f"{shapes['tokens'][1:]}. Pass the data that the model was trained on."
         )
     most = slice(options.limit)
     inputs = {name: array[most] for name, array in texts.inputs.items()}
@@ -114,7 +114,7 @@ def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str)
 
 
 def labelled_images(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Dataset:
-    """One split of the data in the model's own size, its first `limit` images.
+    """Return the first `limit` images of one split, in the model's size.
 
     Raises: SaccadeError if the model takes no image.
     """
@@ -124,28 +124,28 @@ def labelled_images(model: EvaluatedModel, options: EvaluateOptions, split: str)
 
 
 def check_classes(model: EvaluatedModel, names: tuple[str, ...], data: str) -> None:
-    """Stop where the data's classes are others than the model's.
+    """Check that the data's classes are the model's.
 
-    Raises: SaccadeError.
+    Raises: SaccadeError if they differ.
     """
-    # Classes without words are numbered: those are the model's own indices.
+    # Classes without names are numbered, in the order of the model's outputs.
     numbered = names == tuple(str(index) for index in range(len(model.labels)))
     if not numbered and names != model.labels:
         raise SaccadeError(
-            f"{data}: its {len(names)} classes begin with {names[:3]}, those of {model.name} "
-            f"({len(model.labels)}) with {model.labels[:3]}. "
-            "Pass the data that the model was trained for with --data."
+            f"{data}: has {len(names)} classes, the first {names[:3]}, but {model.name} has "
+            f"{len(model.labels)}, the first {model.labels[:3]}. "
+            "Pass the data that the model was trained on with --data."
         )
 
 
 def _expressions(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled | None:
-    """ListOps, for a model that reads characters."""
+    """Return ListOps expressions for a model that reads characters, otherwise None."""
     if all(spec.name != "characters" for spec in model.component("").inputs):
         return None
     if options.data not in (None, "listops"):
         raise SaccadeError(
             f"--data {options.data}: {model.name} reads characters, expected listops. "
-            "Leave the option out."
+            "Leave out --data."
         )
     grammar = Grammar(max_tokens=int(model.runtime_metadata["max_tokens"]))
     drawn = listops(split, options.limit, grammar=grammar)
@@ -154,10 +154,10 @@ def _expressions(model: EvaluatedModel, options: EvaluateOptions, split: str) ->
 
 
 def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
-    """The first samples of whatever the model takes: images, token states, characters.
+    """Return the first samples that fit the model: images, token states or characters.
 
     Shapes: by name [n ...], n at most `count`.
-    Raises: SaccadeError if it takes what no data here has.
+    Raises: SaccadeError if no data fits the model.
     """
     role, names = variant.main.variant.role, {spec.name for spec in variant.main.inputs}
     if "characters" in names:
@@ -173,7 +173,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
 def labelled_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
 ) -> Asked:
-    """The most probable label, of images or expressions."""
+    """Return the most probable label of the chosen images or expressions."""
     data = test_inputs(models[0], options)
     inputs = {name: array[chosen] for name, array in data.inputs.items()}
     truths = [data.class_names[label] for label in data.labels[chosen]]
@@ -185,7 +185,7 @@ def labelled_examples(
 
 
 def _as_text(inputs: dict[str, np.ndarray]) -> list[str]:
-    """What a model that reads characters reads; of images nothing."""
+    """Return the text that a model of characters reads; empty for images."""
     if "characters" not in inputs:
         return []
     rows = zip(inputs["characters"], inputs["length"], strict=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of an embedding: nearest neighbours and a linear probe."""
+"""Score an embedding with nearest neighbors and with a linear probe."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from saccade.models.scores.results import EvaluationResult, proportion
 
 
 def knn(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
-    """Top-1 of the weighted vote of the 20 nearest training images.
+    """Score top-1 of the weighted vote of the 20 nearest training images.
 
     Source: Caron et al. 2021, Emerging Properties in Self-Supervised Vision Transformers.
     """
@@ -21,7 +21,7 @@ def knn(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
 
 
 def probe(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
-    """Top-1 of logistic regression on the frozen embedding."""
+    """Score top-1 of logistic regression on the frozen embedding."""
     train, test, codes = _embedded(model, options)
     labels = probe_predict(codes[0], train.labels, codes[1])
     return _result(model, "probe", "linear probe top-1", test, labels)

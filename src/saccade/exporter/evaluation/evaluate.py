@@ -28,17 +28,17 @@ from saccade.progress import Report, bar, progress_of, reporting
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of each variant's evaluation."""
+    """The evaluation results of each variant."""
 
     path: Path
     results: tuple[EvaluationResult, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return the JSON object."""
         return {"path": str(self.path), "found": [result.to_dict() for result in self.results]}
 
     def to_text(self) -> Any:
-        """A row for each score, for a terminal."""
+        """Return a table with a row per score, for a terminal."""
         return render(self.results)
 
 
@@ -48,11 +48,11 @@ def evaluate(
     *,
     progress: Report | None = bar,
 ) -> Evaluation:
-    """The scores of a checkpoint or of the variants in a folder.
+    """Score a checkpoint, or every variant in an artefact folder.
 
-    Without data it is what the card says, or else the task's own.
+    If no data is given, the data in the checkpoint's card is used, or else the task's default.
 
-    Raises: SaccadeError if there is neither, or the task or data do not fit the family.
+    Raises: SaccadeError if there is neither, or if the task or data do not fit the family.
     """
     with reporting(progress):
         return _evaluated(path, options)
@@ -75,7 +75,7 @@ def scores_of(
     options: EvaluateOptions,
     checkpoint: Callable[[], Checkpoint | None],
 ) -> tuple[EvaluationResult, ...]:
-    """Results of the task for each model; the checkpoint is read where no data is named.
+    """Run the task for each model. The checkpoint is read only if no data is given.
 
     Raises: SaccadeError if the task or data do not fit the family.
     """
@@ -96,8 +96,8 @@ def _task(
     name, chosen = task_asked(model.family, options.task, model.name, model.components)
     if options.positions != "anywhere" and name != "ari":
         raise SaccadeError(
-            f"--positions {options.positions}: task '{name}' has objects anywhere. "
-            "Leave it out; only the task ari can choose where they are."
+            f"--positions {options.positions}: only the task ari supports this option, not "
+            f"'{name}'. Leave it out."
         )
     task: Callable[[EvaluatedModel, EvaluateOptions], EvaluationResult] = imported(chosen.score)
     return task

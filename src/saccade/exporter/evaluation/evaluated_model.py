@@ -27,19 +27,19 @@ _GENERATED = ("digits", "digits-sum", "shapes", "tetrominoes", "listops")
 
 @dataclass(frozen=True)
 class Function:
-    """One component of a model, whatever runs it."""
+    """One component of a model, run by torch or a runtime."""
 
     inputs: tuple[TensorSpec, ...]
     run: Runner
 
     def __call__(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """The answers for any number of samples."""
+        """Return the outputs for any number of samples."""
         return run_in_batches(self.run, inputs, _BATCH)
 
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """One variant: its components by role, and what is known of it."""
+    """One variant: its components by role, and its metadata."""
 
     name: str
     family: str
@@ -51,7 +51,7 @@ class EvaluatedModel:
     ops: Ops = None  # how its custom ops run
 
     def component(self, *roles: str) -> Function:
-        """The first of these roles that it has.
+        """Return the component with the first of these roles that the model has.
 
         Raises: SaccadeError if it has none of them.
         """
@@ -59,15 +59,15 @@ class EvaluatedModel:
             if role in self.components:
                 return self.components[role]
         raise SaccadeError(
-            f"{self.name}: found the components {sorted(self.components)}, this task needs one of "
+            f"{self.name}: found the components {sorted(self.components)}, expected one of "
             f"{sorted(roles)}. If files are missing from the folder, export the checkpoint again; "
             "otherwise choose another --task."
         )
 
     def images(self) -> Preprocessing:
-        """Preprocessing of the image that it takes.
+        """Return the preprocessing of images.
 
-        Raises: SaccadeError if it takes none.
+        Raises: SaccadeError if the model takes no image.
         """
         if self.preprocessing is None:
             raise SaccadeError(f"{self.name}: takes no image. Choose another --task or --data.")
@@ -77,9 +77,9 @@ class EvaluatedModel:
 def subjects_of_folder(
     folder: ArtefactFolder, runtime: Runtime, *, kernels: bool = True
 ) -> list[EvaluatedModel]:
-    """The variants of an artefact folder in a runtime.
+    """Load the variants of an artefact folder in a runtime.
 
-    Raises: SaccadeError for a file that cannot be opened within limits, or does not run here.
+    Raises: SaccadeError for a file that cannot be opened within the limits or cannot run here.
     """
     refuse_untried(folder, folder.manifests)
     groups = groupby(
@@ -93,9 +93,9 @@ def subjects_of_folder(
 def subjects_of_checkpoint(
     checkpoint: Checkpoint, budget: Sequence[BudgetLike] = ()
 ) -> list[EvaluatedModel]:
-    """A checkpoint at these budgets, at the largest where none is given.
+    """Build a checkpoint at these budgets, or at the largest if none is given.
 
-    Raises: SaccadeError for a budget that the family does not know.
+    Raises: SaccadeError for a budget that the family does not have.
     """
     model = cast(Family, checkpoint.build())
     budgets = choose_budgets(model, budget) if budget else model.budgets()[:1]
@@ -106,7 +106,7 @@ def subjects_of_checkpoint(
 
 
 def trained_on(checkpoint: Checkpoint | None) -> str | None:
-    """The data that a checkpoint learned by its card, if it is made here."""
+    """Return the training data named in a checkpoint's card, if saccade generates it."""
     data = checkpoint.card.get("data") if checkpoint else None
     return data if data in _GENERATED else None
 

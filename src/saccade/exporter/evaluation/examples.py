@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some test samples with the answer of every variant, for a reader to look at."""
+"""Example test samples with the answer of every variant, for reports."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ _DISAGREED, _AGREED = 8, 4  # samples of each kind, at most
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of one variant; the text is empty where only the score of the sample tells it.
+    """The answer of one variant; the text is empty if the answer is only known by its score.
 
-    Shapes: focus [h w], the weight of each place that was looked at, or which slot it belongs to
-    where its type is an integer; none where the variant does not say.
+    Shapes: focus [h w], the attention weight of each position, or the index of its slot if the type
+        is an integer; None if the variant has neither.
     """
 
     text: str = ""
@@ -30,9 +30,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Example:
-    """One test sample, and the answers of all variants in their order.
+    """One test sample and the answers of all variants, in the order of the variants.
 
-    Shapes: image uint8 [h w c], none for a model that reads text.
+    Shapes: image uint8 [h w c], None for a model that reads text.
     """
 
     index: int
@@ -44,9 +44,9 @@ class Example:
 
 @dataclass(frozen=True)
 class Samples:
-    """The chosen samples as one task asks them.
+    """The chosen samples in the form of one task.
 
-    Shapes: images uint8 [n h w c]; questions and truths of n texts, empty where there are none.
+    Shapes: images uint8 [n h w c]; questions and truths n strings each, or empty.
     """
 
     images: np.ndarray | None
@@ -62,10 +62,10 @@ def examples_of(
     options: EvaluateOptions,
     values: Mapping[str, np.ndarray],
 ) -> tuple[Example, ...]:
-    """Samples on which the variants' scores differ, most first, and some on which they do not.
+    """Choose samples on which the variants' scores differ most, and some on which they agree.
 
-    None where the task does not show its samples.
-    Shapes: values[variant] [n], of each test sample in the same order.
+    Empty if the task has no examples.
+    Shapes: values[variant] [n], one per test sample in the same order.
     """
     first = models[0]
     _, task = task_asked(first.family, options.task, first.name, first.components)
@@ -87,7 +87,7 @@ def examples_of(
 
 
 def chosen_samples(values: Sequence[np.ndarray]) -> np.ndarray:
-    """Indices of the samples to show: first those whose scores are furthest apart.
+    """Return the indices of the samples to show; those with the largest difference first.
 
     Shapes: values [variants n] -> indices [at most 12].
     """
@@ -102,7 +102,7 @@ def chosen_samples(values: Sequence[np.ndarray]) -> np.ndarray:
 def labelled_answers(
     model: EvaluatedModel, labels: Sequence[str], outputs: Mapping[str, np.ndarray]
 ) -> list[Answer]:
-    """The most probable label of each sample, and its probability.
+    """Return the most probable label of each sample, with its probability.
 
     Shapes: outputs["logits"] [n labels].
     """
@@ -121,7 +121,7 @@ def labelled_answers(
 
 
 def focus_of(model: EvaluatedModel, outputs: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """Map of each sample, where the family and the exported outputs have one.
+    """Return the attention map of each sample, if the family and the exported outputs have one.
 
     Shapes: -> [n h w].
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs that a variant is measured with: of the same data that it is scored on."""
+"""Inputs for measuring a variant, from the same data that it is scored on."""
 
 from collections.abc import Callable
 
@@ -15,10 +15,10 @@ Inputs = dict[str, dict[str, np.ndarray]]  # by role and name
 
 
 def inputs_of(variant: VariantFiles, data: str, count: int) -> Inputs:
-    """The first test samples as the components take them, by role.
+    """Return the first test samples as inputs of the components, by role.
 
     Shapes: each [n ...] with n at most `count`.
-    Raises: SaccadeError if the variant takes what no data here has.
+    Raises: SaccadeError if no data fits the variant.
     """
     task = next(iter(tasks_of(variant.main.variant.family).values()))
     load: Callable[[VariantFiles, str, int], Inputs] = imported(task.inputs)
@@ -26,14 +26,14 @@ def inputs_of(variant: VariantFiles, data: str, count: int) -> Inputs:
 
 
 def images_of(variant: VariantFiles) -> Preprocessing:
-    """Preprocessing of the image that the variant takes.
+    """Return the preprocessing of the variant's images.
 
-    Raises: SaccadeError if it takes none.
+    Raises: SaccadeError if it takes no image.
     """
     if variant.preprocessing is None:
         names = sorted(spec.name for spec in variant.main.inputs)
         raise SaccadeError(
-            f"{variant.name}: takes {', '.join(names)}, of which there is no data to measure "
+            f"{variant.name}: takes {', '.join(names)}, but saccade has no such data to measure "
             "with. Measure a model that takes images."
         )
     return variant.preprocessing

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images against texts: zero-shot classes, retrieval both ways, hard negatives."""
+"""Score images against texts: zero-shot classification, retrieval, hard negatives."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from saccade.models.sparo.zero_shot import (
 
 
 def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
-    """Top-1 of labels that are only given as words."""
+    """Score top-1 (and top-5) of labels that are given only as words."""
     logits, data = _zero_shot(model, options, "test")
     right = correct(logits, data.labels)
     scores = (
@@ -57,7 +57,7 @@ def _zero_shot(
 def _class_logits(
     model: EvaluatedModel, options: EvaluateOptions, names: Sequence[str], images: np.ndarray
 ) -> np.ndarray:
-    """Logits of classes that are only given as words.
+    """Compute the logits of classes that are given only as words.
 
     Shapes: images [n e], embeddings -> [n names].
     """
@@ -68,9 +68,9 @@ def _class_logits(
 
 
 def retrieval(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
-    """R@1 and R@5, texts of an image and images of a text.
+    """Score R@1 and R@5, from images to texts and from texts to images.
 
-    A sentence may be said of several scenes: each of them is right for it.
+    If a sentence is true of several scenes, each of them counts as correct.
     """
     scenes = described_scenes(model.images(), options)
     images = model.component("image")({"image": scenes.images})["embedding"]
@@ -92,7 +92,7 @@ def retrieval(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResu
 
 
 def hard_negatives(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
-    """Share of false sentences that are less similar to the image than the true one, by kind."""
+    """Score the share of false sentences less similar to the image than the true one, by kind."""
     scenes = described_scenes(model.images(), options)
     images = model.component("image")({"image": scenes.images})["embedding"]
     truth = (images * _text_codes(model, scenes.captions)).sum(-1)
@@ -112,7 +112,7 @@ def hard_negatives(model: EvaluatedModel, options: EvaluateOptions) -> Evaluatio
 
 
 def _text_codes(model: EvaluatedModel, texts: Sequence[str]) -> np.ndarray:
-    """Embeddings of texts.
+    """Compute the embeddings of texts.
 
     Shapes: -> [texts e].
     """
@@ -127,8 +127,7 @@ def _templates(model: EvaluatedModel, options: EvaluateOptions) -> tuple[str, ..
 
 
 def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
-    """The first labelled images, and where there is a component for texts, the prompts of the
-    labels.
+    """Return the first labeled images, and prompts of the labels if the model takes text.
 
     Shapes: image [n h w c], n at most `count`; tokens [prompts t].
     Raises: SaccadeError if the model takes no image.
@@ -146,7 +145,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
 def zero_shot_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
 ) -> Asked:
-    """The label whose words are nearest to the image."""
+    """Return the label whose words are nearest to each chosen image."""
     data = labelled_images(models[0], options, "test")
     images, names = data.images[chosen], data.class_names
     answers = []

@@ -19,17 +19,17 @@ else:
 
 @dataclass(frozen=True)
 class EvaluateOptions(PathFields):
-    """On what a checkpoint or the variants of a folder are scored."""
+    """How to score a checkpoint or the variants of an artefact folder."""
 
-    data: str | None = None  # a name, a folder or an .npz; none: what it learned
-    task: TaskName | None = None  # none: the family's own
-    budget: tuple[BudgetLike, ...] = ()  # of a checkpoint; a folder is scored whole
-    limit: int | None = None  # samples at most
-    templates: Path | None = None  # prompts of zero-shot, one a line, with {} for the label
-    positions: Literal["anywhere", "left"] = "anywhere"  # of objects, for ari
-    seed: int = 0  # of questions, captions and initial states
-    runtime: RuntimeName = DEFAULT  # what runs the variants of a folder
-    # of a folder: run custom ops by our kernels; --no-op-library: run custom ops by their ONNX
+    data: str | None = None  # a name, a folder or an .npz; default: the training data
+    task: TaskName | None = None  # default: the family's own
+    budget: tuple[BudgetLike, ...] = ()  # only for a checkpoint; a folder is scored whole
+    limit: int | None = None  # score at most this many samples
+    templates: Path | None = None  # zero-shot prompts, one per line, with {} for the label
+    positions: Literal["anywhere", "left"] = "anywhere"  # of objects; only for the task ari
+    seed: int = 0  # for questions, captions and initial states
+    runtime: RuntimeName = DEFAULT  # runs the variants of a folder
+    # for a folder: run custom ops with saccade's kernels; --no-op-library: run them as their ONNX
     # function bodies
     op_library: bool = True
 

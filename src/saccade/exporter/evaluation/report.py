@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An evaluation as a table for a terminal."""
+"""Show an evaluation as a table in a terminal."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def render(results: Sequence[EvaluationResult]) -> "Table":
-    """A row for each score of each variant, with its 95 % interval."""
+    """Return a table with a row per score of each variant, with its 95 % interval."""
     from rich import box
     from rich.table import Table
 

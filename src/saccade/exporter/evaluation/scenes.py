@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generated test scenes in a model's size, with sentences and questions about them."""
+"""Generated test scenes in a model's image size, with sentences and questions about them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ QUESTIONS_A_SCENE = 2
 
 @dataclass(frozen=True)
 class Described(CaptionedScenes):
-    """Scenes with their sentences, and what tells them from others."""
+    """Scenes with one sentence each, and the hash that identifies them."""
 
     data: str
     sha256: str
 
 
 def described_scenes(preprocessing: Preprocessing, options: EvaluateOptions) -> Described:
-    """The test scenes with a sentence each.
+    """Return the test scenes with a sentence each.
 
     Raises: SaccadeError if the data is not `shapes`, or the model's images are not square.
     """
@@ -49,7 +49,7 @@ class SceneQuestions:
 
 
 def asked_scenes(preprocessing: Preprocessing, options: EvaluateOptions) -> SceneQuestions:
-    """The test scenes with two questions each."""
+    """Return the test scenes with two questions each."""
     drawn = drawn_scenes(preprocessing, options, None)
     rng = np.random.default_rng(options.seed)
     asked, owner = [], []
@@ -62,48 +62,54 @@ def asked_scenes(preprocessing: Preprocessing, options: EvaluateOptions) -> Scen
 
 
 def references(objects: Sequence[Object], rng: np.random.Generator) -> list[str]:
-    """True sentences about a scene, against which a caption is held."""
+    """Return true sentences about a scene, with which a caption is compared."""
     return [caption(objects, rng) for _ in range(REFERENCES)]
 
 
 def drawn_scenes(
     preprocessing: Preprocessing, options: EvaluateOptions, usual: int | None
 ) -> Scenes:
-    """The first test scenes in the model's size.
+    """Return the first test scenes in the model's image size.
 
     Raises: SaccadeError if the data is not `shapes`, or the model's images are not square RGB.
     """
     if options.data not in (None, "shapes"):
         raise SaccadeError(
-            f"--data {options.data}: this task needs sentences or questions, which only the "
-            "generated data has. Pass --data shapes."
+            f"--data {options.data}: this task needs sentences or questions, which only generated "
+            "data has. Pass --data shapes."
         )
     side_px = preprocessing.height_px
     if preprocessing.width_px != side_px or preprocessing.channels != 3:
         raise SaccadeError(
             f"--data shapes: the model's images are {side_px}x{preprocessing.width_px} px with "
-            f"{preprocessing.channels} channels, the scenes square with 3."
+            f"{preprocessing.channels} channels, expected square images with 3 channels."
         )
     count = usual if options.limit is None else options.limit
     return scenes("test", count, side_px=side_px, positions=options.positions)
 
 
 class ImageFields(Protocol):
-    """Scenes of any world: pictures and true masks."""
+    """Scenes of any kind: images and true masks."""
 
     @property
     def images(self) -> np.ndarray:
-        """Shapes: [n h w c]."""
+        """Return the images.
+
+        Shapes: [n h w c].
+        """
         ...
 
     @property
     def masks(self) -> np.ndarray:
-        """Shapes: [n h w]."""
+        """Return the true masks.
+
+        Shapes: [n h w].
+        """
         ...
 
 
 def scenes_sha256(drawn: ImageFields, texts: Sequence[str] = ()) -> str:
-    """The hash of the pictures, what is on them, and what is said of them."""
+    """Return a hash of the images, their masks and their sentences."""
     digest = hashlib.sha256(drawn.images.tobytes())
     digest.update(drawn.masks.tobytes())
     digest.update("\n".join(texts).encode())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agreement of slots with the objects: ARI on the foreground and on everything, and the error."""
+"""Score how well slots match objects: ARI with and without background, reconstruction error."""
 
 from collections.abc import Sequence
 
@@ -18,11 +18,11 @@ from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.scores.results import EvaluationResult, mean
 from saccade.models.slot_attention.initial import initial_states
 
-TEST_SCENES = 320  # as many as the paper scores
+TEST_SCENES = 320  # as many as in the paper
 
 
 def ari(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
-    """FG-ARI, ARI and the squared error of a pixel, where the model paints its scenes.
+    """Score FG-ARI, ARI and, if the model reconstructs its scenes, the squared error per pixel.
 
     Raises: SaccadeError if there are no true masks for the data, or the model takes no image.
     """
@@ -33,8 +33,8 @@ def ari(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     segments = answers["masks"].argmax(1)
     if segments.shape[1:] != true.shape[1:]:
         raise SaccadeError(
-            f"{model.name}: masks are {segments.shape[1:]}, the true ones {true.shape[1:]}. "
-            "Score a model that paints at the size of its images."
+            f"{model.name}: masks are {segments.shape[1:]}, expected {true.shape[1:]}. "
+            "Score a model whose masks have the size of its images."
         )
     foreground = adjusted_rand_index(true, segments, foreground=True)
     scores = [
@@ -49,7 +49,7 @@ def ari(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
 
 
 def _states(model: EvaluatedModel, options: EvaluateOptions, count: int) -> np.ndarray:
-    """Initial states of the slots of so many scenes.
+    """Draw initial states of the slots for `count` scenes.
 
     Shapes: -> [count k s].
     """
@@ -59,14 +59,14 @@ def _states(model: EvaluatedModel, options: EvaluateOptions, count: int) -> np.n
 
 
 def _painted(images: np.ndarray) -> np.ndarray:
-    """The images as the decoder was taught to paint them: shares of full white, from 0 to 1."""
+    """Scale images as in the decoder's training: from 0 to 1."""
     return images.astype(np.float64) / 255
 
 
 def masked_scenes(
     name: str, preprocessing: Preprocessing, options: EvaluateOptions
 ) -> tuple[np.ndarray, np.ndarray, str]:
-    """Test scenes, their true masks and their hash.
+    """Return test scenes, their true masks and their hash.
 
     Shapes: -> images uint8 [n h w c], masks [n h w].
     Raises: SaccadeError if there are no true masks for the data.
@@ -80,13 +80,13 @@ def masked_scenes(
         puzzles = tetrominoes("test", count, side_px=side_px, positions=positions)
         return puzzles.images, puzzles.masks, scenes_sha256(puzzles)
     raise SaccadeError(
-        f"--data {name}: true masks are only known of generated scenes. Pass --data tetrominoes "
+        f"--data {name}: only generated scenes have true masks. Pass --data tetrominoes "
         "or --data shapes."
     )
 
 
 def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
-    """The first scenes with the slots' initial states.
+    """Return the first scenes with the initial states of the slots.
 
     Shapes: image [n h w c], initial_state [n k s], n at most `count`.
     Raises: SaccadeError if the model takes no image.
@@ -103,11 +103,11 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
 def ari_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
 ) -> Asked:
-    """Scenes divided among slots."""
+    """Return the chosen scenes divided among slots."""
     images, _, _ = masked_scenes(options.data or "tetrominoes", models[0].images(), options)
     answers = []
     for model in models:
-        # Each scene has its own initial state: all are drawn, and those of the chosen are taken.
+        # Each scene has its own initial state: draw them for all scenes, then select.
         states = _states(model, options, len(images))[chosen]
         outputs = model.component("")({"image": images[chosen], "initial_state": states})
         focus = focus_of(model, outputs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks of `saccade evaluate`: those of saccade, and those that a family brings itself."""
+"""The tasks of `saccade evaluate`: saccade's own and those that a family defines."""
 
 from collections.abc import Collection
 from typing import Any
@@ -15,7 +15,7 @@ _SCENES = f"{_HERE}.segmentation:load_inputs"
 _ASKED = f"{_HERE}.answering:load_inputs"
 _PAIRED = f"{_HERE}.matching:load_inputs"
 _TOWERS = ("text",)
-# By name: the function's, with hyphens.
+# A task's name is that of its function, with hyphens.
 _FUNCTIONS = (
     EvaluationTask(
         f"{_HERE}.classification:top1",
@@ -51,21 +51,21 @@ TASKS = {task.score.partition(":")[2].replace("_", "-"): task for task in _FUNCT
 
 
 def task_names() -> tuple[str, ...]:
-    """Every task that some family can be asked."""
+    """Return the names of all tasks of all families."""
     own = [name for _, entry in entries() for name in entry.own_tasks]
     return tuple(dict.fromkeys((*TASKS, *own)))
 
 
 def tasks_of(family: str, roles: Collection[str] | None = None) -> dict[str, EvaluationTask]:
-    """Tasks of a family, its own score first; those of these components, if they are named.
+    """Return the tasks of a family, its default first; with `roles`, those for these components.
 
-    Raises: SaccadeError if there is no such family, or it names a task that there is not.
+    Raises: SaccadeError if there is no such family, or it names an unknown task.
     """
     entry = entry_of(family)
     known = {**TASKS, **entry.own_tasks}
     if unknown := [name for name in entry.tasks if name not in known]:
         raise SaccadeError(
-            f"family '{family}' names the task {unknown[0]!r}, expected some of "
+            f"family '{family}' names the unknown task {unknown[0]!r}, expected some of "
             f"{', '.join(known)}. Correct its ENTRY, or declare the task in `own_tasks`."
         )
     tasks = {name: known[name] for name in entry.tasks}
@@ -77,15 +77,15 @@ def tasks_of(family: str, roles: Collection[str] | None = None) -> dict[str, Eva
 def task_asked(
     family: str, name: str | None, subject: Any, roles: Collection[str] | None = None
 ) -> tuple[str, EvaluationTask]:
-    """The task of that name, or the family's own; `subject` is the model's name in a refusal.
+    """Return the task `name`, or the family's default; `subject` is the model's name in errors.
 
-    Raises: SaccadeError if it cannot be asked that.
+    Raises: SaccadeError if the family does not support the task.
     """
     known = tasks_of(family, roles)
     chosen = name or next(iter(known), None)
     if chosen not in known:
         raise SaccadeError(
-            f"--task {chosen}: {subject} is of family '{family}', which can be asked "
-            f"{', '.join(known) or 'nothing'}. Choose one of them."
+            f"--task {chosen}: {subject} is of family '{family}', which supports "
+            f"{', '.join(known) or 'no task'}. Choose one of them."
         )
     return chosen, known[chosen]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parity gate: every exported file against the float64 model, before anyone serves it."""
+"""The parity gate: compare every exported file with the float64 model before it is served."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bisection of a variant: the first tensor of its graph that is too far from another runner's."""
+"""Bisect a variant: find the first tensor of its graph that differs from another runner's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +22,7 @@ from saccade.plugins.native.library import available_library
 from saccade.progress import Report, bar, progress_of, reporting
 
 _SAMPLES = 8
-# Tensors looked at in one run: an output in the midst of a graph keeps it from being fused there.
+# Tensors probed in one run: an output in the middle of a graph prevents fusion at that point.
 _AT_ONCE = 16
 _TYPE_CHANGES = ("Cast", "QuantizeLinear", "DequantizeLinear")
 
@@ -31,9 +31,9 @@ Ask = Callable[[Sequence[str]], dict[str, np.ndarray]]  # node names -> their fi
 
 @dataclass(frozen=True)
 class Departure:
-    """One variant: the first node beyond the tolerance, or the worst one where none is.
+    """The result for one variant: the first node beyond the tolerance, otherwise the worst node.
 
-    Units: error is the gate's `relative_error`, with a floor of 1: of the whole tensor.
+    Units: error is the gate's `relative_error` with a floor of 1, over the whole tensor.
     """
 
     name: str
@@ -43,42 +43,42 @@ class Departure:
     operator: str
     error: float
     tolerance: float
-    compared: int  # nodes that both graphs have
+    compared: int  # number of nodes that both graphs have
 
     def to_text(self) -> str:
-        """One sentence."""
+        """Describe the result in one sentence."""
         limit = f"{self.tolerance:g} is allowed"
         if not self.departs:
             return (
-                f"{self.name}: no departure from {self.against} in {self.compared} nodes; the "
-                f"largest is {self.error:.2g}, at {self.node}; {limit}."
+                f"{self.name}: no node of {self.compared} differs from {self.against}; the "
+                f"largest relative error is {self.error:.2g}, at {self.node}; {limit}."
             )
         return (
-            f"{self.name}: departs from {self.against} at {self.node} ({self.operator}), by a "
-            f"relative error of {self.error:.2g} of the whole tensor; {limit}."
+            f"{self.name}: first differs from {self.against} at {self.node} ({self.operator}), by "
+            f"a relative error of {self.error:.2g} over the whole tensor; {limit}."
         )
 
 
 @dataclass(frozen=True)
 class BisectReport:
-    """The variants of a folder that can be run."""
+    """The results for the variants of a folder that can be run."""
 
     folder: Path
     rows: tuple[Departure, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object."""
+        """Return the JSON object."""
         return {"folder": str(self.folder), "departures": [asdict(row) for row in self.rows]}
 
 
 def bisect(gate: GateReport, *, progress: Report | None = bar) -> BisectReport:
-    """Find, for each variant that the gate could run, the first node whose answer departs.
+    """Find the first node whose output differs, for each variant that the gate could run.
 
-    A float32 variant as ONNX Runtime optimises it, with the ops' kernels where they are built,
-    is held against the same file with every node as it stands and the ops as their bodies; a
-    variant of another type against the fp32 variant, by the nodes' names.
+    A float32 variant is run as ONNX Runtime optimizes it, with the kernels of custom ops if they
+    are built. It is compared with the same file without optimization and with function bodies. A
+    variant of another precision is compared with the fp32 variant, node by node of equal name.
 
-    Raises: SaccadeError if the folder is not in order, or its checkpoint is not there.
+    Raises: SaccadeError if the folder is invalid or its checkpoint is missing.
     """
     folder = gate.artefacts or ArtefactFolder(gate.folder)
     measured = {report.name for report in gate.variants if report.parity is not None}
@@ -100,17 +100,17 @@ def bisect(gate: GateReport, *, progress: Report | None = bar) -> BisectReport:
 def departure(
     folder: ArtefactFolder, manifest: Manifest, manifests: Sequence[Manifest], inputs: Arrays
 ) -> Departure:
-    """The first node of one variant that departs.
+    """Find the first node of one variant that differs.
 
     Shapes: inputs as the graph's, [n ...].
     """
     entry, path = manifest.variant, folder.file(manifest)
-    # ONNX Runtime's CPU kernels have no bf16: there the structure is compared.
+    # ONNX Runtime's CPU kernels have no bf16, so only the structure is compared.
     own = widened_bytes(path) if entry.precision == "bf16" else path.read_bytes()
     other = _float32(manifest, manifests)
     if other is None:
         kernels = available_library() if manifest.custom_ops else None
-        against, plain = "its nodes as they stand", own
+        against, plain = "the same file without optimization", own
         answer = _asked(own, inputs, kernels=kernels)
     else:
         against, plain = other.variant.name, folder.file(other).read_bytes()
@@ -119,7 +119,7 @@ def departure(
     nodes = _shared_nodes(own, plain)
     if not nodes:
         raise SaccadeError(
-            f"{path}: shares no node with {against}. Export both again, in one command."
+            f"{path}: has no node in common with {against}. Export both again in one command."
         )
     tolerance = tensor_limit(entry.precision)
     node, error = _first(list(nodes), answer, expected, tolerance)
@@ -129,7 +129,7 @@ def departure(
 
 
 def _first(names: list[str], ask: Ask, expected: Ask, tolerance: float) -> tuple[str, float]:
-    """Name and error of the first node beyond the tolerance; the worst one where none is."""
+    """Name and error of the first node beyond the tolerance; otherwise of the worst node."""
 
     def errors_of(probes: list[str]) -> dict[str, float]:
         mine, theirs = ask(probes), expected(probes)
@@ -137,14 +137,14 @@ def _first(names: list[str], ask: Ask, expected: Ask, tolerance: float) -> tuple
 
     step = -(-len(names) // _AT_ONCE)
     seen: dict[str, float] = {}
-    # Spread over the whole graph, again and again until every node was asked or one departs.
+    # Probe nodes spread over the whole graph until one differs or all were probed.
     for offset in reversed(range(step)):
         errors = errors_of(names[offset::step])
         seen |= errors
         far = next((name for name, error in errors.items() if error > tolerance), None)
         if far is None:
             continue
-        # What lies between it and the one before that was near.
+        # Continue between it and the last node before it that agreed.
         index = names.index(far)
         between = [name for name in names[max(0, index - step + 1) : index] if name not in seen]
         seen |= errors_of(between) if between else {}
@@ -172,10 +172,10 @@ def _asked(
 
 
 def _shared_nodes(own: bytes, other: bytes) -> dict[str, str]:
-    """Operator by name of the nodes with a number as answer that both graphs have, in order.
+    """Map the nodes with numeric output that both graphs have to their operators, in order.
 
-    A change of type adds nodes, so that a name with a number at its end can go to another one:
-    a node is the same only if it also reads from the same ones.
+    A change of type adds nodes, so a numbered name can refer to another node. Two nodes are the
+    same only if they also read from the same nodes.
     """
     mine, theirs = (_numeric_nodes(onnx.load_model_from_string(file)) for file in (own, other))
     return {name: node.operator for name, node in mine.items() if theirs.get(name) == node}
@@ -185,7 +185,7 @@ def _shared_nodes(own: bytes, other: bytes) -> dict[str, str]:
 class _Node:
     operator: str
     attributes: tuple[bytes, ...]
-    sources: tuple[str, ...]  # nodes and graph inputs it reads from, "" for what is stored
+    sources: tuple[str, ...]  # nodes and graph inputs it reads from; "" for stored weights
 
 
 def _numeric_nodes(proto: onnx.ModelProto) -> dict[str, _Node]:
@@ -213,7 +213,7 @@ def _numeric_nodes(proto: onnx.ModelProto) -> dict[str, _Node]:
 
 
 def _float32(manifest: Manifest, manifests: Sequence[Manifest]) -> Manifest | None:
-    """The fp32 file of the same component, for a variant of another type."""
+    """Return the fp32 file of the same component, if the variant has another precision."""
     entry = manifest.variant
     if entry.precision == "fp32":
         return None

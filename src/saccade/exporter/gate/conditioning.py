@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows on which no file of a type can be near float64, since the model itself is not.
+"""Rows on which no file of a precision can be close to float64, because the model itself is not.
 
-A root of a singular value near zero, or a slot that is between two objects, turns a rounding into
-a visible change. On such a row the gate asks that a file is as good as the model it was made of,
-whose change in float32 says what the roundings of a narrower type, so many times larger, do.
+A root of a singular value near zero, or a slot between two objects, turns a rounding into a visible
+change. On such a row, the gate only requires that a file is as good as the model it was made from.
+The model's own error in float32 is measured. For a narrower type it is scaled by how much larger
+that type's roundings are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +16,15 @@ import numpy as np
 from saccade.exporter.gate.metrics import THRESHOLDS, row_cosines, row_errors, rows_apart
 from saccade.models.interface import Arrays
 
-# Two orders of the same sums differ by a small factor.
+# The errors of two summation orders differ by a small factor.
 TIMES_FLOAT32 = 4
-# How much larger a rounding is than float32's; beyond half precision fp32 has no excuse.
+# How much larger a rounding is than in float32; fp32 itself gets no allowance.
 ROUNDINGS = {"fp32": 1, "fp16": 2**13, "bf16": 2**16}
 MOST = {"fp32": THRESHOLDS["fp16"]["relative_error"]}
 
 
 def perturbed(model: Any, seed: int) -> Any:
-    """A copy of a torch model whose every weight is moved by a rounding, up or down."""
+    """Return a copy of a torch model with every weight moved up or down by one rounding."""
     import torch
 
     copy = deepcopy(model)
@@ -43,9 +44,11 @@ def ill_conditioned_rows(
     precision: str,
     floor: float,
 ) -> dict[str, np.ndarray]:
-    """Rows beyond a threshold by at most four times what the unfolded model would be off.
+    """Find rows beyond a threshold whose error the unfolded model's own rounding explains.
 
-    `own` are the `row_errors` of that model in float32; roundings of `precision` are larger.
+    Such an error is at most four times that of the model.
+
+    `own` are the `row_errors` of that model in float32, scaled here to those of `precision`.
 
     Shapes: runs as for `figures_of`, each output [n ...]; own and the answer [n], the answer bool.
     """

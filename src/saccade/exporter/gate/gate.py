@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parity gate: the float64 unfolded model against the file that will be served."""
+"""The parity gate: compare the unfolded float64 model with the file that will be served."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -46,12 +46,12 @@ from saccade.progress import (
 )
 
 _PERTURBATIONS = 4
-_STEPS = 2  # of progress for each file: the reference's answers, the file's
-_REFERENCE_BATCH = 8  # an unfolded read-in holds b x modules x tokens x dim numbers at a time
+_STEPS = 2  # of progress per file: answers of the reference, answers of the file
+_REFERENCE_BATCH = 8  # an unfolded read-in keeps b x modules x tokens x dim numbers in memory
 
 
 class Reference:
-    """Reference of a checkpoint's artefacts: its model, unfolded, in float64."""
+    """The reference for a checkpoint's artefacts: its model, unfolded, in float64."""
 
     def __init__(self, checkpoint: Checkpoint, sizes: GateSizes | None = None) -> None:
         torch = require("torch", extra="export")
@@ -61,26 +61,26 @@ class Reference:
         self._samples: dict[tuple[str, str], Samples] = {}
 
     def budget(self, entry: VariantEntry) -> ComputeBudget:
-        """The budget of a manifest, as the model itself counts it.
+        """Return the budget of a manifest, as the model itself counts it.
 
         Raises: SaccadeError if the model has no such budget.
         """
         budget = self.model.budget(budget_option(entry.setting, entry.budget))
-        # Releases that counted in floats kept 31 of 45 at 0.7, where half a module is rounded up.
+        # Older releases counted in floats and kept 31 of 45 at 0.7, where half a module rounds up.
         if entry.kept == math.floor(float(entry.budget) * entry.total + 0.5):
             return replace(budget, kept=entry.kept)
         return budget
 
     def variant(self, budget: ComputeBudget) -> Family:
-        """The model at a budget, unfolded, in float64."""
+        """Return the model at a budget, unfolded, in float64."""
         return self.model.at(budget)
 
     def float32_answers(
         self, budget: ComputeBudget, role: str, outputs: Sequence[str], inputs: Arrays
     ) -> list[dict[str, np.ndarray]]:
-        """Float32 answers of the unfolded model: as it is, then with its weights perturbed.
+        """Run the unfolded model in float32: once as it is, then with perturbed weights.
 
-        One run is a matter of luck on a row that a rounding decides.
+        If a rounding decides the answer to a row, a single run would depend on chance.
         """
         torch = require("torch", extra="export")
         if self._float32 is None:
@@ -93,7 +93,7 @@ class Reference:
         ]
 
     def samples(self, variant: Family, budget: ComputeBudget, role: str) -> Samples:
-        """Samples that the gate feeds this component; drawn once."""
+        """Return the samples that the gate feeds to a component; they are drawn only once."""
         key = budget.label, role
         if key not in self._samples:
             self._samples[key] = samples_of(
@@ -104,7 +104,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Expected:
-    """One component's reference answers, and what it was asked.
+    """The gate's samples for one component, and the reference's answers to them.
 
     Shapes: each answer [n ...] float64, in the order of the samples.
     """
@@ -112,7 +112,7 @@ class Expected:
     component: Component
     samples: Samples
     answers: dict[str, np.ndarray]
-    float32_answers: Callable[[], list[dict[str, np.ndarray]]]  # several runs, when asked for
+    float32_answers: Callable[[], list[dict[str, np.ndarray]]]  # several runs, computed on demand
 
 
 def expected_of(
@@ -123,7 +123,7 @@ def expected_of(
     outputs: Sequence[str],
     advance: Advance = silent,
 ) -> Expected:
-    """The answers of the unfolded float64 model to the gate's samples; one step of progress."""
+    """Run the unfolded float64 model on the gate's samples; this is one step of progress."""
     samples = reference.samples(variant, budget, role)
     run = torch_runner(variant, role, outputs)
     done = part_of(advance, 1, len(samples), "reference in float64")
@@ -140,15 +140,16 @@ def measure(
     floor: float | None = None,
     advance: Advance = silent,
 ) -> Parity:
-    """The artefact's figures against the reference, under the table with its overrides.
+    """Compare an artefact with the reference, by the table's thresholds and the overrides.
 
-    The errors' floor is the table's too, unless one is given: that of an older proof.
+    The floor of relative errors comes from the table, unless `floor` (from an older manifest) is
+    given.
 
-    Row isolation compares the answers at batch 64 with those at every other batch size, and
-    with shuffled samples, where batch mates and positions differ. A second runner, the same file
-    with its ops computed otherwise, is asked at batch 64 only. A file that is too far off is
-    measured again without the rows on which the model itself is as far off in that type.
-    All of it is one step of progress.
+    Row isolation compares the answers at batch 64 with those at every other batch size and with
+    shuffled samples, where the position and the other samples of a batch differ. A second runner
+    (the same file with another implementation of custom ops) runs at batch 64 only. If a file
+    exceeds a threshold, it is measured again without the rows on which the model itself has such
+    an error in that precision. All of it is one step of progress.
     """
     thresholds = thresholds_of(precision, overrides)
     inputs = expected.samples.inputs
@@ -201,11 +202,11 @@ def candidates_of(
     entry: VariantEntry,
     outputs: Sequence[str],
 ) -> list[Runner]:
-    """Candidates for the gate: the file, as it runs anywhere and with its kernels.
+    """Return what the gate compares: the file with function bodies, and with kernels if built.
 
-    `folded` gives the component's model as `folded_float32` does; only half precision asks for it.
-    ONNX Runtime's CPU kernels compute half precision in float32, so that there the folded
-    torch model with rounded products comes first, and the file shows only that it is that model.
+    ONNX Runtime's CPU kernels compute half precision in float32. For half precision, the folded
+    torch model with rounded products (from `folded`, as by `folded_float32`) therefore comes first,
+    and the file only has to agree with that model.
     """
     if entry.precision not in ("fp16", "bf16"):
         return runners_of(model, custom_ops)
@@ -216,7 +217,7 @@ def candidates_of(
 
 
 def folded_float32(variant: Family) -> Any:
-    """The model that a file is made of: folded in float64, the same on every CPU, rounded once."""
+    """Fold in float64, the same way on every CPU, then round once: the model that is exported."""
     from saccade.models.fixed_order import FixedOrder
 
     with FixedOrder():
@@ -225,10 +226,10 @@ def folded_float32(variant: Family) -> Any:
 
 
 def runners_of(model: Path | bytes, custom_ops: Sequence[str]) -> list[Runner]:
-    """The file as it runs anywhere, by the ops' bodies, and with their kernels where they stand."""
+    """Return runners of the file: with function bodies, and with kernels if available."""
     sessions = [onnx_session(model)]
     if custom_ops and (library := available_library()):
-        # The kernels are far faster than the bodies: they take the many runs.
+        # The first runner runs most often, and kernels are much faster than bodies.
         sessions.insert(0, onnx_session(model, kernels=library))
     return [onnx_runner(session) for session in sessions]
 
@@ -239,13 +240,13 @@ def verify(
     *,
     progress: Report | None = bar,
 ) -> GateReport:
-    """Run the gate again on everything in an artefact folder, from its own checkpoint.
+    """Run the gate again on every file in an artefact folder, with its own checkpoint.
 
-    A file that was changed, or that is another model's, is a row that did not pass; the others
-    are still measured. Thresholds are the table's, or the overrides that a manifest records; the
-    floor of the errors is the manifest's.
+    A file that has changed or belongs to another model does not pass; the others are still
+    measured. Thresholds come from the table and the overrides that a manifest records. The floor
+    of relative errors comes from the manifest.
 
-    Raises: SaccadeError if there is no such folder, a manifest is wrong, or the checkpoint is
+    Raises: SaccadeError if the folder does not exist, a manifest is wrong, or the checkpoint is
         missing or not the one that the manifests name.
     """
     folder = ArtefactFolder.open(folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifest checks against the file beside it and the checkpoint it names."""
+"""Check a manifest against its ONNX file and the checkpoint that it names."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from saccade.plugins.onnx_model import check_nodes
 def contradictions(
     path: Path, manifest: Manifest, checkpoint: Checkpoint, variant: Family, budget: ComputeBudget
 ) -> tuple[str, ...]:
-    """Manifest checks that fail; empty if all hold."""
+    """Return the failed checks of a manifest as messages; empty if all passed."""
     try:
         proto = read_graph(path)
         onnx.checker.check_model(proto, full_check=True)
@@ -27,7 +27,7 @@ def contradictions(
         return (f"{path.name}: not a valid ONNX file ({error}). Export it again.",)
     entry = manifest.variant
     inputs, outputs = tensor_specs(proto.graph.input), tensor_specs(proto.graph.output)
-    # A component has them where it takes an image, and where it answers with chances.
+    # Preprocessing is for components with an image input, labels for those with probabilities.
     takes_image = any(spec.name == "image" for spec in inputs)
     has_chances = any(spec.name == "probabilities" for spec in outputs)
     checks = (
@@ -48,7 +48,7 @@ def contradictions(
         ("float32 layers", manifest.float32_layers, _float32(proto, entry.precision)),
     )
     wrong = [
-        f"the manifest's {what} are {stated}, found {actual}. Export it again."
+        f"{what} in the manifest: found {stated}, expected {actual}. Export it again."
         for what, stated, actual in checks
         if stated != actual
     ]
@@ -57,7 +57,7 @@ def contradictions(
 
 def _mistyped(proto: onnx.ModelProto, precision: str) -> list[str]:
     return [
-        f"{name} is {kind}, the variant's name says {precision}. Export it again."
+        f"{name} computes in {kind}, but the variant's name promises {precision}. Export it again."
         for name, kind in matrix_types(proto).items()
         if kind not in ("fp32", precision)
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distances of an artefact from its reference, and the largest that are allowed."""
+"""Metrics for the difference between an artefact and its reference, and their thresholds."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,10 +9,10 @@ from saccade.errors import SaccadeError
 from saccade.models.interface import Arrays, Component
 from saccade.spelling import did_you_mean
 
-# The one table: whoever compares answers asks `thresholds_of` or `tensor_limit`. A figure that a
-# precision does not list is reported but not held against it. The invariants allow what float32
-# does: that no weight above 1e-4 has another support than the reference becomes 3e-3 where the
-# scores behind it are rounded to half precision.
+# The only table: to compare answers, call `thresholds_of` or `tensor_limit`. A figure that is not
+# listed for a precision is reported but has no limit. The limits of op invariants are multiples of
+# what float32 may do: in float32 no weight above 1e-4 may have a support that differs from the
+# reference's, and with scores rounded to half precision this becomes 3e-3.
 THRESHOLDS: dict[str, dict[str, float]] = {
     "fp32": {
         "relative_error": 1e-3,
@@ -50,47 +50,48 @@ THRESHOLDS: dict[str, dict[str, float]] = {
     },
 }
 # A relative error's denominator is at least this share of the largest magnitude. Half precision
-# rounds a sum's largest terms by up to 1/256 of them: below a tenth there is nothing to compare.
+# rounds the largest terms of a sum by up to 1/256, so numbers below a tenth are mostly rounding.
 FLOORS = {"fp32": 1e-2, "fp16": 1e-1, "bf16": 1e-1, "int8": 1e-1}
-# With this floor a number near zero counts no more than the largest: of a tensor in the midst of a
-# graph, whose small numbers nobody reads, and of an answer that only has to be the same model's.
+# With this floor the error of a number near zero counts no more than that of the largest. It is for
+# tensors inside a graph, where small numbers do not matter, and for answers that only have to come
+# from the same model.
 WHOLE = 1.0
-# A vector shorter than this share of the longest has no direction worth the name.
+# A vector shorter than this share of the longest has no meaningful direction.
 _SHORTEST = 1e-2
-# Without custom ops there is no invariant to keep, and few models have rows that float32 cannot
-# hold.
+# Figures that may be absent: without custom ops there are no invariants, and few models have rows
+# that are sensitive to rounding.
 _NOT_ALWAYS = ("op_laws", "sensitive_rows")
 _COSINE_OF = ("logits", "embedding", "slots")
 
 
 def thresholds_of(precision: str, overrides: Mapping[str, float]) -> dict[str, float]:
-    """The table's row, with the overrides in place.
+    """Return the table's row for a precision, with the overrides applied.
 
-    Raises: SaccadeError if an override names no figure of the row or is not a number >= 0.
+    Raises: SaccadeError if an override is not in the row or is not a finite number >= 0.
     """
     row = THRESHOLDS[precision]
     for name, value in overrides.items():
         if name not in row:
             raise SaccadeError(
-                f"threshold {name!r} is not in the table for {precision}. It has: {', '.join(row)}."
-                f"{did_you_mean(name, row)}"
+                f"--threshold {name!r} is unknown for {precision}, expected one of: "
+                f"{', '.join(row)}.{did_you_mean(name, row)}"
             )
         if not value >= 0 or not np.isfinite(value):
-            raise SaccadeError(f"threshold {name} is {value}, expected a number of at least 0.")
+            raise SaccadeError(f"--threshold {name} is {value}, expected a number of at least 0.")
     return {**row, **overrides}
 
 
 def tensor_limit(precision: str) -> float:
-    """Limit for a whole tensor, by `relative_error` with the floor `WHOLE`.
+    """Return the limit for a whole tensor, for `relative_error` with the floor `WHOLE`.
 
-    The gate holds no output of int8 to a relative error, but it does hold its rows together.
+    int8 has no limit for relative errors; the limit for row isolation is used instead.
     """
     row = THRESHOLDS[precision]
     return row.get("relative_error", row["row_isolation"])
 
 
 def exceeded(figures: Mapping[str, float], thresholds: Mapping[str, float]) -> list[str]:
-    """The figures above their threshold; one that is not a number is above any."""
+    """Return the figures above their threshold; NaN counts as above."""
     return [
         name
         for name, limit in thresholds.items()
@@ -107,15 +108,15 @@ def figures_of(
     floor: float,
     ill_conditioned: Arrays | None = None,
 ) -> dict[str, float]:
-    """The gate's figures: the worst over all outputs and all ways to batch the same samples.
+    """Compute the gate's figures: the worst over all outputs and all ways to batch the samples.
 
-    `runs` has a list a runner, whose first run the others of that list must agree with, row by row.
-    `labelled` are the checkpoint's calibration arrays of the first samples, with which a score is
-    computed. An invariant of the component's ops is a figure of its own, as a share of what it
-    allows. The `ill_conditioned` rows of each output are left out of errors, cosines and isolation;
-    their share is a figure.
+    `runs` has one list per runner; row isolation compares the runs of a list with its first one.
+    `labelled` are the checkpoint's calibration arrays of the first samples, used for scores. The
+    invariants of the component's ops give one figure, as a share of what they allow. The
+    `ill_conditioned` rows of each output are excluded from errors, cosines and isolation; their
+    share is a figure itself.
 
-    Units:  score_points in percentage points, top1_flips in rows, the others fractions.
+    Units: score_points in percentage points, top1_flips in rows, the others fractions.
     """
     every = [run for group in runs for run in group]
     figures = {
@@ -138,17 +139,18 @@ def figures_of(
 
 
 def _vectors(reference: Arrays) -> list[str]:
-    """Outputs whose direction counts; where none of the usual is there, all that have rows."""
+    """Outputs whose direction matters; if there is none of the usual ones, all that have rows."""
     usual = [name for name in _COSINE_OF if name in reference]
     return usual or [name for name, array in reference.items() if array.ndim > 1]
 
 
 def relative_errors(actual: np.ndarray, expected: np.ndarray, floor: float) -> np.ndarray:
-    """|a - b| / (|b| + floor max|b|) of each number: the one measure of an error.
+    """Compute |a - b| / (|b| + floor max|b|) of each number, the error measure used everywhere.
 
-    The same infinity on both sides is no error, nor is NaN; on one side either is an infinite one.
+    The same infinity on both sides is not an error, nor is NaN on both sides. An infinity or
+    NaN on one side only is an infinite error.
 
-    Shapes: both alike, answered as they are.
+    Shapes: both the same, and so is the result.
     """
     a, b = actual.astype(np.float64), expected.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
@@ -160,17 +162,17 @@ def relative_errors(actual: np.ndarray, expected: np.ndarray, floor: float) -> n
 
 
 def relative_error(actual: np.ndarray, expected: np.ndarray, floor: float) -> float:
-    """The largest of `relative_errors`; infinite where the shapes differ."""
+    """Return the largest of `relative_errors`; infinite if the shapes differ."""
     if actual.shape != expected.shape:
         return float("inf")
     return float(relative_errors(actual, expected, floor).max(initial=0.0))
 
 
 def row_errors(runs: Sequence[Arrays], expected: Arrays, floor: float) -> dict[str, np.ndarray]:
-    """Largest of `relative_errors` of each row of each output, over all runs.
+    """Return the largest of `relative_errors` for each row of each output, over all runs.
 
-    Shapes: each output [n ...], answered as [n]; infinite where a run has another shape or what is
-            not a number.
+    The error is infinite if a run has another shape or a value that is not a number.
+    Shapes: each output [n ...] -> [n].
     """
     return {
         name: np.max([_row_errors(run[name], array, floor) for run in runs], axis=0)
@@ -179,7 +181,7 @@ def row_errors(runs: Sequence[Arrays], expected: Arrays, floor: float) -> dict[s
 
 
 def rows_apart(runs: Sequence[Sequence[Arrays]], floor: float) -> dict[str, np.ndarray]:
-    """By how much each row of each output moves between the runs of one runner.
+    """Return how much each row of each output changes between the runs of one runner.
 
     Shapes: as `row_errors`.
     """
@@ -201,7 +203,7 @@ def _worst(errors: Arrays, left_out: Arrays | None) -> float:
 
 
 def row_cosines(runs: Sequence[Arrays], expected: Arrays) -> dict[str, np.ndarray]:
-    """Largest `one_minus_cosine` of each row of each output whose direction counts.
+    """Return the largest `one_minus_cosine` for each row of each output whose direction matters.
 
     Shapes: as `row_errors`.
     """
@@ -212,10 +214,10 @@ def row_cosines(runs: Sequence[Arrays], expected: Arrays) -> dict[str, np.ndarra
 
 
 def one_minus_cosine(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """1 - cos of each row, as half the squared distance of the unit vectors.
+    """Compute 1 - cos of each row, as half the squared distance of the unit vectors.
 
-    A vector of less than a hundredth of the longest, such as a black pixel, is measured as if it
-    had that length. Of several vectors the worst counts.
+    A vector shorter than a hundredth of the longest, such as a black pixel, is treated as if it had
+    that length. If a row has several vectors, the worst counts.
 
     Shapes: both [n d], or [n ... d] -> [n].
     """
@@ -230,7 +232,7 @@ def one_minus_cosine(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def score_points(
     answers: Arrays, expected: Arrays, labelled: Arrays, component: Component
 ) -> float:
-    """By how much the score on the labelled samples moves; 0 where nothing can be scored.
+    """Return how much the score on the labeled samples changes; 0 if nothing can be scored.
 
     Units: percentage points.
     """
@@ -242,7 +244,7 @@ def score_points(
         {name: array[:count] for name, array in arrays.items()} for arrays in (answers, expected)
     ]
     found_score, expected_score = (score(answers, labelled) for answers in first)
-    # A component says NaN where the calibration data has no right answers.
+    # A component returns NaN if the calibration data has no labels.
     if np.isnan(expected_score):
         return 0.0
     return float(abs(found_score - expected_score) * 100)
@@ -254,10 +256,10 @@ def _top1(answers: Arrays, labelled: Arrays) -> float:
 
 
 def top1_flips(answers: Arrays, expected: Arrays) -> int:
-    """Rows whose first class differs though the reference's margin is beyond twice the error.
+    """Count rows whose top class differs although the margin exceeds twice the largest error.
 
-    The class is read from the probabilities, which is what a caller reads; margin and largest
-    error are those of the logits. Without logits there is nothing to flip.
+    The class comes from the probabilities, which callers read. Margin (of the reference) and
+    largest error are those of the logits. Without logits the count is 0.
     """
     if "logits" not in expected or expected["logits"].shape[-1] < 2:
         return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report of the gate, for a program and for a terminal."""
+"""The report of the gate, as JSON and for a terminal."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-# Figures whose thresholds say which samples are sensitive.
+# Figures whose thresholds decide which samples count as sensitive.
 _OF_ROWS = ("relative_error", "one_minus_cosine", "row_isolation")
 _TITLES = {"one_minus_cosine": "cosine distance", "op_laws": "op invariants"}
 _LEGEND = {
-    "one_minus_cosine": "cosine distance (one_minus_cosine): 0 if two answers have one direction",
-    "row_isolation": "row isolation: how much an answer changes with what shares its batch",
-    "op_laws": "op invariants (op_laws): the worst violation, as a share of what is allowed",
-    "sensitive_rows": "sensitive rows: samples that the model itself cannot hold in this type",
+    "one_minus_cosine": "cosine distance (one_minus_cosine): 0 for answers of the same direction",
+    "row_isolation": "row isolation: how much an answer depends on other samples in its batch",
+    "op_laws": "op invariants (op_laws): the worst violation, as a share of what fp32 is allowed",
+    "sensitive_rows": "sensitive rows: share of samples where rounding alone exceeds a threshold",
 }
 
 
 @dataclass(frozen=True)
 class VariantReport:
-    """Results of the gate for one file."""
+    """The gate's result for one file."""
 
     name: str
-    parity: Parity | None  # None: the file could not be run
-    problems: tuple[str, ...] = ()  # what is wrong, beside the figures
+    parity: Parity | None  # None if the file could not be run
+    problems: tuple[str, ...] = ()  # what is wrong, in words
 
     @classmethod
     def of(cls, name: str, parity: Parity) -> "VariantReport":
-        """The row of a file that was run: each figure above its threshold is a problem."""
+        """Make the row of a file that was run; each figure above its threshold is a problem."""
         problems = exceeded(parity.figures, parity.thresholds)
         if any(figure in parity.overridden for figure in problems if figure in _OF_ROWS):
             problems = [figure for figure in problems if figure != "sensitive_rows"]
@@ -45,19 +45,19 @@ class VariantReport:
 
     @property
     def passed(self) -> bool:
-        """True if the file may be served."""
+        """True if the file can be served."""
         return self.parity is not None and self.parity.passed and not self.problems
 
 
 @dataclass(frozen=True)
 class GateReport:
-    """The gate's answer for a folder, one row a variant."""
+    """The gate's result for a folder, one row per file."""
 
     folder: Path
     variants: tuple[VariantReport, ...]
     policies: tuple[CertificateReport, ...] = ()
-    images: tuple[str, ...] = ()  # what the manifests say becomes of an image, in words
-    # As it was read and hashed, for what comes after; none: only the figures are known.
+    images: tuple[str, ...] = ()  # the preprocessing of images, in words
+    # The folder as read and hashed, for later steps; None if only the figures are known.
     artefacts: ArtefactFolder | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -66,7 +66,7 @@ class GateReport:
         return all(one.passed for one in (*self.variants, *self.policies))
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object; a figure that is not a number is null."""
+        """Return the JSON object; a figure that is not a number is null."""
         return {
             "folder": str(self.folder),
             "passed": self.passed,
@@ -78,11 +78,11 @@ class GateReport:
 
     @property
     def exit_code(self) -> int:
-        """1 if a variant or a policy did not pass."""
+        """0 if every variant and every policy passed, otherwise 1."""
         return 0 if self.passed else 1
 
     def to_text(self) -> "Group":
-        """For a terminal: figures, then the threshold table, then what is wrong."""
+        """Return a table for a terminal: figures, thresholds, then what is wrong."""
         from rich import box
         from rich.console import Group
         from rich.table import Table
@@ -124,23 +124,23 @@ class GateReport:
 
 
 def _problem(name: str, parity: Parity) -> str:
-    """A figure above its threshold, in words."""
+    """Describe a figure above its threshold."""
     figure, allowed = parity.figures[name], parity.thresholds[name]
     tight = [one for one in _OF_ROWS if one in parity.overridden]
     if name == "sensitive_rows" and tight:
-        # These rows are sensitive because of the threshold that was asked for: name that one.
+        # The rows are sensitive because of an override: name its threshold.
         own = parity.figures.get("float32_error")
         return (
-            f"{_words(tight[0])} is allowed to be {parity.thresholds[tight[0]]:g} at most "
-            f"(--threshold {tight[0]}), which the model itself does not keep in float32 on "
+            f"{_words(tight[0])} may be at most {parity.thresholds[tight[0]]:g} "
+            f"(--threshold {tight[0]}), but the model itself exceeds this in float32 on "
             f"{100 * figure:.0f} % of the samples"
-            + (f": it is off by up to {own:.2g}" if own is not None else "")
+            + (f", with errors of up to {own:.2g}" if own is not None else "")
         )
     return f"{_words(name)} is {figure:.2g}, at most {allowed:g} is allowed"
 
 
 def loosened(parity: Parity) -> str:
-    """The threshold to raise for a file that is meant to be as coarse as this one."""
+    """Return the name of the first threshold to raise so that this file passes."""
     first = exceeded(parity.figures, parity.thresholds)[0]
     tight = [one for one in _OF_ROWS if one in parity.overridden]
     return tight[0] if first == "sensitive_rows" and tight else first

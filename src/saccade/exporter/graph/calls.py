@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Size of a graph once its functions are written out, and the number of turns of its loops.
+"""Count the nodes of a graph with all functions expanded, and the iterations of its loops.
 
-Both are counted by multiplying: no function is written out, and no loop is run.
+Both are computed by multiplication: no function is expanded and no loop is run.
 """
 
 import math
@@ -10,27 +10,27 @@ from dataclasses import dataclass, field
 
 import onnx
 
-NODES = 100_000  # a vision transformer of 24 blocks has 2,000
-CALL_DEPTH = 32  # functions that call functions; ours call none
-TURNS = 10**7  # nodes that loops of a constant number of turns run, all together
+NODES = 100_000  # a vision transformer with 24 blocks has 2,000
+CALL_DEPTH = 32  # functions that call functions; saccade's call none
+TURNS = 10**7  # total nodes run by loops with a constant number of iterations
 
 Key = tuple[str, str, str]
 
 
 def call_excesses(proto: onnx.ModelProto) -> Iterator[str]:
-    """Excesses of a model's calls and loops over the limits; graphs are known not to be deep."""
+    """Yield how a model's calls and loops exceed the limits. Check the depth of graphs first."""
     yield from _Calls(proto).excesses()
 
 
 def graphs_in(attribute: onnx.AttributeProto) -> tuple[onnx.GraphProto, ...]:
-    """The graphs of an attribute: the body of a loop, the branches of a condition."""
+    """Return the graphs of an attribute: the body of a loop, the branches of a condition."""
     own = (attribute.g,) if attribute.HasField("g") else ()
     return (*own, *attribute.graphs)
 
 
 @dataclass(frozen=True)
 class _Load:
-    """Nodes once every function is written out; and what constant loops run of them."""
+    """The number of nodes with every function expanded, and how many of them constant loops run."""
 
     nodes: int = 0
     turns: int = 0
@@ -41,7 +41,7 @@ class _Load:
 
 @dataclass
 class _Calls:
-    """Call graph: each function is counted once, whatever number of times it is called."""
+    """The call graph: each function is counted once, no matter how often it is called."""
 
     proto: onnx.ModelProto
     functions: dict[Key, onnx.FunctionProto] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class _Calls:
         for function in self.proto.functions:
             key = _key(function.domain, function.name, function.overload)
             if key in self.functions:
-                yield f"has the function {_said(key)} twice"
+                yield f"has two definitions of function {_said(key)}"
             self.functions[key] = function
         try:
             for key in self.functions:
@@ -63,7 +63,7 @@ class _Calls:
             return
         if load.nodes > NODES:
             yield (
-                f"has {_large(load.nodes)} nodes once its functions are written out, expected at "
+                f"has {_large(load.nodes)} nodes with its functions expanded, expected at "
                 f"most {NODES}"
             )
         if load.turns > TURNS:
@@ -73,7 +73,7 @@ class _Calls:
         if key in self.known:
             return self.known[key]
         if key in self.open:
-            raise _TooDeep(f"has the function {_said(key)}, which calls itself")
+            raise _TooDeep(f"has a function {_said(key)} that calls itself")
         if len(self.open) >= CALL_DEPTH:
             raise _TooDeep(f"has functions that call functions more than {CALL_DEPTH} deep")
         self.open.append(key)
@@ -97,18 +97,18 @@ class _Calls:
         number = scope.number(node.input[0]) if node.op_type == "Loop" and node.input else None
         if number is None:
             return load
-        # A turn runs each node once, and whatever loops inside it run.
+        # An iteration runs each node once, plus everything that loops inside it run.
         turns = max(0, number)
         return _Load(load.nodes, turns * max(1, load.nodes + load.turns))
 
 
 class _TooDeep(Exception):
-    """Functions that cannot be counted."""
+    """Functions call each other too deeply to be counted."""
 
 
 @dataclass
 class _Scope:
-    """The names of a graph that hold a whole number, and the graph around it."""
+    """The names of a graph that stand for a known integer, and the enclosing graph."""
 
     outside: "_Scope | None" = None
     names: dict[str, int | None] = field(default_factory=dict)
@@ -120,14 +120,14 @@ class _Scope:
         return scope.holding(graph.node)
 
     def holding(self, nodes: Iterable[onnx.NodeProto]) -> "_Scope":
-        """The same with what the nodes make."""
+        """Return the scope extended by the constants that the nodes produce."""
         for node in nodes:
             value = _constant(node)
             self.names |= dict.fromkeys(node.output, value)
         return self
 
     def number(self, name: str) -> int | None:
-        """Number that a name stands for, where that can be read from the file."""
+        """Return the integer that a name stands for, if the file tells it."""
         scope: _Scope | None = self
         while scope is not None and name not in scope.names:
             scope = scope.outside
@@ -142,7 +142,7 @@ def _constant(node: onnx.NodeProto) -> int | None:
 
 
 def _whole(tensor: onnx.TensorProto) -> int | None:
-    """The number of a tensor that holds one, as the turns of a loop are."""
+    """Return the value of a tensor with one integer, such as a number of iterations."""
     if tensor.data_type != onnx.TensorProto.INT64 or math.prod(tensor.dims) != 1:
         return None
     if len(tensor.raw_data) == 8:
@@ -159,5 +159,5 @@ def _said(key: Key) -> str:
 
 
 def _large(number: int) -> str:
-    # A number that a hostile file makes may have thousands of digits.
-    return str(number) if number < 10**12 else f"some 2^{number.bit_length() - 1}"
+    # A hostile file can produce a number with thousands of digits.
+    return str(number) if number < 10**12 else f"about 2^{number.bit_length() - 1}"

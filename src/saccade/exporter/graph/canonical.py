@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An exporter's graph made presentable: clean names, no metadata, the same bytes each time."""
+"""Clean up an exported graph: readable names, no metadata, the same bytes each time."""
 
 import ast
 from collections import Counter
@@ -12,17 +12,17 @@ from saccade.exporter.artefact.manifest import TensorSpec
 from saccade.exporter.graph.limits import check_graph
 from saccade.plugins.onnx_model import IR_VERSION, OPSET, all_nodes
 
-# An output that is exported under its own name may be called as a value inside is.
+# An output with a fixed name may have the same name as a value inside the graph.
 OUTPUT_PREFIX = "saccade_output_"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _LARGEST_FILE_BYTES = 2**31 - 1
 
 
 def clean(proto: onnx.ModelProto, root: str) -> onnx.ModelProto:
-    """The same function without a trace of the machine that exported it.
+    """Return the same function without any trace of the machine that exported it.
 
     A node's name is `<part>/<operator>_<count>`, where the part is the child of module `root`
-    that the node came from; nodes outside any child belong to the part they feed.
+    that the node came from. Nodes outside any child belong to the part that reads their output.
     """
     graph = proto.graph
     _cast_first(graph)
@@ -33,7 +33,7 @@ def clean(proto: onnx.ModelProto, root: str) -> onnx.ModelProto:
 
 
 def tidy(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A graph that was cleaned before and rewritten since, as `clean` leaves one."""
+    """Clean a graph again that was rewritten after `clean`."""
     _share_initializers(proto.graph)
     return _bare(proto)
 
@@ -49,14 +49,14 @@ def _bare(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def serialize(proto: onnx.ModelProto) -> bytes:
-    """The file's bytes, after the full check.
+    """Return the file's bytes after a full check.
 
-    Raises: SaccadeError if one file cannot hold the model, or no command would read it.
+    Raises: SaccadeError if the model is too large for one file or exceeds the limits.
     """
     weights = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
     if weights > _LARGEST_FILE_BYTES:
         raise SaccadeError(
-            f"the weights take {weights / 2**30:.1f} GiB, one ONNX file holds at most 2. "
+            f"the weights take {weights / 2**30:.1f} GiB, but an ONNX file can have at most 2 GiB. "
             "Export a smaller --budget."
         )
     check_graph(proto, "the exported graph")
@@ -65,7 +65,7 @@ def serialize(proto: onnx.ModelProto) -> bytes:
 
 
 def tensor_specs(values: Iterable[onnx.ValueInfoProto]) -> tuple[TensorSpec, ...]:
-    """Tensor specs of the graph's inputs or outputs, as the graph itself has them."""
+    """Return the tensor specs of the graph's inputs or outputs."""
     specs = []
     for value in values:
         kind = value.type.tensor_type
@@ -76,11 +76,11 @@ def tensor_specs(values: Iterable[onnx.ValueInfoProto]) -> tuple[TensorSpec, ...
 
 
 def flaws(proto: onnx.ModelProto, opset: int = OPSET) -> list[str]:
-    """Flaws that no file written by `export` has; empty if it is in order."""
+    """Return flaws that no file written by `export` has, as messages; empty if there are none."""
     problems = []
     opsets = {opset.domain: opset.version for opset in proto.opset_import}
     if opsets.get("") != opset or proto.ir_version != IR_VERSION:
-        problems.append(f"opset {opsets.get('')}, IR version {proto.ir_version}")
+        problems.append(f"unexpected opset {opsets.get('')}, IR version {proto.ir_version}")
     bytes_inputs = {
         value.name
         for value in proto.graph.input
@@ -90,12 +90,12 @@ def flaws(proto: onnx.ModelProto, opset: int = OPSET) -> list[str]:
         if bytes_inputs & set(node.input) and node.op_type != "Cast":
             problems.append(f"{node.op_type} reads the uint8 input before a Cast")
     if any(tensor.data_location for tensor in proto.graph.initializer):
-        problems.append("weights in a second file, which no hash covers")
+        problems.append("weights are in a second file, which no hash covers")
     return problems
 
 
 def _cast_first(graph: onnx.GraphProto) -> None:
-    """Shape of an image reads the cast image: TensorRT wants nothing on uint8 but a Cast."""
+    """Make Shape nodes read the cast image: TensorRT accepts only Cast on a uint8 input."""
     for value in graph.input:
         readers = [node for node in graph.node if value.name in node.input]
         cast = next((node for node in readers if node.op_type == "Cast"), None)
@@ -111,7 +111,7 @@ def _cast_first(graph: onnx.GraphProto) -> None:
 
 
 def _parts(graph: onnx.GraphProto, root: str) -> list[str]:
-    """The part of each node; what the exporter left without one belongs to its first reader."""
+    """Return the part of each node; a node without one belongs to the part of its first reader."""
     parts = [_own_part(node, root) for node in graph.node]
     part_of_value: dict[str, str] = {}
     for index in reversed(range(len(parts))):
@@ -178,7 +178,7 @@ def _rename(graph: onnx.GraphProto, parts: list[str], root: str) -> None:
 
 
 def _rename_inside(node: onnx.NodeProto, outer: dict[str, str]) -> None:
-    """The graphs inside a Loop or If: what they make is named after it, what they take follows."""
+    """Rename values inside a Loop or If after it, and update references to outer values."""
     for graph in _graphs_inside(node):
         names, counts = dict(outer), Counter[str]()
         for index, value in enumerate(graph.input):

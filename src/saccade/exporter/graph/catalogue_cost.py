@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiply-adds of a named size, counted from its graph: random weights, no checkpoint."""
+"""Count the multiply-adds of a named model size from its graph, without a checkpoint."""
 
 from typing import Any
 
@@ -10,12 +10,13 @@ from saccade.exporter.graph.samples import random_inputs
 from saccade.models.catalogue import preset_of
 from saccade.models.families import build
 
-_SAMPLES = 3  # as many as tracing wants
+_SAMPLES = 3  # as many as tracing needs
 
 
 def cost_of_size(family: str, name: str) -> dict[str, Any]:
-    """Parameters, and the multiply-adds of one sample by component, of the largest default variant.
+    """Count parameters and multiply-adds per sample by component, for the largest default variant.
 
+    The weights are random.
     Raises: SaccadeError if there is no such family or size.
     """
     from saccade.exporter.graph.tracing import trace_component

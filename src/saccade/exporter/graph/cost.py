@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of one sample, counted from the graph: no clock, no machine."""
+"""Compute the cost of one sample from the graph, independent of any machine."""
 
 import math
 from collections import Counter
@@ -21,16 +21,16 @@ _VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 
 @dataclass(frozen=True)
 class Count:
-    """Counts of a graph's work for one sample.
+    """The work of a graph for one sample.
 
-    Units: multiply-adds by node of the main graph; the peak of the activations in bytes.
+    Units: multiply-adds by node of the main graph; the peak of activations in bytes.
     """
 
     multiply_adds: dict[str, int]
     peak_activation_bytes: int
 
     def cost(self, parameters: int) -> Cost:
-        """The manifest's entry, of which a node's part is the first word of its name."""
+        """Return the manifest's entry; a node's part is the first segment of its name."""
         by_part: Counter[str] = Counter()
         for name, count in self.multiply_adds.items():
             by_part[name.split("/")[0]] += count
@@ -39,19 +39,20 @@ class Count:
 
 
 def cost_of(proto: onnx.ModelProto, parameters: int, samples: Arrays) -> Cost:
-    """The manifest's entry for a graph, counted as `count_of` does."""
+    """Return the manifest's entry for a graph, counted by `count_of`."""
     return count_of(proto, samples).cost(parameters)
 
 
 def count_of(proto: onnx.ModelProto, samples: Arrays) -> Count:
-    """Multiply-adds by node and the peak of the activations, for a batch of one.
+    """Count multiply-adds by node and the peak size of activations, for a batch of one.
 
-    Counted are MatMul, Gemm, Conv, ConvTranspose, Einsum and LSTM of the main graph, not what a
-    custom op or a loop computes inside. The peak walks the nodes in file order: a tensor lives
-    from its node to its last reader, inputs and outputs included, weights not; a reshape shares
-    its input's memory. A runtime that fuses or plans otherwise needs less or more.
+    MatMul, Gemm, Conv, ConvTranspose, Einsum and LSTM of the main graph are counted, but not the
+    inside of custom ops and loops. The peak assumes that nodes run in file order and that a tensor
+    lives from its node to its last reader. It includes inputs and outputs but not weights, and a
+    reshape shares its input's memory. A runtime that fuses nodes or plans memory differently needs
+    less or more.
 
-    Units:  one sample: the first of `samples`.
+    Units: one sample, the first of `samples`.
     """
     shapes, item_bytes = _shapes(proto, samples)
     multiply_adds = {
@@ -65,12 +66,12 @@ def count_of(proto: onnx.ModelProto, samples: Arrays) -> Count:
 
 
 def parameters_of(model: Any) -> int:
-    """Parameters that a model learned, each counted once."""
+    """Count the learned parameters of a model, each once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _shapes(proto: onnx.ModelProto, samples: Arrays) -> tuple[dict[str, Shape], dict[str, int]]:
-    """Shape and item size of every tensor, from one run: loops and functions leave no gap."""
+    """Shape and item size of every tensor from one run, which also covers loops and functions."""
     everything = widened(proto)
     graph = everything.graph
     del graph.output[:]
@@ -113,13 +114,13 @@ def _conv_transpose(node: onnx.NodeProto, inputs: list[Shape], output: Shape) ->
 
 
 def _lstm(node: onnx.NodeProto, inputs: list[Shape], output: Shape) -> int:
-    """Each step multiplies with the input's and the state's weights, in every direction."""
+    """Each step multiplies by the weights of the input and of the state, in every direction."""
     steps, batch = inputs[0][:2]
     return steps * batch * (math.prod(inputs[1]) + math.prod(inputs[2]))
 
 
 def _einsum(node: onnx.NodeProto, inputs: list[Shape], output: Shape) -> int:
-    """One product of all letters: what the equation says, not how a runtime re-associates it."""
+    """One product over all letters, as the equation says, not as a runtime reorders it."""
     equation = str(_attribute(node, "equation", "")).replace(" ", "").split("->")[0]
     sizes: dict[str, int] = {}
     for letters, shape in zip(equation.split(","), inputs, strict=True):

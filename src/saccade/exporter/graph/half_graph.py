@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of half precision: weights in their type, and how large the tensors become."""
+"""Half-precision graphs: store weights in their type, and check the ranges of tensors."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from saccade.models.interface import Arrays
 from saccade.plugins.onnx_model import all_nodes
 
 HALF = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-# A quarter of what fp16 can hold: room for inputs that the calibration data does not have.
+# A quarter of the fp16 range: headroom for inputs that are not in the calibration data.
 LARGEST_FP16 = 16_384.0
 _BATCH = 8
 
 
 def fold_casts(proto: onnx.ModelProto) -> None:
-    """Store a weight in the type that it is cast to, where nobody reads it otherwise.
+    """Store a weight in the type that it is cast to, if nothing else reads it.
 
     Raises: SaccadeError if a weight is too large for that type.
     """
@@ -53,16 +53,16 @@ def _cast(tensor: onnx.TensorProto, kind: int) -> onnx.TensorProto:
         cast = values.astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
     if not np.isfinite(cast.astype(np.float32)).all():
         raise SaccadeError(
-            f"weight {tensor.name}: has {np.abs(values).max():.3g}, more than fp16 holds "
+            f"weight {tensor.name}: has {np.abs(values).max():.3g}, more than fp16 can represent "
             "(65,504). Export with --precision bf16 or fp32."
         )
     return numpy_helper.from_array(cast)
 
 
 def widened(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The same graph with every half-precision tensor in float32, for runtimes that lack the type.
+    """Return the graph with all half-precision tensors in float32, for runtimes without the type.
 
-    It shows that the structure is right; what rounding does it does not show.
+    This checks the structure, but not the effect of rounding.
     """
     wide = onnx.ModelProto()
     wide.CopyFrom(proto)
@@ -78,15 +78,15 @@ def widened(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def widened_bytes(model: Path | bytes) -> bytes:
-    """The bytes of `widened`, of a file or its bytes."""
+    """Apply `widened` to a file or its bytes, and return bytes."""
     data = model if isinstance(model, bytes) else model.read_bytes()
     return bytes(widened(onnx.load_model_from_string(data)).SerializeToString())
 
 
 def activation_ranges(proto: onnx.ModelProto, samples: Arrays) -> dict[str, float]:
-    """The largest magnitude of every half-precision tensor, over the samples.
+    """Return the largest magnitude of every half-precision tensor over the samples.
 
-    Computed in float32, so that a number beyond the type is seen as what it is.
+    It is computed in float32, so numbers beyond the type's range are not lost.
 
     Shapes: samples as the graph's inputs, [n ...].
     """
@@ -98,7 +98,7 @@ def activation_ranges(proto: onnx.ModelProto, samples: Arrays) -> dict[str, floa
         for name in node.output
         if types.get(name) in HALF and name not in fixed
     ]
-    if not names:  # a component that is a read-out as a whole
+    if not names:  # the whole component is a read-out
         return {}
     open_graph = widened(proto)
     del open_graph.graph.output[:]
@@ -114,9 +114,9 @@ def activation_ranges(proto: onnx.ModelProto, samples: Arrays) -> dict[str, floa
 
 
 def check_ranges(name: str, ranges: dict[str, float]) -> None:
-    """No tensor of an fp16 variant comes near the largest number of its type.
+    """Check that no tensor of an fp16 variant comes close to the largest number of fp16.
 
-    Raises: GateFailed naming the tensor that holds the largest.
+    Raises: GateFailed naming the tensor with the largest number.
     """
     beyond = {tensor: value for tensor, value in ranges.items() if not value <= LARGEST_FP16}
     if beyond:

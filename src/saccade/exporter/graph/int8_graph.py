@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph with integers of 8 bits: explicit quantisation around its layers of constant weights."""
+"""Quantize a graph to 8-bit integers, explicitly, around its layers with constant weights."""
 
 import logging
 import tempfile
@@ -21,11 +21,11 @@ _BATCH = 16
 
 
 def quantized(proto: onnx.ModelProto, samples: Arrays, float32: Collection[str]) -> onnx.ModelProto:
-    """The graph with QuantizeLinear and DequantizeLinear around its layers of constant weights.
+    """Add QuantizeLinear and DequantizeLinear around the layers with constant weights.
 
-    Symmetric, as TensorRT asks: one scale for a layer's input, the largest magnitude that it has
-    on the samples over 127, and one for each output channel of its weights; biases are added in
-    float32. Nodes of `float32`, and products of two computed matrices, stay as they are.
+    Quantization is symmetric, as TensorRT requires. A layer's input has one scale: its largest
+    magnitude on the samples, divided by 127. Its weights have one scale per output channel. Biases
+    are added in float32. Nodes in `float32` and products of two computed matrices do not change.
 
     Shapes: samples as the graph's inputs, [n ...].
     Raises: SaccadeError if the graph has no such layer, MissingPackage without ONNX Runtime.
@@ -37,7 +37,7 @@ def quantized(proto: onnx.ModelProto, samples: Arrays, float32: Collection[str])
     chosen = [name for name in _layers(apart) if name not in float32]
     if not chosen:
         raise SaccadeError(
-            "no layer of constant weights can be computed in int8. Export with --precision fp32."
+            "the model has no layer that can be computed in int8. Export with --precision fp32."
         )
     with _scratch() as folder, _quiet():
         path = folder / "model.onnx"
@@ -62,7 +62,7 @@ def quantized(proto: onnx.ModelProto, samples: Arrays, float32: Collection[str])
 
 
 def quantized_ranges(proto: onnx.ModelProto) -> dict[str, float]:
-    """The largest magnitude that each quantised activation can hold, from its scale."""
+    """Return the largest magnitude that each quantized activation can represent, from its scale."""
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     return {
         node.input[0]: float(127 * values[node.input[1]])
@@ -72,7 +72,7 @@ def quantized_ranges(proto: onnx.ModelProto) -> dict[str, float]:
 
 
 def _layers(proto: onnx.ModelProto) -> list[str]:
-    """The nodes of one constant matrix, or of constant filters: integer kernels know no batch."""
+    """Nodes with one constant matrix or constant filters; integer kernels have no batches."""
     shapes = {tensor.name: len(tensor.dims) for tensor in proto.graph.initializer}
     return [
         node.name
@@ -83,9 +83,9 @@ def _layers(proto: onnx.ModelProto) -> list[str]:
 
 
 def _biases_apart(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which a Gemm is a MatMul and an Add: a residual in its place cannot be quantised.
+    """Return a copy with each Gemm split into MatMul and Add.
 
-    The MatMul keeps the name of the Gemm.
+    A Gemm whose third input is a residual cannot be quantized. The MatMul keeps the Gemm's name.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
@@ -136,7 +136,7 @@ def _reader(samples: Arrays) -> Any:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A temporary folder in which the quantiser's own lie too, so that they go with it."""
+    """A temporary folder that also contains the quantizer's own ones, so that all are removed."""
     before = tempfile.tempdir
     with temporary_folder("int8") as folder:
         tempfile.tempdir = str(folder)
@@ -148,7 +148,7 @@ def _scratch() -> Iterator[Path]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the quantiser's advice to run a step that this graph does not need."""
+    """Suppress the quantizer's advice to run a step that this graph does not need."""
     logger = logging.getLogger()
     level = logger.level
     logger.setLevel(logging.ERROR)

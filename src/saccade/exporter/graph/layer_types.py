@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The type in which each matrix layer of a graph multiplies, and what a precision asks of it."""
+"""The type in which each matrix layer of a graph multiplies, and what a precision requires."""
 
 from collections.abc import Collection, Mapping
 
@@ -8,7 +8,7 @@ import onnx
 from saccade.errors import SaccadeError
 from saccade.plugins.onnx_model import OPSET
 
-_BF16_OPSET = 22  # the first in which a convolution may be of bfloat16
+_BF16_OPSET = 22  # the first one with bfloat16 convolutions
 MATRIX_NODES = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
 _NAMES = {
     onnx.TensorProto.FLOAT: "fp32",
@@ -19,12 +19,12 @@ _NAMES = {
 
 
 def opset_of(precision: str) -> int:
-    """The opset of a file of that precision."""
+    """Return the opset of files of that precision."""
     return _BF16_OPSET if precision == "bf16" else OPSET
 
 
 def matrix_types(proto: onnx.ModelProto) -> dict[str, str]:
-    """By name, in which precision each matrix node of the main graph multiplies.
+    """Return the precision in which each matrix node of the main graph multiplies, by name.
 
     A node whose inputs both come from DequantizeLinear is int8: a runtime multiplies the integers.
     """
@@ -40,7 +40,7 @@ def matrix_types(proto: onnx.ModelProto) -> dict[str, str]:
 
 
 def element_types(proto: onnx.ModelProto) -> dict[str, int]:
-    """The element type of every tensor of the main graph, as far as inference knows it."""
+    """Return the element type of every tensor of the main graph for which inference knows it."""
     inferred = onnx.shape_inference.infer_shapes(proto).graph
     types = {tensor.name: tensor.data_type for tensor in inferred.initializer}
     values = (*inferred.input, *inferred.value_info, *inferred.output)
@@ -48,7 +48,7 @@ def element_types(proto: onnx.ModelProto) -> dict[str, int]:
 
 
 def float32_layers(proto: onnx.ModelProto) -> tuple[str, ...]:
-    """The matrix nodes that multiply in float32."""
+    """Return the names of the matrix nodes that multiply in float32."""
     return tuple(sorted(name for name, kind in matrix_types(proto).items() if kind == "fp32"))
 
 
@@ -59,11 +59,11 @@ def check_types(
     cost: Mapping[str, int],
     float32: Collection[str],
 ) -> None:
-    """The graph has the precision that its name promises.
+    """Check that the graph has the precision that its name promises.
 
-    Every matrix node is of it, except those of `float32`, which carry less than half of the
-    multiply-adds (`cost` by node; none: any share).
-    Raises: SaccadeError naming the nodes that are of another type.
+    Every matrix node must have it, except those in `float32`, which may have less than half of the
+    multiply-adds (`cost` by node; if empty, any share is allowed).
+    Raises: SaccadeError naming the nodes of another type.
     """
     wrong = sorted(
         node
@@ -77,10 +77,10 @@ def check_types(
             f"{types_text}. Export it again with --precision {precision}."
         )
     whole = sum(cost.values())
-    # What is not a matrix node, such as a recurrent layer, is computed in float32.
+    # Anything that is not a matrix node, such as a recurrent layer, is computed in float32.
     done = sum(count for node, count in cost.items() if types.get(node) == precision)
     if cost and 2 * done <= whole:
         raise SaccadeError(
             f"{name}: only {done:,} of {whole:,} multiply-adds are {precision}. "
-            f"Serve the fp32 variant: this one would save nothing."
+            f"Use the fp32 variant instead: this one would save no time."
         )

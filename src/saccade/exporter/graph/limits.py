@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits on what an ONNX file may ask of its reader, counted without following what it asks.
+"""Limits on what an ONNX file may require of its reader, checked without executing the file.
 
-Each limit is the largest honest export known, with room. What is counted: the nodes that stand
-there once every function is written out in place of its calls, and the turns of loops whose number
-is a constant. A loop whose number of turns is computed has to be run: `graph_trial` does that.
+Each limit is well above the largest honest export known. Among the things counted are nodes with
+every function expanded, and iterations of loops with a constant count. A loop whose count is
+computed has to be run to be measured: `trial` does that.
 """
 
 import math
@@ -16,17 +16,17 @@ import onnx
 from saccade.errors import SaccadeError
 from saccade.exporter.graph.calls import NODES, call_excesses, graphs_in
 
-FILE_BYTES = 2**31 - 1  # what the format's own reader takes
+FILE_BYTES = 2**31 - 1  # the limit of protobuf
 FUNCTIONS = 1_000
-GRAPH_DEPTH = 8  # graphs inside nodes: ours have a loop in a loop
-AXES = 16  # NumPy holds 32, torch computes with 25
-NUMBERS = 2**31  # of one tensor
+GRAPH_DEPTH = 8  # graphs inside nodes: saccade's have a loop in a loop
+AXES = 16  # NumPy supports 32, torch 25
+NUMBERS = 2**31  # in one tensor
 TENSORS = 100_000
 NAME_CHARACTERS = 1_000
 OPSETS = 100
 
 _AGAIN = "Export it again with: saccade export CHECKPOINT"
-# Numbers a stored entry stands for: `int32_data` packs what is smaller than a byte.
+# Numbers per stored entry: `int32_data` packs types that are smaller than a byte.
 _MOST_PER_ENTRY = 8
 _TYPED_DATA = (
     "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data",
@@ -43,41 +43,41 @@ BITS = {_TENSOR_TYPES[name]: bits for name, bits in _BITS.items() if name in _TE
 
 
 def read_graph(path: Path, where: str = "") -> onnx.ModelProto:
-    """The model in an ONNX file, which asks for no more than the limits.
+    """Read an ONNX file and check that it is within the limits.
 
-    Raises: SaccadeError if it cannot be read, or for the first limit that it is beyond.
+    Raises: SaccadeError if it cannot be read, or for the first limit that it exceeds.
     """
     return parse_graph(read_file(path), where or str(path))
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of an ONNX file.
+    """Read the bytes of an ONNX file.
 
-    Raises: SaccadeError if it cannot be read, or is larger than one can be.
+    Raises: SaccadeError if it cannot be read or is too large.
     """
     try:
         if (size := path.stat().st_size) > FILE_BYTES:
-            raise SaccadeError(f"{path}: has {size} bytes, an ONNX file at most {FILE_BYTES}.")
+            raise SaccadeError(f"{path}: has {size} bytes, expected at most {FILE_BYTES}.")
         return path.read_bytes()
     except OSError as error:
         raise SaccadeError(f"{path}: cannot be read ({error.strerror}). {_AGAIN}") from error
 
 
 def parse_graph(data: bytes, where: str) -> onnx.ModelProto:
-    """The model of an ONNX file's bytes, which asks for no more than the limits.
+    """Parse the bytes of an ONNX file and check that the model is within the limits.
 
-    Raises: SaccadeError if they are none, or for the first limit that it is beyond.
+    Raises: SaccadeError if they are not an ONNX model, or for the first limit that it exceeds.
     """
     try:
         proto = onnx.load_model_from_string(data)
-    except Exception as error:  # protobuf's own classes share no parent but this one
+    except Exception as error:  # the only common base of protobuf's errors
         raise SaccadeError(f"{where}: is not a complete ONNX model ({error}). {_AGAIN}") from error
     check_graph(proto, where)
     return proto
 
 
 def check_graph(proto: onnx.ModelProto, where: str) -> None:
-    """Refuse a model that asks for more than the limits.
+    """Refuse a model that exceeds the limits.
 
     Raises: SaccadeError with what was found and what is expected.
     """
@@ -106,7 +106,7 @@ def _excesses(proto: onnx.ModelProto) -> Iterator[str]:
 
 @dataclass
 class _Graphs:
-    """A walk through every graph of a file: sizes and names, nothing followed."""
+    """Walk through every graph of a file and check sizes and names, without expanding calls."""
 
     nodes: int = 0
     tensors: int = 0
@@ -121,7 +121,7 @@ class _Graphs:
 
     def _graph(self, graph: onnx.GraphProto, depth: int) -> Iterator[str]:
         if depth > GRAPH_DEPTH:
-            yield f"has graphs inside nodes more than {GRAPH_DEPTH} deep"
+            yield f"has graphs nested more than {GRAPH_DEPTH} deep"
         yield from self._tensors(graph.initializer)
         for tensor in graph.sparse_initializer:
             yield from self._tensors((tensor.values, tensor.indices))
@@ -173,9 +173,9 @@ def _tensor_excesses(tensor: onnx.TensorProto) -> Iterator[str]:
     if tensor.HasField("raw_data"):
         held, expected = len(tensor.raw_data), -(-count * bits // 8)
         if held != expected:
-            yield f"{what} of {list(tensor.dims)} holds {held} bytes, expected {expected}"
+            yield f"{what} of {list(tensor.dims)} has {held} bytes, expected {expected}"
     elif count > _MOST_PER_ENTRY * sum(len(getattr(tensor, field)) for field in _TYPED_DATA):
-        yield f"{what} of {list(tensor.dims)} holds fewer numbers than it says"
+        yield f"{what} of {list(tensor.dims)} contains fewer numbers than its shape"
 
 
 def _dims_excesses(what: str, dims: Iterable[int]) -> Iterator[str]:
@@ -209,7 +209,7 @@ def _shapes(values: Iterable[onnx.ValueInfoProto]) -> Iterator[str]:
 
 def _names(names: Iterable[str | bytes]) -> Iterator[str]:
     for name in names:
-        if isinstance(name, bytes):  # what protobuf gives for what is no UTF-8
+        if isinstance(name, bytes):  # protobuf returns bytes if it is not UTF-8
             yield f"has a name that is not text ({name[:40]!r})"
         elif len(name) > NAME_CHARACTERS:
             most = f"expected at most {NAME_CHARACTERS}"

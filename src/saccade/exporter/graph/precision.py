@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graph of a component in one precision, and the proof that it has it."""
+"""Make the graph of a component in one precision, and verify the precision."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from saccade.plugins.contract import DOMAIN
 
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model without a local function, and without the domain of the custom ops.
+    """Return the same model without local functions and without the domain of custom ops.
 
-    The nodes of a body are named after the node that called it: `<its name>/<operator>_<count>`.
+    Nodes of a body are named after the node that called it: `<its name>/<operator>_<count>`.
     """
     called = {
         name: node.name
@@ -35,7 +35,7 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _name(graph: onnx.GraphProto, known: set[str], called: dict[str, str]) -> None:
-    """Walks backwards: a body's last nodes make what the custom op made."""
+    """Walk backwards, because a body's last nodes produce the outputs of the custom op."""
     counts: Counter[str] = Counter()
     caller = ""
     for node in reversed(graph.node):
@@ -60,7 +60,7 @@ def _name_inside(graph: onnx.GraphProto, place: str) -> None:
 
 @dataclass(frozen=True)
 class TypedGraph:
-    """A graph, what it costs, what it keeps in float32, and how large its tensors become."""
+    """A graph with its cost, the layers that it keeps in float32, and its activation ranges."""
 
     proto: onnx.ModelProto
     count: Count
@@ -75,14 +75,14 @@ def typed_graph(
     traced: Callable[[str], onnx.ModelProto],
     samples: Samples,
 ) -> TypedGraph:
-    """The graph of one component of a folded float32 model, computed in `precision`.
+    """Make the graph of one component of a folded float32 model in `precision`.
 
-    `traced` gives the component's graph in fp32, fp16 or bf16. In a narrower precision read-outs,
-    softmax, normalisations and custom ops stay float32. Only the real samples set scales and
-    count for ranges.
+    `traced` returns the component's graph in fp32, fp16 or bf16. In narrower precisions, read-outs,
+    softmax, normalizations and custom ops stay in float32. Scales and ranges are measured on the
+    real samples only.
 
-    Raises: GateFailed if a number is too large for fp16, SaccadeError if the graph would not be
-        of that precision.
+    Raises: GateFailed if a number is too large for fp16, SaccadeError if the graph would not have
+        that precision.
     """
     if precision == "fp32":
         proto = traced("fp32")
@@ -90,7 +90,7 @@ def typed_graph(
     count_real = samples.sizes.real_inputs
     real = {name: values[:count_real] for name, values in samples.inputs.items()}
     if precision == "int8":
-        # Half precision says which products are in read-outs: its nodes have the same names.
+        # The half-precision graph tells which products are in read-outs: nodes have the same names.
         proto = quantized(traced("fp32"), real, float32_layers(traced("fp16")))
         ranges = quantized_ranges(proto)
     else:
@@ -99,14 +99,14 @@ def typed_graph(
         if precision == "fp16":
             check_ranges(name, ranges)
     kept, count = float32_layers(proto), count_of(proto, samples.inputs)
-    # A decoder of slots is a read-out as a whole: between two slots a softmax amplifies roundings.
+    # A slot decoder is one read-out: its softmax between slots amplifies rounding errors.
     cost = {} if role == "decode" else count.multiply_adds
     check_types(name, precision, matrix_types(proto), cost, kept)
     return TypedGraph(proto, count, kept, ranges)
 
 
 def with_ops_inlined(graph: TypedGraph, precision: str) -> TypedGraph:
-    """The graph without custom ops; a product inside a body counts as a layer kept in float32."""
+    """Inline the custom ops of a graph; products inside them count as layers kept in float32."""
     proto = inlined(graph.proto)
     return replace(
         graph, proto=proto, float32_layers=() if precision == "fp32" else float32_layers(proto)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of the gate: from the checkpoint's own data first, then random ones."""
+"""The gate's samples: first from the checkpoint's own data, then random ones."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +13,12 @@ from saccade.models.interface import Arrays, Component, TensorSpec
 
 @dataclass(frozen=True)
 class GateSizes:
-    """Number of samples that the gate feeds a component, and sizes of their batches.
+    """Numbers of samples that the gate feeds to a component, and batch sizes.
 
     Raises: SaccadeError if one of them is less than 1.
     """
 
-    real_inputs: int = 256  # of the checkpoint's own data
+    real_inputs: int = 256  # from the checkpoint's own data
     random_inputs: int = 64
     batches: tuple[int, ...] = (1, 2, 7, 64)
 
@@ -28,12 +28,12 @@ class GateSizes:
             raise SaccadeError(f"{self}: expected numbers of at least 1, and a batch size.")
 
 
-GATE_SIZES = GateSizes()  # where nothing else is asked for; a manifest records them
+GATE_SIZES = GateSizes()  # the default; a manifest records the sizes used
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The inputs by name, and the calibration arrays of the first of them.
+    """The inputs by name, and the calibration arrays of the first samples.
 
     Shapes: each input [n ...]; labelled [m ...] with m at most n.
     """
@@ -49,24 +49,24 @@ class Samples:
 def samples_of(
     checkpoint: Checkpoint, component: Component, sizes: GateSizes = GATE_SIZES
 ) -> Samples:
-    """The same samples each time: spread over the calibration data, and a fixed seed.
+    """Return the same samples each time: spread over the calibration data, then from a fixed seed.
 
-    Raises: SaccadeError if the checkpoint has too few samples or lacks an input's.
+    Raises: SaccadeError if the checkpoint has too few samples or none for an input.
     """
     calibration = checkpoint.calibration
     count = len(next(iter(calibration.values())))
     if count < sizes.real_inputs:
         raise SaccadeError(
-            f"{checkpoint.path}: has {count} calibration samples, the gate needs "
-            f"{sizes.real_inputs}. "
-            "Train or convert it again: this saccade stores that many of any data."
+            f"{checkpoint.path}: has {count} calibration samples, expected at least "
+            f"{sizes.real_inputs}. Train or convert the checkpoint again: this release always "
+            "stores enough."
         )
     chosen = np.linspace(0, count - 1, sizes.real_inputs).astype(np.int64)
     labelled = {name: array[chosen] for name, array in calibration.items()}
     real = component.real(labelled) if component.real else labelled
     if missing := [spec.name for spec in component.inputs if spec.name not in real]:
         raise SaccadeError(
-            f"{checkpoint.path}: holds no calibration samples of {', '.join(missing)}, only of "
+            f"{checkpoint.path}: has no calibration samples of {', '.join(missing)}, only of "
             f"{', '.join(sorted(calibration))}. Train or convert the checkpoint again."
         )
     rng = np.random.default_rng(0)
@@ -80,9 +80,9 @@ def samples_of(
 def random_inputs(
     component: Component, rng: np.random.Generator, count: int, like: Arrays | None = None
 ) -> dict[str, np.ndarray]:
-    """Inputs at random: the component's own draw, or bytes of any value and floats from N(0, 1).
+    """Draw random inputs: by the component's own function, or any bytes and floats from N(0, 1).
 
-    Axes that are words take their sizes from `like`.
+    Named axes take their sizes from `like`.
     """
     if component.random:
         return dict(component.random(rng, count))
@@ -95,7 +95,7 @@ def random_inputs(
         elif spec.dtype == "float32":
             noise[spec.name] = rng.standard_normal(shape, dtype=np.float32)
         else:
-            raise TypeError(f"input {spec.name}: {spec.dtype} needs a Component.random of its own")
+            raise TypeError(f"input {spec.name}: {spec.dtype} needs its own Component.random")
     return noise
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch model to an ONNX graph, by torch's own exporter."""
+"""Trace a torch model to an ONNX graph with torch's exporter."""
 
 import logging
 import warnings
@@ -27,7 +27,7 @@ from saccade.plugins.ops import OPS
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
-    """A translation for each op: one torch operator, one node, the same arguments."""
+    """Return a translation for each custom op: one torch operator to one node, same arguments."""
     table = {}
     for op in OPS.values():
         op.implementation("eager")  # registers the torch operator
@@ -41,7 +41,7 @@ def _translation(op: Op) -> Callable[..., Any]:
     count = len(op.inputs)
 
     def translate(*arguments: Any, **given: Any) -> Any:
-        # torch passes attributes by position where the caller did.
+        # torch passes attributes by position if the caller did.
         positional = dict(zip(op.attributes, arguments[count:], strict=False))
         values = op.checked_attributes({**positional, **given}, where=op.name)
         return node(*arguments[:count], **values)
@@ -50,7 +50,7 @@ def _translation(op: Op) -> Callable[..., Any]:
 
 
 def _schema(op: Op) -> onnx.defs.OpSchema:
-    """Registered nowhere; it only tells the exporter the node's shape."""
+    """Describe the node's inputs and attributes to the exporter; it is not registered anywhere."""
     schema = onnx.defs.OpSchema
     types = {"float32": "tensor(float)", "float16": "tensor(float16)", "float64": "tensor(double)"}
     fixed = {**types, "int64": "tensor(int64)"}
@@ -88,16 +88,16 @@ EXACT = frozenset(_NAMES.split())
 
 
 def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The same function without exact nodes of constant inputs, and without branches nobody reads.
+    """Evaluate exact nodes with constant inputs, and remove unused branches.
 
-    Weights of half precision come out of the exporter with their Transpose behind them, shapes
-    with their arithmetic. Function bodies are left alone: a runtime inlines them as they are.
+    The exporter leaves a Transpose after half-precision weights, and the arithmetic of shapes.
+    Function bodies do not change: a runtime inlines them as they are.
 
     Raises: MissingPackage without onnx-graphsurgeon.
     """
     surgeon = require("onnx_graphsurgeon", extra="export")
     logger = surgeon.logger.G_LOGGER
-    logger.severity = logger.ERROR  # its warnings tell of colours on a terminal
+    logger.severity = logger.ERROR  # its warnings are about terminal colors
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     del bare.functions[:]
@@ -113,7 +113,7 @@ def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 @contextmanager
 def exact_folding() -> Iterator[None]:
-    """The exporter's own folding does as `fold_constants` does: it evaluates exact nodes only."""
+    """Restrict the exporter's own constant folding to exact nodes, like `fold_constants`."""
     from onnxscript.optimizer import _constant_folding as folding
 
     class Exact(folding.ReferenceEvaluator):
@@ -140,11 +140,11 @@ def _rounds_as_it_likes(node: Any) -> bool:
     return node.op not in EXACT and floats
 
 
-_EXAMPLES = 3  # samples: neither 0 nor 1, which torch would take for constants
+_EXAMPLES = 3  # samples: torch would treat 0 and 1 as constants
 
 
 class _Served(nn.Module):
-    """Module that the file computes: a component's named outputs, in a fixed order."""
+    """The module that the file computes: a component's named outputs, in a fixed order."""
 
     def __init__(self, model: Any, role: str, outputs: Sequence[str], precision: str) -> None:
         super().__init__()
@@ -171,8 +171,9 @@ def trace_component(
     outputs: Sequence[str],
     precision: str = "fp32",
 ) -> onnx.ModelProto:
-    """The cleaned graph of one component of a float32 model, its products in fp32, fp16 or bf16.
+    """Trace one component of a float32 model, with products in fp32, fp16 or bf16.
 
+    Returns the cleaned graph.
     Shapes: samples as the component's inputs, at least 3 of them.
     """
     examples = {
@@ -185,7 +186,7 @@ def trace_component(
     if precision in HALF_TYPES:
         fold_casts(proto)
     if precision == "bf16":
-        # Neither the library nor ONNX Runtime's CPU kernels fold constants of bfloat16.
+        # Neither the library nor ONNX Runtime's CPU kernels can fold bfloat16 constants.
         _set_opset(proto, opset_of(precision))
         return tidy(proto)
     return tidy(fold_constants(proto))
@@ -197,13 +198,13 @@ def trace_module(
     outputs: Sequence[str],
     axes: Mapping[str, Sequence[int | str]] | None = None,
 ) -> onnx.ModelProto:
-    """The cleaned graph of any module whose inputs share a batch as their first axis.
+    """Trace any module whose inputs have the batch as their first axis; return the cleaned graph.
 
-    Further axes that are words in `axes` (by input) are dynamic too.
+    Axes that are named in `axes` (by input) are dynamic too.
 
-    Each of saccade's ops becomes one node with its function body beside it: a runtime that has
-    the kernel takes the kernel, another one computes the body.
-    Shapes: examples [b ...] with one b that is neither 0 nor 1.
+    Each custom op becomes one node, and the file contains its function body. A runtime that has
+    the kernel uses it; any other runtime computes the body.
+    Shapes: examples [b ...] with the same b, neither 0 nor 1.
     """
     words = {name: (axes or {}).get(name, ("b",)) for name in examples}
     dims = {
@@ -232,7 +233,7 @@ def trace_module(
 
 
 def _set_opset(proto: onnx.ModelProto, opset: int) -> None:
-    """Each operator used here means the same in the newer opset, which only allows more types."""
+    """Raise the opset: every operator used means the same there, with more types allowed."""
     next(opset for opset in proto.opset_import if opset.domain == "").version = opset
     del proto.functions[:]
     attach_bodies(proto)
@@ -245,13 +246,13 @@ def _dynamic(
         {i: dims[word] for i, word in enumerate(shape) if isinstance(word, str)}
         for shape in words.values()
     )
-    # torch wants the shapes of a starred argument as one tuple.
+    # torch expects the shapes of a starred argument as one tuple.
     return (shapes,) if isinstance(module, _Served) else shapes
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's words on torchvision, which is not used, and its own deprecations."""
+    """Suppress the exporter's messages about torchvision, which is unused, and deprecations."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -265,10 +266,10 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _tiny_constants_stay() -> Iterator[None]:
-    """Without the exporter's rules that leave out `x + 0` and `x * 1`.
+    """Disable the exporter's rules that remove `x + 0` and `x * 1`.
 
-    They take a constant within 1e-8 for 0 (within 1e-5 for 1), and so drop an epsilon of 1e-8 that
-    keeps a quotient of small numbers what it is.
+    They treat a constant within 1e-8 of 0 as 0 (and within 1e-5 of 1 as 1). This would drop an
+    epsilon of 1e-8, which matters in a quotient of small numbers.
     """
     rules = rewriter._DEFAULT_REWRITE_RULES
     left_out = {id(rule) for rule in _no_op.rules}

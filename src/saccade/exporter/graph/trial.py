@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX files opened for the first time: in a process that may die of them.
+"""Try out unknown ONNX files in a separate process, which may crash.
 
-An artefact folder can come from anybody, and the hash in its manifest says only that nothing was
-changed since. So each file is read, held against the limits of graphs, loaded by ONNX Runtime and
-asked one sample of zeros in a worker with limits of memory and time, before the process of the
-command opens it.
+An artefact folder can come from anyone, and the hash in its manifest only proves that a file has
+not changed since. Before a command opens a file in its own process, a worker with limits on memory
+and time reads it, checks the limits of graphs, loads it in ONNX Runtime and runs it on one sample
+of zeros.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,30 +18,30 @@ from saccade.worker import START_S, Limits, Worker, WorkerEnded
 
 _PROCESS = "saccade.exporter.graph.trial_process"
 _GIB = 2**30
-_WALL = 10  # times the CPU time: the same work while others have the CPU
+_WALL = 10  # times the CPU time, in case other processes use the CPU
 _AGAIN = "Export it again with: saccade export CHECKPOINT"
-_KNOWN: set[str] = set()  # SHA-256 of files that this process has tried or written
+_KNOWN: set[str] = set()  # SHA-256 of files that this process tried or wrote
 
 
 @dataclass(frozen=True)
 class Tried:
-    """The hash of a file that was read, and why it cannot be opened."""
+    """The hash of a file, and why it must not be opened."""
 
     sha256: str
     reason: str | None
 
 
 def limits_for(file_bytes: int) -> Limits:
-    """Limits of one file: for memory some copies of its weights, for time what loading takes."""
+    """Return the limits for a file: memory for several copies of its weights, time to load it."""
     return Limits(memory_bytes=4 * _GIB + 8 * file_bytes, cpu_s=30 + round(60 * file_bytes / _GIB))
 
 
 def tried(
     folder: ArtefactFolder, manifests: Iterable[Manifest], limits: Limits | None = None
 ) -> dict[str, str]:
-    """By file name, what is wrong with a folder's files that cannot be opened within the limits.
+    """Return the reasons why files of a folder cannot be opened within the limits, by file name.
 
-    Bytes that this process knows by their hash are not tried again.
+    A file with a hash that this process already tried is skipped.
     """
     unknown = [manifest for manifest in manifests if manifest.file.sha256 not in _KNOWN]
     paths = [folder.path / manifest.file.name for manifest in unknown]
@@ -64,8 +64,10 @@ def tried(
 
 
 def refuse_untried(folder: ArtefactFolder, manifests: Sequence[Manifest]) -> None:
-    """Raises: SaccadeError for the first file of a folder that has other bytes than its manifest
-    promises, or cannot be opened within limits.
+    """Check the files of a folder before they are opened.
+
+    Raises: SaccadeError for the first one that does not match its manifest or cannot be opened
+        within the limits.
     """
     for manifest in manifests:
         folder.file(manifest)
@@ -74,13 +76,13 @@ def refuse_untried(folder: ArtefactFolder, manifests: Sequence[Manifest]) -> Non
 
 
 def made_here(manifest: Manifest) -> None:
-    """Note that this process wrote a file itself, so that it is not tried."""
+    """Record that this process wrote a file itself, so that it is not tried."""
     _KNOWN.add(manifest.file.sha256)
 
 
 def _too_much(path: Path, how: str, limits: Limits) -> str:
     memory = (limits.memory_bytes or 0) / _GIB
     return (
-        f"{path}: loading it and asking it one sample ended the process that tried ({how}); "
-        f"allowed are {limits.cpu_s} s and {memory:.1f} GiB. {_AGAIN}"
+        f"{path}: the process that loaded it and ran one sample failed ({how}); the limits are "
+        f"{limits.cpu_s} s of CPU time and {memory:.1f} GiB of memory. {_AGAIN}"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker of `trial`: reads, checks, loads and asks one ONNX file a request."""
+"""The worker of `trial`: reads, checks, loads and runs one ONNX file per request."""
 
 import hashlib
 import re
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 _MEMORY = re.compile(r"alloc|out of memory|MemoryError", re.IGNORECASE)
 try:
-    HAS_ONNX = bool(require("onnx", extra="export"))  # here, as the time of a request is limited
+    HAS_ONNX = bool(require("onnx", extra="export"))  # now: requests have a time limit
 except MissingPackage:
     HAS_ONNX = False
 
 
 def main(name: str) -> Tried:
-    """Try a file; without onnx it is loaded and not counted."""
+    """Try a file. Without onnx, it is loaded but not checked against the limits of graphs."""
     path = Path(name)
     try:
         return Tried(*(_tried(path) if HAS_ONNX else _loaded(path)))
@@ -35,9 +35,9 @@ def main(name: str) -> Tried:
 
 
 def _tried(path: Path) -> tuple[str, str | None]:
-    """The hash of what was read, and why it is not to be opened.
+    """Return the hash of the file and why it must not be opened.
 
-    What a runtime refuses in time and memory is its caller's to say.
+    Other errors of a runtime, within the limits, are left to the caller to report.
     """
     import onnx
 
@@ -50,7 +50,7 @@ def _tried(path: Path) -> tuple[str, str | None]:
         _ask(proto)
     except MissingPackage:
         return digest, None
-    except Exception as error:  # of libraries, whose classes share no parent but this one
+    except Exception as error:  # the only common base of the libraries' errors
         return digest, _reason(path, error)
     return digest, None
 
@@ -58,7 +58,7 @@ def _tried(path: Path) -> tuple[str, str | None]:
 def _loaded(path: Path) -> tuple[str, str | None]:
     try:
         onnx_session(path)
-    except MissingPackage:  # nothing here opens it
+    except MissingPackage:  # no installed package can open it
         return "", None
     except SaccadeError as error:
         return sha256_of(path), _reason(path, error)
@@ -70,7 +70,7 @@ def _reason(path: Path, error: Exception) -> str | None:
 
 
 def _ask(proto: "onnx.ModelProto") -> None:
-    """Load it as a command does, and run it on zeros, with each free axis of one."""
+    """Load a model as a command does, and run it on zeros, with size 1 for every free axis."""
     from onnx.helper import tensor_dtype_to_np_dtype
 
     from saccade.exporter.graph.half_graph import HALF, widened
@@ -90,6 +90,6 @@ def _ask(proto: "onnx.ModelProto") -> None:
 
 def _too_large(path: Path) -> str:
     return (
-        f"{path}: loading it and asking it one sample takes more memory than a file of its size "
-        "may. Export it again with: saccade export CHECKPOINT"
+        f"{path}: loading it and running one sample needs more memory than is allowed for a file "
+        "of this size. Export it again with: saccade export CHECKPOINT"
     )

@@ -19,7 +19,7 @@ _PRIOR_VARIANCE = 0.25  # of a loss in [0, 1] before any sample, the largest the
 
 
 def binomial_p_value(events: int, n: int, risk: float) -> float:
-    """Return the chance of at most so many events in n samples, if each has the chance `risk`.
+    """Return the chance of at most `events` events in n samples, each with probability `risk`.
 
     Raises: MissingPackage without SciPy.
     Source: the exact binomial test; Angelopoulos et al. 2021 (arXiv 2110.01052), section 2.

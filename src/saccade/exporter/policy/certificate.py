@@ -30,7 +30,7 @@ class CertificateReport:
 
     @property
     def passed(self) -> bool:
-        """True if the file says what the samples say."""
+        """True if the file agrees with its samples."""
         return self.problem is None
 
     def to_dict(self) -> dict[str, Any]:

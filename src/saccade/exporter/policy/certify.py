@@ -157,5 +157,5 @@ def _certified(
 
 
 def _in_all(tested: int) -> int:
-    """The calibration samples of which so many certify."""
+    """Return how many calibration samples are needed for this many to certify."""
     return math.ceil(tested / (1 - LEARN_SHARE))

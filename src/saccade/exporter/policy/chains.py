@@ -16,7 +16,7 @@ _LEAST_GAIN = 1e-9
 
 @dataclass(frozen=True)
 class Chain:
-    """Variants in the order in which they are asked, and the confidence at which each one stops.
+    """Variants in the order in which they run, and the confidence at which each one stops.
 
     The last variant always answers, so there is one threshold fewer than there are steps.
     """
@@ -93,7 +93,7 @@ def _orders(answers: Answers, most_steps: int) -> Iterator[tuple[int, ...]]:
 
 
 class _Grid:
-    """All thresholds of one chain at once, by histograms instead of one by one."""
+    """All thresholds of one chain together, by histograms instead of one by one."""
 
     def __init__(
         self, answers: Answers, table: np.ndarray, steps: tuple[int, ...], measure: str

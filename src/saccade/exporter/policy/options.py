@@ -16,22 +16,25 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
 
 @dataclass(frozen=True)
 class CalibrateOptions(PathFields):
-    """On what the policies are certified, and for which risks."""
+    """The data and the risks for which policies are certified."""
 
-    data: str | None = None  # a name, a folder or an .npz, like the traffic; none: what it learned
-    split: Literal["train", "validation", "test", "all"] = "test"  # of the data
-    risk: tuple[float, ...] = (0.01,)  # at most this share of answers may be lost; one policy each
-    confidence: float = 0.95  # that a policy's risk is what it says
-    # an answer is lost if it is not the full model's, or if it is wrong where that one is right
+    # a data set's name, a folder of images or an .npz; it must be like the traffic; default: the
+    # data that the checkpoint was trained on
+    data: str | None = None
+    split: Literal["train", "validation", "test", "all"] = "test"  # which part of the data to use
+    risk: tuple[float, ...] = (0.01,)  # largest share of lost answers; each value gives a policy
+    confidence: float = 0.95  # how certain it must be that a policy keeps its risk
+    # when an answer counts as lost: if it differs from the full model's (full), or if it is wrong
+    # and the full model's is right (labels)
     against: Literal["full", "labels"] = "full"
-    steps: int = 3  # variants that a sample is put to at most
-    name: str = "auto"  # of the policy; with several risks, name-risk
-    limit: int | None = None  # samples at most
-    templates: Path | None = None  # prompts of zero-shot, one per line, with {} for the label
-    device: str | None = None  # whose speeds count, if the frontier has those of several
-    seed: int = 0  # of the order of the samples
-    runtime: RuntimeName = DEFAULT  # what runs the variants
-    # run custom ops by our kernels; --no-op-library: run custom ops by their ONNX function bodies
+    steps: int = 3  # largest number of variants that one sample may go through
+    name: str = "auto"  # name of the policy; with several risks, the risk is appended
+    limit: int | None = None  # largest number of samples
+    templates: Path | None = None  # zero-shot prompts, one per line, with {} for the label
+    device: str | None = None  # the device whose measured speeds to use, if there are several
+    seed: int = 0  # seed of the order of the samples
+    runtime: RuntimeName = DEFAULT  # the runtime that runs the variants
+    # run custom ops with our kernels; --no-op-library: run custom ops by their ONNX function bodies
     op_library: bool = True
 
     def __post_init__(self) -> None:

@@ -263,6 +263,6 @@ def _check_chains(content: PolicyFile, path: Path) -> None:
         )
         if last is not None or None in early or not alike:
             raise SaccadeError(
-                f"{path}: policy {policy.name} is no chain: expected steps of calibrated variants, "
-                f"each but the last with a threshold. {_CALIBRATE}"
+                f"{path}: policy {policy.name} is not a chain: expected steps of calibrated "
+                f"variants, each but the last with a threshold. {_CALIBRATE}"
             )

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runtimes: what runs an exported file, as functions of named arrays."""
+"""Runtimes, which run an exported file as a function of named arrays."""

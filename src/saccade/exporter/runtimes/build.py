@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade build`: a file of a runtime's own for each variant of an artefact folder."""
+"""`saccade build`: build each variant of an artefact folder for one runtime."""
 
 from pathlib import Path
 
@@ -18,9 +18,9 @@ def build(
 ) -> Built:
     """Build every variant of an artefact folder for one runtime.
 
-    The folder appears when every variant was built, or not at all.
+    The output folder is created only when every variant was built.
 
-    Raises: GateFailed if a variant would run in other types than it promises, SaccadeError for
+    Raises: GateFailed if a variant would compute in other types than it promises, SaccadeError for
         an option or a file that cannot be built, MissingPackage if the runtime is not installed.
     """
     with reporting(progress):
@@ -28,21 +28,21 @@ def build(
 
 
 def builder(engine: str | None) -> Runtime:
-    """The runtime of that name, or the first that builds and is installed.
+    """Return the runtime named `engine`; by default the first installed one that builds engines.
 
-    Raises: SaccadeError if it builds nothing, MissingPackage if none is installed.
+    Raises: SaccadeError if it does not build engines, MissingPackage if none is installed.
     """
     if engine is not None:
         runtime = runtime_named(engine)
         if not runtime.builds:
             raise SaccadeError(
-                f"--engine {engine}: {runtime.title} runs the exported files as they are, there is "
+                f"--engine {engine}: {runtime.title} runs the exported files directly, so there is "
                 f"nothing to build. Expected one of: {', '.join(engine_names())}."
             )
         return runtime
     every = [runtime_named(name) for name in engine_names()]
     if here := next((runtime for runtime in every if runtime.is_here()), None):
         return here
-    # It says what is missing, and how to get it.
+    # `require` reports what is missing and how to install it.
     every[0].require()
     raise MissingPackage(f"{every[0].title} is not installed.")

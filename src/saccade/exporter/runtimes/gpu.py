@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs that a program finds here, asked of their driver."""
+"""The GPUs of this machine, as reported by the driver."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device."""
+    """One GPU."""
 
     name: str
     capability: str  # such as 8.9
@@ -21,22 +21,22 @@ class Gpu:
 
 
 def gpu_at_hand() -> Gpu | None:
-    """The first GPU, on which saccade itself runs; none where there is none."""
+    """Return the first GPU, which saccade itself uses, or None."""
     return next(iter(gpus()), None)
 
 
 def visible_alone() -> tuple[str, ...]:
-    """For each of `gpus`, the CUDA_VISIBLE_DEVICES of a process that is to find it alone."""
+    """Return, for each of `gpus`, the CUDA_VISIBLE_DEVICES with which a process sees only it."""
     count, listed = len(gpus()), os.environ.get(VISIBLE)
-    # Indices count the devices that are visible here; a process replaces the list, and counts all.
+    # Indices count the visible devices, but CUDA_VISIBLE_DEVICES of a child process counts all.
     every = [name.strip() for name in listed.split(",")] if listed is not None else range(count)
     return tuple(map(str, every))[:count]
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs in the driver's order, but for those that CUDA_VISIBLE_DEVICES hides.
+    """Return the GPUs in the driver's order, except those that CUDA_VISIBLE_DEVICES hides.
 
-    There are none without a driver, or where it fails.
+    Empty if there is no driver or the driver fails.
     """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")

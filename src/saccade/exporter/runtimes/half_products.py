@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products in half precision, everything between them in float32."""
+"""Compute matrix products in half precision and everything between them in float32."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +19,10 @@ _PRODUCTS = frozenset(
 
 
 def half_products(model: nn.Module, precision: str, *, accumulate: bool) -> "HalfProducts":
-    """`HalfProducts` for calls of a model, which it leaves inside the model's read-outs.
+    """Return a `HalfProducts` for calls of a model; inside read-outs it is inactive.
 
-    Those are the modules that are called `head`, and those whose class says
-    `float32_products = True`. Their hooks stay: the mode may be entered for any number of calls.
+    Read-outs are modules named `head` and modules whose class sets `float32_products = True`. The
+    hooks on them stay, so the mode can be entered any number of times.
     """
     mode = HalfProducts(precision, accumulate=accumulate)
     for name, module in model.named_modules():
@@ -33,32 +33,32 @@ def half_products(model: nn.Module, precision: str, *, accumulate: bool) -> "Hal
 
 
 class HalfProducts(TorchFunctionMode):
-    """While active, products of float32 matrices take and give numbers of a half type.
+    """While active, products of float32 matrices have operands and results of a half type.
 
-    Softmax, normalisations, custom ops, sums of residuals and recurrent layers stay in float32:
-    they lose most by few digits and little time by many. Where `accumulate` is set the operands
-    are rounded, multiplied and summed in float32, and the result is rounded, as matrix units of a
-    GPU do; a number beyond the type becomes infinite in either way. Without it the products
-    are of the type itself, which is what an exported graph has to say.
+    Softmax, normalizations, custom ops, residual sums and recurrent layers stay in float32: they
+    are sensitive to rounding and take little time. With `accumulate`, the operands are rounded,
+    multiplied and summed in float32, and the result is rounded, as the matrix units of a GPU do.
+    Without it, the products are computed in the half type itself, as an exported graph has to
+    express them. In both cases a number beyond the type's range becomes infinite.
     """
 
     def __init__(self, precision: str, *, accumulate: bool) -> None:
         super().__init__()
         self.dtype = HALF_TYPES[precision]
         self.accumulate = accumulate
-        self.outside = 0  # read-outs that are being computed, one within the other
+        self.outside = 0  # number of nested read-outs being computed
 
     def __enter__(self) -> "HalfProducts":
-        self.outside = 0  # a read-out that raised has not come to its end
+        self.outside = 0  # a read-out that raised has not decreased it
         super().__enter__()
         return self
 
     def leave(self, *_: Any) -> None:
-        """Products stay float32 from here on."""
+        """Compute products in float32 from here on."""
         self.outside += 1
 
     def enter(self, *_: Any) -> None:
-        """They are of the half type again."""
+        """Compute products in the half type again."""
         self.outside -= 1
 
     def __torch_function__(
@@ -105,7 +105,7 @@ class HalfProducts(TorchFunctionMode):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Tensor:
-        """Attention as two products with a softmax in float32 between them."""
+        """Compute attention as two products with a softmax in float32 between them."""
         assert dropout_p == 0 and not is_causal
         assert attn_mask is None or attn_mask.is_floating_point()
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale

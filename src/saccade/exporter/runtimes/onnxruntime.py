@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime: it runs the exported file itself, custom ops by kernels where they can be built."""
+"""ONNX Runtime: runs the exported file itself, with kernels for custom ops if available."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -17,18 +17,18 @@ from saccade.plugins.native.library import available_library
 
 
 class OnnxRuntime:
-    """The one runtime that needs nothing built, and so the one that proves what was exported."""
+    """The runtime that needs no build, which is why the gate uses it for exported files."""
 
     name = "onnxruntime"
     title = "ONNX Runtime"
     precisions: tuple[str, ...] = ("fp32", "fp16", "int8")
-    refusal = "has no kernels for on a CPU and whose opset older containers do not read"
+    refusal = "cannot compute on a CPU and whose opset older containers cannot read"
     packages: Packages | None = Packages(
         distributions=("onnxruntime", "onnxruntime-gpu"),
         needed_for="export, serve, bench",
         optional=False,
-        advice=f"{install('cpu')}; with an NVIDIA GPU the extra `gpu` instead",
-        conflict="both write the same package: pip uninstall both, then install one of the extras",
+        advice=f"{install('cpu')}; with an NVIDIA GPU, use the extra `gpu` instead",
+        conflict="both install the same module: pip uninstall both, then install one of the extras",
     )
     gpu_only = False
     builds = False
@@ -48,7 +48,7 @@ class OnnxRuntime:
         return available_library() is not None
 
     def build(self, artefact: ArtefactFolder, options: BuildOptions) -> Built:
-        raise SaccadeError(f"{self.title} runs the exported files: there is nothing to build.")
+        raise SaccadeError(f"{self.title} runs exported files: there is nothing to build.")
 
     def load(
         self, folder: ArtefactFolder, manifest: Manifest, ops: Ops, *, threads: int = 1
@@ -58,7 +58,7 @@ class OnnxRuntime:
         return onnx_runner(session)
 
     def peers(self, folder: ArtefactFolder, manifest: Manifest) -> Mapping[str, Runner]:
-        """Its CUDA provider, where there is a GPU and it has that."""
+        """The CUDA provider, if there is a GPU and ONNX Runtime has the provider."""
         if gpu_at_hand() is None:
             return {}
         onnxruntime = require(self.name, extra="cpu")

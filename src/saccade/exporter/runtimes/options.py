@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a build, whatever runtime it is for."""
+"""Options of a build, common to all runtimes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +16,16 @@ else:
 
 @dataclass(frozen=True)
 class BuildOptions(PathFields):
-    """Build engines of an artefact folder, each variant's types proved first."""
+    """Build an engine for each variant of an artefact folder, after verifying its types."""
 
-    # tensorrt or tensorrt-rtx; default: the first that is installed
+    # tensorrt or tensorrt-rtx; default: the first one that is installed
     engine: EngineName | None = None
-    variant: tuple[str, ...] = ()  # of the folder, default: all
+    variant: tuple[str, ...] = ()  # names of variants to build; default: all
     batch: str = "1:8:64"  # smallest, usual and largest number of samples
-    axis: tuple[str, ...] = ()  # ranges of further dynamic axes, such as k=1:7:16
-    workspace_mib: int | None = None  # scratch memory an engine may use, default: TensorRT's
+    axis: tuple[str, ...] = ()  # ranges of other dynamic axes, such as k=1:7:16
+    workspace_mib: int | None = None  # scratch memory of an engine; default: TensorRT's
     timing_cache: Path | None = None  # reused and extended; TensorRT only
     compute_capability: tuple[str, ...] = ()  # such as 8.9,12.0; default: the GPU's, else 8.9
-    locked: bool = False  # rebuild and compare the bytes; another kind of CPU may give others
+    locked: bool = False  # rebuild and compare the bytes; they may differ on another kind of CPU
     out: Path | None = None  # default: ARTEFACT/engines/ENGINE-CAPABILITIES
     force: bool = False  # replace an existing folder

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference and the artefact as the same kind of function: named arrays in and out."""
+"""Run the reference and an artefact in the same way: as functions of named arrays."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -17,9 +17,9 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def torch_runner(model: Any, role: str = "", outputs: Sequence[str] | None = None) -> Runner:
-    """One component of a model as a function; what comes in as floats is brought to its type.
+    """Return one component of a model as a function; float inputs are cast to the model's type.
 
-    Shapes: as the component says; `outputs` chooses, none are those always exported.
+    Shapes: as declared by the component. `outputs` selects outputs; default: the usual ones.
     """
     torch = require("torch", extra="export")
     component = component_named(model, role)
@@ -41,7 +41,7 @@ def torch_runner(model: Any, role: str = "", outputs: Sequence[str] | None = Non
 
 
 def half_runner(model: Any, role: str, outputs: Sequence[str], precision: str) -> Runner:
-    """One component of a float32 model whose products are rounded to a half type, as in its file.
+    """Return one component of a float32 model with products rounded to a half type, as in its file.
 
     Shapes: as `torch_runner`.
     """
@@ -58,22 +58,22 @@ def half_runner(model: Any, role: str, outputs: Sequence[str], precision: str) -
 
 
 def onnx_runner(session: Any) -> Runner:
-    """An ONNX Runtime session as a function."""
+    """Return an ONNX Runtime session as a function."""
     names = [output.name for output in session.get_outputs()]
     wanted = [value.name for value in session.get_inputs()]
 
     def run(inputs: Arrays) -> dict[str, np.ndarray]:
         if missing := [name for name in wanted if name not in inputs]:
             raise SaccadeError(
-                f"the ONNX file takes {missing[0]!r:.80}, and its manifest names only "
+                f"the ONNX file has an input {missing[0]!r:.80}, but its manifest has only "
                 f"{', '.join(inputs)}. Export it again with: saccade export CHECKPOINT"
             )
         given = {name: inputs[name] for name in wanted}
         try:
             return dict(zip(names, session.run(names, given), strict=True))
-        except Exception as error:  # ONNX Runtime's own classes share no parent but this one
+        except Exception as error:  # the only common base of ONNX Runtime's errors
             shapes = {name: value.shape for name, value in inputs.items()}
-            raise SaccadeError(f"ONNX Runtime cannot run the file on {shapes}: {error}") from error
+            raise SaccadeError(f"ONNX Runtime failed on inputs {shapes}: {error}") from error
 
     return run
 
@@ -86,11 +86,11 @@ def onnx_session(
     optimized: bool = True,
     provider: str = CPU,
 ) -> Any:
-    """An ONNX Runtime session that takes no more cores than it is given.
+    """Create an ONNX Runtime session that uses at most `threads` cores.
 
-    With `kernels`, the library of custom ops, the ops run as kernels, else as their bodies.
-    Where it is not `optimized`, each node is run as it stands in the file. `provider` computes
-    what it can, such as CUDA, and the CPU the rest.
+    With `kernels`, the library of custom ops, the ops run as kernels, otherwise as function bodies.
+    Without `optimized`, each node runs exactly as in the file. `provider` (such as CUDA) computes
+    what it can, and the CPU the rest.
 
     Raises: SaccadeError if ONNX Runtime refuses the file or lacks the provider, MissingPackage if
         it is not installed.
@@ -108,27 +108,27 @@ def onnx_session(
     source = model if isinstance(model, bytes) else str(model)
     check_provider(provider)
     if provider == CUDA:
-        # CUDA and cuDNN of NVIDIA's Python packages are in no folder of the loader's. It prints.
+        # The loader does not search the folders of NVIDIA's Python packages. This call prints.
         with redirect_stdout(sys.stderr):
             onnxruntime.preload_dlls()
     try:
         session = onnxruntime.InferenceSession(
             source, options, providers=list(dict.fromkeys((provider, CPU)))
         )
-    except Exception as error:  # ONNX Runtime's own classes share no parent but this one
+    except Exception as error:  # the only common base of ONNX Runtime's errors
         where = "the ONNX file" if isinstance(model, bytes) else f"{model}"
         raise SaccadeError(
             f"{where}: ONNX Runtime {onnxruntime.__version__} cannot load it ({error}). "
             "Export it again with: saccade export CHECKPOINT"
         ) from error
     if provider not in session.get_providers():
-        # ONNX Runtime itself would go on with the processor, in silence.
-        raise SaccadeError(f"ONNX Runtime could not start {provider}: look at its driver and GPU.")
+        # ONNX Runtime itself would silently fall back to the CPU.
+        raise SaccadeError(f"ONNX Runtime could not start {provider}. Check the GPU and driver.")
     return session
 
 
 def check_provider(provider: str) -> None:
-    """The installed ONNX Runtime was built with this provider.
+    """Check that the installed ONNX Runtime was built with this provider.
 
     Raises: SaccadeError if it was not, MissingPackage if there is none.
     """
@@ -136,7 +136,7 @@ def check_provider(provider: str) -> None:
     if provider not in (known := onnxruntime.get_available_providers()):
         raise SaccadeError(
             f"ONNX Runtime {onnxruntime.__version__} has no {provider}, only {', '.join(known)}. "
-            f"For an NVIDIA GPU replace it: pip uninstall onnxruntime && {install('gpu')}"
+            f"For an NVIDIA GPU, replace it: pip uninstall onnxruntime && {install('gpu')}"
         )
 
 
@@ -147,9 +147,9 @@ def run_in_batches(
     order: Iterable[int] | None = None,
     done: Callable[[int], None] | None = None,
 ) -> dict[str, np.ndarray]:
-    """The answers for all samples, asked `batch` at a time in the given order.
+    """Run all samples in batches of `batch`, in the given order.
 
-    `done` is called with the number of samples that each batch had.
+    `done` is called after each batch with its number of samples.
     Shapes: inputs [n ...] -> each output [n ...], in the order of the samples.
     """
     count = len(next(iter(inputs.values())))

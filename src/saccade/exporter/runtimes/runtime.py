@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runtimes of artefacts: their protocol, and the one registry of them.
+"""The protocol of runtimes and their only registry.
 
-Whatever else asks about a runtime, asks it; nobody compares its name. The server's side of one
-(options, files, configuration, checks) is a `ServedRuntime`, which `served` names.
+Code that depends on a property of a runtime queries this protocol and never compares names. The
+server's side (options, files, configuration, checks) is a `ServedRuntime`, which `served` names.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,13 +19,13 @@ from saccade.exporter.runtimes.runners import Runner
 from saccade.models.entry import imported
 from saccade.plugins.execution import Ops
 
-# By the name that options, manifests, frontiers and repositories say; a line each.
+# By the name used in options, manifests, frontiers and repositories.
 RUNTIMES = {
     "onnxruntime": "saccade.exporter.runtimes.onnxruntime:ONNXRUNTIME",
     "tensorrt": "saccade.exporter.runtimes.tensorrt.runtime:TENSORRT",
     "tensorrt-rtx": "saccade.exporter.runtimes.tensorrt.runtime:TENSORRT_RTX",
 }
-DEFAULT = "onnxruntime"  # what runs an exported file as it is
+DEFAULT = "onnxruntime"  # runs an exported file directly
 
 if TYPE_CHECKING:
     RuntimeName = str
@@ -35,59 +35,62 @@ else:
 
 @dataclass(frozen=True)
 class Packages:
-    """Requirement of a runtime on the machine: one of these distributions."""
+    """Packages that a runtime requires: one of these distributions."""
 
     distributions: tuple[str, ...]
-    needed_for: str  # the uses that lack it, as `saccade doctor` lists them
+    needed_for: str  # the uses that need it, as `saccade doctor` lists them
     optional: bool
     advice: str  # how to install it
-    conflict: str = ""  # what to do where several are installed
+    conflict: str = ""  # what to do if several are installed
 
 
 class Built(Protocol):
-    """The folder that a build wrote."""
+    """The output folder of a build."""
 
     @property
     def folder(self) -> Path: ...
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return the JSON object."""
 
     def files(self) -> list[dict[str, Any]]:
-        """Each file's name, bytes, sha256, version, compute_capabilities and build_seconds."""
+        """Return name, bytes, sha256, version, compute_capabilities, build_seconds per file."""
 
     def to_text(self) -> Any:
-        """For a terminal."""
+        """Return a table for a terminal."""
 
 
 class Runtime(Protocol):
     """One way to run the variants of an artefact folder."""
 
-    name: str  # as options, manifests, frontiers and repositories say it
-    title: str  # for a reader
-    precisions: tuple[str, ...]  # of the variants that it runs
-    refusal: str  # why it does not run the others: "..., which <title> <refusal>"
-    packages: Packages | None  # what has to be installed, where `saccade doctor` looks for it
-    gpu_only: bool  # whether it runs on GPUs alone
-    builds: bool  # whether a file of its own has to be built of the exported one
-    builds_anywhere: bool  # whether it builds on any machine, for another that has the device
-    # `module:attribute` of its `ServedRuntime`; none: no server loads what it builds
+    name: str  # as in options, manifests, frontiers and repositories
+    title: str  # for messages
+    precisions: tuple[str, ...]  # of variants that it can run
+    refusal: str  # why it cannot run the others, as in "..., which <title> <refusal>"
+    packages: Packages | None  # what `saccade doctor` looks for
+    gpu_only: bool  # whether it runs only on GPUs
+    builds: bool  # whether it needs a file built from the exported one
+    builds_anywhere: bool  # whether any machine can build for a device that it lacks
+    # `module:attribute` of its `ServedRuntime`; None: no server loads what it builds
     served: str | None
 
     def is_here(self) -> bool:
-        """True if it is installed; imports nothing."""
+        """True if it is installed; does not import it."""
 
     def require(self) -> None:
-        """Raises: MissingPackage, with what to install, if it cannot be imported."""
+        """Check that it can be imported.
+
+        Raises: MissingPackage, with what to install, if it cannot.
+        """
 
     def label(self) -> str:
-        """Name, version and kind of device, as a frontier files its measurements."""
+        """Return name, version and kind of device, the key of measurements in a frontier."""
 
     def has_kernels(self) -> bool:
-        """True if custom ops run by our kernels here, else by their function bodies."""
+        """True if custom ops run as kernels here; otherwise they run as function bodies."""
 
     def build(self, artefact: ArtefactFolder, options: BuildOptions) -> Built:
-        """Build a file of each variant.
+        """Build a file for each variant.
 
         Raises: SaccadeError for what cannot be built, MissingPackage if it is not installed.
         """
@@ -95,22 +98,22 @@ class Runtime(Protocol):
     def load(
         self, folder: ArtefactFolder, manifest: Manifest, ops: Ops, *, threads: int = 1
     ) -> Runner:
-        """One file of an artefact folder, ready to run.
+        """Load one file of an artefact folder.
 
-        Raises: SaccadeError if it is not built, or does not run here.
+        Raises: SaccadeError if it is not built or cannot run here.
         """
 
     def peers(self, folder: ArtefactFolder, manifest: Manifest) -> Mapping[str, Runner]:
-        """Forms of it on this machine that the gate holds to the reference beside the file itself.
+        """Return further ways to run a file on this machine, which the gate checks as well.
 
-        Raises: SaccadeError for what should run here and does not.
+        Raises: SaccadeError for one that should run here but fails.
         """
 
 
 def runtime_named(name: str) -> Runtime:
-    """The runtime of that name.
+    """Return the runtime of that name.
 
-    Raises: SaccadeError if there is none.
+    Raises: SaccadeError if there is no such runtime.
     """
     if name not in RUNTIMES:
         raise SaccadeError(
@@ -120,34 +123,34 @@ def runtime_named(name: str) -> Runtime:
 
 
 def runtimes() -> tuple[Runtime, ...]:
-    """All of them, in the registry's order."""
+    """Return all runtimes, in the registry's order."""
     return tuple(map(runtime_named, RUNTIMES))
 
 
 def loaded(
     runtime: Runtime, folder: ArtefactFolder, manifests: Iterable[Manifest], ops: Ops
 ) -> dict[str, Runner]:
-    """The components of a variant, ready to run on one thread, by role.
+    """Load the components of a variant, to run on one thread; by role.
 
-    Raises: SaccadeError for one that is not built, or does not run here.
+    Raises: SaccadeError for one that is not built or cannot run here.
     """
     return {manifest.variant.role: runtime.load(folder, manifest, ops) for manifest in manifests}
 
 
 def runtime_names() -> tuple[str, ...]:
-    """All of them."""
+    """Return the names of all runtimes."""
     return tuple(RUNTIMES)
 
 
 def engine_names() -> tuple[str, ...]:
-    """Those that build files of their own."""
+    """Return the names of the runtimes that build engines."""
     return tuple(runtime.name for runtime in runtimes() if runtime.builds)
 
 
 def peers_of(folder: ArtefactFolder, manifest: Manifest) -> dict[str, Runner]:
-    """Every further way to run that file which this machine has, by what it is called.
+    """Return every further way to run a file on this machine, by its description.
 
-    Raises: SaccadeError for one that should run here and does not.
+    Raises: SaccadeError for one that should run here but fails.
     """
     return {
         name: run for runtime in runtimes() for name, run in runtime.peers(folder, manifest).items()
@@ -155,9 +158,9 @@ def peers_of(folder: ArtefactFolder, manifest: Manifest) -> dict[str, Runner]:
 
 
 def ops_of(runtime: Runtime, manifests: Iterable[Manifest], *, kernels: bool = True) -> Ops:
-    """Execution of these files' custom ops by the runtime, none where no file calls one.
+    """Return how the runtime executes the custom ops of these files; None if they have none.
 
-    Without `kernels` by their bodies.
+    Without `kernels`, ops run as function bodies.
     """
     if not has_custom_ops(manifests):
         return None
@@ -165,5 +168,5 @@ def ops_of(runtime: Runtime, manifests: Iterable[Manifest], *, kernels: bool = T
 
 
 def has_custom_ops(manifests: Iterable[Manifest]) -> bool:
-    """True if one of the files calls an op of ours."""
+    """True if one of the files uses a custom op."""
     return any(manifest.custom_ops for manifest in manifests)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `onnxruntime` backend of the embedded server, in Python.
+"""The `onnxruntime` backend of the bundled server, in Python.
 
-It reads the fields of config.pbtxt that NVIDIA's backend of the same name reads, and refuses
-to load a model whose config asks for more. Its own one, `saccade_run_batch`, is the largest
-number of images in one run: a batch above it is run in parts, since bigger is not faster.
+It reads the fields of config.pbtxt that NVIDIA's backend of the same name reads, and refuses to
+load a model whose configuration needs others. It adds one parameter, `saccade_run_batch`: the
+largest number of images in one run. A larger batch is run in parts, since larger is not faster.
 """
 
 import json
@@ -19,13 +19,13 @@ import numpy as np
 import triton_python_backend_utils as pb
 from tracing import Clock, Spans, spans_of
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as saccade does: it must stand before this
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in saccade: must precede the import
 import onnxruntime
 
 RUN_BATCH = "saccade_run_batch"
 INTEGERS = ("intra_op_thread_count", "inter_op_thread_count", "execution_mode", RUN_BATCH)
 SWITCHES = ("enable_mem_arena", "enable_mem_pattern")
-# Fields the server itself acts on, or that have no say in how a batch is run.
+# Fields that the server itself handles, or that do not affect how a batch is run.
 SERVERS_OWN = {
     "name", "platform", "backend", "runtime", "version_policy", "max_batch_size", "input",
     "output", "instance_group", "default_model_filename", "dynamic_batching", "metric_tags",
@@ -43,10 +43,10 @@ LEVELS = {
 
 
 class TritonPythonModel:
-    """One session of one variant."""
+    """One variant with its session."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the session, or refuse the config."""
+        """Open the session, or refuse the configuration."""
         config = json.loads(args["model_config"])
         self.name = config["name"]
         try:
@@ -60,14 +60,14 @@ class TritonPythonModel:
         self.outputs = [tensor["name"] for tensor in config["output"]]
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One answer for each request, from one run of all of them."""
+        """Return one answer per request, from one run of all requests."""
         if self.spans is None:
             return self._answer_all(requests)
         with traced(self.spans, self.name, requests):
             return self._answer_all(requests)
 
     def finalize(self) -> None:
-        """Send the spans that wait."""
+        """Send the waiting spans."""
         if self.spans:
             self.spans.close()
 
@@ -76,7 +76,7 @@ class TritonPythonModel:
             return self._answer(requests)
         except Exception as error:
             pb.Logger.log_error(f"{self.name}: a batch of {len(requests)} failed: {error!r}")
-        # One request may have spoilt the batch for its mates: each gets a run of its own.
+        # One bad request may have failed the whole batch: run each request alone.
         return [self._answer_alone(request) for request in requests]
 
     def _answer(self, requests: list[Any]) -> list[Any]:
@@ -104,14 +104,14 @@ class TritonPythonModel:
             return self._answer([request])[0]
         except Exception as error:
             pb.Logger.log_error(f"{self.name}: a request failed: {error!r}")
-            text = f"variant '{self.name}' could not run this request; the server's log says why"
+            text = f"variant '{self.name}' could not run this request; see the server's log"
             return pb.InferenceResponse(error=pb.TritonError(text, pb.TritonError.INTERNAL))
 
     def _run_in_parts(self, batch: list[np.ndarray]) -> list[np.ndarray]:
         images = len(batch[0])
         if images <= self.run_batch:
             return self.run(self.outputs, dict(zip(self.inputs, batch, strict=True)))
-        # Parts of nearly the same size: a last one of a single image would cost as a small batch.
+        # Parts of nearly equal size: a last part of one image would cost as much as a small batch.
         edges = np.linspace(0, images, -(-images // self.run_batch) + 1).round().astype(int)
         runs = [
             self.run(
@@ -125,13 +125,13 @@ class TritonPythonModel:
 
 @contextmanager
 def traced(spans: Spans, model: str, requests: list[Any]) -> Iterator[None]:
-    """One run for these requests, as a span below each caller's."""
+    """Observe one run for these requests, with a span for each caller."""
     clock, began_s, runs = Clock(), time.monotonic(), []
     try:
         given = [json.loads(request.parameters() or "{}") for request in requests]
         runs = spans.run_spans("run", given, clock.ns(began_s))
     except Exception as error:
-        pb.Logger.log_warn(f"a run could not be watched: {error!r:.200}")
+        pb.Logger.log_warn(f"a run could not be observed: {error!r:.200}")
     try:
         yield
     finally:
@@ -141,36 +141,37 @@ def traced(spans: Spans, model: str, requests: list[Any]) -> Iterator[None]:
 
 
 def refuse_unknown(config: dict[str, Any], args: dict[str, str]) -> None:
-    """Stop the load for a field whose meaning would otherwise be silently lost."""
+    """Refuse to load a configuration with a field that would otherwise be silently ignored."""
     if args["model_instance_kind"] != "CPU":
         raise ValueError(
-            f"instance kind is {args['model_instance_kind']}, this backend runs on KIND_CPU only"
+            f"instance kind is {args['model_instance_kind']}, but this backend runs on KIND_CPU "
+            "only"
         )
     for field, value in config.items():
         if field not in SERVERS_OWN | READ_HERE and not is_default(value):
-            raise ValueError(f"config field '{field}' is not known to this onnxruntime backend")
+            raise ValueError(f"this onnxruntime backend does not support config field '{field}'")
     for tensor in (*config["input"], *config["output"]):
         for field, value in tensor.items():
             if field not in TENSOR_FIELDS and not is_default(value):
                 raise ValueError(
-                    f"field '{field}' of tensor '{tensor['name']}' is not known to this "
-                    "onnxruntime backend"
+                    f"this onnxruntime backend does not support field '{field}' of tensor "
+                    f"'{tensor['name']}'"
                 )
     if config.get("model_transaction_policy", {}).get("decoupled"):
-        raise ValueError("decoupled is not known to this onnxruntime backend")
+        raise ValueError("this onnxruntime backend does not support decoupled models")
     for field, value in config.get("optimization", {}).items():
         if field not in SERVERS_OPTIMIZATION and not is_default(value):
-            raise ValueError(f"optimization '{field}' is not known to this onnxruntime backend")
+            raise ValueError(f"this onnxruntime backend does not support optimization '{field}'")
     for key in config.get("parameters", {}):
         if key not in INTEGERS + SWITCHES:
             raise ValueError(
-                f"parameter '{key}' is not known to this onnxruntime backend, which knows "
+                f"this onnxruntime backend does not support parameter '{key}', expected one of "
                 + ", ".join(INTEGERS + SWITCHES)
             )
 
 
 def is_default(value: Any) -> bool:
-    """True if a field is as if it had not been written: the server fills in every field."""
+    """Return whether a field has its default; the server fills in every field."""
     if isinstance(value, dict):
         return all(is_default(field) for field in value.values())
     return value in (None, False, 0, "", [], "FORMAT_NONE")
@@ -179,7 +180,7 @@ def is_default(value: Any) -> bool:
 def open_session(
     config: dict[str, Any], args: dict[str, str]
 ) -> tuple[int, onnxruntime.InferenceSession]:
-    """The session as the config wants it, and the number of images of one run."""
+    """Open the configured session; return the number of images per run and the session."""
     given = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
     numbers = {key: whole(key, given.get(key, "0")) for key in INTEGERS}
     options = onnxruntime.SessionOptions()
@@ -187,7 +188,7 @@ def open_session(
     options.inter_op_num_threads = numbers["inter_op_thread_count"]
     if numbers["execution_mode"]:
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    # A waiting thread that spins takes the core from the server and from the other variants.
+    # A spinning thread would take its core from the server and from the other variants.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     options.enable_cpu_mem_arena = given.get("enable_mem_arena", "1") != "0"
@@ -198,7 +199,7 @@ def open_session(
     options.graph_optimization_level = LEVELS[level]
     version = Path(args["model_repository"]) / args["model_version"]
     for library in config.get("model_operations", {}).get("op_library_filename", []):
-        # NVIDIA's backend gives a bare name to the loader; here the file lies beside the model.
+        # NVIDIA's backend gives a bare name to the loader; here the file is next to the model.
         options.register_custom_ops_library(str(version / library))
     path = version / (config.get("default_model_filename") or "model.onnx")
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -206,7 +207,7 @@ def open_session(
 
 
 def whole(key: str, text: str) -> int:
-    """A count from a parameter's text."""
+    """Return a count from a parameter's text."""
     if not text.isdecimal():
         raise ValueError(f"parameter '{key}' is {text!r}, expected a whole number")
     return int(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backlog of a lane: a line for each caller, served in equal shares of work, and bounded."""
+"""The bounded backlog of a lane: one line per caller, with equal shares of work."""
 
 import time
 from collections import deque
@@ -11,24 +11,24 @@ MAX_REQUESTS = 4 * 64  # four batches of single images
 MAX_BYTES = 512 * 2**20
 GROUP_MEGAPIXELS = 32.0  # photographs cost more to decode than a larger batch saves
 
-Seconds = Callable[[float, float], float]  # how long work and megapixels will take
+Seconds = Callable[[float, float], float]  # estimated time for work and megapixels
 
 
 class Line:
-    """The requests of one caller, and what they cost together."""
+    """The waiting requests of one caller, and their total cost."""
 
     def __init__(self, done: float = 0.0) -> None:
         self.tickets: deque[Ticket] = deque()
         self.work, self.megapixels, self.size = 0.0, 0.0, 0
-        self.done = done  # work that was done for the caller
+        self.done = done  # work done for the caller so far
 
     def add(self, ticket: Ticket) -> None:
-        """Put a request at the end."""
+        """Add a request at the end."""
         self.tickets.append(ticket)
         self._count(ticket, 1)
 
     def remove(self, at: int) -> Ticket:
-        """Take out the oldest (0) or the newest (-1)."""
+        """Remove the oldest (0) or the newest (-1) request."""
         ticket = self.tickets.pop() if at else self.tickets.popleft()
         self._count(ticket, -1)
         return ticket
@@ -42,33 +42,33 @@ class Line:
 class Backlog:
     """The waiting requests of one lane.
 
-    The next request is of the caller that had the least work done so far; who comes after a pause
-    is treated as who had the least among those that wait.
+    The next request comes from the caller with the least work done so far. A caller that returns
+    after a pause counts as the one with the least work among those that wait.
     """
 
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}
-        self._least = 0.0  # what the caller that was served last had had
+        self._least = 0.0  # work done for the last served caller before that
 
     @property
     def requests(self) -> int:
-        """Number of requests that wait."""
+        """Number of waiting requests."""
         return sum(len(line.tickets) for line in self._lines.values())
 
     @property
     def cost(self) -> tuple[float, float]:
-        """Work and megapixels of all that wait."""
+        """Work and megapixels of all waiting requests."""
         lines = self._lines.values()
         return sum(line.work for line in lines), sum(line.megapixels for line in lines)
 
     def add(self, ticket: Ticket) -> None:
-        """Put a request at the end of its caller's line."""
+        """Add a request at the end of its caller's line."""
         self._lines.setdefault(ticket.caller, Line(self._least)).add(ticket)
 
     def take(self, rows: int, seconds: Seconds) -> list[Ticket]:
-        """The next requests, together at most so many rows, or one.
+        """Remove and return the next requests: at most `rows` rows together, or one request.
 
-        A caller whose oldest request comes too late has the newest answered first, and nobody
+        If a caller's oldest request will be too late, its newest is answered first. No request
         joins a group that would then be too late for one of its requests.
         """
         group: list[Ticket] = []
@@ -90,7 +90,7 @@ class Backlog:
         return group
 
     def expired(self) -> list[Ticket]:
-        """Take out the requests whose time has run out."""
+        """Remove and return the requests whose time has run out."""
         expired, now_s = [], time.monotonic()
         for caller, line in list(self._lines.items()):
             late = [
@@ -107,9 +107,9 @@ class Backlog:
         return expired
 
     def ahead_of(self, ticket: Ticket) -> tuple[float, float]:
-        """Work and megapixels that are done before a request that comes now.
+        """Return the work and megapixels that are done before a request that arrives now.
 
-        Of another caller's at most as much as of the request's own.
+        Of each other caller's work, at most as much counts as its own caller has.
         """
         own = self._lines.get(ticket.caller)
         mine = ticket.work + (own.work if own else 0.0)
@@ -121,9 +121,9 @@ class Backlog:
         return work, megapixels
 
     def make_room(self, ticket: Ticket) -> list[Ticket] | None:
-        """Make room for the request: the newest of callers that have more waiting gives way.
+        """Make room for a request: remove the newest requests of callers with more waiting work.
 
-        None if it finds no room.
+        Returns the removed requests, or None if there is no room.
         """
         removed: list[Ticket] = []
         while self._lines and self._is_full(ticket):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the router to the models behind it, and what a caller hears where one fails."""
+"""The router's calls of models, and the answers that callers get if a call fails."""
 
 import time
 from typing import Any
@@ -12,35 +12,35 @@ from ticket import Ticket
 
 ASK_EVERY_S = 0.05
 
-# In the server's words: a process that died, a model between two loads, a server that ends.
+# The server's words for a dead process, a model that is being loaded, and a server that stops.
 AWAY = ("is not healthy", "is not ready", "Server not ready", "no available versions")
 
 
 class Refused(Exception):
-    """A request's answer where it is not what was asked for: a text and one of `outcomes`."""
+    """Raised to refuse a request, with a message for the caller and one of `outcomes`."""
 
     def __init__(self, message: str, reason: str, *, of_inputs: bool = False) -> None:
         super().__init__(message)
         self.reason = reason
-        self.of_inputs = of_inputs  # whether other inputs might have been answered
+        self.of_inputs = of_inputs  # whether the inputs may be the cause
 
 
 class CallerCheck:
-    """Check, between the steps of a long request, that its caller still waits."""
+    """Checks between the steps of a long request that its caller still waits."""
 
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = ticket
         self._asked_s = ticket.arrived_s
 
     def check(self, where: str) -> None:
-        """Go on.
+        """Return if the caller still waits.
 
-        Raises: Refused if the time has run out, or the caller has gone.
+        Raises: Refused if its time has run out, or it has gone.
         """
         ticket = self._ticket
         if ticket.is_late:
             raise Refused(f"the request's timeout ran out {where}", TIMEOUT)
-        # That is a question to the server: not worth asking at once, nor each time.
+        # This queries the server, so do it neither immediately nor at every step.
         if time.monotonic() - self._asked_s > ASK_EVERY_S:
             self._asked_s = time.monotonic()
             if ticket.sender.is_cancelled():
@@ -50,7 +50,7 @@ class CallerCheck:
 def call(
     model: str, inputs: dict[str, np.ndarray], outputs: list[str], timeout_us: int
 ) -> dict[str, np.ndarray]:
-    """One call of one model, by input and output name.
+    """Make one call of one model, with inputs and outputs by name.
 
     Raises: Refused if the model fails.
     """
@@ -69,18 +69,21 @@ def call(
 
 
 def remaining_us(tickets: list[Ticket]) -> int:
-    """The longest time that a caller of the group still waits; 0 if one waits for ever."""
+    """Return the longest time that a caller of the group still waits; 0 if one waits forever."""
     left_s = max(ticket.left_s for ticket in tickets)
     return 0 if left_s == float("inf") else max(1, int(1e6 * left_s))
 
 
 def failure(variant: str, error: Any) -> Refused:
-    """Error that the caller gets for a variant's; the server's own words stay in its log."""
-    # The code of such an error is INTERNAL whatever its cause: only the words tell them apart.
+    """Return the caller's error for a variant's error; the server's own words stay in its log."""
+    # The server's code is always INTERNAL: only the words tell the causes apart.
     words = error.message()
     pb.Logger.log_warn(f"variant '{variant}' answered: {words}")
     if "maximum queue size" in words:
-        text = f"the queue of variant '{variant}' is full; send fewer requests at once, or later"
+        text = (
+            f"the queue of variant '{variant}' is full; send fewer requests at a time, or try "
+            "again later"
+        )
         return Refused(text, QUEUE_FULL)
     if "timeout" in words.lower():
         text = f"the request's timeout ran out in the queue of variant '{variant}'"
@@ -88,12 +91,12 @@ def failure(variant: str, error: Any) -> Refused:
     if any(phrase in words for phrase in AWAY):
         text = f"variant '{variant}' has died or is being loaded; try again in a second"
         return Refused(text, UNAVAILABLE)
-    text = f"variant '{variant}' failed; the server's log says why"
+    text = f"variant '{variant}' failed; see the server's log"
     return Refused(text, FAILED, of_inputs="not healthy" not in words)
 
 
 def refuse(sender: Any, text: str, reason: str) -> None:
-    """Answer with an error; a caller that cannot be reached is nobody's failure but its own."""
+    """Answer with an error. If the caller cannot be reached, only log that."""
     try:
         sender.send(
             pb.InferenceResponse(error=pb.TritonError(text, code_of(reason))),
@@ -105,6 +108,6 @@ def refuse(sender: Any, text: str, reason: str) -> None:
 
 
 def fail(sender: Any, text: str, error: Exception) -> None:
-    """Our own mistake: the reason goes to the log, the caller learns that there was one."""
+    """Answer with an internal error: the reason goes to the log, not to the caller."""
     pb.Logger.log_error(f"{text}: {error!r}")
-    refuse(sender, f"{text}; the server's log says why", FAILED)
+    refuse(sender, f"{text}; see the server's log", FAILED)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choice of the variant that answers: pure functions over routes.json, standard library only.
+"""Choose the variant that answers: pure functions over routes.json, standard library only.
 
-The router runs this file, and `saccade choose` imports it: one rule for both.
+The router runs this file and `saccade choose` imports it, so both apply the same rule.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ if TYPE_CHECKING:
 
     from routes import Route, Routes
 
-# What the protocol, the server and its clients put among the parameters.
+# Parameters that the protocol, the server and its clients use.
 RESERVED = {
     "timeout", "priority", "headers", "classification", "binary_data", "binary_data_output",
     "binary_data_size",
 }  # fmt: skip
-# Headers of a caller that is traced, as the server hands them on, in the spelling of the caller.
+# Headers of a traced caller. The server forwards them in the caller's spelling.
 TRACE_CONTEXT = {"traceparent", "tracestate"}
 RESERVED_PREFIXES = ("sequence_", "triton_", "shared_memory_")
-# As saccade reads a budget: 2/3 is the float nearest to it.
+# Fractions, read as everywhere in saccade: 2/3 is the nearest float.
 _RATIO = re.compile(r"\s*([0-9]{1,9})\s*/\s*([1-9][0-9]{0,8})\s*")
-# Units of a score that is a share; files of the first release say `fraction`.
+# Units of a score that is a share; files of the first release have `fraction`.
 SHARES = {"share", "fraction"}
 HOW_TO_MEASURE = "Run `saccade bench` on the artefact folder, then `saccade repository` again"
 
 
 class RequestRefused(Exception):
-    """The caller asked for what cannot be; the message is the answer."""
+    """Raised for a request that cannot be answered; the message goes to the caller."""
 
 
 class Range(NamedTuple):
-    """The numbers that a parameter may be, and how a message says so."""
+    """The allowed values of a parameter, as a function and as text for messages."""
 
     holds: Callable[[float], bool]
     words: str
 
 
 class Rule(NamedTuple):
-    """One way to choose: a figure of every variant, held against what the request says."""
+    """One way to choose: compare a figure of every variant with the request's number."""
 
-    figure: str  # the field of `Route` that is compared
-    at_least: bool  # with the request's number; else at most
-    best: Callable[[Route], tuple[float, ...]]  # of the variants that fit the one with the largest
+    figure: str  # field of `Route` to compare
+    at_least: bool  # the figure must be at least the request's number; else at most
+    best: Callable[[Route], tuple[float, ...]]  # the fitting variant with the largest is chosen
     best_words: str
-    words: str  # what a variant that fits has
+    words: str  # what a fitting variant has
     range: Range
-    share_range: Range | None = None  # in its place where scores are shares
+    share_range: Range | None = None  # replaces `range` if scores are shares
     measured: str | None = None  # what `saccade bench` has to measure first
     compared: Callable[[float], float] = float
     by_speed: bool = False  # the best is the fastest, whose measured speed has an interval
 
     def fits(self, route: Route, value: float) -> bool:
-        """True if the variant is one for that number; never where it has no figure."""
+        """Return whether the variant fits the request's number; never without a figure."""
         figure = getattr(route, self.figure)
         if figure is None:
             return False
@@ -65,18 +65,18 @@ class Rule(NamedTuple):
         return own >= asked if self.at_least else own <= asked
 
     def wanted(self, routes: Routes, value: float) -> str:
-        """The request in words: a p95 of at most 5 ms."""
+        """Return the request in words, such as "a p95 of at most 5 ms"."""
         score = next((route.score_name for route in routes.variants if route.score_name), "score")
         return self.words.format(value=value, score=score)
 
 
 def choose(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...] = ()) -> Route:
-    """The variant for a request's parameters; without any, the largest budget.
+    """Return the variant for a request's parameters; without any, the largest budget.
 
-    `own` are what requests of the family may say beside the choice.
+    `own` are the other parameters that requests of the family may have.
 
     Raises: RequestRefused for an unknown parameter, two choices, a value that is not a number or
-        out of range, and where no variant meets the request.
+        is out of range, or if no variant fits the request.
     """
     parameter = choice_of(parameters, tuple(RULES), own)
     if parameter is None:
@@ -90,70 +90,72 @@ def choose(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...] = ()
 def choice_of(
     parameters: dict[str, Any], choices: tuple[str, ...], others: tuple[str, ...]
 ) -> str | None:
-    """The one parameter of a request that is one of these choices; None if it has none.
+    """Return the one parameter of a request that is one of these choices, or None.
 
-    `others` are what a request may say beside the choice.
+    `others` are the parameters that a request may have besides the choice.
 
-    Raises: RequestRefused for an unknown parameter, and for two choices.
+    Raises: RequestRefused for an unknown parameter, or for two choices.
     """
     known = (*choices, *others)
     given = [key for key in parameters if not is_reserved(key)]
     if unknown := sorted(set(given) - set(known)):
-        raise RequestRefused(f"unknown parameter {unknown[0]!r:.60}; known are {', '.join(known)}")
+        raise RequestRefused(
+            f"unknown parameter {unknown[0]!r:.60}, expected one of {', '.join(known)}"
+        )
     chosen = sorted(set(given) & set(choices))
     if len(chosen) > 1:
-        raise RequestRefused(f"parameters {' and '.join(chosen)} given, expected one of them")
+        raise RequestRefused(f"parameters {' and '.join(chosen)} are given, expected one of them")
     return chosen[0] if chosen else None
 
 
 def best(routes: Routes, parameter: str, value: float) -> Route:
-    """The variant that the parameter's rule takes.
+    """Return the variant that the parameter's rule chooses.
 
-    Raises: RequestRefused where none has been measured, or none fits.
+    Raises: RequestRefused if no variant was measured, or none fits.
     """
     rule = RULES[parameter]
     fitting = [route for route in routes.variants if rule.fits(route, value)]
     if not fitting and all(getattr(route, rule.figure) is None for route in routes.variants):
         raise RequestRefused(
             f"{parameter} needs measured {rule.measured}, and this repository has none. "
-            f"{HOW_TO_MEASURE}, or ask by budget"
+            f"{HOW_TO_MEASURE}, or choose by budget"
         )
     if not fitting:
         raise RequestRefused(f"no variant has {rule.wanted(routes, value)}.{table(routes)}")
     first = max(fitting, key=rule.best)
     if not rule.by_speed:
         return first
-    # A measurement that does not tell two apart does not choose between them: the graphs do.
+    # Variants whose measured speeds do not differ significantly: fewer multiply-adds decide.
     as_fast = [route for route in fitting if route is first or route.name in first.as_fast]
     return max(as_fast, key=lambda route: (-route.multiply_adds, *rule.best(route)))
 
 
 def by_budget_name(routes: Routes, name: Any) -> Route | None:
-    """The variant of the budget with that name, if there is one; of two the quicker."""
+    """Return the variant of the budget with this name, the faster one of two, or None."""
     fitting = [route for route in routes.variants if route.setting == name]
     return max(fitting, key=lambda route: route.quickness, default=None)
 
 
 def is_reserved(key: str) -> bool:
-    """True if the protocol owns the parameter and the choice must not look at it."""
+    """Return whether the protocol uses the parameter, so that the choice must ignore it."""
     if key.lower() in TRACE_CONTEXT:
         return True
     return key in RESERVED or key.startswith(RESERVED_PREFIXES)
 
 
 def scores_are_shares(routes: Routes) -> bool:
-    """True if scores lie from 0 to 1; where nothing was measured, that is what one expects."""
+    """Return whether scores are from 0 to 1; this is assumed if nothing was measured."""
     units = {route.score_unit for route in routes.variants if route.score_unit is not None}
     return units <= SHARES
 
 
 def number(name: str, value: Any, *, share: bool = True) -> float:
-    """A number in the parameter's range, from a string, an integer or a double.
+    """Return a parameter's number, from a string, an integer or a double.
 
-    A budget may be a fraction too, as text: "2/3".
-    `share` says that scores lie from 0 to 1; any other score may be any number.
+    A budget may also be a fraction as a string, "2/3". With `share`, scores are from 0 to 1;
+    otherwise they may be any number.
 
-    Raises: RequestRefused otherwise.
+    Raises: RequestRefused if it is not a number in the parameter's range.
     """
     try:
         parsed = math.nan if isinstance(value, bool) else float(_divided(name, value))
@@ -171,18 +173,18 @@ def _divided(name: str, value: Any) -> Any:
     return int(ratio[1]) / int(ratio[2]) if ratio else value
 
 
-@lru_cache(maxsize=1024)  # each request compares with every variant
+@lru_cache(maxsize=1024)  # each request is compared with every variant
 def compared(budget: float) -> float:
-    """A budget as it is compared: to six significant digits, as tables show it.
+    """Round a budget to six significant digits for comparisons, as tables show it.
 
-    So 2/3 finds the variant that a table, a caller or an older manifest writes 0.666667, and
-    0.333333 the one of a third.
+    So 2/3 finds the variant that a table, a caller or an older manifest writes as 0.666667, and
+    0.333333 finds the variant of one third.
     """
     return float(f"{budget:.6g}")
 
 
 def table(routes: Routes) -> str:
-    """The variants with their figures, for a caller who asked for what is not there."""
+    """Return the variants with their figures, for a caller whose request none fits."""
     rows = [
         f"{route.name}: budget {route.budget:g} or {route.setting}"
         + (f", score {route.score:.4f}" if route.score is not None else "")
@@ -198,7 +200,7 @@ RULES = {
         figure="budget",
         at_least=False,
         best=lambda route: (compared(route.budget), route.quickness),
-        best_words="the largest budget, then the fastest,",
+        best_words="the largest budget (if tied, the fastest)",
         words="a budget of at most {value:g}",
         range=Range(
             lambda value: 0 < value <= 1, "a number above 0 and at most 1, or a budget's name"
@@ -220,7 +222,7 @@ RULES = {
         figure="p95_ms",
         at_least=False,
         best=lambda route: (route.score or 0, -(route.p95_ms or 0), route.quickness),
-        best_words="the best-scoring, then the faster,",
+        best_words="the best score (if tied, the fastest)",
         words="a p95 of at most {value:g} ms",
         range=Range(lambda value: 0 < value < math.inf, "a finite number above 0"),
         measured="latencies",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image files of one request, decoded one after the other while its caller waits."""
+"""Decode the image files of one request, one after the other, while its caller waits."""
 
 import io
 import time
@@ -14,17 +14,17 @@ from pace import IMAGE_MEGAPIXELS
 from PIL import Image
 from ticket import Ticket
 
-# Sixty-four photographs of 12 megapixels are 768: what a phone makes is always taken.
+# Sixty-four photographs of 12 megapixels are 768 megapixels: photographs of a phone always fit.
 REQUEST_MEGAPIXELS = 1000
-SLOW_S = 0.05  # a megapixel; several times of what the slowest format takes
+SLOW_S = 0.05  # per megapixel; several times as long as the slowest format takes
 
 
 def decoded(files: list[bytes], wanted: Wanted, ticket: Ticket, lane: Lane) -> np.ndarray:
-    """The images of one request.
+    """Decode the images of one request.
 
     Shapes: -> uint8 [b h w c].
-    Raises: Refused naming the image, for too many megapixels together before any is decoded,
-        and between two images where the caller no longer waits.
+    Raises: Refused that names a bad image; for too many megapixels together, before any image is
+        decoded; between two images, if the caller no longer waits.
     """
     check_megapixels(files, wanted)
     images, waits, decoding_s = [], CallerCheck(ticket), 0.0
@@ -37,7 +37,7 @@ def decoded(files: list[bytes], wanted: Wanted, ticket: Ticket, lane: Lane) -> n
             raise Refused(f"{where}{error}", INVALID_IMAGE) from error
         seconds, size = time.monotonic() - began, IMAGE_MEGAPIXELS + megapixels(data)
         if seconds > SLOW_S * size:
-            # A file whose first header lies must not make all others look dear.
+            # A file with a false header must not make all other images look expensive.
             size = max(size, opened_megapixels(data))
         lane.decoded(size, seconds)
         decoding_s += seconds
@@ -49,7 +49,7 @@ def decoded(files: list[bytes], wanted: Wanted, ticket: Ticket, lane: Lane) -> n
 
 
 def expected_megapixels(files: list[bytes], wanted: Wanted) -> float:
-    """Megapixels to decode by the files' headers; what will be refused costs nothing."""
+    """Return the megapixels to decode according to the headers; refused files cost nothing."""
     sizes = [megapixels(file) for file in files]
     sizes = [size for size in sizes if size <= wanted.max_megapixels]
     total = sum(sizes) + IMAGE_MEGAPIXELS * len(files)
@@ -57,14 +57,14 @@ def expected_megapixels(files: list[bytes], wanted: Wanted) -> float:
 
 
 def most_megapixels(wanted: Wanted) -> int:
-    """Of the images of one request together; one image that is allowed always is."""
+    """Return the most megapixels of a request's images together; one allowed image always fits."""
     return max(REQUEST_MEGAPIXELS, wanted.max_megapixels)
 
 
 def check_megapixels(files: list[bytes], wanted: Wanted) -> None:
-    """All images of a request together are no more than a lane can be held up by.
+    """Check that the images of a request together do not occupy a lane for too long.
 
-    Raises: Refused otherwise.
+    Raises: Refused if they have too many megapixels.
     """
     most = most_megapixels(wanted)
     if len(files) * wanted.max_megapixels <= most:
@@ -73,14 +73,15 @@ def check_megapixels(files: list[bytes], wanted: Wanted) -> None:
     if total > most:
         raise Refused(
             f"the request's {len(files)} images have {total:.1f} megapixels together, allowed are "
-            f"{most} megapixels a request: send fewer at once, or make them smaller",
+            f"{most} megapixels per request: send fewer images at a time, or make them smaller",
             INVALID_IMAGE,
         )
 
 
 def opened_megapixels(data: bytes) -> float:
-    """Megapixels that Pillow will decode; 0 if it cannot open the file, refused when its turn
-    comes.
+    """Return the megapixels that Pillow will decode.
+
+    It is 0 for a file that Pillow cannot open, which is refused in its turn.
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The megapixels that an image file declares, from its first bytes: an estimate, microseconds.
+"""Read the megapixels that an image file declares from its first bytes, in microseconds.
 
-What Pillow reads decides what is refused; this only says how long decoding will take.
+This only estimates how long decoding will take. Pillow's own reading decides what is refused.
 """
 
 import struct
@@ -12,7 +12,7 @@ MOST_SEGMENTS = 1024
 
 
 def megapixels(data: bytes) -> float:
-    """Megapixels by the header; 0 for a header that is not known."""
+    """Return the megapixels in the header; 0 for an unknown header."""
     try:
         if data[:4] == b"\x89PNG":
             width, height = struct.unpack(">II", data[16:24])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request's way through the router as others may watch it: spans, and a line where it failed.
+"""Observe requests on their way through the router: spans, and a log line for each failure.
 
-Both are off unless the environment asks for them; the router then holds the server's own senders,
-and nothing here is done for a request. What goes wrong here is never a request's failure.
+Both are off unless the environment turns them on. If both are off, the router uses the server's own
+senders, and nothing here runs for a request. An error here never fails a request.
 """
 
 from __future__ import annotations
@@ -25,34 +25,37 @@ if TYPE_CHECKING:
     from routes import Route
     from ticket import Ticket
 
-MOST_CALLS = 128  # spans of calls of one request: a search makes hundreds
+MOST_CALLS = 128  # spans of calls per request: a search makes hundreds of calls
 CODES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")
-OWN_FAILURES = ("UNAVAILABLE", "INTERNAL")  # as OpenTelemetry judges a server's answers
+OWN_FAILURES = ("UNAVAILABLE", "INTERNAL")  # server errors by OpenTelemetry's conventions
 
 _P = ParamSpec("_P")
-_calling = threading.local()  # the requests that a lane's thread makes its calls for
+_calling = threading.local()  # the requests for which a lane's thread makes its calls
 
 
 def harmless(function: Callable[_P, None]) -> Callable[_P, None]:
-    """The same function, whose errors are not its caller's."""
+    """Wrap a function so that its errors are logged and not raised."""
 
     @wraps(function)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
         try:
             function(*args, **kwargs)
         except Exception as error:
-            pb.Logger.log_warn(f"a request could not be watched: {error!r:.200}")
+            pb.Logger.log_warn(f"a request could not be observed: {error!r:.200}")
 
     return guarded
 
 
 class Instrumentation:
-    """What is watched of the router's requests: their spans, their failures, both, or nothing."""
+    """What is observed of the router's requests: spans, failures, both, or nothing."""
 
     def __init__(
         self, model: str, environment: Mapping[str, str] = os.environ, *, unwatched: str = ""
     ) -> None:
-        """`unwatched` is the parameter of requests that are none of a caller's."""
+        """Set up spans and log from the environment.
+
+        `unwatched` is the parameter that marks internal requests, which are not observed.
+        """
         self.model, self.unwatched = model, unwatched
         self.spans = spans_of(model, environment, pb.Logger.log_warn)
         wants_log = environment.get(REQUEST_LOG) == "1"
@@ -60,24 +63,24 @@ class Instrumentation:
         self.on = self.spans is not None or self.log is not None
 
     def sender(self, request: Any) -> Any:
-        """A request's sender, which tells what becomes of it where that is watched."""
+        """Return a request's sender, which observes the request if that is on."""
         sender = request.get_response_sender()
         return ObservedSender(sender, request, self) if self.on else sender
 
     def routed(self, ticket: Ticket, route: Route) -> None:
-        """The variant of a request is known."""
+        """Note the variant that was chosen for a request."""
         if self.on:
             ticket.sender.watched.routed(ticket, route)
 
     def taken(self, group: Iterable[Ticket]) -> None:
-        """A lane has taken up these requests."""
+        """Note that a lane has started on these requests."""
         if self.on:
             for ticket in group:
                 ticket.sender.watched.taken()
 
     @contextmanager
     def decoding(self, ticket: Ticket, files: list[bytes]) -> Iterator[None]:
-        """The files of a request are decoded within."""
+        """Observe the decoding of a request's files inside the context."""
         began_s = time.monotonic()
         try:
             yield
@@ -87,7 +90,7 @@ class Instrumentation:
 
     @contextmanager
     def calls_for(self, tickets: list[Ticket]) -> Iterator[None]:
-        """All calls of this thread within are made for these requests."""
+        """Attribute all calls of this thread inside the context to these requests."""
         if self.spans:
             _calling.senders = [
                 ticket.sender.watched for ticket in tickets if ticket.sender.watched.span
@@ -98,13 +101,13 @@ class Instrumentation:
             _calling.senders = ()
 
     def close(self) -> None:
-        """Send what waits to be sent, for as long as that may take."""
+        """Send the waiting spans, within the time limit."""
         if self.spans:
             self.spans.close()
 
 
 class ObservedSender:
-    """The sender of one request, which knows when it came, waited, was run and was answered."""
+    """A request's sender that records when the request arrived, waited, ran and was answered."""
 
     span: Any = None
 
@@ -119,27 +122,27 @@ class ObservedSender:
 
     @property
     def watched(self) -> ObservedSender:
-        """Itself: others may stand before it."""
+        """This object; a wrapper around it has the same property."""
         return self
 
     def is_cancelled(self) -> bool:
-        """True if the caller has gone."""
+        """Return whether the caller has gone."""
         return bool(self._sender.is_cancelled())
 
     def send(self, response: Any, flags: int) -> None:
-        """Send the answer, with which the request ends."""
-        now = time.monotonic()  # its caller may have it before this thread goes on
+        """Send the answer, which ends the request."""
+        now = time.monotonic()  # the caller may have the answer before this thread resumes
         try:
             self._sender.send(response, flags=flags)
         except Exception:
             if response.has_error():
-                self._end(response, now)  # else an error is sent next
+                self._end(response, now)  # otherwise an error is sent next
             raise
         self._end(response, now)
 
     @harmless
     def routed(self, ticket: Ticket, route: Route) -> None:
-        """Note what the request is for."""
+        """Note the request's variant, component and rows."""
         self._variant = route.name
         if not self.span:
             return
@@ -154,7 +157,7 @@ class ObservedSender:
 
     @harmless
     def taken(self) -> None:
-        """Note that the request waits no more."""
+        """Note that the request no longer waits."""
         self._taken_s = time.monotonic()
         if self.span:
             # A later step of a policy waits from the answer of the one before.
@@ -163,13 +166,13 @@ class ObservedSender:
 
     @harmless
     def decoded(self, began_s: float, files: list[bytes]) -> None:
-        """Note what was decoded."""
+        """Note the decoded images."""
         size = round(sum(map(megapixels, files)), 6)
         attributes = {"saccade.images": len(files), "saccade.megapixels": size}
         self._note("decode", began_s, time.monotonic(), attributes)
 
     def call_span(self, model: str, rows: int, requests: int) -> Any:
-        """A span of one call for this request, and perhaps others; None beyond the most."""
+        """Start a span of a call for this and perhaps other requests; None above the limit."""
         self._calls += 1
         if self._calls > MOST_CALLS or self._to.spans is None:
             return None
@@ -180,7 +183,7 @@ class ObservedSender:
 
     @harmless
     def end_call(self, span: Any, *, failed: bool) -> None:
-        """The call came back."""
+        """Note that the call returned."""
         self._called_s = time.monotonic()
         if span is not None and self._to.spans is not None:
             if failed:
@@ -244,7 +247,7 @@ class ObservedSender:
 
 @contextmanager
 def called(model: str, rows: int) -> Iterator[dict[str, Any]]:
-    """One call of a model; gives the parameters that name its callers' spans, if there are any."""
+    """Observe one call of a model; yields the parameters that name its callers' spans, if any."""
     senders = getattr(_calling, "senders", ())
     if not senders:
         yield {}
@@ -262,18 +265,18 @@ def called(model: str, rows: int) -> Iterator[dict[str, Any]]:
 def begin_calls(
     senders: list[ObservedSender], model: str, rows: int
 ) -> tuple[list[tuple[ObservedSender, Any]], dict[str, Any]]:
-    """A span of the call for each request; what goes wrong here costs the spans."""
+    """Start a span of the call for each request; an error here only loses the spans."""
     try:
         spans = [(sender, sender.call_span(model, rows, len(senders))) for sender in senders]
         recorded = [span for _, span in spans if span is not None]
         to = senders[0]._to.spans
         return spans, {"parameters": to.callers(recorded)} if recorded and to else {}
     except Exception as error:
-        pb.Logger.log_warn(f"a call could not be watched: {error!r:.200}")
+        pb.Logger.log_warn(f"a call could not be observed: {error!r:.200}")
         return [], {}
 
 
 def code_name(error: Any) -> str:
-    """The protocol's code of an answer that is an error."""
+    """Return the name of the protocol's code of an error."""
     known = {getattr(pb.TritonError, name, None): name for name in CODES}
     return str(known.get(error.code(), "INTERNAL"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request as it came to the job it is: which component it is for, and what it asks of it."""
+"""Check an incoming request: its component, and its axes, rows and numbers."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from routes import Component, Routes
 
 
 def component_for(components: dict[str, Component], given: set[str]) -> str:
-    """The role of the component that takes these inputs.
+    """Return the role of the component that takes these inputs.
 
-    Raises: RequestRefused naming what was found and what is expected.
+    Raises: RequestRefused with the inputs found and expected.
     """
     for role, component in components.items():
         if component.fits(given):
@@ -30,7 +30,7 @@ def component_for(components: dict[str, Component], given: set[str]) -> str:
 
 
 def count_rows(inputs: dict[str, np.ndarray]) -> int:
-    """Number of samples in the request.
+    """Return the number of samples in the request.
 
     Raises: RequestRefused if there is none.
     """
@@ -41,16 +41,16 @@ def count_rows(inputs: dict[str, np.ndarray]) -> int:
 
 
 def check_axes(inputs: dict[str, np.ndarray], routes: Routes, role: str) -> None:
-    """Axes with the same word have the same size, and none is empty.
+    """Check that axes of the same name have the same size, and that no axis is empty.
 
-    Raises: RequestRefused naming the input, its shape and the axes expected.
+    Raises: RequestRefused with the input, its shape and the expected axes.
     """
     sizes: dict[str, int] = {}
     for spec in routes.components[role].inputs:
         if spec.name not in inputs or inputs[spec.name].dtype == object:
             continue
         shape = inputs[spec.name].shape
-        # The server knows no tensor of the batch alone: it is one number wide.
+        # The server has no tensors with a batch axis only: such a tensor arrives as [b 1].
         axes = spec.axes.split() if " " in spec.axes else [spec.axes, "1"]
         fits = len(shape) == len(axes)
         for axis, size in zip(axes, shape, strict=False):
@@ -65,9 +65,9 @@ def check_axes(inputs: dict[str, np.ndarray], routes: Routes, role: str) -> None
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
-    """A whole number in its range, from a string, an integer or a double.
+    """Return a parameter's whole number, from a string, an integer or a double.
 
-    Raises: RequestRefused otherwise.
+    Raises: RequestRefused if it is not a whole number in the range.
     """
     try:
         parsed = float("nan") if isinstance(value, bool) else float(value)

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zero-shot labels at deployment: image codes against the vectors that lie beside the router."""
+"""Zero-shot labels at deployment: compare image codes with the vectors in the router's folder."""
 
 from pathlib import Path
 
 import numpy as np
 from routes import Route
 
-# What the labels add to the outputs of the component that takes images.
+# Outputs that labels add to the component that takes images.
 OUTPUTS = ("logits", "probabilities")
 
 
 class Labels:
-    """Class vectors of each variant that has some.
+    """Class vectors of each variant that has them.
 
-    Shapes: a file holds float32 [labels d], rows of length 1.
+    Shapes: a file contains float32 [labels d], rows of length 1.
     """
 
     def __init__(self, folder: Path, routes: tuple[Route, ...]) -> None:
@@ -24,11 +24,11 @@ class Labels:
         }
 
     def known(self, route: Route, role: str) -> bool:
-        """True if answers of this component get logits and probabilities."""
+        """Return whether answers of this component get logits and probabilities."""
         return role == "image" and route.name in self._vectors
 
     def scores(self, route: Route, embedding: np.ndarray) -> dict[str, np.ndarray]:
-        """Logits and probabilities of the labels.
+        """Return logits and probabilities of the labels.
 
         Shapes: embedding [b d] -> both [b labels].
         """

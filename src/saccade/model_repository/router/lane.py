@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One model's lane through the router: its door, what waits, and the thread that serves it.
+"""A lane of the router: it admits requests, keeps those that wait, and has a thread to serve them.
 
-Every component of every variant has its own, so that a request for a cheap one never waits for a
-dear one.
+Every component of every variant has its own lane, so a request for a cheap variant never waits for
+an expensive one.
 """
 
 import threading
@@ -16,17 +16,17 @@ from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE
 from pace import Pace
 from ticket import Ticket
 
-PATIENCE_S = 60.0  # work for longer than this is not queued, whatever a caller says
-SURE = 0.9  # of its time a request may need by the estimate, which is one
-# A step is one image decoded or one call of the model: all that a lane cannot look up from.
-STEP_WORK, STEP_MEGAPIXELS = 64.0, 50.0  # the largest that is legal
+PATIENCE_S = 60.0  # more work than this is never queued, whatever a caller's timeout
+SURE = 0.9  # share of its time that a request may need: the estimate may be wrong
+# A step is one decoded image or one call of the model, during which a lane cannot do anything else.
+STEP_WORK, STEP_MEGAPIXELS = 64.0, 50.0  # the largest legal step
 STEP_FACTOR, LEAST_STEP_S, MOST_STEP_S = 10.0, 60.0, 600.0
 
 
 class Lane:
-    """Refuses at the door what cannot be answered in its time, and hands groups to `answer`.
+    """Refuses requests that cannot be answered in time, and passes groups of others to `answer`.
 
-    `answer` gives the work that was run, by which the lane measures its pace.
+    `answer` returns the work that was run, from which the lane measures its pace.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class Lane:
         self._answer = answer
         self._group_rows = group_rows
         self._backlog = Backlog()
-        self._running: tuple[float, float] | None = None  # since when, and the estimate, seconds
-        self._step_s = self._decoding_s = 0.0  # since when the present step; decoding of a group
+        self._running: tuple[float, float] | None = None  # start and estimated duration, seconds
+        self._step_s = self._decoding_s = 0.0  # start of this step; decoding time of this group
         self._groups = 0
         self._changed = threading.Condition()
         self._closed = False
@@ -46,7 +46,7 @@ class Lane:
         self._thread.start()
 
     def offer(self, ticket: Ticket) -> str:
-        """Queue a request, or refuse it. Returns the text of the refusal."""
+        """Queue a request, or refuse it. Returns the message of the refusal, or an empty string."""
         with self._changed:
             text, reason = self._refusal(ticket)
             removed = [] if text else self._backlog.make_room(ticket)
@@ -64,7 +64,7 @@ class Lane:
         return text
 
     def expire(self) -> None:
-        """Answer the callers whose time has run out while they waited."""
+        """Refuse the waiting requests whose time has run out."""
         with self._changed:
             expired = self._backlog.expired()
         for ticket in expired:
@@ -73,18 +73,18 @@ class Lane:
             refuse(ticket.sender, text, TIMEOUT)
 
     def step(self) -> None:
-        """Say that the group goes on: an image was decoded, a call came back."""
+        """Note progress of the group: an image was decoded, or a call returned."""
         self._step_s = time.monotonic()
 
     def decoded(self, megapixels: float, seconds: float) -> None:
-        """Say how long decoding took, which is not the model's time."""
+        """Note how long decoding took, which is not counted as the model's time."""
         self._decoding_s += seconds
         self.pace.decode.add(megapixels, seconds)
 
     def report(self) -> dict[str, Any]:
-        """Report to a probe: progress, the time of the present step, and what waits.
+        """Return a report for a probe: progress, the time of the current step, and the queue.
 
-        Units: _s is seconds; `longest_step_s` is what no legal step takes.
+        Units: _s is seconds; `longest_step_s` is longer than any legal step.
         """
         with self._changed:
             now, running = time.monotonic(), self._running
@@ -99,15 +99,15 @@ class Lane:
             }
 
     def close(self) -> None:
-        """Answer what is queued, then end the thread."""
+        """Answer the queued requests, then stop the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._thread.join(timeout=5)
 
     def _refusal(self, ticket: Ticket) -> tuple[str, str]:
-        """Why a request is not even queued; an idle lane takes all, so that it can measure."""
-        if self._closed:  # to a request that comes from another lane while the router ends
+        """Return why a request is not queued; an idle lane accepts all, to measure its pace."""
+        if self._closed:  # for a request that comes from another lane while the router shuts down
             return f"variant '{self.name}' is being unloaded; try again in a second", UNAVAILABLE
         if self._running is None and not self._backlog.requests:
             return "", ""
@@ -121,7 +121,7 @@ class Lane:
         hint = later(wait_s + own_s - time_s)
         text = (
             f"variant '{self.name}' is busy: it could answer this request in about "
-            f"{wait_s + own_s:.2g} s, its timeout leaves {max(0.0, ticket.left_s):.2g} s; "
+            f"{wait_s + own_s:.2g} s, but its timeout leaves {max(0.0, ticket.left_s):.2g} s; "
             + (hint if own_s < time_s else "send less in one request, or allow more time")
         )
         return text, BUSY
@@ -129,19 +129,19 @@ class Lane:
     def _full(self) -> str:
         requests, seconds = self._backlog.requests, self.pace.seconds(*self._backlog.cost)
         return (
-            f"the queue of variant '{self.name}' is full: {requests} requests wait, about "
-            f"{seconds:.2g} s; send fewer requests at once, or {later(seconds / 2)}"
+            f"the queue of variant '{self.name}' is full: {requests} requests are waiting (about "
+            f"{seconds:.2g} s); send fewer requests at a time, or {later(seconds / 2)}"
         )
 
     def _left_s(self, now: float) -> float:
-        """Seconds that the present group still takes, by the estimate."""
+        """Return the estimated seconds that the current group still takes."""
         return max(0.0, self._running[0] + self._running[1] - now) if self._running else 0.0
 
     def _serve(self) -> None:
         while group := self._next_group():
             try:
                 work = self._answer(self, group)
-            except Exception as error:  # the thread has to go on for all others
+            except Exception as error:  # the thread must continue for the other requests
                 work = 0.0
                 for ticket in group:
                     fail(ticket.sender, f"the lane of variant '{self.name}' failed", error)
@@ -172,5 +172,5 @@ class Lane:
 
 
 def later(seconds: float) -> str:
-    """The hint of every refusal that a later try mends."""
+    """Return the hint for refusals after which a later try may succeed."""
     return f"try again in about {max(0.05, seconds):.2g} s"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole numbers of a request that a model would silently misread: sizes, counts, lengths, ids."""
+"""Check whole numbers that a model would silently misread: sizes, counts, lengths and ids."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +13,9 @@ def check_numbers(
     metadata: dict[str, Any],
     most_of: Callable[[str, dict[str, Any]], Any],
 ) -> None:
-    """Every size, count, length and id is one that the model has; `most_of` is as `largest`.
+    """Check that the model has every size, count, length and id; `most_of` is like `largest`.
 
-    Raises: RequestRefused naming the input, the sample, what was found and what is expected.
+    Raises: RequestRefused with the input, the sample, and the numbers found and expected.
     """
     for name, array in inputs.items():
         if array.dtype != np.int64 or (most := most_of(name, metadata)) is None:
@@ -31,7 +31,7 @@ def check_numbers(
 
 
 def largest(name: str, metadata: dict[str, Any]) -> Any:
-    """The largest number of an input, or one for each of its columns; none where any will do."""
+    """Return the largest number of an input, or of each of its columns; None without a limit."""
     if name == "tokens" and "vocabulary" in metadata:
         return int(metadata["vocabulary"]) - 1
     if name.partition("_")[0] == "length":
@@ -40,5 +40,5 @@ def largest(name: str, metadata: dict[str, Any]) -> Any:
 
 
 def shown(numbers: np.ndarray) -> str:
-    """Some numbers in a row, the first eight of many."""
+    """Return numbers as text, at most the first eight."""
     return ",".join(str(number) for number in numbers[:8]) + (",..." if numbers.size > 8 else "")

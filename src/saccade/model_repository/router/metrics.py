@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router's metrics on the server's page: how requests ended, and where their time went.
+"""The router's metrics on the server's page: outcomes of requests, and where their time went.
 
-To the server itself a refused request is one that was answered. No label's value comes from a
-caller.
+The server itself counts a refused request as answered. No label's value comes from a caller.
 """
 
 from outcomes import ANSWERED, FAILED, REFUSALS
 from routes import Policy
 from tally import Tally
 
-REQUESTS = "Requests by how they ended"
+REQUESTS = "Requests by outcome"
 ANSWERS = "Requests that a variant answered"
-REFUSED = "Requests that were refused, by reason; without a variant before one was chosen"
-FAILURES = "Requests that failed by no fault of their caller; the server's log says why"
+REFUSED = "Refused requests by reason; the variant is empty if none had been chosen"
+FAILURES = "Requests that failed through no fault of the caller; see the server's log"
 WAITING = "Time that a request waited in the router's lane of its variant"
-DECODE = "Time in which the images of one request were decoded"
+DECODE = "Time to decode the images of one request"
 POLICY = "Samples that followed a policy, by the step that answered; not certified: the next failed"
 MODEL = "Time of the calls of a variant's model for one group of requests"
 
@@ -69,31 +68,31 @@ class Metrics:
         tally.start()
 
     def ended(self, variant: str, outcome: str) -> None:
-        """A request has ended; `variant` is empty where none had been chosen."""
+        """Count an ended request; `variant` is empty if none had been chosen."""
         with self._tally.lock:
             for counter in self._ends[variant, outcome]:
                 counter.add()
 
     def waited(self, variant: str, seconds: float) -> None:
-        """A request no longer waits."""
+        """Record how long a request waited."""
         with self._tally.lock:
             self._waiting[variant].add(seconds)
 
     def decoded(self, variant: str, seconds: float) -> None:
-        """The images of a request are decoded."""
+        """Record how long it took to decode the images of a request."""
         with self._tally.lock:
             self._decode[variant].add(seconds)
 
     def ran(self, variant: str, seconds: float) -> None:
-        """A variant's model has answered a group of requests."""
+        """Record how long a variant's model took to answer a group of requests."""
         with self._tally.lock:
             self._model[variant].add(seconds)
 
     def followed(self, policy: str, step: int, *, certified: bool, rows: int) -> None:
-        """A step of a policy has answered so many rows of a request."""
+        """Count the rows of a request that a step of a policy has answered."""
         with self._tally.lock:
             self._followed[policy, step, certified].add(rows)
 
     def close(self) -> None:
-        """Tell the rest."""
+        """Report the remaining numbers and stop."""
         self._tally.close()

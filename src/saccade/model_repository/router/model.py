@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router: a request in, the answer of the variant that the caller's parameter picks.
+"""The router: answers each request with the variant that the request's parameter selects.
 
-`execute` only routes. Each component of each variant has a lane of its own, whose thread decodes,
-makes one call for a group of requests and answers each; every failure is the failure of one
-request.
+`execute` only routes. Each component of each variant has its own lane. The lane's thread decodes
+images, makes one call for a group of requests, and answers each request. A failure affects one
+request only.
 """
 
 import json
@@ -37,31 +37,31 @@ from texts import repeated
 from ticket import Ticket, caller_of, deadline
 
 NAMES = ("variant", "variant_sha256")
-PROBE = "saccade_probe"  # the parameter by which a request asks for the lanes, and nothing else
-LANES = "saccade_lanes"  # the output with which it is answered
+PROBE = "saccade_probe"  # parameter of a request for a report of the lanes, and nothing else
+LANES = "saccade_lanes"  # output with that report
 EXPIRE_EVERY_S = 0.02
 
 
 class Ready(NamedTuple):
-    """A request whose inputs are what the model takes."""
+    """A request whose inputs are ready for the model."""
 
     ticket: Ticket
     inputs: dict[str, np.ndarray]
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Requests of one kind may share a call: the same inputs of the same shapes."""
+        """Key of requests that may share a call: equal inputs and shapes."""
         return tuple((name, array.shape[1:]) for name, array in sorted(self.inputs.items()))
 
 
 class TritonPythonModel:
-    """One model name for all variants."""
+    """The router as a Python model of the server: one name for all variants."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read what `saccade repository` wrote beside this file and open the lanes."""
-        # Our own caps come first and say what is allowed.
+        """Read the files that `saccade repository` wrote next to this one, and open the lanes."""
+        # Our own caps apply first, with messages that name the limit.
         Image.MAX_IMAGE_PIXELS = None
-        # A lane that decodes holds up `execute` for no longer than this: 5 ms by default.
+        # A decoding lane delays `execute` by at most this time. Python's default is 5 ms.
         sys.setswitchinterval(0.0005)
         folder = Path(__file__).parent
         self.routes = read_routes(folder / "routes.json")
@@ -85,7 +85,7 @@ class TritonPythonModel:
         threading.Thread(target=self._expire, daemon=True).start()
 
     def finalize(self) -> None:
-        """Answer what is queued."""
+        """Answer the queued requests, then stop."""
         self.ended.set()
         for lane in self.lanes.values():
             lane.close()
@@ -93,7 +93,7 @@ class TritonPythonModel:
         self.instrumentation.close()
 
     def execute(self, requests: list[Any]) -> None:
-        """Put each request into its variant's lane; the answers are sent from there."""
+        """Put each request into its variant's lane. The lanes send the answers."""
         for request in requests:
             sender = Sender(self.instrumentation.sender(request), self.metrics)
             try:
@@ -148,20 +148,20 @@ class TritonPythonModel:
             self._follow(ticket, followed)
 
     def _follow(self, ticket: Ticket, followed: Followed) -> None:
-        """Begin the chain of a policy.
+        """Start the chain of a policy.
 
-        Raises: RequestRefused for a component that does not decide.
+        Raises: RequestRefused for a component without logits.
         """
         routes = self.chains[followed.policy.name]
         decides = "logits" in self.routes.components[ticket.role].outputs
         if not (decides or self.labels.known(routes[0], ticket.role)):
             raise RequestRefused(
-                f"inputs {', '.join(sorted(ticket.inputs))} are answered without logits, from "
-                "which a policy decides; choose one variant by budget"
+                f"inputs {', '.join(sorted(ticket.inputs))}: the answer has no logits, which a "
+                "policy needs; choose one variant by budget"
             )
         for route in routes[1:]:
             self.family.check(ticket.inputs, route.facts)
-        if len(routes) == 1:  # which is answered as by budget, but for what it says of itself
+        if len(routes) == 1:  # answered as by budget, plus `steps` and `certified`
             self._offer(ticket._replace(policy=followed.policy.name), routes[0])
             return
         relay = Relay(
@@ -213,7 +213,7 @@ class TritonPythonModel:
         return inputs
 
     def _answer_group(self, route: Route, role: str, group: list[Ready], lane: Lane) -> float:
-        """An answer to each of them, from one call for all where the family allows it.
+        """Answer each request, with one call for all if the family allows it.
 
         Returns the work that was run.
         """
@@ -227,7 +227,7 @@ class TritonPythonModel:
             self.metrics.ran(route.name, time.monotonic() - began_s)
         except Exception as error:
             if len(group) > 1 and may_be_one(error):
-                # One request may have spoilt the run for its mates: each gets one of its own.
+                # One bad request may have failed the whole group: run each request alone.
                 return sum(self._answer_group(route, role, [ready], lane) for ready in group)
             for ready in group:
                 if isinstance(error, Refused):
@@ -247,7 +247,7 @@ class TritonPythonModel:
     def _call(
         self, route: Route, role: str, group: list[Ready], lane: Lane
     ) -> list[dict[str, np.ndarray]]:
-        """One call of one model, and each request's own rows of what it answered."""
+        """Make one call of one model, and return each request's rows of the answer."""
         if not self.family.together:
             return [
                 self.family.answer(route, request.ticket, request.inputs, lane.step)
@@ -260,7 +260,7 @@ class TritonPythonModel:
         asked = {name for ticket in tickets for name in ticket.wanted}
         scored = self.labels.known(route, role) and bool(asked & set(OUTPUTS))
         wanted = [name for name in outputs if name in asked or (scored and name == "embedding")]
-        # A caller may ask for nothing but the variant's name; the call proves that it answers.
+        # A caller may request the variant's name only; the call still proves that it answers.
         wanted = wanted or [outputs[0]]
         inputs = {
             name: np.concatenate([request.inputs[name] for request in group])
@@ -278,7 +278,7 @@ class TritonPythonModel:
 
 
 def still_waits(ticket: Ticket, route: Route) -> bool:
-    """True while the caller's time lasts; tells the caller once it is over."""
+    """Return whether the caller still waits; if its time is over, refuse the request."""
     if ticket.is_late:
         text = f"the request's timeout ran out before variant '{route.name}' was run"
         refuse(ticket.sender, text, TIMEOUT)
@@ -286,21 +286,24 @@ def still_waits(ticket: Ticket, route: Route) -> bool:
 
 
 def may_be_one(error: Exception) -> bool:
-    """True if a group's failure may be one request's; a full queue or a dead process is not."""
+    """Return whether one request may have caused a group's failure.
+
+    It cannot have caused a full queue or a dead process.
+    """
     return not isinstance(error, Refused) or error.of_inputs
 
 
 def wanted_of(request: Any, followed: Followed | None) -> tuple[str, ...]:
-    """The outputs of a request.
+    """Return the outputs of a request.
 
-    Raises: RequestRefused for one of which, with a policy, different variants have different ones.
+    Raises: RequestRefused for an output that a request with a policy cannot have.
     """
     names = tuple(request.requested_output_names())
     return names if followed is None else outputs_of(names, none_named=LANES in names)
 
 
 def send_lanes(sender: Any, lanes: dict[tuple[str, str], Lane]) -> None:
-    """The answer to a probe, which waits in no lane."""
+    """Answer a probe, without waiting in a lane."""
     lane_reports = [
         {"variant": name, "part": role, **lanes[name, role].report()} for name, role in lanes
     ]
@@ -312,9 +315,9 @@ def send_lanes(sender: Any, lanes: dict[tuple[str, str], Lane]) -> None:
 
 
 def send(ready: Ready, arrays: dict[str, np.ndarray], route: Route) -> None:
-    """Send the outputs that the request asked for and its component has, and the variant's name.
+    """Send the requested outputs that the component has, and the variant's name.
 
-    Those of a step of a policy go to the request's relay.
+    The outputs of one step of a policy go to the request's relay.
     """
     ticket = ready.ticket
     if isinstance(ticket.sender, StepSender):

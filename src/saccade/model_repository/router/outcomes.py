@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outcomes of a request, a word each: what metrics count, and the protocol's code for it."""
+"""Outcomes of a request: one word each for the metrics, and the protocol's code."""
 
 from typing import Any
 
 import triton_python_backend_utils as pb
 
 ANSWERED = "answered"
-FAILED = "failed"  # our own mistake, or the model's
-# Refusals: what the caller can mend, what a later try mends, and who has gone.
+FAILED = "failed"  # a fault of the router or the model
+# Refusals: requests that the caller can correct or can retry later, and callers that have gone.
 INVALID_REQUEST, INVALID_IMAGE = "invalid_request", "invalid_image"
 BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE = "busy", "queue_full", "timeout", "unavailable"
 CALLER_GONE = "caller_gone"
@@ -26,5 +26,5 @@ REFUSALS = tuple(reason for reason in _CODES if reason != FAILED)
 
 
 def code_of(reason: str) -> Any:
-    """The protocol's code of a refusal or a failure."""
+    """Return the protocol's code of a refusal or a failure."""
     return getattr(pb.TritonError, _CODES[reason])

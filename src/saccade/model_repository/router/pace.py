@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pace of a lane, as measured: seconds a row of the model, seconds a megapixel of images."""
+"""The measured pace of a lane: seconds per row of the model, and per megapixel of images."""
 
-KEEP = 0.9  # of what was known stays with each measurement: the last ten or so count
-IMAGE_MEGAPIXELS = 0.02  # opening any image costs as decoding so much
+KEEP = 0.9  # weight of the old mean at each measurement: about the last ten count
+IMAGE_MEGAPIXELS = 0.02  # opening an image costs as much as decoding this
 
 
 class Mean:
-    """Seconds for one of something, by a mean in which old measurements fade."""
+    """Mean seconds per unit, in which old measurements fade."""
 
     def __init__(self) -> None:
         self._seconds, self._amount = 0.0, 0.0
 
     def add(self, amount: float, seconds: float) -> None:
-        """So many took so long."""
+        """Record that an amount took some seconds."""
         if amount > 0:
             self._seconds = KEEP * self._seconds + seconds
             self._amount = KEEP * self._amount + amount
 
     def of(self, amount: float) -> float:
-        """Time for so many; 0 while nothing was measured."""
+        """Return the expected time for an amount; 0 until something was measured."""
         return amount * self._seconds / self._amount if self._amount else 0.0
 
 
 class Pace:
-    """A lane's two means."""
+    """The two means of a lane: for running and for decoding."""
 
     def __init__(self) -> None:
         self.run, self.decode = Mean(), Mean()
 
     def seconds(self, work: float, megapixels: float) -> float:
-        """Time for a request of that cost."""
+        """Return the expected time for a request of this cost."""
         return self.run.of(work) + self.decode.of(megapixels)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router's side of a family: what its requests may say, and how one is answered.
+"""The router's side of a family: the parameters of its requests, and how to answer one.
 
-Most families have nothing of their own: a request is for the component whose inputs it brings. One
-that has more brings a `family.py` beside this file, with a class `Family` made from this one.
+Most families need nothing special: a request is for the component whose inputs it has. A family
+that needs more adds a `family.py` next to this file, with a class `Family` derived from this one.
 """
 
 from collections.abc import Callable
@@ -19,44 +19,44 @@ FILE = "family.py"
 
 
 class PlainFamily:
-    """A family without parameters of its own, whose components all answer requests."""
+    """A family without its own parameters, whose components all answer requests."""
 
-    parameters: tuple[str, ...] = ()  # that a request may have beside the choice
-    together = True  # requests may share a call of a model; else `answer` is asked for each
+    parameters: tuple[str, ...] = ()  # parameters of requests besides the choice
+    together = True  # requests may share a call of a model; else `answer` is called for each
 
     def __init__(self, routes: Routes) -> None:
         self.routes = routes
 
     def components(self) -> dict[str, Component]:
-        """The components that a request may be for, by role."""
+        """Return the components that a request may be for, by role."""
         return self.routes.components
 
     def check(self, inputs: dict[str, np.ndarray], metadata: dict[str, Any]) -> None:
-        """Whole numbers of a request are ones that the model has.
+        """Check that the model has the whole numbers of a request.
 
         Raises: RequestRefused otherwise.
         """
         check_numbers(inputs, metadata, self.largest)
 
     def largest(self, name: str, metadata: dict[str, Any]) -> Any:
-        """The largest number of an input, or one for each of its columns; none: any will do."""
+        """Return the largest number of an input, or of each of its columns; None: no limit."""
         return largest(name, metadata)
 
     def read(
         self, route: Route, role: str, given: set[str], parameters: dict[str, Any]
     ) -> dict[str, Any]:
-        """The family's own parameters of a request, checked; `given` are its inputs.
+        """Check and return the family's own parameters of a request; `given` are its inputs.
 
-        Raises: RequestRefused if one is out of range, or nothing here would obey it.
+        Raises: RequestRefused if one is out of range, or would have no effect here.
         """
         return {}
 
     def work(self, route: Route, rows: int, parameters: dict[str, Any]) -> float:
-        """The size of a request for the queue of its lane: rows, or more where they differ."""
+        """Return the work of a request for its lane: rows, or more if rows differ in work."""
         return float(rows)
 
     def fill(self, route: Route, ticket: Ticket, inputs: dict[str, np.ndarray]) -> None:
-        """Add the inputs that the router draws where a request does not bring them."""
+        """Add the inputs that the router fills in if a request does not have them."""
 
     def answer(
         self,
@@ -65,7 +65,7 @@ class PlainFamily:
         inputs: dict[str, np.ndarray],
         step_done: Callable[[], None],
     ) -> dict[str, np.ndarray]:
-        """The answer to one request, where requests do not share calls.
+        """Return the answer to one request, if requests do not share calls.
 
         Raises: Refused if it cannot be answered, or the caller's time runs out.
         """
@@ -73,7 +73,7 @@ class PlainFamily:
 
 
 def family_of(routes: Routes, folder: Path) -> PlainFamily:
-    """The family's own side, where it has brought one into the router's folder."""
+    """Return the family from `family.py` in the router's folder, or else a plain family."""
     if (folder / FILE).exists():
         family: PlainFamily = import_module("family").Family(routes)
         return family

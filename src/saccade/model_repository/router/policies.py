@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choice of a policy by a request's parameters: which chain of variants answers, and how strictly.
+"""Choose a policy by a request's parameters: which chain of variants answers, and how strictly.
 
 A policy is certified by `saccade calibrate`; `saccade repository` writes it into routes.json.
 Standard library only.
@@ -13,7 +13,7 @@ from routes import Policy, Route, Routes, Step
 
 POLICY, MAX_RISK, STRICT = "policy", "max_risk", "strict"
 # The policy of a request that allows no risk, or less than any policy is certified for. No
-# calibration can write one of this name: theirs have no space.
+# calibration can write a policy of this name, because their names contain no space.
 FULL = "full model"
 NEEDS_POLICIES = (
     "needs policies, and this repository has none. Run `saccade calibrate` on the artefact folder, "
@@ -25,20 +25,22 @@ class Followed(NamedTuple):
     """The policy of a request."""
 
     policy: Policy
-    strict: bool  # an answer that is not certified is refused
+    strict: bool  # refuse if an answer would not be certified
 
 
 def policy_of(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...]) -> Followed | None:
-    """The policy that a request asks for; None if it chooses a variant, or nothing.
+    """Return the policy that a request names; None if it chooses a variant, or nothing.
 
     `own` are the parameters of the family.
 
-    Raises: RequestRefused for an unknown parameter or policy, two choices, and a wrong value.
+    Raises: RequestRefused for an unknown parameter or policy, two choices, or an invalid value.
     """
     parameter = choice_of(parameters, (*RULES, POLICY, MAX_RISK), (STRICT, *own))
     if parameter not in (POLICY, MAX_RISK):
         if STRICT in parameters:
-            raise RequestRefused(f"parameter {STRICT} is for a request with {POLICY} or {MAX_RISK}")
+            raise RequestRefused(
+                f"found parameter {STRICT} without {POLICY} or {MAX_RISK}, expected one of them"
+            )
         return None
     if not routes.policies:
         raise RequestRefused(f"{parameter} {NEEDS_POLICIES}")
@@ -47,14 +49,14 @@ def policy_of(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...]) 
         return Followed(by_risk(routes, _risk(value)), strict)
     named = next((policy for policy in routes.policies if policy.name == str(value)), None)
     if named is None:
-        raise RequestRefused(f"there is no policy {value!r:.60}; there are:{_table(routes)}")
+        raise RequestRefused(f"unknown policy {value!r:.60}, expected one of:{_table(routes)}")
     return Followed(named, strict)
 
 
 def by_risk(routes: Routes, risk: float) -> Policy:
-    """The cheapest policy that is certified for a risk of at most this; else the full model.
+    """Return the cheapest policy that is certified for at most this risk, or the full model.
 
-    A risk of 0 is the full model itself, whatever a policy is certified for.
+    For a risk of 0 it is always the full model, even if a policy is certified for 0.
     """
     fitting = [policy for policy in routes.policies if risk > 0 and policy.risk <= risk]
     if not fitting:
@@ -63,12 +65,12 @@ def by_risk(routes: Routes, risk: float) -> Policy:
 
 
 def all_policies(routes: Routes) -> tuple[Policy, ...]:
-    """Every policy that a request can be answered by; none in a repository without policies."""
+    """Return every policy that a request can follow; none in a repository without policies."""
     return (*routes.policies, full_policy(routes)) if routes.policies else ()
 
 
 def full_policy(routes: Routes) -> Policy:
-    """The chain of one step: the variant with which all policies are compared."""
+    """Return the chain of one step: the variant with which all policies are compared."""
     first = routes.policies[0]
     full = route_named(routes, first.full)
     return first._replace(
@@ -77,12 +79,12 @@ def full_policy(routes: Routes) -> Policy:
 
 
 def steps_of(routes: Routes, policy: Policy) -> tuple[Route, ...]:
-    """The variants of a policy, in the order in which they are asked."""
+    """Return the variants of a policy, in the order in which they run."""
     return tuple(route_named(routes, step.variant) for step in policy.steps)
 
 
 def route_named(routes: Routes, name: str) -> Route:
-    """The variant of that name; `saccade preflight` finds a repository that has none."""
+    """Return the variant of this name; `saccade preflight` checks that the repository has it."""
     return next(route for route in routes.variants if route.name == name)
 
 

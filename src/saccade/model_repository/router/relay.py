@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request that follows a policy: rows that a variant is sure of stay, the others go on.
+"""A request that follows a policy: the rows of which a variant is not confident get another one.
 
-The rows that are left are at any time one ticket in one lane, where they share calls with whatever
-else waits there. Each lane sees an ordinary request: its caller, its deadline, its work.
+At any time, the remaining rows are one ticket in one lane, where they share calls with the other
+requests that wait there. For a lane it is an ordinary request with a caller, a deadline and work.
 """
 
 import time
@@ -24,31 +24,31 @@ from texts import repeated, text_rows
 from ticket import Ticket
 
 SCORES = ("logits", "probabilities")
-# What all variants answer alike. Embeddings and maps of different variants cannot be compared.
+# Outputs that can be compared between variants. Embeddings and attention maps cannot.
 OUTPUTS = (*SCORES, "variant", "variant_sha256", "steps", "certified")
 Arrays = dict[str, np.ndarray]
 
 
 def outputs_of(requested: Sequence[str], *, none_named: bool) -> tuple[str, ...]:
-    """The outputs that a request with a policy is answered with.
+    """Return the outputs of a request that follows a policy.
 
-    `none_named`: the caller named none, for which the server asks for all.
+    `none_named`: the caller named no output, so the server requests all.
 
-    Raises: RequestRefused naming one that variants cannot share.
+    Raises: RequestRefused for an output that cannot be compared between variants.
     """
     if none_named:
         return OUTPUTS
     if odd := sorted(set(requested) - set(OUTPUTS)):
         raise RequestRefused(
-            f"output {odd[0]} cannot be asked for with a policy: the samples of one request may be "
-            f"answered by different variants, whose {odd[0]} cannot be compared. Ask for some of "
+            f"found output {odd[0]} in a request with a policy. Different variants may answer the "
+            f"samples of one request, and their {odd[0]} cannot be compared. Request only "
             f"{', '.join(OUTPUTS)}, or choose one variant by budget"
         )
     return tuple(requested)
 
 
 class Relay:
-    """One request on its way along a chain of variants, answered once no row is left."""
+    """One request on its way along a chain of variants, answered when no row remains."""
 
     def __init__(
         self,
@@ -60,16 +60,16 @@ class Relay:
         work: Callable[[Route, int], float],
         metrics: Metrics,
     ) -> None:
-        """`routes` are the variants of the chain; `work` is what so many rows are to a lane."""
+        """`routes` are the variants of the chain; `work` returns the work of rows in a lane."""
         self._request, self._sender = request, request.sender
         self._policy, self._strict = followed
         self._routes, self._offer, self._work, self._metrics = routes, offer, work, metrics
         self._scores = [name for name in SCORES if name in request.wanted]
-        self._at = 0  # the step that is asked now
-        self._open = np.arange(request.rows)  # rows of which no step was sure
+        self._at = 0  # the current step
+        self._open = np.arange(request.rows)  # rows of which no step was confident
         self._arrays: Arrays = {}  # the latest answer to each row
-        self._answered_by = np.zeros(request.rows, np.int32)  # the step that it is of
-        self._given_up = False  # whether the rows that are left are not certified
+        self._answered_by = np.zeros(request.rows, np.int32)  # the step that gave it
+        self._given_up = False  # whether the remaining rows are not certified
         self._over = False
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class Relay:
         self._ask(self._request)
 
     def answered(self, inputs: Arrays, arrays: Arrays) -> None:
-        """Go on with the answers to the rows that are left; `inputs` are theirs, decoded."""
+        """Take the answers to the remaining rows; `inputs` are the decoded inputs of these rows."""
         if self._over:
             return
         try:
@@ -89,9 +89,9 @@ class Relay:
                 fail(self._sender, f"the answer of variant '{name}' was lost", error)
 
     def refused(self, response: Any, outcome: str) -> None:
-        """End: the rows that are left keep the answer of the step before, which is not certified.
+        """Finish early: the remaining rows keep the previous step's answer, not certified.
 
-        Where there is none, or the caller is strict, the refusal is the request's.
+        The whole request is refused if there is no previous step, or if it is strict.
         """
         if self._over:
             return
@@ -134,7 +134,7 @@ class Relay:
         if len(self._open) == self._request.rows:
             self._arrays[name] = answer
             return
-        # What a call has answered may be read by other requests, too.
+        # Other requests of the same call may read the array.
         kept = self._arrays[name].copy()
         kept[self._open] = answer
         self._arrays[name] = kept
@@ -177,9 +177,9 @@ class Relay:
             self._metrics.followed(self._policy.name, step, certified=covered, rows=rows)
 
     def _names(self) -> Arrays:
-        """Who answered each row, and after how many steps."""
+        """Return the variant that answered each row, and after how many steps."""
         ends = self._answered_by.tolist()
-        if len(used := set(ends)) == 1:  # as of requests of one image, which are most
+        if len(used := set(ends)) == 1:  # always true for one image, the most frequent request
             (end,) = used
             route, rows = self._routes[end], len(ends)
             return {
@@ -197,7 +197,7 @@ class Relay:
 
 @lru_cache(maxsize=64)
 def sure_of(rows: int) -> np.ndarray:
-    """What `certified` is where all rows are: not to be changed.
+    """Return `certified` for rows that all are; do not change the array.
 
     Shapes: -> bool [rows 1].
     """
@@ -206,7 +206,7 @@ def sure_of(rows: int) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def ended_at(steps: int, rows: int) -> np.ndarray:
-    """What `steps` is where all rows ended after as many: not to be changed.
+    """Return `steps` for rows that all ended after the same number; do not change the array.
 
     Shapes: -> int32 [rows 1].
     """
@@ -214,9 +214,9 @@ def ended_at(steps: int, rows: int) -> np.ndarray:
 
 
 class StepSender:
-    """Sender of the ticket of one step: what a lane sends to it goes to the request's relay.
+    """Sender for the ticket of one step: it passes what a lane sends to the request's relay.
 
-    A step ends once; what is sent to it later is not the request's.
+    A step ends once; anything sent later is dropped.
     """
 
     __slots__ = ("_relay", "_response", "_sender")
@@ -227,27 +227,27 @@ class StepSender:
 
     @property
     def watched(self) -> Any:
-        """What `Instrumentation` made of the server's own sender, where it watches."""
+        """What `Instrumentation` records about the server's own sender, if it watches requests."""
         return self._sender.watched
 
     def answered(self, inputs: Arrays, arrays: Arrays) -> None:
-        """Take the answers to the step's rows, whose inputs these are."""
+        """Take the answers to the step's rows, and their inputs."""
         relay, self._relay = self._relay, None
         if relay is not None:
             relay.answered(inputs, arrays)
 
     def send(self, response: Any, flags: int) -> None:
-        """Take a refusal; `ended` says which."""
+        """Take a refusal; `ended` follows with its outcome."""
         self._response = response
 
     def ended(self, outcome: str) -> None:
-        """Hand the refusal on."""
+        """Pass the refusal to the relay."""
         relay, self._relay = self._relay, None
         if relay is not None:
             relay.refused(self._response, outcome)
 
     def is_cancelled(self) -> bool:
-        """True if the caller has gone."""
+        """Return True if the caller has gone."""
         return bool(self._sender.is_cancelled())
 
     def waited(self, seconds: float) -> None:

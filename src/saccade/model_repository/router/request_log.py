@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line of the log for each request that was refused or failed; `saccade serve` reads it.
+"""Log one line per refused or failed request; `saccade serve` reads these lines.
 
-Standard library only. Lines are bounded in number and in size: a caller who is refused a thousand
-times a second must not fill a disk.
+Standard library only. The number and size of lines are limited: a caller that is refused a thousand
+times per second must not fill a disk.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Set by `saccade serve --log-format json`, and by whoever runs the server without it.
+# Set by `saccade serve --log-format json`, or by users who run the server without `saccade serve`.
 REQUEST_LOG = "SACCADE_REQUEST_LOG"
-REQUEST_LINE = "saccade-request "  # how the message of such a line begins; JSON follows
-# What the JSON holds. Times are seconds: in the lane's queue, and decoding and running together.
+REQUEST_LINE = "saccade-request "  # prefix of the message of such a line; JSON follows
+# Fields of the JSON. Times are in seconds: waiting in the lane, and decoding plus running.
 FIELDS = {
     "model": str, "request_id": str, "variant": str, "code": str, "reason": str,
     "waited_s": float, "run_s": float, "left_out": int,
@@ -28,7 +28,7 @@ LINES_A_SECOND, MOST_LINES = 20.0, 100.0
 
 
 class RequestLog:
-    """Writes lines up to a number a second; the next one says how many were left out."""
+    """Writes a limited number of lines per second; the next line has the number left out."""
 
     def __init__(self, model: str, write: Callable[[str], None]) -> None:
         self._model, self._write = model, write
@@ -45,7 +45,7 @@ class RequestLog:
         waited_s: float,
         run_s: float,
     ) -> None:
-        """Write the line of a request, or count it.
+        """Write the line of a request, or count it as left out.
 
         Units: waited_s and run_s are seconds.
         """
@@ -73,7 +73,7 @@ class RequestLog:
 
 
 def printable(text: str, most: int) -> str:
-    """The beginning of what a caller sent, with all that commands a terminal written out."""
+    """Return the beginning of a caller's text, with control characters escaped."""
     beginning = text[:most]
     if not beginning.isprintable():
         beginning = "".join(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routes that `saccade repository` wrote for the router: variants, components, their inputs."""
+"""Read the routes that `saccade repository` wrote: variants, components and their inputs."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ VERSION = 3
 
 
 class Tensor(NamedTuple):
-    """One input or output: its name, the words or numbers of its axes, what it holds."""
+    """One input or output: its name, the names or sizes of its axes, and its type."""
 
     name: str
     axes: str
@@ -18,31 +18,31 @@ class Tensor(NamedTuple):
 
 
 class Component(NamedTuple):
-    """One function of the model."""
+    """One component of the model."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[str, ...]
-    optional: tuple[str, ...]  # inputs that the router fills where a request does not
-    encoded: tuple[str, ...]  # inputs that come as image files
+    optional: tuple[str, ...]  # inputs that the router fills in if a request lacks them
+    encoded: tuple[str, ...]  # inputs that arrive as image files
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Inputs that a request has to bring."""
+        """Inputs that a request must have."""
         return tuple(spec.name for spec in self.inputs if spec.name not in self.optional)
 
     def fits(self, given: set[str]) -> bool:
-        """True if a request with these inputs is one for this component."""
+        """Return whether a request with these inputs is for this component."""
         names = {spec.name for spec in self.inputs}
         return set(self.required) <= given <= names
 
 
 class Route(NamedTuple):
-    """One variant, as the choice sees it; figures are None where nothing was measured."""
+    """One variant with the figures for the choice; they are None if it was not measured."""
 
     name: str
     sha256: str
     budget: float
-    setting: str  # the budget by its name: b0500, fast, t2
+    setting: str  # name of the budget: b0500, fast, t2
     precision: str
     score_name: str | None
     score_unit: str | None
@@ -52,19 +52,19 @@ class Route(NamedTuple):
     p95_ms: float | None
     multiply_adds: int
     run_batch: int
-    parts: dict[str, str]  # role -> name of the model that the server has loaded
+    parts: dict[str, str]  # role -> name of the model in the server
     facts: dict[str, Any]
-    classes: str | None  # file beside this one with a vector a label
-    as_fast: tuple[str, ...] = ()  # variants whose speed the measurement does not tell from its own
+    classes: str | None  # file next to routes.json with one vector per label
+    as_fast: tuple[str, ...] = ()  # variants whose measured speed is not significantly different
 
     @property
     def quickness(self) -> float:
-        """Measured speed; without one, the fewer multiply-adds the quicker."""
+        """Measured speed; without measurements, a number that falls with the multiply-adds."""
         return self.inferences_per_second or 1 / max(1, self.multiply_adds)
 
 
 class Step(NamedTuple):
-    """One variant of a policy: it answers if its confidence is at least the threshold."""
+    """One variant of a policy: its answer is final if its confidence reaches the threshold."""
 
     variant: str
     sha256: str
@@ -79,7 +79,7 @@ class Policy(NamedTuple):
     """
 
     name: str
-    against: str  # full: another answer than the full model's is lost; labels: a wrong one
+    against: str  # full: answers that differ from the full model's are lost; labels: wrong ones
     confidence: float
     risk: float
     bound: float
@@ -90,7 +90,7 @@ class Policy(NamedTuple):
 
 
 class Routes(NamedTuple):
-    """The router's whole knowledge, as `saccade repository` wrote it."""
+    """Everything that the router knows about its model, as `saccade repository` wrote it."""
 
     model: str
     family: str
@@ -101,14 +101,16 @@ class Routes(NamedTuple):
 
 
 def read_routes(path: Path) -> Routes:
-    """The routes of one model.
+    """Read the routes of one model.
 
     Raises: ValueError for another schema or version.
     """
     content = json.loads(path.read_text(encoding="utf-8"))
     version = content.get("schema"), content.get("version")
     if version != (SCHEMA, VERSION):
-        raise ValueError(f"routes.json is {version}, expected {(SCHEMA, VERSION)}")
+        raise ValueError(
+            f"routes.json has schema and version {version}, expected {(SCHEMA, VERSION)}"
+        )
     components = {
         role: Component(
             inputs=tuple(Tensor(**spec) for spec in part["inputs"]),

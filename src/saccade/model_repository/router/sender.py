@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's sender of one request's answer, which also counts what became of the request."""
+"""The server's sender of one request's answer, which also counts the outcome of the request."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from metrics import Metrics
 
 
 class Sender:
-    """Sends as the server's own does; `variant` is set once it is chosen."""
+    """Sends like the server's own sender. `variant` is set when it has been chosen."""
 
     __slots__ = ("_metrics", "_own", "variant")
 
@@ -16,15 +16,15 @@ class Sender:
 
     @property
     def watched(self) -> Any:
-        """What `Instrumentation` made of the server's own, where it watches."""
+        """The sender from `Instrumentation`."""
         return self._own
 
     def send(self, response: Any, flags: int) -> None:
-        """Send an answer or an error; `ended` follows."""
+        """Send an answer or an error; call `ended` afterwards."""
         self._own.send(response, flags=flags)
 
     def is_cancelled(self) -> bool:
-        """True if the caller has gone."""
+        """Return whether the caller has gone."""
         return bool(self._own.is_cancelled())
 
     def ended(self, outcome: str) -> None:
@@ -32,13 +32,13 @@ class Sender:
         self._metrics.ended(self.variant, outcome)
 
     def followed(self, policy: str, rows: int) -> None:
-        """Count the rows that a policy of one step has answered."""
+        """Count the rows that a policy of one step answered."""
         self._metrics.followed(policy, 0, certified=True, rows=rows)
 
     def waited(self, seconds: float) -> None:
-        """Count the time that it waited."""
+        """Record how long the request waited."""
         self._metrics.waited(self.variant, seconds)
 
     def decoded(self, seconds: float) -> None:
-        """Count the time in which its images were decoded."""
+        """Record how long its images took to decode."""
         self._metrics.decoded(self.variant, seconds)

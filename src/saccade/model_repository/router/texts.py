@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of an answer, a row of bytes each: names, hashes, captions.
+"""Texts of an answer as rows of bytes: names, hashes and captions.
 
-Not strings: where a caller asks for the classes of an output of strings, servers before July 2025
-divide by zero and end (triton-inference-server/server#8267).
+They are not string tensors: if a caller requests the classes of a string output, servers before
+July 2025 divide by zero and crash (triton-inference-server/server#8267).
 """
 
 from functools import lru_cache
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def text_rows(texts: list[str]) -> np.ndarray:
-    """The bytes of each text, in UTF-8, with zeros behind a shorter one.
+    """Return the bytes of each text in UTF-8, padded with zeros to the longest.
 
     Shapes: -> uint8 [texts bytes]; at least one byte wide, since the server drops empty outputs.
     """
@@ -23,7 +23,7 @@ def text_rows(texts: list[str]) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def repeated(text: str, count: int) -> np.ndarray:
-    """The text once for each image.
+    """Repeat a string for each image.
 
     Shapes: -> uint8 [count bytes].
     """

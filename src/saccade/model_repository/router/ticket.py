@@ -1,32 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request that has been routed and waits for its answer."""
+"""A routed request that waits for its answer."""
 
 import time
 from typing import Any, NamedTuple
 
 from choose import RequestRefused
 
-# The server hands `timeout` on as an unsigned number: -1 comes as 2^64 - 1. A week is for ever.
+# The server passes `timeout` on as an unsigned number: -1 arrives as 2^64 - 1. A week is forever.
 NEGATIVE_US = 2**63
 LONGEST_US = 7 * 24 * 3600 * 10**6
 
 
 class Ticket(NamedTuple):
-    """A request, what it costs, and until when its caller waits."""
+    """A request, its cost, and the time until which its caller waits."""
 
-    role: str  # of the component it is for
+    role: str  # role of the component that it is for
     inputs: dict[str, Any]  # arrays by name; encoded images as an array of bytes
     rows: int
-    parameters: dict[str, Any]  # the family's own, checked
+    parameters: dict[str, Any]  # the family's own parameters, checked
     wanted: tuple[str, ...]
     sender: Any
-    deadline_s: float | None  # on time.monotonic(), where the caller set a timeout
+    deadline_s: float | None  # in time.monotonic(); None if the caller set no timeout
     arrived_s: float
-    caller: str = ""  # who shares the lane with others; all without a name are one
-    work: float = 1.0  # rows, or of a search rows by hypotheses by steps
-    megapixels: float = 0.0  # to decode, as the files' headers say
+    caller: str = ""  # callers share a lane equally; all without a name count as one
+    work: float = 1.0  # rows; for a search: rows times hypotheses times steps
+    megapixels: float = 0.0  # to decode, according to the files' headers
     size: int = 0  # bytes of the inputs
-    policy: str = ""  # that the request follows, where that is a chain of one variant
+    policy: str = ""  # the policy that the request follows, if it is a chain of one variant
 
     @property
     def is_late(self) -> bool:
@@ -35,17 +35,17 @@ class Ticket(NamedTuple):
 
     @property
     def left_s(self) -> float:
-        """Time that the caller still waits; without a timeout it is infinite."""
+        """Time for which the caller still waits; infinite without a timeout."""
         return float("inf") if self.deadline_s is None else self.deadline_s - time.monotonic()
 
     @property
     def waited_s(self) -> float:
-        """Time that the request has been in the router."""
+        """Time since the request arrived in the router."""
         return time.monotonic() - self.arrived_s
 
 
 def deadline(timeout_us: int, now_s: float) -> float | None:
-    """Deadline of a request; none without a timeout.
+    """Return the deadline of a request; None without a timeout.
 
     Raises: RequestRefused for a negative timeout.
     """
@@ -58,6 +58,6 @@ def deadline(timeout_us: int, now_s: float) -> float | None:
 
 
 def caller_of(request_id: str) -> str:
-    """The caller's name: what a request's id has in front of its first slash."""
+    """Return the caller's name: the part of a request's id before its first slash."""
     name, slash, _ = request_id.partition("/")
     return name[:64] if slash else ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans of what a model does with a request, sent by OTLP where the environment names an endpoint.
+"""Send spans of a model's work on a request by OTLP, if the environment names an endpoint.
 
 The router and the onnxruntime backend run this file, each in its own process, and `saccade serve`
-reads its rules. Without an endpoint nothing of OpenTelemetry is imported. Spans wait in a bounded
-queue that a thread empties: a receiver that is down or slow costs spans and no request.
+applies its rules. Without an endpoint nothing of OpenTelemetry is imported. Spans wait in a bounded
+queue that a thread empties: if a receiver is down or slow, spans are lost but no request is.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# As the specification names them, the one for traces before the one for all signals.
+# Names from the specification: the one for traces takes precedence over the one for all signals.
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
 CONTEXT = ("traceparent", "tracestate")  # of W3C Trace Context
-# From the router to the backend, which runs the requests of several callers at once: the
-# `traceparent` of each, with commas between.
+# From the router to the backend, which runs requests of several callers together: the
+# `traceparent` of each, separated by commas.
 CALLERS = "saccade_traceparents"
-MOST_CONTEXT = 512  # characters of each that are read; the recommendation asks for no more
-MOST_CALLERS = 64  # as many requests as a run has rows at most
-DELAY_MS = 1000  # between two exports: what a process that is killed loses
-CLOSE_S = 2.0  # for what is still in the queue when the process ends
+MOST_CONTEXT = 512  # characters of each that are read; the recommendation requires no more
+MOST_CALLERS = 64  # a run has at most this many rows, and so at most this many requests
+DELAY_MS = 1000  # between two exports; a killed process loses the spans of this time
+CLOSE_S = 2.0  # time to send the rest of the queue when the process exits
 WARN_EVERY_S = 60.0
-SENDERS = ("opentelemetry.sdk", "opentelemetry.exporter")  # whose warnings are of sending
+SENDERS = ("opentelemetry.sdk", "opentelemetry.exporter")  # loggers with warnings about sending
 MOST_WARNING = 300  # characters
 TRIES, NEAR_NS = 3, 20_000
 
 
 def wants_tracing(environment: Mapping[str, str]) -> bool:
-    """True if the environment names an endpoint and does not switch traces off."""
+    """Return whether the environment names an endpoint and does not turn traces off."""
     off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     exporters = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() or "otlp"
     named = any(environment.get(name, "").strip() for name in ENDPOINTS)
@@ -43,10 +43,10 @@ def wants_tracing(environment: Mapping[str, str]) -> bool:
 
 
 def obstacle(environment: Mapping[str, str]) -> str:
-    """Why spans cannot be sent although an endpoint is named; empty if they can."""
+    """Return why spans cannot be sent although an endpoint is named; empty if they can."""
     spoken = [value for name in PROTOCOLS if (value := environment.get(name, "").strip())]
     if spoken and spoken[0] != PROTOCOL:
-        return f"the protocol is {spoken[0]!r:.40}, and only {PROTOCOL} is spoken"
+        return f"the protocol is {spoken[0]!r:.40}, expected {PROTOCOL}"
     try:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter
         import opentelemetry.sdk.trace.export  # noqa: F401
@@ -58,21 +58,21 @@ def obstacle(environment: Mapping[str, str]) -> str:
 def spans_of(
     model: str, environment: Mapping[str, str], warn: Callable[[str], None]
 ) -> Spans | None:
-    """The spans of a model's process; none where the environment asks for none."""
+    """Return the spans of a model's process; None if the environment does not turn them on."""
     if not wants_tracing(environment):
         return None
     try:
         reason = obstacle(environment)
         if not reason:
             return Spans(model, environment, warn)
-    except Exception as error:  # such as a figure of the environment that is no number
+    except Exception as error:  # such as an environment variable that is not a number
         reason = repr(error)
     warn(f"no spans are sent: {reason}"[:MOST_WARNING])
     return None
 
 
 class Spans:
-    """Starts the spans of one process and sends those that a caller, or the sampler, wants."""
+    """Starts the spans of one process, and sends those that the caller or the sampler selects."""
 
     def __init__(
         self, model: str, environment: Mapping[str, str], warn: Callable[[str], None]
@@ -92,8 +92,8 @@ class Spans:
         ):
             attributes["service.name"] = "saccade"
         delay_ms = None if "OTEL_BSP_SCHEDULE_DELAY" in environment else DELAY_MS
-        # The sampler is the environment's; by default a caller's flag decides, and who sends no
-        # context is traced.
+        # The environment sets the sampler. By default a caller's flag decides, and requests without
+        # a context are traced.
         self._provider = TracerProvider(
             resource=Resource.create(attributes), shutdown_on_exit=False
         )
@@ -105,19 +105,19 @@ class Spans:
         self._api, self._empty = trace, Context()
 
     def server_span(self, name: str, given: Mapping[str, Any], start_ns: int) -> Any:
-        """The span of a request, below its caller's where one is named; None if not sampled.
+        """Start the span of a request, as a child of its caller's if named; None if not sampled.
 
-        `given` are the request's parameters: what is no context of W3C is ignored.
+        `given` are the request's parameters. Those that are not W3C Trace Context are ignored.
         """
         return self._recorded(name, self._context_in(given), start_ns, self._api.SpanKind.SERVER)
 
     def child(self, name: str, parent: Any, start_ns: int) -> Any:
-        """A span below another one of this process."""
+        """Start a child of another span of this process."""
         below = self._api.set_span_in_context(parent, self._empty)
         return self._tracer.start_span(name, context=below, start_time=start_ns)
 
     def run_spans(self, name: str, given: list[Mapping[str, Any]], start_ns: int) -> list[Any]:
-        """A span of one run below each caller of its requests; `given` are their parameters."""
+        """Start a span of one run for each caller; `given` are the requests' parameters."""
         contexts: list[Mapping[str, Any]] = []
         for parameters in given:
             listed = parameters.get(CALLERS)
@@ -127,14 +127,14 @@ class Spans:
             else:
                 contexts.append(parameters)
         parents = [self._context_in(context) for context in contexts[:MOST_CALLERS]]
-        # A run for nobody who is traced, such as a probe's, begins no trace of its own.
+        # A run without traced callers, such as for a probe, does not start a new trace.
         known = [parent for parent in parents if self._span_in(parent).is_valid]
         kind = self._api.SpanKind.INTERNAL
         spans = [self._recorded(name, parent, start_ns, kind) for parent in known]
         return [span for span in spans if span is not None]
 
     def callers(self, spans: list[Any]) -> dict[str, str]:
-        """The parameter that tells the backend for whom it runs."""
+        """Return the parameter with which the backend learns the callers of a run."""
         texts: list[str] = []
         for span in spans[:MOST_CALLERS]:
             carrier: dict[str, str] = {}
@@ -143,12 +143,12 @@ class Spans:
         return {CALLERS: ",".join(texts)}
 
     def fail(self, span: Any) -> None:
-        """Mark a span as that of a failure; the words stay in the answer and the log."""
+        """Mark a span as failed; the message is only in the answer and the log."""
         span.set_status(self._api.StatusCode.ERROR)
 
     def close(self) -> None:
-        """Send what waits, for as long as that may take."""
-        # The library's own limit does not hold while a request to the receiver is under way.
+        """Send the waiting spans, within the time limit."""
+        # The library's own limit does not apply during a request to the receiver.
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_S)
@@ -170,29 +170,29 @@ class Spans:
 
 
 class Clock:
-    """Turns times of `time.monotonic()` into those of spans, so that no child begins too early."""
+    """Converts times of `time.monotonic()` for spans, so that no child starts too early."""
 
     def __init__(self) -> None:
-        for _ in range(TRIES):  # a process that is put aside between the two would be off by that
+        for _ in range(TRIES):  # repeat if the process was suspended between the two readings
             before_ns, now_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
             if after_ns - before_ns < NEAR_NS:
                 break
         self._offset_ns = now_ns - (before_ns + after_ns) // 2
 
     def ns(self, monotonic_s: float) -> int:
-        """Nanoseconds since 1970."""
+        """Return nanoseconds since 1970."""
         return self._offset_ns + int(monotonic_s * 1e9)
 
 
 class Warnings(logging.Handler):
-    """The library's own log: a line a minute, for a receiver may be down for hours."""
+    """Handler of the library's log: one line per minute, since a receiver may be down for hours."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._warn, self._next_s = warn, 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it, on one line and without a trace; of what callers sent, nothing."""
+        """Log the message on one line, without a trace and without data of callers."""
         if time.monotonic() < self._next_s or not record.name.startswith(SENDERS):
             return
         self._next_s = time.monotonic() + WARN_EVERY_S
@@ -204,6 +204,6 @@ class Warnings(logging.Handler):
 
 
 def quieten(warn: Callable[[str], None]) -> None:
-    """Let the library's log come out in one place, seldom."""
+    """Send the library's log to one place, at a limited rate."""
     logger = logging.getLogger("opentelemetry")
     logger.handlers = [Warnings(warn)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An LSTM that captions an image and looks at it twice a word: before and after its state moves."""
+"""An LSTM that captions an image, looking at it before and after each update of its state."""
 
 from saccade.models.entry import FamilyEntry
 

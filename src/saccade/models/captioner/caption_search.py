@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Greedy and beam search over a captioner's step; numpy only, the router runs this same file."""
+"""Greedy and beam search over a captioner's step (numpy only; the router runs this file)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 
 State = dict[str, np.ndarray]
-# Tokens [n] int64 and the state of n hypotheses -> log-probabilities [n v], attention [n h w],
-# the next state. Every array of a state has the hypotheses as its first axis.
+# Tokens [n] int64 and the state of n hypotheses -> log-probabilities [n v], attention [n h w], and
+# the next state. The first axis of every state array counts the hypotheses.
 Step = Callable[[np.ndarray, State], tuple[np.ndarray, np.ndarray, State]]
 
 MOST_BEAMS = 64
 
 
 class WrongSearch(ValueError):
-    """A search that was asked for with values that it cannot use; the text says which."""
+    """A search was requested with unusable values; the message names them."""
 
 
 @dataclass(frozen=True)
 class Caption:
-    """The words of a caption as tokens, without start and end.
+    """A caption: its words as tokens, without start and end.
 
     Shapes: attention [t h w], the map at each word.
-    Units:  score is the sum of the natural log-probabilities, that of the end included.
+    Units:  score is the sum of the natural log-probabilities, including the end token's.
     """
 
     tokens: tuple[int, ...]
@@ -34,15 +34,15 @@ class Caption:
 
 
 def check_search(*, beam: int, max_length: int, end: int, longest: int, vocabulary: int) -> None:
-    """Stop a request that the model was not made for.
+    """Check that the search settings are in the model's range.
 
-    Units:  max_length and longest in words; `longest` is the length up to which it was trained.
-    Raises: WrongSearch.
+    Units:  max_length and longest in words; `longest` is the longest caption in training.
+    Raises: WrongSearch if one is not.
     """
     limits = {
-        "beam": (beam, 1, MOST_BEAMS, "The beam is how many hypotheses are kept."),
-        "max_length": (max_length, 1, longest, "Longer captions were never trained."),
-        "end": (end, 0, vocabulary - 1, "It is a token of the vocabulary."),
+        "beam": (beam, 1, MOST_BEAMS, "The beam is the number of hypotheses to keep."),
+        "max_length": (max_length, 1, longest, "The model was not trained on longer captions."),
+        "end": (end, 0, vocabulary - 1, "It has to be a token of the vocabulary."),
     }
     for name, (value, low, high, reason) in limits.items():
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
@@ -53,7 +53,7 @@ def check_search(*, beam: int, max_length: int, end: int, longest: int, vocabula
 
 
 def step_of(run: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]) -> Step:
-    """A step from whatever runs a captioner's `step` component: named arrays in and out."""
+    """Return a step that calls a captioner's `step` component with named arrays."""
 
     def step(token: np.ndarray, state: State) -> tuple[np.ndarray, np.ndarray, State]:
         answer = run({**state, "token": token})
@@ -66,9 +66,9 @@ def step_of(run: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]) ->
 def best_captions(
     step: Step, state: State, *, beam: int, start: int, end: int, max_length: int
 ) -> list[Caption]:
-    """The best caption of each image; a beam of 1 is the greedy search, all images at once.
+    """Return the best caption of each image; a beam of 1 is the greedy search over all images.
 
-    Shapes: state arrays [n ...], one row an image -> n captions.
+    Shapes: state arrays [n ...], one row per image -> n captions.
     Raises: WrongSearch if a log-probability is not a number.
     """
     if beam == 1:
@@ -82,9 +82,9 @@ def best_captions(
 def greedy_search(
     step: Step, state: State, *, start: int, end: int, max_length: int
 ) -> list[Caption]:
-    """The likeliest token at each place, for many images at once; ties go to the lowest token.
+    """Choose the likeliest token at each position, for many images; ties go to the lowest token.
 
-    Shapes: state arrays [n ...], one row an image -> n captions.
+    Shapes: state arrays [n ...], one row per image -> n captions.
     Raises: WrongSearch if a log-probability is not a number.
     """
     count = len(next(iter(state.values())))
@@ -117,12 +117,12 @@ def greedy_search(
 def beam_search(
     step: Step, state: State, *, start: int, end: int, beam: int, max_length: int
 ) -> list[Caption]:
-    """The likeliest captions of one image that a beam finds, best first, at most `beam`.
+    """Return the likeliest captions of one image that a beam finds, best first, at most `beam`.
 
-    Each round keeps the `beam` best hypotheses that have not ended; one that ends has to be among
-    the `beam` best continuations, so a beam of 1 is the greedy search. It stops when no hypothesis
-    can still beat the best ended one, and at the length limit; only where nothing has ended the
-    answers are the hypotheses that were cut. Ties go to the better earlier hypothesis, then to
+    Each round keeps the `beam` best unfinished hypotheses. A hypothesis may only end among the
+    `beam` best continuations, so a beam of 1 is the greedy search. The search stops when no
+    hypothesis can still beat the best finished one, or at the length limit. Only if nothing has
+    finished, the cut hypotheses are returned. Ties go to the better earlier hypothesis, then to
     the lower token.
     Shapes: state arrays [1 ...].
     Raises: WrongSearch if a log-probability is not a number.
@@ -157,7 +157,7 @@ def beam_search(
 
 
 def _best(values: np.ndarray, count: int) -> np.ndarray:
-    """Places of the largest values, largest first, equal ones in their order."""
+    """Return the indices of the largest values, largest first, ties in their order."""
     count = min(count, len(values))
     least = np.partition(values, -count)[-count]
     places = np.flatnonzero(values >= least)
@@ -174,6 +174,6 @@ def _checked(logs: np.ndarray) -> np.ndarray:
     if np.isnan(logs).any():
         raise WrongSearch(
             "log_probabilities: found NaN, expected numbers. The model's weights or its input "
-            "are not finite: look at the checkpoint."
+            "are not finite. Check the checkpoint."
         )
     return logs.astype(np.float64)

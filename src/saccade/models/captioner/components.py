@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two files of a captioner: an image to its features and first state, and one word further."""
+"""The components of a captioner: `encode` (image to features and first state) and `step`."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _CHUNK = 64
 
 
 def components_of(model: Any) -> tuple[Component, ...]:
-    """Both components of a captioner or of its folded form."""
+    """Return both components of a captioner or of its folded form."""
     return _encode(model), _step(model)
 
 
@@ -79,7 +79,7 @@ def _step(model: Any) -> Component:
 def _stepped(
     model: Any, features: Tensor, h: Tensor, c: Tensor, token: Tensor
 ) -> dict[str, Tensor]:
-    """One word; `attention_excess` is by how much TVMax's error is above its tolerance."""
+    """Predict one word; `attention_excess` is how far TVMax's error exceeds its tolerance."""
     answer = model.step(features, h, c, token)
     named = {
         "logits": answer.logits,
@@ -97,7 +97,7 @@ def _stepped(
 
 
 def _states(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:
-    """States that a greedy caption goes through: sample i is taken i mod 8 words into its caption.
+    """Return states of greedy captions: sample i is taken after i mod 8 words.
 
     Shapes: images [n ...] -> features, h, c, token of n samples.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that is decided about a captioner before its weights exist."""
+"""The configuration of a captioner, and its named sizes."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,22 +16,22 @@ MOST_LENGTH, MOST_BEAM = 256, 16
 
 @dataclass(frozen=True)
 class CaptionerConfig(ConfigValues):
-    """Configuration of a captioner; the comment of a field says what the paper leaves open.
+    """Configuration of a captioner; comments on fields mention what the paper leaves open.
 
     Raises: SaccadeError naming the first field that is out of range.
-    Source: Martins et al. 2020, section 3.1; its sizes are the preset captioner-paper.
+    Source: Martins et al. 2020, section 3.1; the preset captioner-paper has its sizes.
     """
 
     called = "Captioner"
 
-    attention: Attention = "tvmax"  # of the output attention; the input attention is always softmax
+    attention: Attention = "tvmax"  # output attention; the input attention is always softmax
     lam: NonNegative = 0.01  # of TVMax
-    tolerance: Positive = 1e-6  # of each grid of TVMax
+    tolerance: Positive = 1e-6  # of TVMax, per grid
     max_iterations: Count = 2000  # of TVMax
-    words: tuple[str, ...] = ("a",)  # the vocabulary behind pad, start, end and unknown
-    max_length: Count = 18  # words of the longest caption it is trained on
-    beam: Count = 3  # where a request names none
-    encoder: Encoder = "cnn"  # features: the grid comes in, as from a frozen residual network
+    words: tuple[str, ...] = ("a",)  # the vocabulary after pad, start, end and unknown
+    max_length: Count = 18  # words of the longest caption in training
+    beam: Count = 3  # if a request names none
+    encoder: Encoder = "cnn"  # features: the input is a grid, as from a frozen ResNet
     height_px: Count = 48  # of the image (cnn)
     width_px: Count = 48
     channels: int = 3
@@ -41,9 +41,9 @@ class CaptionerConfig(ConfigValues):
     strides: tuple[Count, ...] = (3, 2, 1)  # their product is the side of a cell in pixels
     grid_height: Count = 8  # cells
     grid_width: Count = 8
-    feature_dim: Count = 96  # of a cell in front of the feed-forward layer (cnn: the last width)
-    dim: Count = 96  # of a cell behind it, g of the paper
-    position: bool = True  # a learned vector per cell is added: small networks see no borders
+    feature_dim: Count = 96  # of a cell before the feed-forward layer (cnn: the last width)
+    dim: Count = 96  # of a cell after it, g in the paper
+    position: bool = True  # add a learned vector per cell: small networks see no borders
     attention_dim: Count = 64  # of the hidden layer that scores a cell
     hidden_dim: Count = 128  # of the LSTM
     embedding_dim: Count = 48  # of a word
@@ -68,23 +68,23 @@ class CaptionerConfig(ConfigValues):
         for stride in self.strides:
             cell *= stride
         for side in ("height", "width"):
-            wanted = f"{cell} px a cell times grid_{side} ({getattr(self, f'grid_{side}')})"
+            wanted = f"{cell} px per cell times grid_{side} ({getattr(self, f'grid_{side}')})"
             pixels = cell * getattr(self, f"grid_{side}")
             self._expect(f"{side}_px", getattr(self, f"{side}_px") == pixels, wanted)
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens, the four special ones included."""
+        """Number of tokens, including the four special ones."""
         return SPECIAL + len(self.words)
 
     @property
     def start(self) -> int:
-        """The token in front of every caption."""
+        """The token before every caption."""
         return START
 
     @property
     def end(self) -> int:
-        """The token behind every caption."""
+        """The token after every caption."""
         return END
 
 

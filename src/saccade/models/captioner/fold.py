@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captioner in evaluation with its constants folded and its products stacked."""
+"""A captioner in evaluation with folded constants and stacked products."""
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,12 @@ from saccade.models.interface import Component
 
 
 class FoldedCaptioner(nn.Module):
-    """Result of `Captioner.fold`: `encode` and `step` of a captioner, evaluation only.
+    """The result of `Captioner.fold`: `encode` and `step` of a captioner, for evaluation only.
 
-    Batch norms go into their convolutions. What the embedding of a word adds to the LSTM's gates
-    is a table by token, biases included. The two keys are one product per cell. The previous state
-    is read once for the gates and the input attention, the current one once for the output
-    attention and the logits.
+    Batch norms are folded into their convolutions. What the embedding of a word adds to the LSTM's
+    gates is a table by token, including biases. The two keys are one product per cell. One product
+    of the previous state serves the gates and the input attention, and one of the current state
+    serves the output attention and the logits.
 
     Source: equal to the unfolded model up to rounding.
     """
@@ -65,7 +65,7 @@ class FoldedCaptioner(nn.Module):
     logits_bias: Tensor
 
     def encode(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As `Captioner.encode`.
+        """Do the same as `Captioner.encode`.
 
         Shapes: -> features [b H W dim + 2 attention_dim], h and c [b n].
         """
@@ -80,7 +80,7 @@ class FoldedCaptioner(nn.Module):
         return torch.cat([visual, self.keys(visual)], -1), h, c
 
     def step(self, features: Tensor, h: Tensor, c: Tensor, token: Tensor) -> StepOutput:
-        """As `Captioner.step`."""
+        """Do the same as `Captioner.step`."""
         config = self.config
         n, a = config.hidden_dim, config.attention_dim
         visual, input_key, output_key = feature_parts(features, config)
@@ -99,12 +99,12 @@ class FoldedCaptioner(nn.Module):
         return StepOutput(logits, h, c, attention, input_attention, error)
 
     def components(self) -> tuple[Component, ...]:
-        """`encode` and `step`."""
+        """Return `encode` and `step`."""
         return components_of(self)
 
 
 def _stacked(*layers: nn.Linear) -> nn.Linear:
-    """One layer whose output is that of several, joined."""
+    """Return one layer whose output joins that of several."""
     whole = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers))
     whole.weight = nn.Parameter(torch.cat([layer.weight for layer in layers]))
     whole.bias = nn.Parameter(torch.cat([layer.bias for layer in layers]))

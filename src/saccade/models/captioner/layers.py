@@ -11,10 +11,10 @@ from saccade.plugins.ops import sparsemax, tvmax
 
 
 class StepOutput(NamedTuple):
-    """Answer of one step.
+    """The output of one step.
 
     Shapes: logits [b v], h and c [b n], attention and input_attention [b H W], error [b]: the
-            certified distance of TVMax from its minimum, none for the other maps.
+            certified distance of TVMax from its minimum, None for the other maps.
     """
 
     logits: Tensor
@@ -26,7 +26,7 @@ class StepOutput(NamedTuple):
 
 
 def convolutions(config: CaptionerConfig) -> nn.Sequential:
-    """Convolution, batch norm and ReLU for each of the widths.
+    """Create a convolution, batch norm and ReLU for each of the widths.
 
     Shapes: [b c h w] -> [b widths[-1] H W].
     """
@@ -44,7 +44,7 @@ def convolutions(config: CaptionerConfig) -> nn.Sequential:
 
 
 def feature_parts(features: Tensor, config: CaptionerConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """The vectors of the cells, and their keys for the input and the output attention.
+    """Split features into the cells' vectors and their keys for input and output attention.
 
     Shapes: features [b H W dim + 2 a] -> [b H W dim], [b H W a], [b H W a].
     """
@@ -53,7 +53,7 @@ def feature_parts(features: Tensor, config: CaptionerConfig) -> tuple[Tensor, Te
 
 
 def scored(key: Tensor, query: Tensor, score: nn.Linear) -> Tensor:
-    """w tanh(affine([v; h])), the affine map given as its parts of the cell and of the state.
+    """Return w tanh(affine([v; h])), with the affine map split into its cell and state parts.
 
     Shapes: key [b H W a], query [b a] -> [b H W].
     """
@@ -61,7 +61,7 @@ def scored(key: Tensor, query: Tensor, score: nn.Linear) -> Tensor:
 
 
 def attend(weights: Tensor, visual: Tensor) -> Tensor:
-    """The weighted mean of the cells.
+    """Return the weighted mean of the cells.
 
     Shapes: weights [b H W], visual [b H W g] -> [b g].
     """
@@ -69,7 +69,7 @@ def attend(weights: Tensor, visual: Tensor) -> Tensor:
 
 
 def output_weights(score: Tensor, config: CaptionerConfig) -> tuple[Tensor, Tensor | None]:
-    """Scores to weights by the configured map, and the bound of its error.
+    """Map scores to weights as configured, and return the bound of the error.
 
     Shapes: score [b H W] -> weights [b H W], error [b] of TVMax.
     """

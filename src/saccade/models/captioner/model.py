@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An LSTM that captions an image and looks at it twice a word: before and after its state moves."""
+"""An LSTM that captions an image, looking at it before and after each update of its state."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,9 +35,9 @@ from saccade.models.word_tokens import WordVocabulary
 class Captioner(nn.Module, Family):
     """A grid of visual features and an LSTM with an input and an output attention over it.
 
-    The paper gives no initial state: it is tanh(affine(mean feature)), once for h and once for c.
-    Between its two files go `features`: each cell's vector and, behind it, its parts of the two
-    attentions' affine maps, which do not depend on the state and are computed once an image.
+    The paper gives no initial state. Here it is tanh(affine(mean feature)), separately for h and
+    c. Its two components exchange `features`: each cell's vector, followed by its parts of the
+    affine maps of both attentions. These do not depend on the state: one computation per image.
 
     Source: Martins et al. 2020, section 3.1; Bahdanau et al. 2015 for the scores.
     """
@@ -45,7 +45,7 @@ class Captioner(nn.Module, Family):
     config_class = CaptionerConfig
 
     def __init__(self, config: CaptionerConfig, *, fresh: bool = True) -> None:
-        """Weights are drawn from config.seed; `fresh` changes nothing here."""
+        """Draw the weights from config.seed; `fresh` has no effect here."""
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=[]):
@@ -63,7 +63,7 @@ class Captioner(nn.Module, Family):
             self.position = nn.Parameter(0.3 * torch.randn(*cells, g))
         self.first_h, self.first_c = nn.Linear(g, n), nn.Linear(g, n)
         self.embedding = nn.Embedding(config.vocabulary, config.embedding_dim)
-        # The affine map of [v; h] in two pieces: of the cell, which has the bias, and of the state.
+        # The affine map of [v; h] in two parts: for the cell (with the bias) and for the state.
         self.input_key, self.output_key = nn.Linear(g, a), nn.Linear(g, a)
         self.input_query = nn.Linear(n, a, bias=False)
         self.output_query = nn.Linear(n, a, bias=False)
@@ -74,7 +74,7 @@ class Captioner(nn.Module, Family):
         self.head = nn.Linear(g + n, config.vocabulary)
 
     def encode(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Encoding of an image for the steps, and the state they start from.
+        """Encode an image for the steps, and return their first state.
 
         Shapes: image [b h w c] of 0 to 255, or a grid of features [b H W feature_dim]
             -> features [b H W dim + 2 attention_dim], h and c [b n].
@@ -96,14 +96,14 @@ class Captioner(nn.Module, Family):
         if image.dim() != 4 or tuple(image.shape[1:]) != wanted:
             raise ShapeError(
                 f"grid: found shape {list(image.shape)}, expected [b, {', '.join(map(str, wanted))}"
-                "]. Take the features from the network that the captioner was trained on."
+                "]. Use features of the network that the captioner was trained with."
             )
         return image.to(self.feed_forward.weight.dtype)
 
     def step(self, features: Tensor, h: Tensor, c: Tensor, token: Tensor) -> StepOutput:
-        """One word further.
+        """Predict the next word.
 
-        Shapes: features as `encode` gives them, h and c [b n], token [b] int64.
+        Shapes: features as returned by `encode`, h and c [b n], token [b] int64.
         """
         parts = feature_parts(features, self.config)
         return self._advance(parts, h, c, self.embedding(token))
@@ -123,7 +123,7 @@ class Captioner(nn.Module, Family):
         return StepOutput(logits, h, c, attention, input_attention, error)
 
     def forward(self, image: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of each next token with the true ones as input, and the output attention.
+        """Return the logits of each next token, given the true ones, and the output attention.
 
         Shapes: image as in `encode`, tokens [b t] -> logits [b t v], attention [b t H W].
         """
@@ -141,9 +141,9 @@ class Captioner(nn.Module, Family):
     def caption(
         self, images: np.ndarray, *, beam: int | None = None, max_length: int | None = None
     ) -> list[Caption]:
-        """The best caption of each image; a beam of 1 is the greedy search, all images at once.
+        """Return the best caption of each image; a beam of 1 is the greedy search over all images.
 
-        Shapes: images [b ...] as `encode` takes them.
+        Shapes: images [b ...] as in `encode`.
         Raises: SaccadeError if the beam or length is out of range.
         """
         beam = self.config.beam if beam is None else beam
@@ -159,7 +159,7 @@ class Captioner(nn.Module, Family):
             raise SaccadeError(f"caption: {error}") from error
 
     def texts(self, captions: Sequence[Caption]) -> list[str]:
-        """Captions in words."""
+        """Return the captions in words."""
         vocabulary = WordVocabulary(self.config.words)
         return [vocabulary.decode(caption.tokens) for caption in captions]
 
@@ -176,11 +176,11 @@ class Captioner(nn.Module, Family):
         return {name: array.cpu().numpy() for name, array in first.items()}, step_of(run)
 
     def components(self) -> tuple[Component, ...]:
-        """`encode` and `step`; who drives them has to search."""
+        """Return `encode` and `step`; the caller has to run the search."""
         return components_of(self)
 
     def runtime_metadata(self) -> dict[str, Any]:
-        """Runtime metadata for a search over the two files.
+        """Return the runtime metadata for a search over the two components.
 
         Units: max_length in words.
         """

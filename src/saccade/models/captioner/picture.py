@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Picture of a captioner's attention, word by word."""
+"""Drawing of a captioner's attention, word by word."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from saccade.models.attention_maps import MapRow, Panel, ShowRequest, zero_share
 
 
 def captioned(request: ShowRequest) -> MapRow:
-    """A map a word."""
+    """Return one map per word."""
     (caption,) = request.client.caption([request.image], request.options.budget)
     words = zip(caption.text.split(), caption.attention, strict=True)
     panels = tuple(Panel(f"{word}\n{zero_share(weights)}", weights) for word, weights in words)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request of a captioner as a whole: an encoder once, then its step by step under a search."""
+"""A whole request to a captioner: the encoder once, then the steps of a search."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ Runner = Callable[[Arrays], dict[str, np.ndarray]]
 
 
 def captioned(metadata: Mapping[str, Any], runners: Mapping[str, Runner]) -> Runner:
-    """Encode and every step of the search with the model's own beam, as the router does it."""
+    """Return a runner of the whole search with the model's default beam, as in the router."""
     step = step_of(runners["step"])
     limits = {name: int(metadata[name]) for name in ("beam", "start", "end", "max_length")}
 
@@ -30,7 +30,7 @@ def captioned(metadata: Mapping[str, Any], runners: Mapping[str, Runner]) -> Run
 def router_outputs(
     model: str, outputs: Mapping[str, Sequence[TensorSpec]]
 ) -> tuple[TensorSpec, ...]:
-    """Outputs of the router: the sentence, and the step's attention at each of its words.
+    """Return the router's outputs: the sentence, and the attention at each of its words.
 
     Raises: SaccadeError if the step has no attention.
     """

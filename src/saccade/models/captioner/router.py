@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router's side of a captioner: its encoder once, then its step by step under a search."""
+"""The router's part of a captioner: the encoder once, then the steps of a search."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,25 +16,25 @@ from texts import text_rows
 from ticket import Ticket
 
 RANGES = {"beam": (1, 64), "max_length": (1, 256)}
-SPECIAL = 4  # tokens in front of the first word: padding, start, end, a word not known
+SPECIAL = 4  # tokens before the first word: padding, start, end, unknown
 
 
 class Family(PlainFamily):
-    """Requests of images alone: the steps of a search are the router's own affair."""
+    """Requests with images only: the router itself runs the steps of the search."""
 
     parameters = ("beam", "max_length", "end")
-    together = False  # a search ends for each request at a time of its own
+    together = False  # each request's search ends at a different time
 
     def components(self) -> dict[str, Component]:
-        """The encoder's."""
+        """Return the encoder."""
         return {"encode": self.routes.components["encode"]}
 
     def read(
         self, route: Route, role: str, given: set[str], parameters: dict[str, Any]
     ) -> dict[str, Any]:
-        """Beam, length limit and end of a request.
+        """Read the beam, length limit and end of a request.
 
-        Raises: RequestRefused if one is out of range, or no word.
+        Raises: RequestRefused if one is out of range, or not a word.
         """
         return {
             name: end_of(parameters[name])
@@ -45,7 +45,7 @@ class Family(PlainFamily):
         }
 
     def work(self, route: Route, rows: int, parameters: dict[str, Any]) -> float:
-        """At most so many steps of hypotheses."""
+        """Return an upper limit of the request's steps, counted per hypothesis."""
         beam = parameters.get("beam", route.facts.get("beam", 1))
         return float(rows * beam * parameters.get("max_length", route.facts["max_length"]))
 
@@ -56,11 +56,11 @@ class Family(PlainFamily):
         inputs: dict[str, np.ndarray],
         step_done: Callable[[], None],
     ) -> dict[str, np.ndarray]:
-        """The sentences of one request's images and the attention map of each word.
+        """Return the sentences of a request's images and the attention map of each word.
 
-        Shapes: -> caption uint8 [b bytes], attention float32 [b steps h w], zeros behind a
+        Shapes: -> caption uint8 [b bytes], attention float32 [b steps h w], zeros after a
                 sentence.
-        Raises: Refused if the search cannot be made, or the caller's time runs out.
+        Raises: Refused if the search settings are wrong, or the caller's deadline passes.
         """
         metadata = route.facts
         try:
@@ -77,9 +77,9 @@ class Family(PlainFamily):
 
 
 def search_settings(metadata: dict[str, Any], given: dict[str, Any]) -> dict[str, int]:
-    """Beam, length limit and end token, of the request or of the model.
+    """Return beam, length limit and end token, from the request or the model.
 
-    Raises: WrongSearch if one is out of range, or no word of the model.
+    Raises: WrongSearch if one is out of range, or not a word of the model.
     """
     words = metadata["words"]
     settings = {
@@ -99,7 +99,7 @@ def search(
     settings: dict[str, int],
     step_done: Callable[[], None],
 ) -> list[Caption]:
-    """The best sentence of each image."""
+    """Return the best sentence of each image."""
     encode, components = routes.components["encode"], route.parts
     state = call(components["encode"], inputs, list(encode.outputs), remaining_us([ticket]))
     waits = CallerCheck(ticket)
@@ -118,32 +118,32 @@ def search(
 
 
 def column(array: np.ndarray) -> np.ndarray:
-    """A number a hypothesis is a column of one number for the server."""
+    """Turn one number per hypothesis into a column, as the server expects."""
     return array[:, None] if array.ndim == 1 else array
 
 
 def token(text: str, words: list[str]) -> int:
-    """The token of a word, or the token itself.
+    """Return the token of a word, or of a number.
 
-    Raises: WrongSearch for a word that the model does not have.
+    Raises: WrongSearch if the model does not have the word.
     """
     if text.isdecimal():
         return int(text)
     if text not in words:
-        raise WrongSearch(f"end is {text!r:.60}, expected a word of the model, or a token's number")
+        raise WrongSearch(f"end is {text!r:.60}, expected a word of the model or a token's number")
     return SPECIAL + words.index(text)
 
 
 def sentence(caption: Caption, words: list[str]) -> str:
-    """The words of a caption with blanks between; what stands for no word is `?`."""
+    """Join the words of a caption with spaces; tokens that are not words become `?`."""
     tokens = [token - SPECIAL for token in caption.tokens]
     return " ".join(words[token] if token >= 0 else "?" for token in tokens)
 
 
 def end_of(value: Any) -> str:
-    """The word that ends a sentence, or its token's number.
+    """Return the word that ends a sentence, or its token's number.
 
-    Raises: RequestRefused for what is neither.
+    Raises: RequestRefused if it is neither.
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise RequestRefused(f"parameter end is {value!r:.60}, expected a word or a token's number")

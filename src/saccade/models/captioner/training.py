@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captioner that learns to say what is true of a scene of shapes."""
+"""Training of a captioner on scenes of shapes."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,13 +21,13 @@ from saccade.models.training.scene_mix import MIX, SceneTask, check_data
 from saccade.models.training.task import Recipe
 from saccade.models.word_tokens import PAD, WordVocabulary
 
-CALIBRATION_IMAGES = 256  # of 48x48 px: 1.7 MiB of a shipped file, which has 3 at most
-REFERENCES = 5  # captions of a validation image, as in the data sets of photographs
+CALIBRATION_IMAGES = 256  # of 48x48 px: 1.7 MiB; a shipped file has at most 3
+REFERENCES = 5  # captions per validation image, as in data sets of photographs
 
 EXTRA: dict[str, Any] = {
-    "scenes": 8_000,  # drawn once; their captions are new in every batch
+    "scenes": 8_000,  # drawn once; every batch has new captions of them
     **MIX,
-    "validate_images": 200,  # while training, greedily
+    "validate_images": 200,  # during training, greedy search
     "report_images": 500,  # at the end, with the configured beam
 }
 QUICK = Recipe(
@@ -42,7 +42,7 @@ SHIPPED = replace(QUICK, steps=5_000, batch=64, extra={**EXTRA, "scenes": 30_000
 
 
 def task(options: TrainOptions) -> "CaptionerTask":
-    """A captioner on shapes; `--set attention=softmax|sparsemax|tvmax` chooses its map.
+    """Train on shapes; `--set attention=softmax|sparsemax|tvmax` chooses the output attention.
 
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
@@ -51,7 +51,7 @@ def task(options: TrainOptions) -> "CaptionerTask":
 
 
 class CaptionerTask(SceneTask):
-    """A `training.task.Task`: the cross entropy of each next word, true words as input."""
+    """A `training.task.Task`: the cross entropy of each next word, given the true words."""
 
     family = "captioner"
     model: Captioner
@@ -61,14 +61,14 @@ class CaptionerTask(SceneTask):
         given = {"words": CAPTION_WORDS, "max_length": CAPTION_TOKENS - 2}
         if fixed := sorted(set(given) & set(options.set)):
             raise SaccadeError(
-                f"--set {fixed[0]}: the captions of the generated scenes decide it. Leave it out."
+                f"--set {fixed[0]}: the captions of generated scenes determine it. Leave it out."
             )
         config = chosen_config(CaptionerConfig, options, self.recipe.config, given)
         if config.encoder != "cnn" or config.height_px != config.width_px or config.channels != 3:
             raise SaccadeError(
                 f"--set encoder={config.encoder}, {config.height_px}x{config.width_px} px, "
-                f"{config.channels} channels: shapes are square colour images. Expected encoder "
-                "cnn, height_px equal to width_px, and 3 channels."
+                f"{config.channels} channels: shapes are square color images. Set encoder to cnn, "
+                "height_px to width_px, and channels to 3."
             )
         self.model = new_model(Captioner, config)
         self.vocabulary = WordVocabulary(config.words)
@@ -82,7 +82,7 @@ class CaptionerTask(SceneTask):
         self.card = {"validation_images": extra["report_images"], "references": REFERENCES}
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        """Images [b h w 3] uint8, and tokens [b t] of a new caption each, start and end included.
+        """Return images [b h w 3] uint8, and tokens [b t] of new captions with start and end.
 
         At first all scenes have one object, then fewer and fewer of them.
         """
@@ -98,25 +98,25 @@ class CaptionerTask(SceneTask):
         return np.stack([self.vocabulary.encode(text, CAPTION_TOKENS) for text in texts])
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
-        """Cross entropy over the words and the end."""
+        """Return the cross entropy over the words and the end token."""
         tokens = batch["tokens"]
         logits, _ = self.model(batch["images"], tokens[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=PAD)
 
     def validate(self) -> dict[str, float]:
-        """CIDEr-D of greedy captions, and the share of them that is true of the scene."""
+        """Return the CIDEr-D of greedy captions, and the share of captions that are true."""
         captions, _ = self._captions(self.recipe.extra["validate_images"], beam=1)
         references = self.references[: len(captions)]
         return {"cider": float(cider(captions, references).mean()), "true": self._true(captions)}
 
     def report(self) -> dict[str, float]:
-        """All scores with the configured beam, and what the output attention is like."""
+        """Return all scores with the configured beam, and measures of the output attention."""
         captions, maps = self._captions(self.recipe.extra["report_images"])
         repeated = [
             repetition(text.split(), [text.split() for text in known])
             for text, known in zip(captions, self.references, strict=True)
         ]
-        attention = [weights for weights in maps if len(weights)]  # an empty caption looked nowhere
+        attention = [weights for weights in maps if len(weights)]  # not of empty captions
         return {
             "cider": float(cider(captions, self.references).mean()),
             "bleu4": bleu4(captions, self.references),
@@ -136,7 +136,7 @@ class CaptionerTask(SceneTask):
         return _mean([is_true(text, objects) for text, objects in pairs])
 
     def calibration(self) -> dict[str, np.ndarray]:
-        """Training scenes with a caption each."""
+        """Return training scenes with one caption each."""
         rng = np.random.default_rng(0)
         shown = self.training.objects[:CALIBRATION_IMAGES]
         return {

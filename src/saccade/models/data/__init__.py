@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small data sets, generated or shipped in a library."""
+"""Small data sets, generated or from a library."""

@@ -8,14 +8,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Each image gets its own draw, uniform up to these limits on both sides of none."""
+    """Random changes, drawn separately per image and uniform within plus or minus these limits."""
 
     shift_px: float = 0.0
     degrees: float = 0.0
     zoom: float = 0.0  # 0.1: from 0.9 to 1.1 times
 
     def __call__(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Bilinear; what comes from outside the image repeats its edge.
+        """Augment images with bilinear interpolation; pixels from outside an image repeat its edge.
 
         Shapes: images [n h w c] uint8 -> same.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captions of scenes, and hard negatives: nearly the same words, and false."""
+"""Captions of scenes, and hard negatives: false sentences with nearly the same words."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,25 +28,26 @@ CAPTION_WORDS = (
 )
 CAPTION_TOKENS = 20  # with start and end; every caption and negative fits
 NEGATIVE_KINDS = (
-    "swap-attribute",  # two objects exchange a colour, size or texture
-    "swap-object",  # the two sides of a relation change places
+    "swap-attribute",  # two objects swap a color, size or texture
+    "swap-object",  # the two sides of a relation swap
     "replace-attribute",
     "replace-object",  # another shape
     "replace-relation",
-    "add-attribute",  # one that was not said, and is wrong
-    "add-object",  # one more than the scene has
+    "add-attribute",  # a wrong one that was not mentioned
+    "add-object",  # an object that is not in the scene
 )
-_SAID = 0.4  # how often a size, and how often a texture is mentioned
-_RELATED = 0.6  # how often two objects are mentioned with a relation
+_SAID = 0.4  # probability that a size, and that a texture, is mentioned
+_RELATED = 0.6  # probability that two objects are mentioned with a relation
 _TRIES = 8
 
 
 def caption(objects: Sequence[Object], rng: np.random.Generator) -> str:
-    """One true sentence about a scene.
+    """Draw one true sentence about a scene.
 
-    One object alone is described: colour and shape always, size and texture each with
-    probability 0.4. Of several, two in a clear relation (probability 0.6), or two or three in any
-    order: "a small red circle left of a striped blue square", "a red circle and a blue square".
+    A single object is described by color and shape, and by size and texture with probability 0.4
+    each. Of several objects, two in a clear relation are mentioned (probability 0.6), or two or
+    three in any order: "a small red circle left of a striped blue square", "a red circle and a
+    blue square".
     Raises: SaccadeError if there is no object.
     """
     return str(_statement(objects, rng))
@@ -55,9 +56,9 @@ def caption(objects: Sequence[Object], rng: np.random.Generator) -> str:
 def caption_with_negatives(
     objects: Sequence[Object], rng: np.random.Generator
 ) -> tuple[str, dict[str, str]]:
-    """A true sentence, that of `caption`, and the false ones made from it, by kind.
+    """Draw a true sentence, as `caption` does, and the false sentences made from it, by kind.
 
-    The kinds are NEGATIVE_KINDS; one that cannot be made false of this scene is absent.
+    The kinds are NEGATIVE_KINDS; a kind that cannot be made false for this scene is absent.
     Raises: SaccadeError if there is no object.
     """
     true = _statement(objects, rng)
@@ -73,7 +74,7 @@ def caption_with_negatives(
 
 @dataclass(frozen=True)
 class CaptionedScenes:
-    """Scenes with one true sentence each, and false ones.
+    """Scenes with one true sentence each, and false sentences.
 
     Shapes: images [n s s 3] uint8; negative i is about image `owner[i]`.
     """
@@ -86,7 +87,7 @@ class CaptionedScenes:
 
 
 def captioned(drawn: Scenes, seed: int = 0) -> CaptionedScenes:
-    """The sentences of scenes, the same on every call."""
+    """Return the sentences of scenes, the same on every call."""
     rng = np.random.default_rng(seed)
     pairs = [caption_with_negatives(objects, rng) for objects in drawn.objects]
     rows = [(i, kind, text) for i, pair in enumerate(pairs) for kind, text in pair[1].items()]

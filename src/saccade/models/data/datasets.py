@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every data set by one name or path, as uint8 images and class indices."""
+"""Load data sets by name or path, as uint8 images and class indices."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.spelling import did_you_mean
 
 SPLITS = ("train", "validation", "test")
-CALIBRATION_SAMPLES = 256  # that a checkpoint holds: as many as the parity gate asks for
+CALIBRATION_SAMPLES = 256  # in a checkpoint: as many as the parity gate requires
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ def load_data(
     side_px: int = 32,
     also: Sequence[str] = (),
 ) -> Dataset:
-    """One split of `digits`, `digits-sum`, `shapes`, a folder of class folders, or an .npz.
+    """Load one split of `digits`, `digits-sum`, `shapes`, a folder of class folders, or an .npz.
 
-    `shapes` are scenes of one object, of the size that `preprocessing` says, else of 64 px.
-
-    A folder's images are resized to `preprocessing`, the trained model's, or for a new model to
-    `side_px` by `side_px`, grey where every file is grey. Splits of user data are drawn per class
-    with seed 0: 70 % train, 10 % validation, 20 % test. A caller that knows other names says them
-    in `also`, for the message.
+    `shapes` are scenes of one object, with the size of `preprocessing`, else 64 px.
+    A folder's images are resized to the trained model's `preprocessing`, or for a new model to
+    `side_px` by `side_px`, gray if every file is gray. Splits of user data are drawn per class
+    `side_px` by `side_px`, gray if every file is gray. Splits of user data are drawn per class
+    with seed 0: 70 % train, 10 % validation, 20 % test. `also` lists further names that the
+    caller accepts, for the message.
     Raises: SaccadeError if there is no such data or it cannot be used, ShapeError if images do
-        not have the shape that `preprocessing` wants.
+        not have the shape that `preprocessing` requires.
     """
     if split not in SPLITS:
         raise SaccadeError(f"split is {split!r}, expected one of {', '.join(SPLITS)}.")
@@ -57,7 +57,7 @@ def load_data(
         expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
         if shape != expected:
             raise ShapeError(
-                f"{name_or_path}: images are {shape} (height, width, channels), the model wants "
+                f"{name_or_path}: images are {shape} (height, width, channels), the model expects "
                 f"{expected}. Pass the data that the model was trained for, or train again."
             )
     names = Path(name_or_path).name if Path(name_or_path).exists() else str(name_or_path)
@@ -65,9 +65,9 @@ def load_data(
 
 
 def calibration_rows(total: int, count: int = CALIBRATION_SAMPLES) -> np.ndarray:
-    """Rows of a training split for calibration, the same on every call.
+    """Choose rows of a training split for calibration, the same on every call.
 
-    Fewer rows than samples come again and again: the parity gate wants its number of them.
+    If there are fewer rows than samples, rows repeat: the parity gate needs that many samples.
 
     Shapes: -> int64 [count].
     """
@@ -75,10 +75,10 @@ def calibration_rows(total: int, count: int = CALIBRATION_SAMPLES) -> np.ndarray
 
 
 def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel, as a configuration keeps them.
+    """Return the mean and standard deviation per channel, rounded as in a configuration.
 
     Shapes: images [n h w c] uint8 -> two [c].
-    Units: shares of full white.
+    Units: fractions of full white.
     """
     pixels = images.reshape(-1, images.shape[-1]) / 255
     mean = tuple(round(float(mean), 4) for mean in pixels.mean(0))
@@ -114,7 +114,7 @@ def _source(name: str, also: Sequence[str]) -> _Source:
 
 
 def _shapes(split: str, preprocessing: Preprocessing | None) -> _Parts:
-    """Scenes with one object; the class is its colour and shape."""
+    """Load scenes with one object; the class is its color and shape."""
     from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
     from saccade.models.data.shapes import scenes
 

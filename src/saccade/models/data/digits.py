@@ -15,10 +15,10 @@ CLASS_NAMES = tuple(str(digit) for digit in range(10))
 
 
 def digits(split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """1,797 digits, split by class with seed 0 into 998, 200 (validation) and 599 (test).
+    """Load 1,797 digits, split by class with seed 0 into 998, 200 (validation) and 599 (test).
 
     Shapes: images [n 8 8 1] uint8, labels [n] int64.
-    Units:  the source's 0 to 16 becomes round(255 / 16 v).
+    Units:  the source's values v from 0 to 16 become round(255 / 16 v).
     """
     images, labels = _all_digits()
     part = stratified_split(labels, validation=200, test=599)[split]
@@ -26,12 +26,12 @@ def digits(split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
 
 
 def digits_sum(split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Canvases of four digits; the class is their sum modulo 10.
+    """Compose canvases of four digits; the class is their sum modulo 10.
 
-    A canvas of 24x24 px has 2x2 quadrants of 12x12 px. In the middle of each stands one digit of
-    the split, drawn independently (the same one may come twice), on black. The splits are those
-    of `digits`: no canvas of one split shows a digit image of another. Each split is a fixed draw
-    of 10,000, 2,000 (validation) or 5,000 (test) canvases; training composes new ones for ever.
+    A canvas of 24x24 px has 2x2 quadrants of 12x12 px on black. In the middle of each is one digit
+    of the split, drawn independently (the same one may occur twice). The splits are those of
+    `digits`: no canvas of one split shows a digit image of another. Each split is a fixed draw of
+    10,000, 2,000 (validation) or 5,000 (test) canvases; training composes new ones without end.
     Shapes: images [n 24 24 1] uint8, labels [n] int64.
     """
     images, labels, _ = digits(split)
@@ -47,9 +47,9 @@ def compose(
     rng: np.random.Generator,
     present: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """New canvases, and how often each digit is on them.
+    """Compose new canvases, and count how often each digit is on them.
 
-    Shapes: images [n 8 8 1] uint8, labels [n], present [count] digits on each canvas (none: four)
+    Shapes: images [n 8 8 1] uint8, labels [n], present [count] digits per canvas (None: four)
         -> canvases [count 24 24 1] uint8, counts [count 10] int64.
     """
     chosen = rng.integers(len(images), size=(count, QUADRANTS))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ListOps: nested lists of digits under MIN, MAX, MED and SM, and the digit they come to.
+"""ListOps: nested lists of digits under MIN, MAX, MED and SM, and the digit they evaluate to.
 
 The grammar is the benchmark's (Nangia and Bowman 2018; Tay et al. 2020 use it with up to 2,000
-places): a list is an opening bracket with its operator, two or more arguments, and a closing
+tokens). A list is an opening bracket with its operator, two or more arguments, and a closing
 bracket; an argument is a digit or a list. MED is the median rounded down, SM the sum modulo 10.
-What is drawn here differs in two ways. A list grows, one argument after the other turned into a
-list, to a number of places that is drawn first, so that lengths are even; and which split an
-expression belongs to follows from the expression itself, so that no split repeats another's.
+The draws here differ in two ways. A list grows to a length that is drawn first, turning one
+argument after another into a list, so that lengths are evenly distributed. And the split of an
+expression follows from the expression itself, so that no split repeats an expression of another.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ VOCABULARY = (*(str(digit) for digit in range(10)), *OPERATORS, "]")
 CLASS_NAMES = tuple(str(digit) for digit in range(10))
 COUNTS = {"train": 20_000, "validation": 2_000, "test": 5_000}
 _STREAMS = {"train": 0, "validation": 1, "test": 2}
-_SHARE = 10  # one in so many expressions is for validation, another for the test
+_SHARE = 10  # one in this many expressions is for validation, another one for test
 _CLOSE = len(VOCABULARY) - 1
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """Grammar of expressions: their sizes.
+    """The limits of generated expressions.
 
-    Units:  places (a bracket with its operator is one), lists inside each other, arguments.
+    Units:  tokens (a bracket with its operator is one), nested lists, arguments.
     Raises: SaccadeError if a limit leaves nothing to draw.
     """
 
@@ -50,10 +50,10 @@ class Grammar:
 
 @dataclass(frozen=True)
 class Expressions:
-    """Some expressions, padded at the end with index 0.
+    """Expressions, padded at the end with index 0.
 
     Shapes: characters [n m] int64, indices into VOCABULARY; length [n] int64; labels [n] int64;
-            values [n m] int64, at each closing bracket what its list comes to, elsewhere -1.
+            values [n m] int64, the value of a list at its closing bracket, elsewhere -1.
     """
 
     characters: np.ndarray
@@ -63,7 +63,7 @@ class Expressions:
 
     @property
     def sha256(self) -> str:
-        """Of the arrays and what they stand for."""
+        """Return the SHA-256 of the arrays and the vocabulary."""
         digest = hashlib.sha256(repr((self.characters.shape, VOCABULARY)).encode())
         for array in (self.characters, self.length, self.labels):
             digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
@@ -73,7 +73,7 @@ class Expressions:
 def listops(
     split: str, count: int | None = None, *, seed: int = 0, grammar: Grammar | None = None
 ) -> Expressions:
-    """A fixed draw of one split; 20,000, 2,000 (validation) or 5,000 (test) unless told.
+    """Return a fixed draw of one split; by default 20,000, 2,000 (validation) or 5,000 (test).
 
     Raises: SaccadeError if there is no such split.
     """
@@ -87,7 +87,7 @@ def listops(
 def draw(
     rng: np.random.Generator, count: int, *, split: str = "train", grammar: Grammar
 ) -> Expressions:
-    """New expressions of a split, for ever others: no split meets another's."""
+    """Draw new expressions of a split, different on every call and never from another split."""
     characters = np.zeros((count, grammar.max_tokens), dtype=np.int64)
     values = np.full_like(characters, -1)
     length = np.zeros(count, dtype=np.int64)
@@ -104,18 +104,18 @@ def draw(
 
 
 def split_of(tokens: list[int]) -> str:
-    """The split that an expression belongs to, by a checksum of it."""
+    """Return the split of an expression, by its checksum."""
     rest = zlib.crc32(bytes(tokens)) % _SHARE
     return ("validation", "test")[rest] if rest < 2 else "train"
 
 
 def values_of(tokens: list[int]) -> list[int]:
-    """Values of the lists that close at each place, -1 where none does; the last is the answer.
+    """Return the value of the list that closes at each place, else -1; the last is the answer.
 
-    Raises: SaccadeError if brackets and arguments do not fit.
+    Raises: SaccadeError if brackets and arguments do not match.
     """
     closed = [-1] * len(tokens)
-    open_lists: list[tuple[int, int]] = []  # operator, and how many values stood before it
+    open_lists: list[tuple[int, int]] = []  # operator, and the number of values before it
     values: list[int] = []
     for place, token in enumerate(tokens):
         if token < len(CLASS_NAMES):
@@ -127,11 +127,13 @@ def values_of(tokens: list[int]) -> list[int]:
             closed[place] = _apply(operator, values[start:])
             values[start:] = [closed[place]]
         else:
-            raise SaccadeError(f"listops: place {place} closes nothing, or a list of nothing.")
+            raise SaccadeError(
+                f"listops: the bracket at place {place} closes no list, or an empty one."
+            )
     if open_lists or len(values) != 1 or not closed or closed[-1] < 0:
         raise SaccadeError(
             f"listops: found {len(values)} values and {len(open_lists)} open lists at the end, "
-            "expected one list. Give one whole expression, such as [MAX 2 9 [MIN 4 7 ] 0 ]."
+            "expected one list. Pass one whole expression, such as [MAX 2 9 [MIN 4 7 ] 0 ]."
         )
     return closed
 
@@ -148,12 +150,12 @@ def _apply(operator: int, values: list[int]) -> int:
 
 
 def _expression(rng: np.random.Generator, grammar: Grammar) -> list[int]:
-    # One leaf after the other becomes a list, until the next list would not fit. All chances are
-    # drawn at once: a call of the generator costs more than the rest of a step.
+    # One leaf after another becomes a list, until the next list would not fit. All random numbers
+    # are drawn in one call: a call of the generator costs more than the rest of a step.
     chances = iter(rng.random(3 * grammar.max_tokens + 8).tolist())
     wanted = 4 + int(next(chances) * (grammar.max_tokens - 3))
-    lists: list[list[int]] = []  # operator, then digits as they are and list i as -1 - i
-    leaves: list[tuple[int, int, int]] = []  # list, place in it, depth of a list there
+    lists: list[list[int]] = []  # operator, then arguments: a digit as is, list i as -1 - i
+    leaves: list[tuple[int, int, int]] = []  # list, place in it, depth of a list at that place
     tokens = 1
     parent, place, depth = -1, 0, 1
     while wanted - tokens >= 3:

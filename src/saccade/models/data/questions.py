@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions about scenes with one right answer each."""
+"""Questions about scenes, each with one right answer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +50,7 @@ _TRIES = 12
 
 @dataclass(frozen=True)
 class Question:
-    """A question, its answer (one of ANSWERS), and what kind it is (one of QUESTION_KINDS)."""
+    """A question, its answer (one of ANSWERS) and its kind (one of QUESTION_KINDS)."""
 
     text: str
     answer: str
@@ -58,12 +58,12 @@ class Question:
 
 
 def questions(objects: Sequence[Object], rng: np.random.Generator, count: int) -> list[Question]:
-    """Different questions about a scene, kinds with equal probability where they can be asked.
+    """Draw different questions about a scene, of each possible kind with equal probability.
 
-    `exists` and `relation` are answered yes and no equally often, and a false one differs from a
-    true one in one word; `count` draws its number first, from those that phrases of one or two
-    attributes give; `colour`, `shape`, `size`, `texture` and `position` ask for one object that
-    their phrase fits alone.
+    The answers to `exists` and `relation` are yes and no equally often, and a false statement
+    differs from a true one in one word. `count` first draws its number, from those that phrases of
+    one or two attributes give. `colour`, `shape`, `size`, `texture` and `position` ask about one
+    object, the only one that their phrase fits.
     Raises: SaccadeError if there is no object.
     """
     if not objects:
@@ -98,7 +98,7 @@ def _attribute(name: str) -> Callable[[Sequence[Object], np.random.Generator], Q
 def _alone(
     thing: Object, objects: Sequence[Object], rng: np.random.Generator, names: Sequence[str]
 ) -> Phrase | None:
-    """A phrase that fits only this object: one of the shortest, or one attribute longer."""
+    """Draw a phrase that fits only this object: one of the shortest, or one attribute longer."""
     candidates: list[Phrase] = []
     shortest = 0
     for length in range(1, len(names) + 1):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Class labels of scenes with one object: its colour and shape."""
+"""Class labels of scenes with one object: its color and shape."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ SCENE_LABELS = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAP
 
 
 def scene_label(objects: Sequence[Object]) -> int:
-    """The class of a scene, its place in SCENE_LABELS.
+    """Return the class of a scene: its index in SCENE_LABELS.
 
     Raises: SaccadeError unless there is exactly one object.
     """

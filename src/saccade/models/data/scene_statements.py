@@ -12,14 +12,14 @@ from saccade.models.data.shapes import COLOURS, SHAPES, SIZES, TEXTURES, Object
 ATTRIBUTES = {"size": SIZES, "texture": TEXTURES, "colour": COLOURS, "shape": SHAPES}
 RELATIONS = ("left of", "right of", "above", "below")
 OPPOSITE = dict(zip(RELATIONS, ("right of", "left of", "below", "above"), strict=True))
-# A relation is said where the centres differ by so much, and denied where they would still
-# differ the other way if one moved by so much: what is nearly level is neither.
+# A relation is stated if the centers differ by at least CLEARLY, and denied if they differ the
+# other way by more than -BARELY. Objects that are nearly level are neither.
 CLEARLY, BARELY = 0.2, -0.1
 
 
 @dataclass(frozen=True)
 class Phrase:
-    """An object as it is mentioned: what is not said is empty."""
+    """The mention of an object; attributes that are not mentioned are empty."""
 
     size: str = ""
     texture: str = ""
@@ -36,7 +36,7 @@ class Phrase:
         return f"{self}es" if self.shape == "cross" else f"{self}s"
 
     def fits(self, thing: Object) -> bool:
-        """True if everything that is said holds of the object."""
+        """Return True if every mentioned attribute is true of the object."""
         return all(
             not getattr(self, field.name) or getattr(self, field.name) == getattr(thing, field.name)
             for field in fields(self)
@@ -45,7 +45,7 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Statement:
-    """Objects that are there, all different, the first two in a relation where one is named."""
+    """Different objects in a scene, the first two in a relation if one is named."""
 
     phrases: tuple[Phrase, ...]
     relation: str = ""
@@ -57,7 +57,7 @@ class Statement:
         return " and ".join(words)
 
     def holds(self, objects: Sequence[Object], margin: float) -> bool:
-        """True if different objects fit the phrases, the relation by at least `margin`."""
+        """Return True if different objects fit the phrases, and the relation by `margin`."""
         return any(
             all(phrase.fits(thing) for phrase, thing in zip(self.phrases, chosen, strict=True))
             and (not self.relation or related(self.relation, chosen[0], chosen[1], margin))
@@ -65,16 +65,16 @@ class Statement:
         )
 
     def denied(self, objects: Sequence[Object]) -> bool:
-        """True if it is false, and not just barely."""
+        """Return True if the statement is clearly false."""
         return not self.holds(objects, BARELY)
 
     def with_phrase(self, place: int, phrase: Phrase) -> "Statement":
-        """The same with another phrase in that place."""
+        """Return the same statement with another phrase at that place."""
         return replace(self, phrases=(*self.phrases[:place], phrase, *self.phrases[place + 1 :]))
 
 
 def read_statement(text: str) -> Statement | None:
-    """The statement that a sentence makes, None where it is not of that form."""
+    """Return the statement that a sentence makes, or None if it does not have that form."""
     clauses = text.split(" and ")
     relation = next((relation for relation in RELATIONS if f" {relation} " in clauses[0]), "")
     if relation:
@@ -85,7 +85,7 @@ def read_statement(text: str) -> Statement | None:
 
 
 def is_true(text: str, objects: Sequence[Object]) -> bool:
-    """True if the sentence makes a statement, and it holds of the scene, if only just."""
+    """Return True if the sentence is a statement that is true of the scene, even if barely."""
     said = read_statement(text)
     return said is not None and said.holds(objects, 0.0)
 
@@ -98,7 +98,7 @@ def _read_phrase(clause: str) -> Phrase | None:
 
 
 def related(relation: str, one: Object, other: Object, margin: float = CLEARLY) -> bool:
-    """True if `one` stands in the relation to `other` by at least `margin` between centres."""
+    """Return True if `one` has the relation to `other`, by at least `margin` between centers."""
     ahead = {
         "left of": other.column - one.column,
         "right of": one.column - other.column,
@@ -109,15 +109,15 @@ def related(relation: str, one: Object, other: Object, margin: float = CLEARLY) 
 
 
 def describe(thing: Object, said: Sequence[str]) -> Phrase:
-    """The phrase that says those attributes of the object."""
+    """Return the phrase that mentions those attributes of the object."""
     return Phrase(**{name: getattr(thing, name) for name in said})
 
 
 def pick(rng: np.random.Generator, choices: Sequence[str]) -> str:
-    """One of them."""
+    """Draw one of the choices."""
     return choices[int(rng.integers(len(choices)))]
 
 
 def other_word(rng: np.random.Generator, attribute: str, word: str) -> str:
-    """A different word for the same attribute."""
+    """Draw a different word for the same attribute."""
     return pick(rng, [other for other in ATTRIBUTES[attribute] if other != word])

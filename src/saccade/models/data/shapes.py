@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenes of a few coloured shapes on a soft background: one world for every family."""
+"""Scenes of a few colored shapes on a soft background, shared by all families."""
 
 from dataclasses import dataclass, replace
 
@@ -13,21 +13,21 @@ SIZES = ("small", "large")
 TEXTURES = ("plain", "striped", "dotted")
 
 RADII = (0.2, 0.34)  # of a small and a large object, before a jitter of a tenth
-REACH = 1.25  # no shape leaves the circle of so many radii
+REACH = 1.25  # no shape extends beyond this many radii
 _RGB = np.array(
     ((0.86, 0.14, 0.12), (0.12, 0.62, 0.20), (0.14, 0.24, 0.86), (0.95, 0.84, 0.14)), np.float32
 )
-_DARK = 0.25  # of the second colour of a texture, as a share of the first
-_PERIOD = 0.2  # of stripes and dots, in the units of the canvas
+_DARK = 0.25  # second color of a texture, as a share of the first
+_PERIOD = 0.2  # of stripes and dots, in units of the canvas
 _DOT_RADIUS = 0.066
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of n scenes with up to k objects: numbers of words, places and angles.
+    """Layout of n scenes with up to k objects: indices of words, positions and angles.
 
-    Shapes: each [n k]; `present` says which entries are objects. Later ones lie on earlier ones.
-    Units:  the canvas reaches from -1 to 1 in rows (down) and columns; angles in radians.
+    Shapes: each [n k]; `present` marks the entries that are objects. Later ones cover earlier ones.
+    Units:  the canvas spans -1 to 1 in rows (down) and columns; angles in radians.
     """
 
     present: np.ndarray
@@ -43,9 +43,9 @@ class Layout:
 
 
 def distance(shape: np.ndarray, x: np.ndarray, y: np.ndarray, radius: np.ndarray) -> np.ndarray:
-    """Distance of each point from its object's outline, below 0 inside it.
+    """Return the distance of each point from its object's outline, negative inside it.
 
-    Shapes: shape and radius [m], x and y [m ...] from the centre, upright -> [m ...].
+    Shapes: shape and radius [m], x and y [m ...] from the center, upright -> [m ...].
     """
     distances = np.empty_like(x)
     for number, outline in enumerate((_circle, _square, _triangle, _cross)):
@@ -74,10 +74,10 @@ def _cross(x: np.ndarray, y: np.ndarray, radius: np.ndarray) -> np.ndarray:
 
 
 def draw(layout: Layout, rng: np.random.Generator, side_px: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels and instance masks of a layout.
+    """Draw the pixels and instance masks of a layout.
 
-    A pixel's share of an object is what a ramp of one pixel across the outline gives, which is
-    what supersampling tends to; it belongs to the mask of the last object that has half of it.
+    A pixel's share of an object is given by a ramp of one pixel across the outline, which is the
+    limit of supersampling. A pixel belongs to the mask of the last object that has half of it.
     Shapes: -> images [n side side 3] uint8, masks [n side side] uint8, i + 1 for object i.
     """
     n, k = layout.present.shape
@@ -142,7 +142,7 @@ def _turned(x: np.ndarray, y: np.ndarray, angle: np.ndarray) -> tuple[np.ndarray
 
 
 def _background(n: int, rng: np.random.Generator, side_px: int) -> np.ndarray:
-    """A grey with a slight tint that gets lighter in one direction."""
+    """Draw a gray with a slight tint that gets lighter in one direction."""
     line = np.linspace(-1, 1, side_px, dtype=np.float32)
     angle = rng.uniform(0, 2 * np.pi, (n, 1, 1)).astype(np.float32)
     slope = np.cos(angle) * line + np.sin(angle) * line[:, None]
@@ -153,17 +153,17 @@ def _background(n: int, rng: np.random.Generator, side_px: int) -> np.ndarray:
 
 COUNTS = {"train": 10_000, "validation": 1_000, "test": 2_000}
 POSITIONS = ("anywhere", "left")
-LEAST_DISTANCE = 0.85  # of two centres, as a share of the sum of the radii: of 100,000 scenes none
-# had an object that was seen to less than 0.7
+LEAST_DISTANCE = 0.85  # of two centers, as a share of the sum of the radii: in 100,000 scenes, at
+# least 0.7 of every object was visible
 MOST_OBJECTS = 10
 _SEEDS = {"train": 101, "validation": 102, "test": 103}
-_CHUNK = 64  # scenes of one generator
+_CHUNK = 64  # scenes per generator
 _MOVES, _DRAWS = 20, 200
 
 
 @dataclass(frozen=True)
 class Object:
-    """One object in words, and where its centre is.
+    """One object in words, and the position of its center.
 
     Units: row and column from -1 (top, left) to 1 (bottom, right).
     """
@@ -178,10 +178,10 @@ class Object:
 
 @dataclass(frozen=True)
 class Scenes:
-    """Pictures with everything that is true of them.
+    """Images with a full description of their content.
 
-    Shapes: images [n s s 3] uint8, masks [n s s] uint8: 0 background, i + 1 where object i is
-            seen.
+    Shapes: images [n s s 3] uint8, masks [n s s] uint8: 0 is background, i + 1 where object i is
+            visible.
     """
 
     images: np.ndarray
@@ -198,23 +198,23 @@ def scenes(
     objects: tuple[int, int] = (2, 4),
     positions: str = "anywhere",
 ) -> Scenes:
-    """The first `count` scenes of a split, the same on every call.
+    """Return the first `count` scenes of a split, the same on every call.
 
     A scene has `objects[0]` to `objects[1]` objects. Shape (circle, square, triangle, cross),
-    colour (red, green, blue, yellow), size (radius 0.2 or 0.34 of half the canvas, a tenth up or
-    down), texture (plain, dark stripes, dark dots), place and a tilt of up to 15 degrees are
-    drawn independently, whole inside the canvas (positions `left`: inside its left half, but for
-    a corner). Objects whose centres are closer than 0.85 of the sum of their radii are moved, and
-    where that does not help drawn again, sizes included. The background is grey with a slight
-    tint and slope; noise lies on everything.
-    Every 64 scenes come from a generator of their own, seeded by split, `seed` and their number:
-    splits share no scene, a shorter draw is the beginning of a longer one, and `side_px` changes
-    the pixels but not the layout. Without `count` train has 10,000 scenes, validation 1,000, test
-    2,000.
+    color (red, green, blue, yellow), size (radius 0.2 or 0.34 of half the canvas, plus or minus a
+    tenth), texture (plain, dark stripes, dark dots), position and a tilt of up to 15 degrees are
+    drawn independently. Objects are entirely inside the canvas (with positions `left`: inside its
+    left half, except for a corner). Objects whose centers are closer than 0.85 of the sum of their
+    radii are moved; if that does not help, they are drawn again, sizes included. The background is
+    gray with a slight tint and slope, and everything has noise.
+    Every 64 scenes come from a separate generator, seeded by split, `seed` and their number.
+    Therefore splits share no scene, a shorter draw is the beginning of a longer one, and `side_px`
+    changes the pixels but not the layout. Without `count`, train has 10,000 scenes, validation
+    1,000, test 2,000.
     Raises: SaccadeError for an unknown split or positions, and for counts out of range.
     """
     if split not in _SEEDS:
-        raise SaccadeError(f"split {split!r} is unknown. Expected one of: {', '.join(_SEEDS)}.")
+        raise SaccadeError(f"split {split!r} is unknown. Choose one of: {', '.join(_SEEDS)}.")
     total = COUNTS[split] if count is None else count
     if total < 1:
         raise SaccadeError(f"scenes: found a count of {total}, expected at least 1.")
@@ -238,9 +238,9 @@ def scene_batch(
     objects: tuple[int, int] = (2, 4),
     positions: str = "anywhere",
 ) -> Scenes:
-    """New scenes from a generator, for training that never sees one twice.
+    """Draw new scenes from a generator, for training that never sees a scene twice.
 
-    Raises: SaccadeError for values out of range, and where so many objects do not fit.
+    Raises: SaccadeError for values out of range, or if that many objects do not fit.
     """
     _check(side_px, objects, positions)
     number = rng.integers(objects[0], objects[1] + 1, count)
@@ -268,12 +268,12 @@ def _layout(rng: np.random.Generator, number: np.ndarray, most: int, positions: 
         layout.column[stuck] = np.where(crowded[stuck], column, layout.column[stuck])
     raise SaccadeError(
         f"scenes: {most} objects do not fit into a canvas with positions '{positions}' without "
-        "lying on each other. Ask for fewer objects."
+        "overlapping. Request fewer objects."
     )
 
 
 def _crowded(layout: Layout) -> np.ndarray:
-    """Objects that are too close to an earlier one, as a mask."""
+    """Return a mask of the objects that are too close to an earlier one."""
     dy = layout.row[:, :, None] - layout.row[:, None]
     dx = layout.column[:, :, None] - layout.column[:, None]
     reach = layout.radius[:, :, None] + layout.radius[:, None]

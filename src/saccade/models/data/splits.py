@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits of samples: stratified, the same on every machine."""
+"""Stratified splits of samples, the same on every machine."""
 
 import numpy as np
 
@@ -7,10 +7,10 @@ import numpy as np
 def stratified_split(
     labels: np.ndarray, *, validation: int, test: int, seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Indices by split, each class in proportion, exactly `validation` and `test` of them.
+    """Return indices by split, each class in proportion; `validation` and `test` are exact counts.
 
-    The samples are shuffled, sorted by class, and taken at even distances.
-    Shapes: labels [n] -> three int64 vectors that are a partition of range(n), each ascending.
+    Samples are shuffled, sorted by class, and taken at even distances.
+    Shapes: labels [n] -> three int64 vectors that partition range(n), each ascending.
     """
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenes of three tetrominoes on black: objects that look the same wherever they stand."""
+"""Scenes of three tetrominoes on black: objects that look the same at every position."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ COLOURS = (
 )
 PIECES = 3
 _SEEDS = {"train": 201, "validation": 202, "test": 203}
-_CHUNK = 64  # scenes of one generator: a shorter draw is the beginning of a longer one
-_MOST_DRAWS = 200  # of one piece's place, before the scene begins anew
+_CHUNK = 64  # scenes per generator: a shorter draw is the beginning of a longer one
+_MOST_DRAWS = 200  # of one piece's position, before the scene starts over
 _FORMS = ("xxxx", "xx/xx", "xxx/.x.", ".xx/xx.", "xx./.xx", "xxx/x..", "xxx/..x")
 
 
 @dataclass(frozen=True)
 class Tetrominoes:
-    """Pictures and their true segments.
+    """Images and their true segments.
 
     Shapes: images [n s s 3] uint8, masks [n s s] uint8: 0 background, i + 1 where piece i is.
     """
@@ -39,18 +39,18 @@ def tetrominoes(
     side_px: int = 35,
     positions: str = "anywhere",
 ) -> Tetrominoes:
-    """The first `count` scenes of a split, the same on every call.
+    """Return the first `count` scenes of a split, the same on every call.
 
-    A scene is black with three pieces that do not overlap. Each is one of the 19 tetrominoes
-    (seven forms in their different turns) in one of six full colours (red, green, blue, yellow,
-    magenta, cyan), both drawn evenly and independently, so that colours repeat. A cell of a
-    piece is round(side_px / 7) pixels: 5 at 35 px, 3 at 20 and 24 px. A piece's place is drawn
-    evenly among those where it is whole inside the picture and free; with positions `left`, also
-    the middle of its box is left of the picture's. Every 64 scenes come from a generator of their
-    own, seeded by split, `seed` and their number, so splits share no generator. Without `count`
-    train has 10,000 scenes, validation and test 320 each.
+    A scene is black with three pieces that do not overlap. Each piece is one of the 19 tetrominoes
+    (seven forms in their different rotations) in one of six full colors (red, green, blue, yellow,
+    magenta, cyan). Both are drawn uniformly and independently, so colors repeat. A cell of a piece
+    is round(side_px / 7) pixels wide: 5 at 35 px, 3 at 20 and 24 px. A piece's position is drawn
+    uniformly from those where it is free and entirely inside the image; with positions `left`,
+    also the middle of its box is left of the image's. Every 64 scenes come from a separate
+    generator, seeded by split, `seed` and their number, so splits share no generator. Without
+    `count`, train has 10,000 scenes, validation and test 320 each.
     Raises: SaccadeError for an unknown split or positions, a count below 1, a side below 14.
-    Source: the kind of scenes of Tetrominoes, Kabra et al. 2019 (Multi-Object Datasets).
+    Source: scenes like those of Tetrominoes, Kabra et al. 2019 (Multi-Object Datasets).
     """
     if split not in COUNTS:
         raise SaccadeError(f"split is {split!r}, expected one of {', '.join(COUNTS)}.")
@@ -69,7 +69,7 @@ def tetrominoes(
 def tetromino_batch(
     rng: np.random.Generator, count: int, *, side_px: int = 35, positions: str = "anywhere"
 ) -> Tetrominoes:
-    """New scenes, as `tetrominoes` draws them.
+    """Draw new scenes, as `tetrominoes` does.
 
     Raises: SaccadeError for unknown positions or a side below 14.
     """
@@ -91,7 +91,7 @@ def tetromino_batch(
 def _place(
     rng: np.random.Generator, mask: np.ndarray, pieces: list[np.ndarray], positions: str
 ) -> bool:
-    """Draw the pieces into an empty mask; false where one found no free place."""
+    """Draw the pieces into an empty mask; return False if a piece found no free place."""
     side = len(mask)
     for number, piece in enumerate(pieces, 1):
         height, width = piece.shape
@@ -110,7 +110,7 @@ def _place(
 
 
 def _pieces(cell_px: int) -> list[np.ndarray]:
-    """The 19 tetrominoes in their turns, in pixels."""
+    """Return the 19 rotated tetrominoes, in pixels."""
     pieces: dict[tuple[tuple[bool, ...], ...], np.ndarray] = {}
     for form in _FORMS:
         cells = np.array([[cell == "x" for cell in row] for row in form.split("/")])

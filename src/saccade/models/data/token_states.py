@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's own texts as a language model's states: an .npz of tokens, lengths and labels."""
+"""The user's texts as states of a language model: an .npz of tokens, lengths and labels."""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ _ARRAYS = ("tokens", "lengths", "labels")
 
 @dataclass(frozen=True)
 class TokenStates:
-    """One split of labelled texts.
+    """One split of labeled texts.
 
-    Shapes: tokens [n t d] float32, of which the first length [n] int64 count; labels [n] int64,
-            indices into class_names.
+    Shapes: tokens [n t d] float32, of which the first length [n] (int64) are valid; labels [n]
+            int64, indices into class_names.
     """
 
     tokens: np.ndarray
@@ -30,15 +30,15 @@ class TokenStates:
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
-        """The arrays as a model of token states takes them."""
+        """Return the arrays as inputs of a model of token states."""
         return {"tokens": self.tokens, "length": self.length}
 
 
 def token_states(path: str | Path, split: str) -> TokenStates:
-    """One split of an .npz with `tokens`, `lengths`, `labels` and, if it likes, `class_names`.
+    """Load one split of an .npz with `tokens`, `lengths`, `labels` and optional `class_names`.
 
-    Splits are drawn per class as those of images are: 70 % train, 10 % validation, 20 % test. What
-    stands behind a length may be anything, and becomes 0.
+    Splits are drawn per class as for images: 70 % train, 10 % validation, 20 % test. Values beyond
+    a text's length may be anything; they are set to 0.
 
     Shapes: tokens [n t d] float32, lengths and labels [n] of any integer type, class_names [k].
     Raises: SaccadeError if the file, an array or a value cannot be used, ShapeError if shapes
@@ -58,8 +58,8 @@ def token_states(path: str | Path, split: str) -> TokenStates:
     most = tokens.shape[1]
     if not 1 <= lengths.min() <= lengths.max() <= most:
         raise SaccadeError(
-            f"{path}: lengths reach from {lengths.min()} to {lengths.max()}, expected 1 to the "
-            f"{most} tokens of a row. Leave texts without tokens out."
+            f"{path}: lengths range from {lengths.min()} to {lengths.max()}, expected 1 to {most}, "
+            "the tokens per row. Leave texts without tokens out."
         )
     rows, names = labelled_part(path, labels, arrays.get("class_names"), split)
     tokens, length = tokens[rows].astype(np.float32, copy=False), lengths[rows].astype(np.int64)
@@ -67,8 +67,8 @@ def token_states(path: str | Path, split: str) -> TokenStates:
     strange = ~np.isfinite(tokens).all(-1) & inside
     if strange.any():
         raise SaccadeError(
-            f"{path}: the states of {int(strange.any(1).sum())} texts contain NaN or infinity "
-            "within their length. Write the states that the language model gave."
+            f"{path}: found NaN or infinity within the length of {int(strange.any(1).sum())} of "
+            "the texts. Write the states as the language model returned them."
         )
     tokens = np.where(inside[..., None], tokens, np.float32(0))
     labels = labels[rows].astype(np.int64)

@@ -15,24 +15,24 @@ from saccade.models.image_decoding import FORMATS, ImageRefused, Wanted, decode
 from saccade.models.preprocessing import Preprocessing
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
-_LEAST_PER_CLASS = 10  # fewer, and a class can be absent from validation
+_LEAST_PER_CLASS = 10  # with fewer, a class may be missing from validation
 _GREY_MODES = {"1", "L", "I", "I;16", "I;16B", "F"}
 
 
 def folder(
     path: Path, split: str, preprocessing: Preprocessing | None, side_px: int
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """One split of a folder whose sub-folders are classes, in the order of their names.
+    """Load one split of a folder whose sub-folders are classes, in the order of their names.
 
     Shapes: images [n h w c] uint8, labels [n] int64.
-    Raises: SaccadeError if a class or file cannot be used; hidden files are not looked at.
+    Raises: SaccadeError if a class or file cannot be used; hidden files are ignored.
     """
     classes = sorted(entry for entry in _visible(path) if entry.is_dir())
     stray = [entry.name for entry in _visible(path) if not entry.is_dir()]
     if stray:
         raise SaccadeError(
-            f"{path}: found files beside the class folders (first: {sorted(stray)[:3]}), expected "
-            "one folder a class and nothing else. Move them."
+            f"{path}: found files next to the class folders (first: {sorted(stray)[:3]}), expected "
+            "one folder per class and nothing else. Move the files."
         )
     files = {entry.name: _class_files(entry) for entry in classes}
     labels = np.repeat(np.arange(len(classes)), [len(paths) for paths in files.values()])
@@ -41,7 +41,7 @@ def folder(
     everything = [file for paths in files.values() for file in paths]
     if preprocessing is None:
         channels = 1 if all(_is_grey(file) for file in everything) else 3
-        # Where a new model's training ends, its checkpoint says the same.
+        # The checkpoint of a newly trained model resizes images in the same way.
         scale = ((0.0,) * channels, (1.0,) * channels)
         preprocessing = Preprocessing(side_px, side_px, channels, *scale)
     wanted = preprocessing.wanted()
@@ -64,7 +64,7 @@ def unlabelled_images(path: Path, preprocessing: Preprocessing) -> np.ndarray:
     """Read the images of such a folder, in the order of their names, or of such an .npz.
 
     Shapes: -> uint8 [n h w c], of the size that the model takes.
-    Raises: SaccadeError for what is no image, ShapeError for an .npz of another size.
+    Raises: SaccadeError for a file that is not an image, ShapeError for an .npz of another size.
     """
     if path.is_dir():
         wanted = preprocessing.wanted()
@@ -80,7 +80,7 @@ def unlabelled_images(path: Path, preprocessing: Preprocessing) -> np.ndarray:
 
 
 def npz(path: Path, split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """One split of an .npz with `images`, `labels` and, if it likes, `class_names`.
+    """Load one split of an .npz with `images`, `labels` and optional `class_names`.
 
     Shapes: images [n h w] or [n h w c] uint8, labels [n] of any integer type, class_names [k].
     Raises: SaccadeError if an array is missing or of the wrong type, ShapeError if shapes differ.
@@ -116,13 +116,13 @@ def _npz_images(path: Path, images: np.ndarray) -> np.ndarray:
 def labelled_part(
     path: Path, labels: np.ndarray, class_names: np.ndarray | None, split: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The rows of one split of labelled samples, and the names of their classes.
+    """Return the rows of one split of labeled samples, and the names of their classes.
 
     Shapes: labels [n] of any integer type, class_names [k] -> int64 [rows].
-    Raises: SaccadeError if labels and names do not fit, or a class has too few samples.
+    Raises: SaccadeError if labels and names do not match, or a class has too few samples.
     """
     names = _npz_names(path, labels, class_names)
-    labels = labels.astype(np.int64)  # of unsigned ones NumPy counts none
+    labels = labels.astype(np.int64)  # NumPy's bincount refuses unsigned ones
     _check_classes(path, labels, names)
     return _part(labels, split), names
 
@@ -135,15 +135,15 @@ def _part(labels: np.ndarray, split: str) -> np.ndarray:
 def _check_classes(path: Path, labels: np.ndarray, names: tuple[str, ...]) -> None:
     if len(names) < 2:
         raise SaccadeError(
-            f"{path}: the classes found are {list(names)}, expected at least two. "
-            "A folder needs one sub-folder a class; an .npz labels from 0 to classes - 1."
+            f"{path}: found the classes {list(names)}, expected at least two. "
+            "A folder needs one sub-folder per class, an .npz labels from 0 to classes - 1."
         )
     counts = np.bincount(labels, minlength=len(names))
     small = {names[i]: int(n) for i, n in enumerate(counts) if n < _LEAST_PER_CLASS}
     if small:
         raise SaccadeError(
-            f"{path}: too few samples in {len(small)} classes (first: {min(small)!r} with "
-            f"{small[min(small)]}), expected at least {_LEAST_PER_CLASS} each. Add some or "
+            f"{path}: too few samples in {len(small)} of the classes (first: {min(small)!r} with "
+            f"{small[min(small)]}), expected at least {_LEAST_PER_CLASS} per class. Add samples or "
             "remove the class."
         )
 
@@ -158,7 +158,7 @@ def _class_files(path: Path) -> list[Path]:
     if foreign:
         raise SaccadeError(
             f"{path}: found {foreign[:3]}, expected only PNG, JPEG or WebP files. "
-            "Convert or move what is not an image."
+            "Convert or move the other files."
         )
     return files
 
@@ -169,15 +169,15 @@ def _is_grey(path: Path) -> bool:
             raise OSError("no file")
         with Image.open(path, formats=FORMATS) as image:
             return image.mode in _GREY_MODES
-    except Exception as error:  # Pillow has a kind of its own for every damage
+    except Exception as error:  # Pillow raises many types for damage
         raise SaccadeError(
-            f"{path}: not a PNG, JPEG or WebP image that can be read ({type(error).__name__}, "
+            f"{path}: not a readable PNG, JPEG or WebP image ({type(error).__name__}, "
             f"{path.stat().st_size} bytes). Save it again, or remove it."
         ) from error
 
 
 def _read_image(path: Path, wanted: Wanted) -> np.ndarray:
-    """Decoded as the router decodes, by the same code."""
+    """Decode a file with the router's own code."""
     try:
         return decode(read_regular(path, wanted.max_image_mib * 2**20), wanted)
     except (ImageRefused, OSError) as error:
@@ -185,9 +185,9 @@ def _read_image(path: Path, wanted: Wanted) -> np.ndarray:
 
 
 def npz_arrays(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-    """The arrays of these names, and `class_names` where the file has them.
+    """Return the arrays of these names, and `class_names` if the file has them.
 
-    Raises: SaccadeError if the file is no .npz of plain arrays, or one of them is missing.
+    Raises: SaccadeError if the file is not an .npz of plain arrays, or one of them is missing.
     """
     write = f"Write it with numpy.savez(path, {', '.join(f'{name}=...' for name in wanted)})."
     try:
@@ -204,9 +204,9 @@ def npz_arrays(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def check_whole(path: Path, name: str, values: np.ndarray, count: int, what: str) -> None:
-    """Stop where there is not one whole number for each sample.
+    """Check that there is one integer per sample.
 
-    Raises: ShapeError.
+    Raises: ShapeError if there is not.
     """
     if values.shape != (count,) or values.dtype.kind not in "iu":
         raise ShapeError(
@@ -217,12 +217,12 @@ def check_whole(path: Path, name: str, values: np.ndarray, count: int, what: str
 
 def _npz_names(path: Path, labels: np.ndarray, given: np.ndarray | None) -> tuple[str, ...]:
     if not len(labels):
-        raise SaccadeError(f"{path}: has no labels, expected one a sample.")
+        raise SaccadeError(f"{path}: has no labels, expected one per sample.")
     low, high = int(labels.min()), int(labels.max())
     classes = high + 1 if given is None else given.size
     if low < 0 or high >= classes or classes > len(labels):
         raise SaccadeError(
-            f"{path}: labels reach from {low} to {high}, expected 0 to classes - 1"
+            f"{path}: labels range from {low} to {high}, expected 0 to classes - 1"
             f"{'' if given is None else f' ({classes} class names)'}. Number the classes from 0."
         )
     if given is None:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Invariants of every attention map, whatever runs it, for the parity gate."""
+"""Invariants of attention maps on any runtime, for the parity gate."""
 
 import numpy as np
 
 from saccade.models.interface import Arrays
 
-SUM_TOLERANCE = 1e-4  # of a map's weights, from 1
-SUPPORT_TOLERANCE = 1e-4  # a weight that only one of two answers has may be this large
+SUM_TOLERANCE = 1e-4  # of the sum of a map's weights, from 1
+SUPPORT_TOLERANCE = 1e-4  # largest weight that only one of two answers may have
 _NAMES = ("attention", "box_attention")
 
 
 def sums_to_one(inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
-    """Distance of the weights' sums from 1, and weights below 0, as a share of what is allowed."""
+    """Return how far sums are from 1, or weights below 0, as a share of what is allowed."""
     worst = 0.0
     for weights in _maps(answers):
         off = np.abs(weights.sum(-1) - 1).max(initial=0.0)
@@ -20,7 +20,7 @@ def sums_to_one(inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
 
 
 def same_support(inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
-    """The largest weight that one has where the other has 0, of what is allowed."""
+    """Return the largest weight that is 0 in the other answer, as a share of what is allowed."""
     worst = 0.0
     for ours, theirs in zip(_maps(answers), _maps(expected), strict=False):
         only_one = (ours > 0) != (theirs > 0)
@@ -29,7 +29,7 @@ def same_support(inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
 
 
 def no_excess(inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
-    """0 where TVMax certifies its tolerance everywhere."""
+    """Return 0 if TVMax certifies its tolerance everywhere, else infinity."""
     return 0.0 if (answers["attention_excess"] == 0).all() else float("inf")
 
 

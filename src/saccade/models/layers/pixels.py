@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images as they come in: bytes of a fixed size, brought to mean 0 and deviation 1."""
+"""Scaling of input images: bytes of a fixed size, normalized by mean and std."""
 
 from typing import Protocol
 
@@ -10,31 +10,31 @@ from saccade.errors import ShapeError
 
 
 class ImageFields(Protocol):
-    """Fields of a configuration about the image that comes in."""
+    """The fields of a configuration about the input image."""
 
     @property
     def height_px(self) -> int:
-        """Rows."""
+        """Height in pixels."""
         ...
 
     @property
     def width_px(self) -> int:
-        """Columns."""
+        """Width in pixels."""
         ...
 
     @property
     def channels(self) -> int:
-        """1: grey, 3: red, green, blue."""
+        """Channels; 1: gray, 3: red, green, blue."""
         ...
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Of each channel, as a share of full white."""
+        """Mean per channel, as a fraction of full white."""
         ...
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Of each channel, as a share of full white."""
+        """Standard deviation per channel, as a fraction of full white."""
         ...
 
 
@@ -59,12 +59,12 @@ class PixelScale(nn.Module):
 
 
 def check_image(image: Tensor, size: tuple[int, int, int]) -> None:
-    """Stop an image that is not [b, *size].
+    """Check that an image has shape [b, *size].
 
-    Raises: ShapeError.
+    Raises: ShapeError if it does not.
     """
     if image.dim() != 4 or tuple(image.shape[1:]) != size:
         raise ShapeError(
             f"image: found shape {list(image.shape)}, expected [b, h, w, c] with "
-            f"h, w, c = {size}. Resize it as the preprocessing says."
+            f"h, w, c = {size}. Resize it as the preprocessing requires."
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pre-norm transformer block with the few switches in which the trunks differ."""
+"""A pre-norm transformer block, with options for the differences between trunks."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """x sigmoid(1.702 x), with which OpenAI's CLIP was trained."""
+    """Return x sigmoid(1.702 x), the activation of OpenAI's CLIP."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -22,9 +22,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention; queries, keys and values come from one layer, in that order.
+    """Multi-head self-attention; one layer produces queries, keys and values, in that order.
 
-    Shapes: x [b n d], bias that broadcasts to [b heads n n] and is added to the logits -> [b n d].
+    Shapes: x [b n d], bias (broadcasts to [b heads n n], added to the logits) -> [b n d].
     """
 
     def __init__(self, dim: int, heads: int, *, qkv_bias: bool = True) -> None:
@@ -42,7 +42,7 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + MLP(norm(x)).
+    """A transformer block: x + attention(norm(x)), then x + MLP(norm(x)).
 
     Shapes: x [b n d], bias as in SelfAttention -> [b n d].
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that keep float32 where the products around them run in bfloat16."""
+"""Functions that stay in float32 while the products around them run in bfloat16."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -12,11 +12,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def in_float32(function: _Function) -> _Function:
-    """The function without autocast, its half-precision arguments widened to float32.
+    """Wrap the function to run without autocast, with half-precision arguments widened to float32.
 
-    For what bfloat16's eight bits cannot hold: 1 - cosine of two close signatures, a softmax, a
-    loss. On a CPU autocast leaves softmax and losses in bfloat16. Outside autocast it is the
-    function alone, so that a traced model is as it was.
+    It is for values that bfloat16's eight bits cannot represent: 1 - cosine of two close
+    signatures, a softmax, a loss. On a CPU, autocast leaves softmax and losses in bfloat16. Outside
+    of autocast the function is called directly, so that traced models do not change.
     """
 
     @wraps(function)
@@ -25,7 +25,7 @@ def in_float32(function: _Function) -> _Function:
         kind = next(
             (argument.device.type for argument in given if isinstance(argument, Tensor)), "cpu"
         )
-        # A device such as meta, on which parameters are only counted, has no autocast to ask.
+        # A device such as meta, where parameters are only counted, does not support autocast.
         if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
             return function(*arguments, **named)
         with torch.autocast(kind, enabled=False):

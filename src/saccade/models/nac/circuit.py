@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One sample's circuit as data: modules with what they read, links with their probabilities."""
+"""One sample's circuit as data: modules and what they read, links and their probabilities."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,40 +8,40 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
 
-LIKELY = 0.5  # a link of at least this probability is drawn, as in the paper's figure 6
-_BACKBONE = 2  # links of a module that are drawn
-_LAYERS = ((0.18, 5), (0.42, 4), (0.66, 3))  # across, and how many modules of a picture
+LIKELY = 0.5  # least probability of links to draw, as in the paper's figure 6
+_BACKBONE = 2  # links to draw per module
+_LAYERS = ((0.18, 5), (0.42, 4), (0.66, 3))  # horizontal positions, and modules per layer
 
 
 @dataclass(frozen=True)
 class SampleCircuit:
-    """Answer of a NAC for one sample under `attention` and `link`, and names of its tokens.
+    """A NAC's outputs `attention` and `link` for one sample, with the names of its tokens.
 
-    Shapes: attention [u n], rows sum to 1; link [u u], or none where every module hears every
-            other; n = sets h w where tokens are the patches of one or two images, or the number
-            of words where they are symbols.
-    Raises: ShapeError or SaccadeError if the parts do not belong together.
+    Shapes: attention [u n], rows sum to 1; link [u u], or None if every module attends to every
+            other; n = sets h w if tokens are the patches of one or two images, or the number of
+            words if they are symbols.
+    Raises: ShapeError or SaccadeError if the parts do not fit together.
     """
 
     attention: np.ndarray
     link: np.ndarray | None
     grid: tuple[int, int] | None = None  # rows and columns of patches
-    words: tuple[str, ...] | None = None  # what stands at each token
-    names: tuple[int, ...] = ()  # the modules' numbers in the model; none: from 0 on
+    words: tuple[str, ...] | None = None  # the word of each token
+    names: tuple[int, ...] = ()  # the modules' numbers in the model; empty: 0, 1, 2, ...
 
     def __post_init__(self) -> None:
         if self.attention.ndim != 2 or self.attention.size == 0:
             raise ShapeError(
                 f"circuit: attention is {list(self.attention.shape)}, expected [u, n] of one "
-                "sample. Pick a sample of the batch."
+                "sample. Select one sample of the batch."
             )
         modules, tokens = self.attention.shape
         if not self.names:
             object.__setattr__(self, "names", tuple(range(modules)))
         if self.link is not None and self.link.shape != (modules, modules):
             raise ShapeError(
-                f"circuit: link is {list(self.link.shape)}, expected [{modules}, {modules}] as "
-                "the attention has that many modules. Take both from one answer."
+                f"circuit: link is {list(self.link.shape)}, expected [{modules}, {modules}], the "
+                "number of modules in attention. Take both from the same output."
             )
         if self.grid is not None and tokens not in {
             k * self.grid[0] * self.grid[1] for k in (1, 2)
@@ -52,14 +52,14 @@ class SampleCircuit:
             )
         if self.words is not None and len(self.words) != tokens:
             raise SaccadeError(
-                f"circuit: {len(self.words)} words for {tokens} tokens. Give one a token."
+                f"circuit: {len(self.words)} words for {tokens} tokens. Pass one per token."
             )
 
     @property
     def degree(self) -> np.ndarray:
-        """Expected number of links to other modules.
+        """The expected number of links to other modules.
 
-        Shapes: -> [u]; 0 where links are dense.
+        Shapes: -> [u]; 0 if links are dense.
         """
         if self.link is None:
             return np.zeros(len(self.attention))
@@ -67,7 +67,7 @@ class SampleCircuit:
         return degree
 
     def edges(self, least: float = LIKELY) -> list[tuple[int, int, float]]:
-        """Pairs i < j of modules linked with at least this probability, likeliest first."""
+        """Return the pairs i < j linked with at least this probability, likeliest first."""
         if self.link is None:
             return []
         first, second = np.triu_indices(len(self.link), k=1)
@@ -77,14 +77,14 @@ class SampleCircuit:
         return [(int(first[k]), int(second[k]), float(chances[k])) for k in order]
 
     def strongest(self, most: int) -> "SampleCircuit":
-        """The circuit of its best connected modules, in their own order."""
+        """Return the circuit of its best connected modules, in their original order."""
         kept = np.sort(np.argsort(-self.degree, kind="stable")[:most])
         link = None if self.link is None else self.link[np.ix_(kept, kept)]
         names = tuple(self.names[k] for k in kept)
         return SampleCircuit(self.attention[kept], link, self.grid, self.words, names)
 
     def backbone(self, least: float = LIKELY) -> list[tuple[int, int, float]]:
-        """The likeliest links of each module; a link that is among those of either end."""
+        """Return each module's likeliest links: among the likeliest of at least one end."""
         count, kept = dict.fromkeys(range(len(self.attention)), 0), []
         for first, second, chance in self.edges(least):  # likeliest first
             if min(count[first], count[second]) < _BACKBONE:
@@ -94,7 +94,7 @@ class SampleCircuit:
         return kept
 
     def layers(self) -> np.ndarray:
-        """Places of at most twelve modules in layers from left to right, the best linked last.
+        """Place at most twelve modules in layers from left to right, the best linked last.
 
         Shapes: -> [u 2], within 0 to 1.
         """
@@ -109,7 +109,7 @@ class SampleCircuit:
         return place
 
     def to_dict(self, *, least: float = LIKELY, tokens: int = 3) -> dict[str, Any]:
-        """JSON: the modules with the tokens that they read most, and the likely links."""
+        """Return JSON: the modules with the tokens that they read most, and the likely links."""
         degree = self.degree
         nodes = []
         for module, row in enumerate(self.attention):
@@ -134,7 +134,7 @@ def sample_circuit(
     grid: tuple[int, int] | None = None,
     words: tuple[str, ...] | None = None,
 ) -> SampleCircuit:
-    """The circuit of one sample of an answer; what lies beyond its length is left out.
+    """Return one sample's circuit, without tokens beyond its length.
 
     Shapes: attention [u n], link [u u].
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Components of a NAC: inputs and outputs of its file."""
+"""The component of a NAC: its inputs and outputs."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from saccade.models.layers.attention_invariants import SUM_TOLERANCE
 from saccade.models.nac.config import NACConfig
 
 OUTPUTS = ("logits", "probabilities", "embedding")
-SECOND = "_b"  # ends the names of a pair's second input and its length
+SECOND = "_b"  # suffix of the names of a pair's second input and its length
 _DTYPES = {"image": "uint8", "bytes": "uint8", "characters": "int64"}
 
 
@@ -29,15 +29,14 @@ class Detailed(Protocol):
         condition: Tensor | None = None,
         condition_length: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Named outputs, attention and link among them."""
+        """Return the named outputs, including attention and link."""
         ...
 
 
 def nac_component(model: Detailed) -> Component:
-    """The one component of a NAC: its input, a length where that varies, a condition where it has
-    one.
+    """Return the only component of a NAC: its input, a length if that varies, and its condition.
 
-    Raises: SaccadeError if the configuration leaves an axis open that a file has to fix.
+    Raises: SaccadeError if the configuration leaves open an axis that a file has to fix.
     """
     config = model.config
 
@@ -60,7 +59,7 @@ def nac_component(model: Detailed) -> Component:
 
 
 def input_specs(config: NACConfig) -> tuple[TensorSpec, ...]:
-    """The file's inputs in the order of their names here.
+    """Return the specifications of the inputs.
 
     Raises: SaccadeError if the configuration leaves an axis open.
     """
@@ -74,7 +73,7 @@ def input_specs(config: NACConfig) -> tuple[TensorSpec, ...]:
     }[config.input]
     varies = config.input != "image"
     if varies and not config.max_tokens:
-        raise SaccadeError(_open_axis("max_tokens", "tokens come in"))
+        raise SaccadeError(_open_axis("max_tokens", "tokens an input has"))
     specs = []
     for name in input_names(config):
         specs.append(TensorSpec(name, axes, _DTYPES.get(config.input, "float32")))
@@ -82,7 +81,7 @@ def input_specs(config: NACConfig) -> tuple[TensorSpec, ...]:
         specs += [TensorSpec(name, "b", "int64") for name in length_names(config)]
     if config.conditional and config.condition_dim:
         if not config.condition_tokens:
-            raise SaccadeError(_open_axis("condition_tokens", "condition tokens come in"))
+            raise SaccadeError(_open_axis("condition_tokens", "condition tokens an input has"))
         axes = f"b {config.condition_tokens} {config.condition_dim}"
         specs.append(TensorSpec("condition", axes, "float32"))
         specs.append(TensorSpec("condition_length", "b", "int64"))
@@ -90,17 +89,17 @@ def input_specs(config: NACConfig) -> tuple[TensorSpec, ...]:
 
 
 def input_names(config: NACConfig) -> tuple[str, ...]:
-    """image, or image and image_b; the same for the other kinds of input."""
+    """Return image, or image and image_b; likewise for other kinds of input."""
     return (config.input, config.input + SECOND)[: config.input_sets]
 
 
 def length_names(config: NACConfig) -> tuple[str, ...]:
-    """length, or length and length_b."""
+    """Return length, or length and length_b."""
     return ("length", "length" + SECOND)[: config.input_sets]
 
 
 def model_arguments(config: NACConfig, inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
-    """The arguments of a NAC's methods from tensors by the names of a file's inputs.
+    """Return the arguments of a NAC's methods, given tensors by input name.
 
     Shapes: -> x, length, condition, condition_length; the inputs of a pair stacked as [b 2 ...].
     """
@@ -116,7 +115,7 @@ def model_arguments(config: NACConfig, inputs: Mapping[str, Tensor]) -> tuple[An
 
 
 def random_inputs(config: NACConfig, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
-    """Inputs of all lengths with anything in the padding, as a caller may leave it."""
+    """Draw inputs of all lengths, with random padding, as callers may send it."""
     inputs: dict[str, np.ndarray] = {}
     for spec in input_specs(config):
         shape = (count, *(int(axis) for axis in spec.shape[1:]))
@@ -139,7 +138,7 @@ def random_inputs(config: NACConfig, rng: np.random.Generator, count: int) -> di
 
 
 def attention_sums_to_one(inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
-    """Distance of the sums of the read-in's weights from 1, as a share of what is allowed."""
+    """Return how far sums of read-in weights are from 1, as a share of what is allowed."""
     if "attention" not in answers:
         return 0.0
     total = answers["attention"].sum(-1, dtype=np.float64)
@@ -148,6 +147,6 @@ def attention_sums_to_one(inputs: Arrays, answers: Arrays, expected: Arrays) -> 
 
 def _open_axis(field: str, what: str) -> str:
     return (
-        f"NAC configuration: {field} is 0, so a file cannot say how many {what}. "
+        f"NAC configuration: {field} is 0, so a file cannot fix how many {what}. "
         f"Set {field} to the largest number; shorter inputs are padded and have a length."
     )

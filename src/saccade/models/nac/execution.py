@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass through the circuit executor: who reads the tokens, who hears whom, what comes out."""
+"""One pass through the circuit executor: read-in, propagators, read-out."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from saccade.models.nac.generator import Circuit, Given, link_distances
 
 
 def reading_codes(circuit: Circuit) -> Tensor:
-    """The codes that the read-in uses: a table of its own, or the processor's.
+    """Return the codes that the read-in uses: its separate table, or the processor's.
 
     Shapes: -> [u c] or [m c], or [b u c].
     """
@@ -18,7 +18,7 @@ def reading_codes(circuit: Circuit) -> Tensor:
 
 
 def heard_codes(circuit: Circuit, beside: bool) -> Tensor:
-    """The codes of all modules that others hear: the processor's, behind them the read-in's own.
+    """Return the codes of all senders: the processor's, followed by a separate read-in's.
 
     Shapes: -> [u c] or [u + m c], or [b u c].
     """
@@ -26,7 +26,7 @@ def heard_codes(circuit: Circuit, beside: bool) -> Tensor:
 
 
 def execute(model: Any, given: Given, circuit: Circuit) -> Tensor:
-    """The confidence-weighted state of the read-out of a NAC.
+    """Return the confidence-weighted state of a NAC's read-out.
 
     Shapes: -> [b d].
     """
@@ -35,7 +35,7 @@ def execute(model: Any, given: Given, circuit: Circuit) -> Tensor:
 
 
 def execute_layers(model: Any, given: Given, circuit: Circuit) -> tuple[Tensor, Tensor, Tensor]:
-    """The states behind the read-in, behind the propagators, and of the read-out modules.
+    """Return the states after the read-in, after the propagators, and of the read-out modules.
 
     Shapes: -> [b u d] or [b m d], [b u d], [b r d].
     """

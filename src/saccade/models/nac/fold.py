@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A NAC in evaluation with its constants folded: the same function, far fewer products."""
+"""A NAC in evaluation with folded constants: the same function, far fewer products."""
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from saccade.models.nac.tokenizers import PairTokenizer, PatchTokenizer, patches
 
 
 class FoldedPatches(nn.Module):
-    """A patch tokenizer with the pixel scale in its weights and all biases in the position.
+    """A patch tokenizer with the pixel scale in its weights and all biases in the positions.
 
     Shapes: image [b h w c] -> [b n d].
     """
@@ -48,7 +48,7 @@ class FoldedPatches(nn.Module):
 
 
 def fold_tokenizer(source: nn.Module) -> nn.Module:
-    """The tokenizer with its pixel scale folded where that is exact, and its positions computed.
+    """Fold the tokenizer's pixel scale if that is exact, and compute its fixed positions.
 
     A convolution pads with zeros after scaling, so its scale stays.
     """
@@ -64,12 +64,12 @@ def fold_tokenizer(source: nn.Module) -> nn.Module:
 
 
 class FoldedNAC(nn.Module):
-    """Result of `NAC.fold`: `forward` and `details` of a NAC, evaluation only.
+    """The result of `NAC.fold`: `forward` and `details` of a NAC, for evaluation only.
 
-    Codes, signatures and initial states are constants, so every modulation is one vector a
-    module, the attention bias one matrix, and the read-in's query part of a probe in the space of
-    the tokens. In a conditional NAC they depend on the sample and are computed from its circuit;
-    the orders of multiplication are the same.
+    Codes, signatures and initial states are constants. So every modulation is one vector per
+    module, the attention bias is one matrix, and the read-in's query becomes a probe in the space
+    of the tokens. In a conditional NAC they depend on the sample and are computed from its
+    circuit; the order of multiplications is the same.
 
     Source: equal to the unfolded model up to rounding; Weiss et al. 2022, eq. 1 to 5.
     """
@@ -127,7 +127,7 @@ class FoldedNAC(nn.Module):
         condition: Tensor | None = None,
         condition_length: Tensor | None = None,
     ) -> Tensor:
-        """Logits.
+        """Return the logits.
 
         Shapes: -> [b classes].
         """
@@ -140,10 +140,10 @@ class FoldedNAC(nn.Module):
         condition: Tensor | None = None,
         condition_length: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Everything that is exported, of one pass.
+        """Return all exported outputs of one pass.
 
         Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1, attention
-                [b u n] of the read-in, and link [b u u], the probabilities of links (absent where
+                [b u n] of the read-in, and link [b u u], the probabilities of links (absent if
                 links are dense).
         """
         state, attention, bias = self._run(x, length, condition, condition_length)
@@ -155,7 +155,7 @@ class FoldedNAC(nn.Module):
         return answer
 
     def components(self) -> tuple[Component, ...]:
-        """The unfolded model's one component, run by this one."""
+        """Return the unfolded model's component, computed by this one."""
         return (nac_component(self),)
 
     def _run(
@@ -165,7 +165,7 @@ class FoldedNAC(nn.Module):
         condition: Tensor | None,
         condition_length: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The state in front of the head, the read-in's weights, the links' logarithms."""
+        """Return the state before the head, the read-in's weights, the logarithms of the links."""
         tokens = without_padding(self.tokenizer(x, length), length)
         theta: Tensor | None = None
         code: Tensor | None = None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The executor's layers with the codes' part computed beforehand, and fewer products.
+"""The executor's layers with all computations on codes done in advance, and fewer products.
 
-Where a tensor is overwritten, it was made in the same function: passes over memory cost as much
-as the products they stand between.
+A tensor is only overwritten if it was created in the same function. In-place operations matter:
+passes over memory cost as much as the products between them.
 """
 
 import math
@@ -18,10 +18,10 @@ from saccade.models.nac.read_out import ModulatedHead, ReadOut
 
 
 class FoldedFC(nn.Module):
-    """A ModFC whose gain is one constant a module, or is computed from the code that is passed.
+    """A ModFC whose gain is one constant per module, or is computed from the code passed in.
 
-    `shift` is a constant in front of the gain: W ((x + shift) * gain) + b. `bias` false leaves b
-    out, where it cancels.
+    `shift` is a constant before the gain: W ((x + shift) * gain) + b. If `bias` is false, b is
+    left out, because it cancels.
 
     Shapes: x [b u inputs], code [b u c] (conditional only) -> [b u outputs].
     """
@@ -51,7 +51,7 @@ class FoldedFC(nn.Module):
         self.register_buffer("bias", constant)
 
     def scaled(self, x: Tensor, code: Tensor | None = None, *, fresh: bool = False) -> Tensor:
-        """x * gain, in x itself if nobody else needs it.
+        """Return x * gain, computed in place if x is fresh.
 
         Shapes: x [b u inputs] -> same.
         """
@@ -61,21 +61,21 @@ class FoldedFC(nn.Module):
         return x.mul_(gain) if fresh else x * gain
 
     def gain_of(self, code: Tensor | None = None) -> Tensor | None:
-        """Gain that a module's input is multiplied with; none without modulation.
+        """Return the factor of a module's input; None without modulation.
 
         Shapes: code [b u c] (conditional only) -> [u inputs] or [b u inputs].
         """
         return self.gain if self.source is None or code is None else self.source.gain(code)
 
     def add_constant(self, value: Tensor) -> None:
-        """Add a constant of every module to what comes out.
+        """Add a constant per module to the output.
 
         Shapes: value [u outputs].
         """
         self.bias = value if self.bias is None else value + self.bias
 
     def forward(self, x: Tensor, code: Tensor | None = None, *, fresh: bool = False) -> Tensor:
-        bias, weight = self.bias, self.weight  # a module's attributes cost a microsecond each
+        bias, weight = self.bias, self.weight  # each attribute of a module costs a microsecond
         rows = self.scaled(x, code, fresh=fresh).flatten(0, 1)
         if bias is not None and bias.dim() == 1:
             return torch.addmm(bias, rows, weight).view(*x.shape[:2], -1)
@@ -83,7 +83,7 @@ class FoldedFC(nn.Module):
         return y if bias is None else y.add_(bias)
 
     def add_to(self, residual: Tensor, x: Tensor, code: Tensor | None = None) -> Tensor:
-        """residual + forward(x), computed in residual; x is overwritten too.
+        """Return residual + forward(x), computed in residual; x is overwritten too.
 
         Shapes: residual [b u outputs], x [b u inputs] -> [b u outputs].
         """
@@ -96,7 +96,7 @@ class FoldedFC(nn.Module):
 
 
 class FoldedFFN(nn.Module):
-    """A ModFFN of two folded layers, added to its residual, which is overwritten; so is x.
+    """A ModFFN of two folded layers, added to its residual; overwrites the residual and x.
 
     Shapes: residual and x [b u d] -> same.
     """
@@ -114,10 +114,10 @@ class FoldedFFN(nn.Module):
 class FoldedPropagator(nn.Module):
     """A propagator with constant gains, fused attention and the biases that do not cancel.
 
-    A key's bias adds the same to all scores of a query; a value's bias is added to what is heard.
+    A key's bias adds the same to all scores of a query; a value's bias is added to the result.
 
     Shapes: theta [b u d], overwritten, bias [u j] or [b u j], code [b u c] (conditional only),
-            senders [b j d] where modules hear others beside each other -> [b u d].
+            senders [b j d] if modules attend to others besides each other -> [b u d].
     """
 
     joint_gain: Tensor | None
@@ -168,8 +168,8 @@ class FoldedPropagator(nn.Module):
         return self.ffn(theta, self.norm_ffn(theta), code)
 
     def _project(self, x: Tensor, code: Tensor | None) -> tuple[Tensor, ...]:
-        # One product of three is an eighth faster in torch at 32 modules, and takes ONNX Runtime
-        # twice as long, because it packs constant matrices beforehand, but not batches of them.
+        # One product of three is 1/8 faster in torch at 32 modules. ONNX Runtime takes twice as
+        # long for it, because it packs constant matrices in advance, but not batches of them.
         gain, query_bias = self.joint_gain, self.query.bias
         if gain is None or query_bias is None or torch.compiler.is_exporting():
             return tuple(layer(x, code) for layer in (self.query, self.key, self.value))
@@ -180,7 +180,7 @@ class FoldedPropagator(nn.Module):
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int) -> Tensor:
-    """softmax(q k^T + bias) v in slices of the channels; q carries the scale already.
+    """Return softmax(q k^T + bias) v per slice of the channels; q is already scaled.
 
     Shapes: q [b u d], k, v [b j d], bias [u j] or [b u j] -> [b u d].
     """
@@ -190,7 +190,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, hea
         bias = bias.unsqueeze(1)
     q, v = q.transpose(1, 2), v.transpose(1, 2)
     if torch.compiler.is_exporting():
-        # The exporter writes the fused operator as some twenty nodes of shape arithmetic.
+        # The exporter would write the fused operator as about twenty nodes of shape arithmetic.
         scores = q @ k.permute(0, 2, 3, 1)
         scores = scores if bias is None else scores + bias
         heard = scores.softmax(-1) @ v
@@ -202,7 +202,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, hea
 
 
 class FoldedReadIn(nn.Module):
-    """Attention with one probe a module in the space of the tokens; values projected after pooling.
+    """Attention with one probe per module in token space; values are projected after pooling.
 
     q . (W_k (m * x) + b_k) = (W_k^T q * m) . x + a constant, which the softmax over tokens drops;
     sum_j a_j (W_v (m * x_j) + b_v) = W_v (m * sum_j a_j x_j) + b_v, since the a_j sum to 1.
@@ -236,7 +236,7 @@ class FoldedReadIn(nn.Module):
         theta: Tensor | None = None,
         code: Tensor | None = None,
     ) -> Tensor:
-        """Weight of each token for each module.
+        """Return the weight of each token for each module.
 
         Shapes: as forward -> [b heads u n], the first head's rows first.
         """
@@ -254,7 +254,7 @@ class FoldedReadIn(nn.Module):
         theta: Tensor | None = None,
         code: Tensor | None = None,
     ) -> Tensor:
-        """The states of modules that attend with these weights.
+        """Return the states of modules that attend with these weights.
 
         Shapes: weights [b heads u n], tokens [b n t] -> [b u d].
         """
@@ -270,12 +270,12 @@ class FoldedReadIn(nn.Module):
 
 
 class FoldedReadOut(nn.Module):
-    """A read-out whose queries are constant: probes again, and values projected after pooling.
+    """A read-out with constant queries: also probes, and values projected after pooling.
 
     Shapes: theta [b u d], bias [r u] or [b r u], code [b u c] (conditional only) -> [b d].
     """
 
-    float32_products = True  # in a model of half precision
+    float32_products = True  # even in a half-precision model
     probe: Tensor
 
     def __init__(
@@ -308,12 +308,12 @@ class FoldedReadOut(nn.Module):
         return self.pool(self.ffn(y, self.norm(y)))
 
     def repeats(self, bias: Tensor) -> tuple[int, ...]:
-        """Number of times that a bias is laid below itself: once for each head."""
+        """Return the repeats of a bias per axis: one copy per head."""
         return (*(1 for _ in bias.shape[:-2]), self.heads, 1)
 
 
 def folded_head(head: nn.Module, code: Tensor) -> nn.Linear:
-    """A last layer whose input the code of the first read-out module scales, as a plain one.
+    """Turn a last layer modulated by the first read-out module's code into a plain one.
 
     Shapes: code [r c].
     """

@@ -16,16 +16,16 @@ from saccade.models.nac.skmdpa import signature_distance
 
 
 class Circuit(NamedTuple):
-    """Descriptors of the processor modules; with a leading batch axis where they depend on it."""
+    """Descriptors of the processor modules, with a batch axis if they depend on the sample."""
 
-    signatures: Tensor | None  # [u s] or [b u s]; None where every module hears every other
+    signatures: Tensor | None  # [u s] or [b u s]; None if links are dense
     codes: Tensor  # [u c] or [b u c]
-    read_in_codes: Tensor | None = None  # [u c] or [m c], where the read-in has a table of its own
-    read_in_signatures: Tensor | None = None  # [m s] of modules beside the processor's
+    read_in_codes: Tensor | None = None  # [u c] or [m c], if the read-in has a separate table
+    read_in_signatures: Tensor | None = None  # [m s] of separate read-in modules
 
 
 class Given(NamedTuple):
-    """Conditions that a circuit may depend on."""
+    """The inputs that a circuit may depend on."""
 
     tokens: Tensor  # [b n d], after the tokenizer, zero beyond the length
     length: Tensor | None  # [b], or [b 2] of a pair of inputs
@@ -71,7 +71,7 @@ class UnconditionalGenerator(nn.Module):
 
 
 def table(owner: nn.Module, name: str, rows: Tensor | None, *, learned: bool) -> None:
-    """A parameter of that name, or a buffer where it is not learned; absent without rows."""
+    """Register a parameter of that name, or a buffer if it is not learned; None without rows."""
     if learned and rows is not None:
         owner.register_parameter(name, nn.Parameter(rows))
     else:
@@ -79,13 +79,13 @@ def table(owner: nn.Module, name: str, rows: Tensor | None, *, learned: bool) ->
 
 
 class ConditionalGenerator(nn.Module):
-    """Queries, one a module, look at the condition (cross-attention, FFN) and at each other
-    (self-attention); one FFN makes signatures of them, a parallel one codes.
+    """Queries, one per module, attend to the condition (cross-attention, FFN) and to each other
+    (self-attention). One FFN turns them into signatures, a parallel one into codes.
 
-    All queries take part as keys and values even where only some modules are wanted, so a pruned
+    All queries take part as keys and values even if only some modules are requested, so a pruned
     circuit is a selection of the full one.
 
-    Shapes: condition [b n k], length [b], modules [m] -> signatures [b m s] (none if dense), codes
+    Shapes: condition [b n k], length [b], modules [m] -> signatures [b m s] (None if dense), codes
             [b m c].
     Source: section 4.4.
     """
@@ -118,7 +118,7 @@ class ConditionalGenerator(nn.Module):
         if condition.dim() != 3 or condition.shape[-1] != self.width:
             raise ShapeError(
                 f"condition: found shape {list(condition.shape)}, expected [b, n, {self.width}]. "
-                f"Bring each condition token to {self.width} values."
+                f"Give each condition token {self.width} values."
             )
         seen = self.norm_condition(self.condition(condition.to(self.queries.dtype)))
         seen = without_padding(seen, length)
@@ -133,9 +133,9 @@ class ConditionalGenerator(nn.Module):
 
 
 def first_signatures(config: NACConfig, fresh: bool) -> Tensor | None:
-    """First signatures of an unconditional NAC; any of the right shape if not `fresh`.
+    """Return initial signatures of an unconditional NAC; any of that shape if not `fresh`.
 
-    Shapes: -> [u s]; none where links are dense.
+    Shapes: -> [u s]; None if links are dense.
     """
     if config.connectivity == "dense":
         return None
@@ -148,9 +148,9 @@ def first_signatures(config: NACConfig, fresh: bool) -> Tensor | None:
 def generate(
     generator: nn.Module, config: NACConfig, given: Given, modules: Tensor | None = None
 ) -> Circuit:
-    """The circuit of these samples, or of these modules of it.
+    """Generate the circuit of these samples, or only these modules of it.
 
-    Raises: SaccadeError if a condition is missing, or given to a NAC that has none.
+    Raises: SaccadeError if a condition is missing, or given to a NAC without one.
     """
     check_condition(config, given.condition)
     if not config.conditional:
@@ -164,9 +164,9 @@ def generate(
 
 
 def check_condition(config: NACConfig, condition: Tensor | None) -> None:
-    """Stop a missing condition, and one that would not be looked at.
+    """Check that a condition is given if and only if the NAC uses one.
 
-    Raises: SaccadeError.
+    Raises: SaccadeError if it is not.
     """
     expected = config.conditional and config.condition_dim > 0
     if (condition is not None) != expected:
@@ -180,12 +180,12 @@ def check_condition(config: NACConfig, condition: Tensor | None) -> None:
 def link_distances(
     circuit: Circuit, read_out_signatures: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Signature distances of processor and of read-out modules to the modules that they hear.
+    """Return signature distances of processor and read-out modules to the modules they attend to.
 
-    Those are the u processor modules, behind them the m of a read-in of its own modules.
+    Those are the u processor modules, followed by the m separate read-in modules.
 
     Shapes: signatures [u s] or [b u s], read_out_signatures [r s] -> [u u + m] and [r u + m], or
-            with the batch axis; None and None where links are dense.
+            with the batch axis; None and None if links are dense.
     """
     signatures = circuit.signatures
     if signatures is None or read_out_signatures is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders of a graph's nodes: by degree, along its eigenvectors, by rows of another graph."""
+"""Orders of a graph's nodes: by degree, along its eigenvectors, by the rows of another graph."""
 
 import numpy as np
 import torch
@@ -7,11 +7,11 @@ from torch import Tensor
 
 from saccade.errors import require
 
-EXACT_MODULES = 1024  # above this many modules eigenvectors are iterated for, not decomposed
+EXACT_MODULES = 1024  # with more modules, eigenvectors come from an iteration
 
 
 def degree_order(links: Tensor) -> Tensor:
-    """Modules by descending expected degree (links to others), ties by index.
+    """Return modules by descending expected degree (links to others), ties by index.
 
     Shapes: links [u u], the diagonal does not count -> int64 [u].
     """
@@ -20,10 +20,10 @@ def degree_order(links: Tensor) -> Tensor:
 
 
 def spectral_order(links: Tensor, *, circular: bool = False, seed: int = 0) -> Tensor:
-    """Modules along the graph: by the Fiedler vector of the normalised Laplacian.
+    """Return modules along the graph: by the Fiedler vector of the normalized Laplacian.
 
-    A ring has two such vectors of one eigenvalue, and each alone folds it in half: `circular`
-    sorts by the angle in their plane.
+    A ring has two such vectors with the same eigenvalue, and each alone folds it in half:
+    `circular` sorts by the angle in their plane.
 
     Shapes: links [u u], the diagonal does not count -> int64 [u].
     """
@@ -40,7 +40,7 @@ def spectral_order(links: Tensor, *, circular: bool = False, seed: int = 0) -> T
 
 
 def leading_vectors(matrix: Tensor, count: int, *, seed: int, steps: int = 60) -> Tensor:
-    """Eigenvectors of the algebraically largest eigenvalues, largest first.
+    """Return eigenvectors of the algebraically largest eigenvalues, largest first.
 
     Shapes: matrix [u u] symmetric -> [u min(count, u)].
     """
@@ -58,9 +58,9 @@ def leading_vectors(matrix: Tensor, count: int, *, seed: int, steps: int = 60) -
 
 
 def hungarian_order(links: Tensor, target: Tensor) -> Tensor:
-    """The module at each place of the target, so that their rows are closest in all.
+    """Return the module for each place of the target such that all rows are closest in total.
 
-    A row is compared as it stands, its columns not permuted.
+    Rows are compared as they are; their columns are not permuted.
 
     Shapes: links and target [u u] -> int64 [u].
     Raises: MissingPackage if scipy is not installed.
@@ -74,7 +74,7 @@ def hungarian_order(links: Tensor, target: Tensor) -> Tensor:
 
 
 def permuted(target: Tensor, order: Tensor) -> Tensor:
-    """The target in the order of the modules, `order` naming the module of each of its places.
+    """Return the target in the modules' order; `order` has the module of each of its places.
 
     Shapes: target [u u], order int64 [u] -> [u u].
     """

@@ -23,11 +23,11 @@ from saccade.models.nac.graph_orders import (
 )
 from saccade.models.nac.skmdpa import evaluation_bias, signature_distance
 
-MARGIN = 0.8  # distance that linked pairs keep below and all others above, where nothing is cut
+MARGIN = 0.8  # linked pairs stay below this distance, others above, if no links are cut
 
 
 def start_signatures(config: NACConfig) -> Tensor:
-    """The start that `signature_init` names, if it is not random.
+    """Return the initial signatures that `signature_init` names, if it is not random.
 
     Shapes: -> [u s].
     """
@@ -37,10 +37,10 @@ def start_signatures(config: NACConfig) -> Tensor:
 
 
 def prior_signatures(config: NACConfig) -> Tensor:
-    """Signatures whose link probabilities follow the prior as closely as their number allows.
+    """Return signatures whose link probabilities follow the prior as closely as possible.
 
-    A descent on the regularizer, in the prior's own order. Groups start at the leading
-    eigenvectors of the wanted cosines, 1 + epsilon log(target); the others at random.
+    They result from a descent on the regularizer, in the prior's own order. Groups start at the
+    leading eigenvectors of the wanted cosines, 1 + epsilon log(target); the others at random.
 
     Shapes: -> [u s], of length sqrt(s).
     """
@@ -60,7 +60,7 @@ def prior_signatures(config: NACConfig) -> Tensor:
 
 
 def _descend(signatures: Tensor, target: Tensor, epsilon: float, *, steps: int) -> Tensor:
-    # Adam on the sphere with the gradient by hand: autograd would keep ten u x u matrices.
+    # Adam on the sphere with a manual gradient: autograd would store ten u x u matrices.
     step, first, second = 0.03, torch.zeros_like(signatures), torch.zeros_like(signatures)
     for index in range(1, steps + 1):
         links = torch.exp((signatures @ signatures.mT - 1) / epsilon).clamp_(max=1 - 1e-4)
@@ -76,12 +76,12 @@ def _descend(signatures: Tensor, target: Tensor, epsilon: float, *, steps: int) 
 
 
 def hinge_signatures(config: NACConfig, *, steps: int = 1000) -> Tensor:
-    """Signatures of which those closer than the margin are the links of one drawn graph.
+    """Return signatures of which those closer than the margin are the links of one drawn graph.
 
-    The margin is `truncate` where links are cut. The start is orthogonal.
+    If links are cut, the margin is `truncate`. The start is orthogonal.
 
     Shapes: -> [u s].
-    Raises: SaccadeError if the graph cannot be drawn with so many modules.
+    Raises: SaccadeError if the graph cannot be drawn with this many modules.
     Source: the authors' code; the paper does not say how signatures start.
     """
     adjacency = drawn_graph(config)
@@ -94,7 +94,7 @@ def hinge_signatures(config: NACConfig, *, steps: int = 1000) -> Tensor:
 def hinge_descent(
     start: Tensor, adjacency: Tensor, *, margin: float, steps: int, rate: float = 1e-3
 ) -> Tensor:
-    """Adam on the distances that are on the wrong side of the margin.
+    """Optimize with Adam the distances that are on the wrong side of the margin.
 
     Shapes: start [u s], adjacency bool [u u] -> [u s].
     """
@@ -112,12 +112,12 @@ def hinge_descent(
 
 
 def drawn_graph(config: NACConfig) -> Tensor:
-    """One graph of `signature_init`'s family, with the authors' numbers.
+    """Draw one graph of `signature_init`'s family, with the authors' numbers.
 
     barabasi-albert: each module after the third links to two earlier ones, by their degree.
-    planted-partition: ten groups (`graph_group` where they do not fill the modules), linked with
-    probability 0.9 inside and 0.05 outside. watts-strogatz: a ring with the next tenth of all
-    modules, of which links 0.4 are moved.
+    planted-partition: ten groups (`graph_group` if ten do not fill the modules), linked with
+    probability 0.9 inside and 0.05 outside. watts-strogatz: a ring in which each module is linked
+    to the next tenth of all modules; a share of 0.4 of the links is moved.
 
     Shapes: -> bool [u u], symmetric, without the diagonal.
     Raises: SaccadeError if there are too few modules.
@@ -127,7 +127,7 @@ def drawn_graph(config: NACConfig) -> Tensor:
     if u < 4:
         raise SaccadeError(
             f"signature_init {name!r}: found {u} modules, expected at least 4 for such a graph. "
-            "Take signature_init=prior, or more modules."
+            "Set signature_init=prior, or use more modules."
         )
     rng = np.random.default_rng(config.seed)
     draws = {
@@ -142,7 +142,7 @@ def drawn_graph(config: NACConfig) -> Tensor:
 def _preferential(modules: int, rng: np.random.Generator, links: int = 2) -> np.ndarray:
     linked = np.zeros((modules, modules), bool)
     linked[0, 1 : links + 1] = True  # a star
-    ends = [0] * links + list(range(1, links + 1))  # each module as often as it has links
+    ends = [0] * links + list(range(1, links + 1))  # each module once per link
     for module in range(links + 1, modules):
         chosen: set[int] = set()
         while len(chosen) < links:
@@ -177,21 +177,21 @@ SPECTRAL = ("planted-partition", "ring-of-cliques")
 
 
 def target_links(config: NACConfig) -> Tensor:
-    """The prior's link probabilities, in the form that the configuration names.
+    """Return the prior's link probabilities, in the form that the configuration names.
 
-    standard, diagonal 0:
-    scale-free: expected links of preferential attachment, where node j of m links each meets the
-    earlier node i with probability m / (2 sqrt(i j)), scaled to the mean degree asked for.
-    planted-partition: `inside` within groups, `outside` between them. ring-of-cliques: the same,
-    and one link of probability `inside` from each clique's last to the next one's first module.
-    erdos-renyi: one probability for all.
+    standard, with diagonal 0:
+    scale-free: expected links of preferential attachment, where node j, with m links per node,
+    meets the earlier node i with probability m / (2 sqrt(i j)), scaled to the requested mean
+    degree. planted-partition: `inside` within groups, `outside` between them. ring-of-cliques: the
+    same, and one link of probability `inside` from each clique's last to the next one's first
+    module. erdos-renyi: one probability for all.
 
     official: scale-free: min(1, sqrt(u) / (16 sqrt(i j))), whose degree follows from the number of
-    modules. The others are equal groups, with the diagonal inside; in a ring of cliques the first
-    module of each is linked surely to all of its own and of the next clique, and the last clique
-    not to the first.
+    modules. The others are equal groups, including the diagonal. In a ring of cliques, the first
+    module of each is certainly linked to all of its own and of the next clique, but the last clique
+    is not linked to the first.
 
-    Shapes: -> float32 [u u] symmetric; standard: off the diagonal within [p_min, p_max].
+    Shapes: -> float32 [u u] symmetric; standard: within [p_min, p_max] off the diagonal.
     Raises: SaccadeError if the official form has groups that do not fill the modules.
     Source: section 2.2; Barabasi and Albert 1999, Condon and Karp 1999, Erdos and Renyi 1959;
             official: the authors' code.
@@ -221,7 +221,7 @@ def _scale_free(modules: int, degree: float) -> Tensor:
     root = torch.arange(1, modules + 1).rsqrt()
     shape = torch.outer(root, root).fill_diagonal_(0)
     scale, links = degree / 2, shape
-    for _ in range(20):  # probabilities end at 0.95, so the hubs' excess goes to the others
+    for _ in range(20):  # probabilities stop at 0.95, so the hubs' excess goes to the others
         links = (scale * shape).clamp_(max=0.95)
         mean_degree = links.sum(dtype=torch.float64).item() / modules
         if modules < 2 or abs(mean_degree / degree - 1) < 1e-3:
@@ -260,29 +260,29 @@ def _official(config: NACConfig) -> Tensor:
 
 
 class GraphStructure:
-    """The loss that draws a circuit's links to the prior, with the permutation between them.
+    """The loss that pulls a circuit's links to the prior, with the permutation between them.
 
     `matching: sorted`: both matrices are sorted, by expected degree (scale-free, erdos-renyi) or
-    spectrally (partition, ring), and compared entry by entry. One eigenvector says little of many
-    groups, so a spectral permutation replaces the one before it (at first: the prior's own order)
-    only if it is closer; a ring's order has no beginning, so it is tried from each module of a
-    clique on. `matching: hungarian`: rows are assigned to rows.
+    spectrally (partition, ring), and compared entry by entry. One eigenvector tells little about
+    many groups, so a spectral permutation replaces the previous one (initially the prior's own
+    order) only if it is closer. A ring's order has no beginning, so it is tried starting from each
+    module of a clique. `matching: hungarian`: rows are assigned to rows.
 
-    The permutation is a constant of the loss and is kept for `graph_refresh_steps` calls.
+    The permutation is constant in the loss and is kept for `graph_refresh_steps` calls.
 
     Source: section 2.2, Graph Structure Regularizer.
     """
 
     def __init__(self, config: NACConfig) -> None:
         self.config = config
-        self._target: Tensor | None = None  # sorted where the matching sorts
-        self._aligned: list[Tensor] = []  # of each bandwidth, permuted onto the modules
+        self._target: Tensor | None = None  # sorted if the matching sorts
+        self._aligned: list[Tensor] = []  # per bandwidth, permuted onto the modules
         self._calls = 0
 
     def loss(self, signatures: Tensor, epsilons: Sequence[float | Tensor] | None = None) -> Tensor:
-        """The configured loss of the link probabilities, summed over bandwidths that differ.
+        """Return the configured loss of the link probabilities, summed over distinct bandwidths.
 
-        Shapes: signatures [u s] -> scalar, 0 where there is only one module, or no such loss.
+        Shapes: signatures [u s] -> scalar, 0 if there is only one module, or no such loss.
         """
         config = self.config
         if signatures.shape[0] < 2 or config.structure_loss == "none":
@@ -303,11 +303,11 @@ class GraphStructure:
         return torch.stack(losses).sum()
 
     def state(self) -> dict[str, Any]:
-        """State of the permutation in use, for a training run that is resumed."""
+        """Return the state of the current permutation, for resuming a training run."""
         return {"aligned": self._aligned, "calls": self._calls}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`, and of the one that held a single matrix or none."""
+        """Restore what `state` returned, now or formerly (a single matrix or None)."""
         aligned = state["aligned"]
         kept = aligned if isinstance(aligned, list) else [aligned]
         self._aligned = [order for order in kept if order is not None]
@@ -315,7 +315,7 @@ class GraphStructure:
 
     @torch.no_grad()
     def align(self, scaled_distance: Tensor, which: int = 0) -> Tensor:
-        """The target in the order of the modules.
+        """Return the target in the order of the modules.
 
         Shapes: scaled_distance [u u], -log of the link probabilities -> [u u].
         """
@@ -339,7 +339,7 @@ class GraphStructure:
         )
 
     def _sorted_target(self) -> Tensor:
-        # Groups and cliques stand in spectral order already: one after the other.
+        # Groups and cliques are already in spectral order: one after the other.
         target = target_links(self.config)
         if self.config.graph_prior in SPECTRAL or self.config.matching == "hungarian":
             return target
@@ -350,11 +350,11 @@ class GraphStructure:
 def structure_loss(
     scaled_distance: Tensor, target: Tensor, *, kind: str = "cross-entropy", clip: float = 0.0
 ) -> Tensor:
-    """The mean over pairs of how far P is from the target t, with log P = -scaled_distance.
+    """Return the mean over pairs of how far P is from the target t, with log P = -scaled_distance.
 
-    cross-entropy: -(t log P + (1 - t) log(1 - P)), off the diagonal. mse: (P - t)^2, and kl: that
-    of two links that exist or not, P within 1e-6 of neither end; both with the diagonal. Terms
-    below `clip` count as `clip`, without a gradient.
+    cross-entropy: -(t log P + (1 - t) log(1 - P)), off the diagonal. mse: (P - t)^2. kl: the
+    divergence of two links that exist or not, with P at least 1e-6 from 0 and 1. mse and kl include
+    the diagonal. Terms below `clip` count as `clip`, without a gradient.
 
     Shapes: scaled_distance and target [u u] -> scalar.
     Source: mse, kl and clip: the authors' code.
@@ -375,7 +375,7 @@ def structure_loss(
 
 
 def repulsion(signatures: Tensor, distance: float) -> Tensor:
-    """Minus the sum of the distances of pairs closer than `distance`: it pushes them apart.
+    """Return minus the sum of the distances below `distance`: it pushes close pairs apart.
 
     Shapes: signatures [u s] -> scalar.
     Source: the authors' code.

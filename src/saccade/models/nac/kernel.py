@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel of a NAC's links: biases of attention by layer, drawn in training, and their mean."""
+"""The kernel of a NAC's links: attention biases per layer, drawn in training, and their mean."""
 
 from collections.abc import Iterator
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.skmdpa import evaluation_bias, sampled_bias
 
-LEAST = 0.01  # below which a learned bandwidth has no effect: at 0 the kernel ends
+LEAST = 0.01  # smallest effective value of a learned bandwidth: the kernel is undefined at 0
 
 
 class Kernel(nn.Module):
-    """log K of every layer from the distances of signatures; its parameters are learned epsilons.
+    """log K per layer from distances of signatures; its parameters are learned bandwidths.
 
     Source: eq. 2 and 3.
     """
@@ -27,7 +27,7 @@ class Kernel(nn.Module):
             self.bandwidth = nn.Parameter(torch.full((layers,), config.epsilon))
 
     def epsilons(self) -> list[float | Tensor]:
-        """The bandwidths that differ, of the propagators; the read-out's where there is none."""
+        """Return the propagators' distinct bandwidths; the read-out's if there is no propagator."""
         if not self.learned:
             return [self.config.epsilon]
         return [self._epsilon(layer) for layer in range(len(self.bandwidth) - 1)] or [
@@ -35,9 +35,9 @@ class Kernel(nn.Module):
         ]
 
     def layers(self, distance: Tensor | None, batch: int) -> Iterator[Tensor | None]:
-        """The bias of each propagator; in training each has a draw of its own.
+        """Yield the bias of each propagator; in training each has a separate draw.
 
-        Shapes: distance [i j] or [b i j] -> same, or [b i j] of a draw for each sample.
+        Shapes: distance [i j] or [b i j] -> same, or [b i j] for a draw per sample.
         """
         fixed = None if self.training else self.constant(distance)
         for layer in range(self.config.propagator_layers):
@@ -47,7 +47,7 @@ class Kernel(nn.Module):
                 yield self.of_layer(fixed, layer)
 
     def read_out(self, distance: Tensor | None, batch: int) -> Tensor | None:
-        """The bias of the read-out.
+        """Return the bias of the read-out.
 
         Shapes: as `layers`.
         """
@@ -60,9 +60,9 @@ class Kernel(nn.Module):
         return evaluation_bias(distance, self._epsilon(-1), truncate)
 
     def constant(self, distance: Tensor | None) -> Tensor | None:
-        """The biases of all propagators in evaluation, for `of_layer`.
+        """Return the biases of all propagators in evaluation, for `of_layer`.
 
-        Shapes: distance [... i j] -> same, or [... l i j] where epsilon is learned.
+        Shapes: distance [... i j] -> same, or [... l i j] if epsilon is learned.
         """
         if distance is None:
             return None
@@ -73,13 +73,13 @@ class Kernel(nn.Module):
         return evaluation_bias(distance.unsqueeze(-3), epsilon, self.config.truncate)
 
     def of_layer(self, biases: Tensor | None, layer: int) -> Tensor | None:
-        """One propagator's of what `constant` gives."""
+        """Return one propagator's bias from the result of `constant`."""
         return biases.select(-3, layer) if self.learned and biases is not None else biases
 
     def links(self, biases: Tensor) -> Tensor:
-        """Link probabilities, their mean over the propagators.
+        """Return the link probabilities, averaged over the propagators.
 
-        Shapes: what `constant` gives -> [... i j].
+        Shapes: the result of `constant` -> [... i j].
         """
         return biases.exp().mean(-3) if self.learned else biases.exp()
 

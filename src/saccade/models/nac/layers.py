@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The circuit executor's propagator, and what its layers share."""
+"""The circuit executor's propagator, and functions that its layers share."""
 
 import math
 
@@ -15,7 +15,7 @@ from saccade.models.nac.skmdpa import skmdpa
 
 
 def modulation_of(config: NACConfig) -> Modulation:
-    """The configured code, alpha and switches."""
+    """Return the configured modulation."""
     return Modulation(
         config.code_dim,
         config.alpha,
@@ -26,28 +26,28 @@ def modulation_of(config: NACConfig) -> Modulation:
 
 
 def mod_fc(config: NACConfig, inputs: int, outputs: int, *, scale: float = 1.0) -> ModFC:
-    """A ModFC with the configured modulation."""
+    """Create a ModFC with the configured modulation."""
     return ModFC(inputs, outputs, modulation_of(config), scale=scale)
 
 
 def mod_ffn(config: NACConfig, *, scale: float = 1.0) -> ModFFN:
-    """A ModFFN with the configured width, activation and modulation."""
+    """Create a ModFFN with the configured width, activation and modulation."""
     kind = {"activation": config.activation, "gate": config.ffn_gate}
     return ModFFN(config.dim, config.ffn_dim, modulation_of(config), scale=scale, **kind)
 
 
 def norm_where(wanted: bool, width: int) -> nn.Module:
-    """LayerNorm, or nothing."""
+    """Create a LayerNorm, or the identity."""
     return nn.LayerNorm(width) if wanted else nn.Identity()
 
 
 def optional_norm(config: NACConfig) -> nn.Module:
-    """LayerNorm where the configuration has one in read-in and read-out."""
+    """Create the LayerNorm of read-in and read-out, if the configuration has one."""
     return norm_where(config.read_norm, config.dim)
 
 
 def length_mask(length: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """Mask of the tokens that take part; of a pair of inputs, each half has a length of its own.
+    """Return the mask of valid tokens; each input of a pair has its own length.
 
     Shapes: length [b] or [b 2], tokens [b n d] -> bool [b 1 n].
     """
@@ -61,7 +61,7 @@ def length_mask(length: Tensor | None, tokens: Tensor) -> Tensor | None:
 
 
 def without_padding(tokens: Tensor, length: Tensor | None) -> Tensor:
-    """Zeros beyond the length, where anything may stand: 0 times a NaN would still be NaN.
+    """Set tokens beyond the length to 0: they may be anything, and 0 times NaN is NaN.
 
     Shapes: tokens [b n d], length [b] or [b 2] -> [b n d].
     """
@@ -71,7 +71,7 @@ def without_padding(tokens: Tensor, length: Tensor | None) -> Tensor:
 
 @in_float32
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over the tokens that take part; a sample without any is NaN.
+    """Return the softmax over valid tokens; a sample without any gives NaN.
 
     Shapes: scores [b ... u n], mask bool [b ... 1 n] -> [b ... u n].
     """
@@ -83,8 +83,8 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 class Propagator(nn.Module):
     """One round of messages between modules, then one of computation; both pre-LN, residual.
 
-    Modules hear each other, or the `senders` that are passed, with codes of their own. The noise of
-    training moves a module's code as a receiver and as a sender apart.
+    Modules attend to each other, or to the `senders`, which have their own codes. The noise of
+    training moves a module's code as a receiver and as a sender separately.
 
     Shapes: theta [b u d], code [u c] or [b u c], bias [u j] or [b u j], senders [b j d] and
             sender_code [j c] -> [b u d]; j = u without senders.
@@ -130,7 +130,7 @@ class Propagator(nn.Module):
 
 
 class InitialState(nn.Module):
-    """A two-layer MLP of the code, for processor and read-out modules alike.
+    """A two-layer MLP of the code, for both processor and read-out modules.
 
     Shapes: code [... c] -> [... d].
     Source: section 2.2.
@@ -146,7 +146,7 @@ class InitialState(nn.Module):
 
 
 class CodeAsState(nn.Module):
-    """The code itself, which is as wide as a state.
+    """The code itself, which has the width of a state.
 
     Shapes: code [... d] -> same.
     Source: the authors' code in the configurations of the paper.
@@ -160,8 +160,8 @@ class LinearState(nn.Module):
     """LayerNorm and one layer; with noise, training draws around it for each of `batch` samples.
 
     Shapes: code [u c] -> [u d], or with noise drawn [b u d].
-    Source: the authors' code by default, which draws in evaluation too: two evaluations of one
-            image differ there, here they do not.
+    Source: the authors' code by default. That code also draws in evaluation, so that two
+            evaluations of one image differ; here they do not.
     """
 
     def __init__(self, config: NACConfig) -> None:
@@ -183,6 +183,6 @@ class LinearState(nn.Module):
 
 
 def initial_state(config: NACConfig) -> nn.Module:
-    """The form that the configuration asks for."""
+    """Create the initial state that the configuration names."""
     forms = {"mlp": InitialState, "linear": LinearState}
     return CodeAsState() if config.initial_state == "code" else forms[config.initial_state](config)

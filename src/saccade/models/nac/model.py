@@ -30,15 +30,15 @@ from saccade.models.nac.tokenizers import tokenizer
 
 
 class NAC(nn.Module, Family):
-    """A circuit generator and the executor that runs its circuit on tokens.
+    """A circuit generator, and the executor that runs its circuit on tokens.
 
     Every method that runs the model takes `x` (image [b h w c] with values 0 to 255 of any type,
     tokens [b n token_dim], points [b n 3], characters or bytes [b n]; a pair [b 2 ...]), `length`
-    [b] or [b 2] of at least 1 (tokens that count), `condition` [b m condition_dim] and
+    [b] or [b 2] of at least 1 (valid tokens), `condition` [b m condition_dim] and
     `condition_length` [b] (conditional NAC).
 
-    Source: Weiss et al. 2022, Neural Attentive Circuits, section 2; the configuration says what
-            was decided where the paper is silent.
+    Source: Weiss et al. 2022, Neural Attentive Circuits, section 2; the configuration documents
+            decisions where the paper is silent.
     """
 
     config_class = NACConfig
@@ -46,7 +46,7 @@ class NAC(nn.Module, Family):
     read_out_signatures: Tensor | None
 
     def __init__(self, config: NACConfig, *, fresh: bool = True) -> None:
-        """Weights are drawn from config.seed; with `fresh` false they are about to be loaded."""
+        """Draw the weights from config.seed; if `fresh` is false, they will be loaded."""
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=[]):
@@ -89,7 +89,7 @@ class NAC(nn.Module, Family):
         condition_length: Tensor | None = None,
         modules: Tensor | None = None,
     ) -> Tensor:
-        """Logits; `modules` (int64 [m]) runs those processor modules alone.
+        """Return the logits; `modules` (int64 [m]) runs only those processor modules.
 
         Shapes: -> [b classes].
         """
@@ -104,10 +104,10 @@ class NAC(nn.Module, Family):
         condition: Tensor | None = None,
         condition_length: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Everything that is exported, of one pass.
+        """Return all exported outputs of one pass.
 
         Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1, attention
-                [b u n] of the read-in, and link [b u u], the probabilities of links (absent where
+                [b u n] of the read-in, and link [b u u], the probabilities of links (absent if
                 links are dense).
         """
         given = self._given(x, length, condition, condition_length)
@@ -146,10 +146,10 @@ class NAC(nn.Module, Family):
         condition: Tensor | None = None,
         condition_length: Tensor | None = None,
     ) -> Tensor:
-        """Processor modules by descending degree, ties by index; kept in `module_order`.
+        """Rank processor modules by descending degree (ties by index); stored in `module_order`.
 
-        Degree is the sum of link probabilities to the other processor modules; in a conditional
-        NAC its mean over the calibration samples that are passed.
+        Degree is the sum of link probabilities to the other processor modules. In a conditional
+        NAC it is averaged over the calibration samples passed in.
 
         Raises: SaccadeError if a conditional NAC gets no samples.
         """
@@ -168,7 +168,7 @@ class NAC(nn.Module, Family):
 
     @torch.no_grad()
     def rank_now(self) -> Tensor:
-        """The order of the circuit as it is; of a conditional NAC the order kept last.
+        """Return the order of the current circuit; for a conditional NAC the last stored order.
 
         Shapes: -> int64 [u].
         """
@@ -177,7 +177,7 @@ class NAC(nn.Module, Family):
         return circuit_order(self.generator(), self.kernel)
 
     def graph_loss(self) -> Tensor:
-        """Distance of the links from the graph prior; 0 where links are not learned or generated.
+        """Return the links' distance from the prior; 0 if links are generated or not learned.
 
         Shapes: -> scalar.
         """
@@ -193,7 +193,7 @@ class NAC(nn.Module, Family):
 
     @torch.no_grad()
     def prune(self, budget: float) -> "NAC":
-        """A new NAC of the floor(budget U + 0.5) best connected modules, by `module_order`.
+        """Return a new NAC of the floor(budget U + 0.5) first modules of `module_order`.
 
         It equals this one with the other modules' attention scores at -inf. A conditional NAC
         keeps its whole generator, whose self-attention mixes all queries, and selects afterwards.
@@ -204,15 +204,15 @@ class NAC(nn.Module, Family):
         return fewer
 
     def components(self) -> tuple[Component, ...]:
-        """One, the role of which is empty: it answers requests alone."""
+        """Return the only component; its role is empty, because it answers requests alone."""
         return (nac_component(self),)
 
     def at(self, budget: ComputeBudget) -> "NAC":
-        """The pruned model of that budget."""
+        """Return the pruned model of that budget."""
         return self.prune(budget.kept / budget.total)
 
     def runtime_metadata(self) -> dict[str, Any]:
-        """Runtime metadata to make inputs with: kinds, longest lengths, the vocabulary."""
+        """Return the metadata needed to create inputs: kinds, longest lengths, the vocabulary."""
         config = self.config
         image, conditional = config.input == "image", config.conditional
         grid = [config.height_px // config.token_px, config.width_px // config.token_px]

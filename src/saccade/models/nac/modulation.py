@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers whose weights all modules share and whose inputs a module's code scales."""
+"""Layers whose weights all modules share and whose inputs are scaled by a module's code."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 def linear(inputs: int, outputs: int, *, scale: float = 1.0, bias: bool = True) -> nn.Linear:
-    """A layer that keeps the variance of its input (times scale squared), with bias 0."""
+    """Create a layer that preserves its input's variance (times scale squared), with bias 0."""
     layer = nn.Linear(inputs, outputs, bias=bias)
     nn.init.normal_(layer.weight, std=scale / math.sqrt(inputs))
     if bias:
@@ -20,20 +20,20 @@ def linear(inputs: int, outputs: int, *, scale: float = 1.0, bias: bool = True) 
 
 @dataclass(frozen=True)
 class Modulation:
-    """Modulation of what comes into a layer by a code."""
+    """Settings of the modulation of a layer's input by a code."""
 
     code_dim: int
-    alpha: float = 0.1  # at the start
-    on: bool = True  # False: not at all
+    alpha: float = 0.1  # initial value
+    on: bool = True  # False: no modulation
     one: bool = True  # False: without the 1 and without alpha
-    norm_affine: bool = True  # False: the LayerNorm has neither weight nor bias
+    norm_affine: bool = True  # False: LayerNorm without weight and bias
 
 
 class ModFC(nn.Module):
     """y = W (x * (1 + alpha LayerNorm(W_c c))) + b, or W x + b with modulation off.
 
     Shapes: x [... inputs], code [... code_dim], leading axes broadcast -> y [... outputs].
-    Source: eq. 1; without the 1 as the authors' code does by default.
+    Source: eq. 1; without the 1, as in the authors' code by default.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ModFC(nn.Module):
                 self.alpha = nn.Parameter(torch.tensor(float(modulation.alpha)))
 
     def gain(self, code: Tensor) -> Tensor:
-        """1 + alpha LayerNorm(W_c c), or LayerNorm(W_c c): what a module multiplies its input with.
+        """Return the factor of a module's input: 1 + alpha LayerNorm(W_c c), or LayerNorm(W_c c).
 
         Shapes: code [... code_dim] -> [... inputs].
         """
@@ -65,10 +65,10 @@ class ModFC(nn.Module):
 
 
 class ModFFN(nn.Module):
-    """Two ModFC of the same code with an activation between them; no residual of its own.
+    """Two ModFC of the same code with an activation between them, without a residual.
 
-    With `gate` "geglu" the first layer is twice as wide: one half of its channels times the GELU
-    of the other. The authors' hidden width is round(capacity_factor * dim) with and without it.
+    With `gate` "geglu", the first layer is twice as wide: one half of its channels times the GELU
+    of the other. The authors' hidden width is round(capacity_factor * dim) in both cases.
 
     Shapes: x [... dim], code [... code_dim] -> [... dim].
     """
@@ -94,7 +94,7 @@ class ModFFN(nn.Module):
 
 
 def activate(x: Tensor, name: str) -> Tensor:
-    """The activation of that name; "geglu" halves the channels.
+    """Apply the activation of that name; "geglu" halves the channels.
 
     Shapes: x [... hidden] -> same, or [... 2 hidden] -> [... hidden].
     Source: geglu: Shazeer 2020 (arXiv 2002.05202), the second half through the exact GELU.

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Noise of a NAC's training: residuals left out by sample, and codes that are moved a little."""
+"""Noise in the training of a NAC: residuals left out by sample, and perturbed codes."""
 
 import torch
 from torch import Tensor
 
 
 def dropped_path(residual: Tensor, rate: float, *, training: bool) -> Tensor:
-    """The residual, in training 0 for a share `rate` of the samples and larger for the others.
+    """In training, set a share `rate` of samples' residuals to 0 and scale up the others.
 
     Shapes: residual [b ...] -> same.
-    Source: Huang et al. 2016 (arXiv 1603.09382), with the expectation of evaluation kept.
+    Source: Huang et al. 2016 (arXiv 1603.09382), with the same expectation as in evaluation.
     """
     if not training or rate == 0:
         return residual
@@ -19,9 +19,9 @@ def dropped_path(residual: Tensor, rate: float, *, training: bool) -> Tensor:
 
 
 def noised(code: Tensor, share: float, *, training: bool) -> Tensor:
-    """The code, each component in training moved evenly by up to `share` of its size.
+    """In training, move each component of a code uniformly by up to `share` of its size.
 
-    The move is a constant of the gradient.
+    The move is constant with respect to the gradient.
 
     Shapes: code [... c] -> same.
     Source: the authors' code; the paper has none.

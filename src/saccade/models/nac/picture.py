@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The circuit that answered for an image, drawn: modules, what they read, who hears whom."""
+"""Drawing of the circuit that answered for an image: modules, what they read, their links."""
 
 import io
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from saccade.models.nac.circuit import LIKELY, SampleCircuit, sample_circuit
 _INK, _QUIET, _EDGE, _PAPER = "#22262b", "#5b626b", "#5f7f96", "#ffffff"
 _IN, _OUT = "#d55e00", "#0b6e99"
 _HEAT, _WHERE = "magma", "viridis"
-_ROWS = 12  # modules that are drawn
+_ROWS = 12  # modules to draw
 _ANSWER = 0.96, 0.5
 
 
@@ -27,13 +27,13 @@ def circuit_png(
     least: float = LIKELY,
     most: int = _ROWS,
 ) -> bytes:
-    """The picture as PNG bytes: what is read, the best linked modules, and the answer.
+    """Return the drawing as PNG bytes: the input, the best linked modules, and the answer.
 
-    Modules stand in layers, those with the most links nearest to the answer, each with its
-    likeliest links to the others. Where tokens are patches, a module is the map of what it reads
-    and has an arrow from the patch that it reads most; else its colour tells which places it reads.
-    Shapes: image [h w c] uint8; of a pair side by side.
-    Raises: MissingPackage without matplotlib.
+    Modules are placed in layers, those with the most links nearest to the answer, each with its
+    likeliest links to the others. If tokens are patches, a module is drawn as the map of what it
+    reads, with an arrow from the patch that it reads most; else its color shows what it reads.
+    Shapes: image [h w c] uint8; a pair is side by side.
+    Raises: MissingPackage if matplotlib is not installed.
     """
     require("matplotlib", extra="bench")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -54,7 +54,7 @@ def circuit_png(
     figure.suptitle(title or "Circuit", x=0.01, ha="left", fontsize=13, color=_INK, weight="bold")
     figure.supxlabel(_caption(circuit, shown, least), x=0.01, ha="left", fontsize=8, color=_QUIET)
     buffer = io.BytesIO()
-    # Without a version in it, the same circuit gives the same bytes.
+    # Without the version in the file, the same circuit gives the same bytes.
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
@@ -63,9 +63,9 @@ def _caption(whole: SampleCircuit, shown: SampleCircuit, least: float) -> str:
     total, count = len(whole.attention), len(shown.attention)
     which = f"{count} modules" if count == total else f"the {count} best linked of {total} modules"
     drawn = f"Drawn: {which}, from left to right by their number of links"
-    read_out = "The read-out hears every module."
+    read_out = "The read-out reads every module."
     if whole.link is None:
-        return f"{drawn}. Every module hears every other, so no links are drawn. {read_out}"
+        return f"{drawn}. Every module reads every other, so no links are drawn. {read_out}"
     every, links = len(whole.edges(least)), len(shown.backbone(least))
     return f"{drawn}, and {links} of {every:,} links of probability {least:g} and more. {read_out}"
 
@@ -110,7 +110,7 @@ def _draw_arrows(
     figure: Any, read: Any, graph: Any, circuit: SampleCircuit, place: np.ndarray,
     image: np.ndarray | None,
 ) -> None:  # fmt: skip
-    """From the patch that a module reads most to the module."""
+    """Draw arrows from the patch that a module reads most to the module."""
     from matplotlib.patches import ConnectionPatch
 
     maps = _maps(circuit)
@@ -161,7 +161,7 @@ def _draw_thumbnails(axes: Any, circuit: SampleCircuit, place: np.ndarray) -> No
 
     maps = _maps(circuit)
     side_points = 30.0
-    repeat = max(1, 48 // maps.shape[1])  # an offset image is smoothed: give it many pixels a cell
+    repeat = max(1, 48 // maps.shape[1])  # offset images are smoothed: many pixels per cell
     for centre, thumbnail in zip(place, maps, strict=True):
         fine = np.kron(thumbnail / max(thumbnail.max(), 1e-12), np.ones((repeat, repeat)))
         picture = OffsetImage(fine, cmap=_HEAT, zoom=side_points / fine.shape[0])
@@ -182,7 +182,7 @@ def _draw_image(axes: Any, circuit: SampleCircuit, image: np.ndarray | None) -> 
         height, width = image.shape[:2]
         grey = image.shape[2] == 1
         axes.imshow(image[..., 0] if grey else image, cmap="gray" if grey else None)
-        # Opaque where nobody looks, so that what is read stays as it is.
+        # Opaque where no module reads, so that the rest keeps its colors.
         veil = np.zeros((*read.shape, 4))
         veil[..., 3] = 0.65 * (1 - read / max(read.max(), 1e-12))
         extent = (-0.5, width - 0.5, height - 0.5, -0.5)
@@ -194,7 +194,7 @@ def _draw_image(axes: Any, circuit: SampleCircuit, image: np.ndarray | None) -> 
 
 def _draw_reading(axes: Any, circuit: SampleCircuit) -> None:
     best = np.argsort(-circuit.degree, kind="stable")[:_ROWS]
-    # The root of the weights: a module that reads twenty places has 0.05 for each.
+    # The root of the weights: a module that reads twenty tokens has 0.05 for each.
     shown = np.sqrt(circuit.attention[best].T)
     axes.imshow(shown, cmap=_HEAT, vmin=0, vmax=1, aspect="auto", interpolation="none")
     axes.set_xticks(range(len(best)), [str(circuit.names[k]) for k in best], fontsize=7)
@@ -207,15 +207,15 @@ def _draw_reading(axes: Any, circuit: SampleCircuit) -> None:
 
 
 def circuit(request: ShowRequest) -> Drawing:
-    """Modules, what each of them reads, and who hears whom.
+    """Draw modules, what each of them reads, and their links.
 
-    Raises: SaccadeError if another model is to be drawn beside it.
+    Raises: SaccadeError if it is to be drawn next to another model.
     """
     view, options = request.view, request.options
     if options.against:
         raise SaccadeError(
-            f"--against {options.against}: {options.model} is a NAC, whose circuit is "
-            "drawn by itself. Leave the option out."
+            f"--against {options.against}: {options.model} is a NAC, whose circuit is drawn "
+            "alone. Leave the option out."
         )
     answer = request.ask(["attention", *(["link"] if "link" in view.outputs("") else [])])
     link = answer["link"][0] if "link" in answer else None
@@ -230,9 +230,9 @@ def circuit(request: ShowRequest) -> Drawing:
 def focus(
     metadata: Mapping[str, Any], outputs: Mapping[str, np.ndarray], size: tuple[int, int]
 ) -> np.ndarray | None:
-    """What the modules read, all together.
+    """Return the mean map of what the modules read.
 
-    Shapes: outputs["attention"] [n modules tokens] -> [n h w], or none without it or a grid.
+    Shapes: outputs["attention"] [n modules tokens] -> [n h w], or None without it or a grid.
     """
     weights, grid = outputs.get("attention"), metadata.get("grid")
     if weights is None or grid is None:

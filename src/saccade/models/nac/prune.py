@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A NAC of fewer modules: the order that keeps them, and their rows of codes and signatures."""
+"""Pruning of a NAC: the order of its modules, and their rows of codes and signatures."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,9 +16,9 @@ from saccade.models.nac.skmdpa import signature_distance
 
 
 def circuit_order(circuit: Circuit, kernel: Kernel) -> Tensor:
-    """Processor modules by descending degree, its mean over the samples of a conditional circuit.
+    """Return processor modules by descending degree, averaged over a conditional circuit's samples.
 
-    Shapes: signatures [u s] or [b u s] -> int64 [u]; the modules' own order where links are dense.
+    Shapes: signatures [u s] or [b u s] -> int64 [u]; their original order if links are dense.
     """
     signatures = circuit.signatures
     if signatures is None:
@@ -31,8 +31,8 @@ def circuit_order(circuit: Circuit, kernel: Kernel) -> Tensor:
 
 @torch.no_grad()
 def pruned(model: Any, budget: float) -> Any:
-    """A new NAC of the floor(budget U + 0.5) first modules of `module_order`; nothing is
-    renormalised.
+    """Return a new NAC of the floor(budget U + 0.5) first modules of `module_order`, without
+    renormalization.
 
     Raises: SaccadeError if the budget is not in (0, 1] or keeps no module.
     """
@@ -52,7 +52,7 @@ def pruned(model: Any, budget: float) -> Any:
     else:
         tables = ["codes", "signatures"]
         if config.read_in_modules == 0:
-            tables.append("read_in_codes")  # a read-in of its own modules keeps them all
+            tables.append("read_in_codes")  # a read-in with separate modules keeps them all
         selected = [f"generator.{name}" for name in tables]
     for name in selected:
         if name in state:

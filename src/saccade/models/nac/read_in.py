@@ -19,13 +19,12 @@ from saccade.models.nac.noise import noised
 
 
 class ReadIn(nn.Module):
-    """Each module looks at the tokens through its own keys and values, then a residual ModFFN.
+    """Each module attends to the tokens through its own keys and values, then a residual ModFFN.
 
-    In evaluation this is eq. 4 and 5 as written, with the softmax that eq. 5 leaves out. In
-    training the same function is computed without the keys and values of every module and token:
-    the gain moves to the query (q . W(x * m) = (W^T q * m) . x, and q . b is constant over the
-    tokens), and values are projected after pooling, because the weights sum to 1. `direct` forces
-    one of the two.
+    In evaluation this is eq. 4 and 5 as written, with the softmax that eq. 5 omits. In training
+    the same function is computed without keys and values per module and token: the gain moves to
+    the query (q . W(x * m) = (W^T q * m) . x, and q . b is constant over the tokens), and values
+    are projected after pooling, because the weights sum to 1. `direct` forces one of the two.
 
     Shapes: theta [u d] or [b u d], tokens [b n t], code [u c] or [b u c], length [b] of at least 1
             -> [b u d].
@@ -55,7 +54,7 @@ class ReadIn(nn.Module):
     def attend(
         self, theta: Tensor, tokens: Tensor, code: Tensor, length: Tensor | None = None
     ) -> Tensor:
-        """The attention without the ModFFN that follows.
+        """Compute the attention without the ModFFN that follows.
 
         Shapes: as forward.
         """
@@ -66,7 +65,7 @@ class ReadIn(nn.Module):
         return theta + y if self.residual else y
 
     def asked(self, theta: Tensor, code: Tensor) -> Tensor:
-        """The modules' queries.
+        """Return the modules' queries.
 
         Shapes: theta [... u d], code [... u c] -> [... u w], the heads side by side.
         """
@@ -79,7 +78,7 @@ class ReadIn(nn.Module):
         return (weights.unsqueeze(-2) @ v).squeeze(-2).flatten(-2)
 
     def scores(self, q: Tensor, tokens: Tensor, code: Tensor) -> Tensor:
-        """Products of queries and keys, in front of the softmax over the tokens.
+        """Return the products of queries and keys, before the softmax over the tokens.
 
         Shapes: q [... u w], tokens [b n t], code [u c] or [b u c] -> [b u heads n].
         """
@@ -103,7 +102,7 @@ class ReadIn(nn.Module):
     def weights(
         self, theta: Tensor, tokens: Tensor, code: Tensor, length: Tensor | None = None
     ) -> Tensor:
-        """Weight of each token for each module, the mean of its heads; rows sum to 1.
+        """Return the weight of each token for each module, averaged over heads; rows sum to 1.
 
         Shapes: as forward -> [b u n].
         """
@@ -115,7 +114,7 @@ class ReadIn(nn.Module):
 
 
 def probe(q: Tensor, key: ModFC, code: Tensor, heads: int) -> Tensor:
-    """Probe whose product is every token's score: W_k^T q * gain / sqrt(w / heads).
+    """Return the probe whose product with a token is its score: W_k^T q * gain / sqrt(w / heads).
 
     Shapes: q [... u w], code [... u c] -> [... heads u t], the first head's rows first.
     """
@@ -128,7 +127,7 @@ def probe(q: Tensor, key: ModFC, code: Tensor, heads: int) -> Tensor:
 
 
 def values_by_head(pooled: Tensor, weight: Tensor, gain: Tensor | None, heads: int) -> Tensor:
-    """Each head's values of what it took, side by side, without their bias.
+    """Return each head's values of its pooled tokens, side by side, without their bias.
 
     Shapes: pooled [b heads u t], weight [w t], gain [u t] or [b u t] -> [b u w].
     """
@@ -138,7 +137,7 @@ def values_by_head(pooled: Tensor, weight: Tensor, gain: Tensor | None, heads: i
 
 
 def mean_of_heads(weights: Tensor, heads: int) -> Tensor:
-    """The weights of a module, of those of its heads.
+    """Average a module's weights over its heads.
 
     Shapes: [b heads u n] -> [b u n].
     """

@@ -16,12 +16,12 @@ from saccade.models.nac.skmdpa import skmdpa
 
 
 class ReadOut(nn.Module):
-    """Read-out modules poll the processor's final states; their confidences weight the sum.
+    """Read-out modules attend to the processor's final states; confidences weight their sum.
 
-    Queries take the read-out module's code, keys and values the processor module's.
+    Queries use the read-out module's code, keys and values the processor module's.
 
     Shapes: initial [r d], code [r c], theta [b u d], processor_code [u c] or [b u c],
-            bias [r u] or [b r u] -> [b r d]; `pool` makes [b d] of it.
+            bias [r u] or [b r u] -> [b r d]; `pool` reduces it to [b d].
     """
 
     def __init__(self, config: NACConfig) -> None:
@@ -57,7 +57,7 @@ class ReadOut(nn.Module):
         return y + self.ffn(self.norm(y), code)
 
     def asked(self, initial: Tensor, code: Tensor) -> Tensor:
-        """The read-out modules' queries.
+        """Return the read-out modules' queries.
 
         Shapes: initial [r d], code [r c] -> [r w], the heads side by side.
         """
@@ -65,10 +65,10 @@ class ReadOut(nn.Module):
 
 
 class ConfidencePool(nn.Module):
-    """The read-out states' sum, weighted by the softmax of one learned scalar each.
+    """The sum of read-out states, weighted by the softmax of one learned scalar each.
 
-    The scalar is linear in the state, or (configuration: confidence="module") a constant. With
-    confidence="first" there is none: the first read-out module's state is the answer.
+    The scalar is linear in the state, or (confidence="module") a constant. With
+    confidence="first" there is no scalar: the first read-out module's state is the answer.
 
     Shapes: states [b r d] -> [b d].
     """
@@ -94,23 +94,23 @@ class ConfidencePool(nn.Module):
 
 
 class ModulatedHead(ModFC):
-    """The last layer, modulated by the code of the read-out module whose state it takes."""
+    """The last layer, modulated by the code of the read-out module whose state it reads."""
 
     @property
     def weight(self) -> Tensor:
-        """As of a linear layer."""
+        """The weight, as in a linear layer."""
         return self.linear.weight
 
 
 def last_layer(config: NACConfig) -> nn.Module:
-    """The layer from a state to logits."""
+    """Create the layer from a state to logits."""
     if config.head == "linear":
         return linear(config.dim, config.classes)
     return ModulatedHead(config.dim, config.classes, modulation_of(config))
 
 
 def head_outputs(head: Callable[[Tensor], Tensor], state: Tensor) -> dict[str, Tensor]:
-    """Logits, probabilities and embedding of the confidence-weighted state.
+    """Return logits, probabilities and embedding of the confidence-weighted state.
 
     Shapes: state [b d] -> logits and probabilities [b classes], embedding [b d].
     """

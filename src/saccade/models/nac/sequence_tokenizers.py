@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From vectors, points, characters or bytes to tokens of the model's width."""
+"""Tokenizers of vectors, points, characters and bytes."""
 
 import math
 
@@ -17,9 +17,9 @@ BYTES = 256
 
 
 class TokenProjection(nn.Module):
-    """Tokens that come in, brought to the model's width; with max_tokens, positions too.
+    """Projects input tokens to the model's width and, with max_tokens, adds positions.
 
-    Shapes: tokens [b n token_dim], n at most max_tokens where that is set -> [b n dim].
+    Shapes: tokens [b n token_dim], n at most max_tokens if that is set -> [b n dim].
     """
 
     position: nn.Parameter | None
@@ -36,7 +36,7 @@ class TokenProjection(nn.Module):
         if tokens.dim() != 3 or tokens.shape[-1] != expected:
             raise ShapeError(
                 f"tokens: found shape {list(tokens.shape)}, expected [b, n, {expected}]. "
-                f"Bring each token to {expected} values."
+                f"Give each token {expected} values."
             )
         check_count("tokens", tokens, self.config)
         x = self.project(tokens.to(self.norm.weight.dtype))
@@ -44,9 +44,9 @@ class TokenProjection(nn.Module):
 
 
 class PointTokenizer(nn.Module):
-    """Coordinates and their sines and cosines at some octaves, one linear layer, LayerNorm.
+    """Coordinates, their sines and cosines at some octaves, one linear layer, LayerNorm.
 
-    Points are a set: the coordinates are their position.
+    Points are a set; their coordinates are their positions.
 
     Shapes: points [b n 3], within about -1 to 1 -> tokens [b n dim].
     """
@@ -65,7 +65,7 @@ class PointTokenizer(nn.Module):
         if points.dim() != 3 or points.shape[-1] != 3:
             raise ShapeError(
                 f"points: found shape {list(points.shape)}, expected [b, n, 3]. "
-                "Give three coordinates a point."
+                "Pass three coordinates per point."
             )
         check_count("points", points, self.config)
         x = points.to(self.norm.weight.dtype)
@@ -74,7 +74,7 @@ class PointTokenizer(nn.Module):
 
 
 class LocalLayer(nn.Module):
-    """x + linear(gelu(convolution(LayerNorm(x)))) over neighbouring places; padding counts as 0.
+    """x + linear(gelu(convolution(LayerNorm(x)))) over neighboring positions; padding counts as 0.
 
     Shapes: x [b n d], length [b] -> [b n d].
     """
@@ -94,12 +94,12 @@ class LocalLayer(nn.Module):
 
 
 class SymbolTokenizer(nn.Module):
-    """One learned vector a symbol, and its position, local layers, LayerNorm.
+    """One learned vector per symbol and its position, local layers, LayerNorm.
 
-    What is not an index into the vocabulary gets a vector of its own, the table's last one; bytes
-    have 256 symbols, and all of them are known.
+    Anything that is not an index into the vocabulary gets the last vector of the table. Bytes have
+    256 symbols, all of which are known.
 
-    Shapes: symbols [b n] of whole numbers, n at most max_tokens, length [b] -> tokens [b n dim].
+    Shapes: symbols [b n] of integers, n at most max_tokens, length [b] -> tokens [b n dim].
     """
 
     position: nn.Parameter | None
@@ -119,13 +119,13 @@ class SymbolTokenizer(nn.Module):
         if symbols.dim() != 2 or symbols.is_floating_point():
             raise ShapeError(
                 f"{name}: found {symbols.dtype} of shape {list(symbols.shape)}, expected whole "
-                f"numbers [b, n]. Give one {name[:-1]} a place."
+                f"numbers [b, n]. Pass one {name[:-1]} per position."
             )
         check_count(name, symbols, self.config)
         index = symbols.long()
         if name == "characters":
             index = torch.where((index >= 0) & (index < self.known), index, self.known)
-        # F.embedding's result would have the name of the output `embedding` in an exported graph.
+        # F.embedding's result would take the name of the output `embedding` in an exported graph.
         x = self.symbol_embedding.index_select(0, index.flatten()).unflatten(0, index.shape)
         x = with_position(x, self.position, self.config)
         for layer in self.local:
@@ -134,21 +134,21 @@ class SymbolTokenizer(nn.Module):
 
 
 def sequence_tokenizer(config: NACConfig) -> nn.Module:
-    """The tokenizer of tokens, points, characters or bytes."""
+    """Create the tokenizer of tokens, points, characters or bytes."""
     if config.input == "tokens":
         return TokenProjection(config)
     return PointTokenizer(config) if config.input == "points" else SymbolTokenizer(config)
 
 
 def learned_positions(config: NACConfig) -> nn.Parameter | None:
-    """A vector a place, where the configuration wants learned ones."""
+    """Return one vector per position, if the configuration has learned positions."""
     if config.positions != "learned" or not config.max_tokens:
         return None
     return nn.Parameter(POSITION_STD * torch.randn(config.max_tokens, config.tokens_width))
 
 
 def with_position(x: Tensor, learned: Tensor | None, config: NACConfig) -> Tensor:
-    """Tokens plus the vectors of their places, if they have places.
+    """Add the vectors of their positions to tokens, if there are positions.
 
     Shapes: x [b n d], learned [max_tokens d] -> [b n d].
     """
@@ -160,7 +160,7 @@ def with_position(x: Tensor, learned: Tensor | None, config: NACConfig) -> Tenso
 
 
 def sinusoids(count: int, dim: int) -> Tensor:
-    """Sines, then cosines of the place at wavelengths from 2 pi to `count` times that.
+    """Return sines, then cosines of the position at wavelengths from 2 pi to `count` times that.
 
     Shapes: -> [count dim].
     Source: Vaswani et al. 2017, section 3.5, whose longest wavelength is 10,000 times 2 pi.
@@ -172,9 +172,9 @@ def sinusoids(count: int, dim: int) -> Tensor:
 
 
 def check_count(name: str, x: Tensor, config: NACConfig) -> None:
-    """Stop an input of more places than the model has.
+    """Check that an input has at most the model's number of positions.
 
-    Raises: ShapeError.
+    Raises: ShapeError if it has more.
     """
     if config.max_tokens and x.shape[1] > config.max_tokens:
         raise ShapeError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stochastic kernel modulated dot-product attention: who may listen to whom, and the attention."""
+"""Stochastic kernel modulated dot-product attention: the kernel of links, and the attention."""
 
 import math
 
@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 from saccade.models.nac.autocast import in_float32
 
-CUT = -87.0  # e^-87 of a link is lost beside 1 in every type, and float16 holds it
+CUT = -87.0  # e^-87 vanishes next to 1 in every type, and float16 can represent -87
 
 
 @in_float32
 def signature_distance(queries: Tensor, keys: Tensor) -> Tensor:
-    """1 - cosine similarity of every pair of signatures.
+    """Return 1 - cosine similarity of every pair of signatures.
 
     Shapes: queries [... i s], keys [... j s] -> [... i j], from 0 (same direction) to 2.
     Source: section 2, below eq. 3.
@@ -23,15 +23,15 @@ def signature_distance(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def evaluation_bias(distance: Tensor, epsilon: float | Tensor, truncate: float = 0.0) -> Tensor:
-    """log K-hat for K = P, up to a term that is constant along j and cancels in the softmax.
+    """Return log K-hat for K = P, up to a term that is constant along j and cancels in the softmax.
 
-    With `truncate` above 0, links of a larger distance are cut: `CUT` is added to the value, the
-    gradient is that of the distance. Where -inf, as the authors have it, makes a receiver without
-    any link answer NaN, this one hears all.
+    With `truncate` above 0, links of a larger distance are cut: `CUT` is added to the value; the
+    gradient is that of the distance. The authors use -inf, which gives NaN for a receiver without
+    any link; here such a receiver attends to all.
 
     Shapes: distance [... i j], epsilon a number or [... 1 1] -> same.
     Source: eq. 2 (its exponential) and 3; the denominator delta + sum_j K_ij does not depend on j.
-            The cut is the authors'.
+            The cut is from the authors' code.
     """
     log_p = -distance / epsilon
     return log_p + CUT * (distance > truncate).to(log_p.dtype) if truncate else log_p
@@ -51,7 +51,7 @@ def sampled_bias(
     `clamp_sample` bounds the uniform draw like P, and K by the smallest normal number and p_max.
 
     Shapes: log_p [... i j] -> `shape`, by default the same; log_p broadcasts to it.
-    Source: eq. 2; Maddison et al. 2016. Stays in logarithms, so that K near 0 keeps its gradient.
+    Source: eq. 2; Maddison et al. 2016. In logarithms, so that K near 0 keeps its gradient.
     """
     log_p = log_p.clamp(math.log(p_min), math.log(p_max))
     logit = log_p - torch.log(-torch.expm1(log_p))
@@ -64,7 +64,7 @@ def sampled_bias(
 
 
 def skmdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int = 1) -> Tensor:
-    """softmax_j(q_i . k_j / sqrt(d) + bias_ij) v_j, in `heads` slices of the channels.
+    """Return softmax_j(q_i . k_j / sqrt(d) + bias_ij) v_j, in `heads` slices of the channels.
 
     Shapes: q [b i d], k and v [b j d], bias [i j] or [b i j] (None: dense attention) -> [b i d].
     Source: eq. 3.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what comes in to a set of tokens of the model's width, with their positions."""
+"""Tokenizers: from any input to tokens of the model's width, with their positions."""
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +11,15 @@ from saccade.models.nac.config import NACConfig
 from saccade.models.nac.modulation import linear
 from saccade.models.nac.sequence_tokenizers import POSITION_STD, sequence_tokenizer
 
-EPSILON = 1e-6  # of the LayerNorms inside
-_GAMMA = 1e-6  # at the start
+EPSILON = 1e-6  # of the inner LayerNorms
+_GAMMA = 1e-6  # initial value
 
 
 class ConvNeXtTokenizer(nn.Module):
-    """Pixels scaled, the stages, positions, LayerNorm.
+    """Scaled pixels, the stages of a ConvNeXt, positions, LayerNorm.
 
-    The positions are channels of their own behind the features (`positions: concat`), added to
-    them (learned), or absent (none).
+    Positions are separate channels after the features (`positions: concat`), added to the features
+    (learned), or absent (none).
 
     Shapes: image [b h w c], values 0 to 255 of any type -> tokens [b n tokens_width], row by row.
     Source: Liu et al. 2022 (arXiv 2201.03545); positions as in the NAC authors' code.
@@ -48,7 +48,7 @@ class ConvNeXtTokenizer(nn.Module):
         return self.norm(self.placed(self.scale(image)))
 
     def placed(self, pixels: Tensor) -> Tensor:
-        """Features of scaled pixels with their positions, in front of the LayerNorm.
+        """Return the features of scaled pixels with their positions, before the LayerNorm.
 
         Shapes: pixels [b h w c] -> [b n tokens_width].
         """
@@ -64,7 +64,7 @@ class ConvNeXtTokenizer(nn.Module):
 
 
 class Stage(nn.Module):
-    """Squares of 4 x 4 pixels (the first stage) or 2 x 2 cells to one cell, then blocks.
+    """Merges 4 x 4 pixels (first stage) or 2 x 2 cells into one cell, then blocks.
 
     Shapes: x [b inputs h w] -> [b outputs h' w'].
     """
@@ -85,7 +85,7 @@ class Stage(nn.Module):
 
 
 class Block(nn.Module):
-    """x + gamma * narrow(gelu(widen(LayerNorm(depthwise 7 x 7 convolution of x)))).
+    """A block: x + gamma * narrow(gelu(widen(LayerNorm(depthwise 7 x 7 convolution of x)))).
 
     Shapes: x [b c h w] -> same.
     """
@@ -120,7 +120,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class PatchTokenizer(nn.Module):
-    """Pixels scaled to mean 0 and std 1, one linear layer per patch, position, LayerNorm.
+    """Pixels scaled to mean 0 and std 1, one linear layer per patch, positions, LayerNorm.
 
     Shapes: image [b h w c], values 0 to 255 of any type -> tokens [b n dim], rows of patches
             from the top left.
@@ -142,7 +142,7 @@ class PatchTokenizer(nn.Module):
 
 
 class ConvTokenizer(nn.Module):
-    """Two 3x3 convolutions and one of the size of a patch, position, LayerNorm.
+    """Two 3x3 convolutions and one of the size of a patch, positions, LayerNorm.
 
     Shapes: image [b h w c], values 0 to 255 of any type -> tokens [b n dim].
     """
@@ -172,7 +172,7 @@ class ConvTokenizer(nn.Module):
 
 
 def patches(pixels: Tensor, side_px: int) -> Tensor:
-    """Non-overlapping squares of pixels, each one vector (row, column, channel).
+    """Return non-overlapping squares of pixels, each as one vector (row, column, channel).
 
     Shapes: pixels [b h w c] -> [b (h w / side^2) (side side c)].
     """
@@ -183,9 +183,9 @@ def patches(pixels: Tensor, side_px: int) -> Tensor:
 
 
 class PairTokenizer(nn.Module):
-    """One tokenizer for both inputs of a pair; a learned vector says which input a token is of.
+    """One tokenizer for both inputs of a pair; a learned vector marks each token's input.
 
-    Shapes: x [b 2 ...], each half as `each` takes it, length [b 2]
+    Shapes: x [b 2 ...], each half as in `each`, length [b 2]
             -> tokens [b 2n dim], the first input's first.
     """
 
@@ -215,7 +215,7 @@ IMAGES: dict[str, type[nn.Module]] = {
 
 
 def tokenizer(config: NACConfig) -> nn.Module:
-    """The tokenizer that the configuration asks for."""
+    """Create the tokenizer that the configuration names."""
     made: nn.Module
     if config.input == "image":
         made = IMAGES[config.tokenizer](config)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of the authors' own codes, one source a file, read into ours."""
+"""Converters that read checkpoints of the authors' code into ours, one file per source."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images before they meet a converted model: as its source's authors make them where they evaluate,
-or as the published model's own JSON says (timm's pretrained_cfg, OpenCLIP's preprocess_cfg).
+"""The preprocessing of converted models: as the source's authors do it when they evaluate, or as
+the published model's own JSON declares (timm's pretrained_cfg, OpenCLIP's preprocess_cfg).
 
 Source: OpenCLIP's transform.py (v2.20, SPARO's fork); DINO's eval_knn.py; DeiT's datasets.py;
         Swin's data/build.py and its 384 px configurations; timm's transforms_factory.py and the
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 class AuthorsImages(NamedTuple):
-    """One source's preprocessing, and what it is taken from."""
+    """One source's preprocessing, and where it comes from."""
 
     preprocessing: Preprocessing
     origin: str
 
 
 def authors_images(source: str, config: "ImageFields", **sizes: int) -> AuthorsImages:
-    """The preprocessing of a model of this source, whose size, mean and std its `config` has.
+    """Return the preprocessing of a model of this source; `config` has its size, mean and std.
 
-    `sizes` are what else decides: torchvision's depends on the model.
-    Raises: KeyError for a source that takes no images.
+    `sizes` are further sizes that decide: torchvision's preprocessing depends on the model.
+    Raises: KeyError if the source takes no images.
     """
     rule, origin = _RULES[source]((config.height_px, config.width_px), **sizes)
-    # Their files are opened by Pillow's convert("RGB"), which drops alpha.
+    # The authors open files with Pillow's convert("RGB"), which drops alpha.
     fields: dict[str, Any] = {"interpolation": "bicubic", "alpha": "dropped"} | rule
     return AuthorsImages(Preprocessing.of(config, **fields), origin)
 
@@ -45,19 +45,19 @@ _Rule = tuple[dict[str, Any], str]
 
 
 def _covering(sides: _Sides, of_224: int = 224) -> dict[str, Any]:
-    """The size to cover, as many times the model's as `of_224` pixels are of 224."""
+    """Return the size to cover: the model's, times `of_224` / 224."""
     return {"resize_mode": "shortest", "resize_px": tuple(int(of_224 / 224 * x) for x in sides)}
 
 
 def _open_clip(sides: _Sides) -> _Rule:
-    # Its transform resizes what Pillow opened, and makes it RGB at the end.
+    # Its transform resizes the image as Pillow opened it, and converts to RGB at the end.
     return {"conversion": "after"} | _covering(sides), "OpenCLIP's transform for evaluation"
 
 
 def _sparo_clip(sides: _Sides) -> _Rule:
     fields, _ = _open_clip(sides)
     if sides[0] != sides[1]:
-        fields["resize_mode"] = "squash"  # of the release that SPARO forked
+        fields["resize_mode"] = "squash"  # as in the release that SPARO forked
     return fields, "SPARO's OpenCLIP 2.20, its transform for evaluation"
 
 
@@ -78,9 +78,9 @@ def _vit(sides: _Sides) -> _Rule:
 
 
 def timm_crop(sides: _Sides, share: float, interpolation: str = "bicubic") -> dict[str, Any]:
-    """The fields of timm's crop_mode 'center', which of the image keeps this share of its side."""
+    """Return the fields of timm's crop_mode 'center', which keeps this share of each side."""
     resize_px = tuple(math.floor(side / share) for side in sides)
-    # timm's transform does not hand its own filter on where the sides differ.
+    # timm's transform does not pass its filter on if the sides differ.
     way = interpolation if len(set(resize_px)) == 1 else "bilinear"
     return {"resize_mode": "shortest", "resize_px": resize_px, "interpolation": way}
 
@@ -126,9 +126,9 @@ _TIMM_MODES = {"center": "shortest", "squash": "squash", "border": "longest"}
 
 
 def with_published(converted: Converted, official: Official) -> Converted:
-    """The conversion with the images that --config, or the JSON beside the file, asks for.
+    """Return the conversion with the preprocessing of --config, or of the JSON next to the file.
 
-    Raises: SaccadeError if it says what is not known here, or another size than the weights.
+    Raises: SaccadeError if it is not supported, or its size is not that of the weights.
     """
     usual, config = converted.preprocessing, official.config or {}
     if usual is None:
@@ -146,7 +146,7 @@ def with_published(converted: Converted, official: Official) -> Converted:
 def with_images(
     converted: Converted, preprocessing: Preprocessing, where: str, images_from: str
 ) -> Converted:
-    """The conversion with this preprocessing; the model applies mean and std itself.
+    """Return the conversion with this preprocessing; the model applies mean and std itself.
 
     Raises: SaccadeError if its size is not that of the weights.
     """
@@ -156,8 +156,8 @@ def with_images(
         current, wanted = getattr(preprocessing, name), getattr(usual, name)
         if current != wanted:
             raise SaccadeError(
-                f"{where}: {name} is {current}, but the weights are for {wanted}. "
-                "Leave it out of the JSON, or pass the weights that it belongs to."
+                f"{where}: {name} is {current}, but the weights are for {wanted}. Leave it out of "
+                "the JSON, or pass the weights that belong to the JSON."
             )
     own = {field.name for field in fields(converted.config)} & {"mean", "std"}
     changes = {name: getattr(preprocessing, name) for name in own}
@@ -172,7 +172,7 @@ def with_images(
 
 def _of(config: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     given = config.get(name)
-    # Before timm 0.8 the fields lay at the top of the JSON.
+    # Before timm 0.8 the fields were at the top level of the JSON.
     if name == "pretrained_cfg" and given is None and {"architecture", "mean"} <= set(config):
         given = config
     if given is not None and not isinstance(given, Mapping):
@@ -181,7 +181,7 @@ def _of(config: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 
 
 def _pretrained_cfg(given: Mapping[str, Any], usual: Preprocessing) -> dict[str, Any]:
-    """As timm's resolve_data_config and create_transform read it for evaluation."""
+    """Read it as timm's resolve_data_config and create_transform do for evaluation."""
     size = _sizes("pretrained_cfg", given.get("input_size"), usual)
     share = given.get("crop_pct") or 0.875
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
@@ -209,7 +209,7 @@ def _pretrained_cfg(given: Mapping[str, Any], usual: Preprocessing) -> dict[str,
 
 
 def _preprocess_cfg(given: Mapping[str, Any], usual: Preprocessing) -> dict[str, Any]:
-    """As OpenCLIP's PreprocessCfg and image_transform read it for evaluation."""
+    """Read it as OpenCLIP's PreprocessCfg and image_transform do for evaluation."""
     side = given.get("size")
     size = [usual.channels, *(side if isinstance(side, list) else [side, side])] if side else None
     sizes = _sizes("preprocess_cfg", size, usual)
@@ -249,7 +249,7 @@ def _one_of(
     if value not in known:
         raise SaccadeError(
             f"{where}: {name} is {value!r:.40}, expected {' or '.join(known)}. Correct the JSON, "
-            "or say the fields with --preprocessing."
+            "or pass the fields with --preprocessing."
         )
     return str(value)
 

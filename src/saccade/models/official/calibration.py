@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs to prove a converted model with: generated scenes, the user's images, random tokens."""
+"""Inputs to check a converted model with: generated scenes, the user's images, random tokens."""
 
 from collections.abc import Iterable, Mapping
 
@@ -22,14 +22,16 @@ def calibration_for(
     data: str | None,
     labels: tuple[str, ...],
 ) -> tuple[dict[str, np.ndarray], str]:
-    """Arrays for the inputs of every component that does not make its own, and what they are.
+    """Return arrays for the inputs of every component without its own, and a description of them.
 
     Raises: SaccadeError if the data cannot be used or has fewer than 256 samples.
     """
     arrays = dict(given)
     said = [f"{name} by the converter" for name in arrays]
     if data is not None and preprocessing is None:
-        raise SaccadeError("--calibration names images, but no image comes into this model.")
+        raise SaccadeError(
+            "--calibration names images, but this model takes no image. Leave it out."
+        )
     for component in components:
         missing = [spec for spec in component.inputs if spec.name not in arrays]
         if any(spec.name == "image" for spec in missing) and preprocessing is not None:
@@ -37,7 +39,7 @@ def calibration_for(
             arrays |= own_arrays
             said.append(text)
         if component.real is not None:
-            continue  # it computes the others itself
+            continue  # it computes the other inputs itself
         drawn = _random(component, [spec for spec in missing if spec.name not in arrays])
         said += [f"random {name} (seed 0)" for name in drawn]
         arrays |= drawn
@@ -58,8 +60,8 @@ def _images(
     dataset = load_data(data, "train", preprocessing=preprocessing)
     if len(dataset.labels) < SAMPLES:
         raise SaccadeError(
-            f"--calibration {dataset.name}: has {len(dataset.labels)} training images, expected at "
-            f"least {SAMPLES}. Add images, or leave the option out for generated scenes."
+            f"--calibration {dataset.name}: found {len(dataset.labels)} training images, expected "
+            f"at least {SAMPLES}. Add images, or leave the option out for generated scenes."
         )
     chosen = np.random.default_rng(0).permutation(len(dataset.labels))[:SAMPLES]
     arrays = {"image": dataset.images[chosen]}

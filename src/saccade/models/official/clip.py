@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenCLIP checkpoints: their configuration from shapes and JSON, their tensors under our names."""
+"""OpenCLIP checkpoints: configuration from shapes and JSON, tensors under our names."""
 
 import math
 import re
@@ -25,23 +25,23 @@ TIED = "a copy of the keys' projection, with which the values share it"
 
 
 def same(x: "Tensor") -> "Tensor":
-    """As it is."""
+    """Return the tensor unchanged."""
     return x
 
 
 def transposed(x: "Tensor") -> "Tensor":
-    """A matrix that multiplies from the right, as a linear layer's."""
+    """Turn a matrix that multiplies from the right into a linear layer's."""
     return x.T
 
 
 def layer(ours: str, theirs: str) -> Iterator[Row]:
-    """Weight and bias."""
+    """Yield the rows of a layer's weight and bias."""
     for name in ("weight", "bias"):
         yield f"{ours}.{name}", f"{theirs}.{name}", same
 
 
 def blocks(ours: str, theirs: str, count: int) -> Iterator[Row]:
-    """The transformer's blocks; in_proj already has queries, keys, values in our order."""
+    """Yield the rows of a transformer's blocks; in_proj has queries, keys, values in our order."""
     for i in range(count):
         for name, other in BLOCK.items():
             yield from layer(f"{ours}.{i}.{name}", f"{theirs}.{i}.{other}")
@@ -51,7 +51,7 @@ def blocks(ours: str, theirs: str, count: int) -> Iterator[Row]:
 
 
 def read_out(ours: str, theirs: str, config: SparoConfig, tower: str) -> Iterator[Row]:
-    """A read-out; its queries are numbered head by head, as our slots are."""
+    """Yield the rows of a read-out; its queries are numbered head by head, like our slots."""
     if tower == "image" or not config.share_queries:
         width = config.read_out(tower).attn_dim
         yield f"{ours}.query", f"{theirs}.q_emb", lambda x: x.reshape(-1, width)
@@ -62,7 +62,7 @@ def read_out(ours: str, theirs: str, config: SparoConfig, tower: str) -> Iterato
 
 
 def towers(config: SparoConfig, text: str) -> Iterator[Row]:
-    """Every tensor of a CLIP; `text` is what stands in front of the text tower's names."""
+    """Yield the rows of every tensor of a CLIP; `text` is the prefix of the text tower's names."""
     yield "logit_scale", "logit_scale", lambda x: x.reshape(())
     yield "image.class_token", "visual.class_embedding", same
     yield "image.position", "visual.positional_embedding", same
@@ -104,7 +104,7 @@ def _bottleneck(config: SparoConfig) -> Iterator[Row]:
 
 
 def is_copy(first: "Tensor", second: "Tensor") -> bool:
-    """True if two tensors of a file are one and the same."""
+    """Return True if two tensors of a file are equal."""
     import torch
 
     return first is second or (first.shape == second.shape and torch.equal(first, second))
@@ -134,15 +134,15 @@ def _third(i: int, width: int) -> "Callable[[Tensor], Tensor]":
 
 
 CLIP_VOCABULARY = 49408
-# Widths at which every model of the project has heads of 64 channels.
+# Widths at which all of the project's models have heads of 64 channels.
 _SAFE_WIDTHS = (384, 512, 768, 1024)
 _UNREAD = ("hf_model_name", "timm_model_name")
 
 
 def model_json(path: str, config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The model's part of an OpenCLIP JSON, also where it stands under `model_cfg`.
+    """Return the model's part of an OpenCLIP JSON, also if it is under `model_cfg`.
 
-    Raises: SaccadeError if it asks for towers that are not read here.
+    Raises: SaccadeError if it names towers that are not supported.
     """
     content = dict(config or {})
     content = dict(content.get("model_cfg", content))
@@ -157,16 +157,16 @@ def model_json(path: str, config: Mapping[str, Any] | None) -> dict[str, Any]:
         content[name] = tower
         if unread := [key for key in _UNREAD if tower.get(key)]:
             raise SaccadeError(
-                f"{path}: {name} names {unread[0]} {tower[unread[0]]!r}; only OpenCLIP's own "
-                "vision and text transformers are read. Convert a ViT model."
+                f"{path}: {name} has {unread[0]} {tower[unread[0]]!r}, but only OpenCLIP's own "
+                "vision and text transformers are supported. Convert a ViT model."
             )
     return content
 
 
 class Shapes:
-    """Shapes of a CLIP, read from its tensors.
+    """The shapes of a CLIP, read from its tensors.
 
-    Raises: SaccadeError if they are not those of a vision transformer with a text tower.
+    Raises: SaccadeError if they do not fit a vision transformer with a text tower.
     """
 
     def __init__(self, path: str, tensors: "Mapping[str, Tensor]") -> None:
@@ -182,23 +182,23 @@ class Shapes:
             shape = tuple(self.tensors[key].shape) if key in self.tensors else "nothing"
             raise SaccadeError(
                 f"{self.path}: {key} should be a tensor with {rank} axes, found {shape}. "
-                "Expected a CLIP of OpenCLIP with a vision transformer; other files are read by "
-                "another SOURCE of saccade convert."
+                "Expected an OpenCLIP checkpoint with a vision transformer. For another kind of "
+                "file, choose another SOURCE of saccade convert."
             )
         return tuple(self.tensors[key].shape)
 
     def depth(self, prefix: str) -> int:
-        """Number of blocks under a prefix."""
+        """Return the number of blocks under a prefix."""
         pattern = re.compile(re.escape(prefix) + r"transformer\.resblocks\.(\d+)\.")
         return len({m.group(1) for key in self.tensors if (m := pattern.match(key))})
 
     def hidden(self, prefix: str, width: int) -> int:
-        """Width of the blocks' MLP."""
+        """Return the width of the blocks' MLP."""
         key = f"{prefix}transformer.resblocks.0.mlp.c_fc.weight"
         return self.tensors[key].shape[0] if key in self.tensors else 4 * width
 
     def fields(self) -> dict[str, Any]:
-        """Fields of SparoConfig that the shapes of both towers decide."""
+        """Return the fields of SparoConfig that the shapes of both towers decide."""
         width, channels, patch, _ = self.patches
         side = math.isqrt(self.positions[0] - 1)
         text_width = self.embedding[1]
@@ -223,9 +223,9 @@ class Shapes:
 
 
 def tower_fields(path: str, shapes: Shapes, json: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of both towers; what the JSON says of shapes must hold.
+    """Return the fields of both towers; shapes in the JSON must agree with the file.
 
-    Raises: SaccadeError if the JSON contradicts the file, or heads cannot be told.
+    Raises: SaccadeError if the JSON contradicts the file, or the heads are unknown.
     """
     vision, text = json["vision_cfg"], json["text_cfg"]
     fields = shapes.fields()
@@ -265,15 +265,15 @@ def tower_fields(path: str, shapes: Shapes, json: Mapping[str, Any]) -> dict[str
 def _require_safe(path: str, width: int, name: str) -> None:
     if width not in _SAFE_WIDTHS:
         raise SaccadeError(
-            f"{path}: a tower is {width} wide, and its heads cannot be read from the tensors. "
-            f"Say them as {name} in the JSON of --config."
+            f"{path}: a tower has width {width}, and the number of its heads is not in the "
+            f"tensors. Pass {name} in the JSON of --config."
         )
 
 
 def pooling_fields(
     path: str, tensors: "Mapping[str, Tensor]", json: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Fields of the pools without slots.
+    """Return the fields of pooling without slots.
 
     Raises: SaccadeError if the JSON contradicts the file, or averages a text's tokens.
     """
@@ -298,7 +298,7 @@ def pooling_fields(
 def _state_fields(
     path: str, tensors: "Mapping[str, Tensor]", json: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Fields of a class token, a mean, or attentional poolers, which may differ in both towers."""
+    """Return the fields of a class token, a mean or attentional poolers, per tower."""
     vision, text = json["vision_cfg"], json["text_cfg"]
     fields: dict[str, Any] = {"pooling": "gap" if vision.get("global_average_pool") else "cls"}
     if "text_attn_pool.query" in tensors:
@@ -329,7 +329,7 @@ def _pooler(
 
 
 def clip_config(shapes: Shapes, json: Mapping[str, Any], pooling: Mapping[str, Any]) -> SparoConfig:
-    """The configuration of both towers with what pools them.
+    """Return the configuration of both towers and their pooling.
 
     Raises: SaccadeError if the JSON contradicts the file, or a field is out of range.
     """

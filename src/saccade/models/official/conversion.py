@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input of a converter, the way it takes tensors, and its answer."""
+"""The input of a converter, how it takes tensors, and its result."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Official:
-    """A checkpoint of the authors' code as it was read, and what the user said beside it.
+    """A checkpoint of the authors' code as read, with the user's options.
 
-    `tensors` are flat, by the names in the file: a Flax tree's joined by '/', without the
-    `module.` that several GPUs leave.
+    `tensors` is a flat mapping by the names in the file: the names of a Flax tree are joined by
+    '/', and the `module.` prefix of multi-GPU training is removed.
     """
 
     path: str  # for messages
@@ -34,25 +34,25 @@ class Official:
     deterministic: bool = False  # --deterministic
 
 
-# A pattern of a whole key of the file, and our key.
+# A pattern that matches a whole key of the file, and our key.
 Rules = Iterable[tuple[str, str]]
-# Our key, the key of the file, and what is done to the tensor.
+# Our key, the key of the file, and the function applied to the tensor.
 Row = tuple[str, str, "Callable[[Tensor], Tensor]"]
 
 
 @dataclass
 class Reading:
-    """A file's tensors on their way to our names."""
+    """The tensors of a file while they are renamed to ours."""
 
     path: str  # for messages
     tensors: "Mapping[str, Tensor]"
     weights: "dict[str, Tensor]" = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
-    file_keys: dict[str, str] = field(default_factory=dict)  # where they have been renamed
+    file_keys: dict[str, str] = field(default_factory=dict)  # if they have been renamed
 
     def rename(self, rules: Rules) -> None:
-        """Take every tensor whose name one of the rules knows."""
+        """Take every tensor whose name matches one of the rules."""
         compiled = [(re.compile(pattern), ours) for pattern, ours in rules]
         for key, value in self.tensors.items():
             for pattern, ours in compiled:
@@ -60,39 +60,39 @@ class Reading:
                     self.put(match.expand(ours), value, key)
 
     def put(self, ours: str, value: "Tensor", *keys: str) -> None:
-        """One of our tensors, and the keys of the file that it was made of."""
+        """Store one of our tensors, with the keys of the file that it was made from."""
         self.weights[ours] = value
         self.names[ours] = ", ".join(self.file_keys.get(key, key) for key in keys)
 
     def ignore(self, pattern: str, reason: str) -> None:
-        """Leave out every tensor of that name."""
+        """Leave out every tensor whose name matches the pattern."""
         for key in self.tensors:
             if re.fullmatch(pattern, key):
                 self.ignored[self.file_keys.get(key, key)] = reason
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor that the file must have.
+        """Return the shape of a tensor that the file must have.
 
-        Raises: SaccadeError if it has none of that name.
+        Raises: SaccadeError if there is no tensor of that name.
         """
         if key not in self.tensors:
             names = ", ".join(list(self.tensors)[:3])
             raise SaccadeError(
                 f"{self.path}: has no tensor {key!r} (found {len(self.tensors)}, first: {names}). "
-                "Name the SOURCE that the file comes from, and --checkpoint-key where the weights "
-                "lie under a name."
+                "Name the SOURCE that the file comes from, and pass --checkpoint-key if the "
+                "weights are under a name."
             )
         return tuple(self.tensors[key].shape)
 
     def depth(self, pattern: str) -> int:
-        """One more than the largest number that the pattern's group finds."""
+        """Return one more than the largest number that the pattern's group matches."""
         matches = (re.match(pattern, key) for key in self.tensors)
         return 1 + max((int(match[1]) for match in matches if match), default=-1)
 
     def take(self, rows: Iterable[Row], prefix: str = "") -> None:
-        """Make our tensors of theirs row by row; a name that the file lacks is kept for the report.
+        """Make our tensors from theirs, row by row; names that the file lacks go into the report.
 
-        `prefix` stands in front of their names in the file.
+        `prefix` precedes their names in the file.
         """
         for ours, theirs, made in rows:
             if theirs in self.tensors:
@@ -108,7 +108,7 @@ class Reading:
         notes: tuple[str, ...] = (),
         exact: Any = None,
     ) -> "Converted":
-        """The model of that configuration with everything that was taken."""
+        """Return the model of that configuration with all tensors taken."""
         return Converted(
             family=family,
             config=config,
@@ -125,10 +125,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Converted:
-    """One of our models, and where each of its tensors came from.
+    """One of our models, and the origin of each of its tensors.
 
-    `names` maps our keys to the keys of the file, `weights` holds what was made of them. Keys of
-    the file that are rightly left out stand in `ignored` with the reason.
+    `names` maps our keys to the keys of the file, `weights` has the tensors made from them.
+    `ignored` maps keys of the file that are left out on purpose to the reason.
     """
 
     family: str
@@ -136,11 +136,11 @@ class Converted:
     weights: "dict[str, Tensor]"
     names: dict[str, str]
     preprocessing: Preprocessing | None
-    images_from: str = ""  # what the preprocessing is taken from, for the report
+    images_from: str = ""  # origin of the preprocessing, for the report
     labels: tuple[str, ...] = ()
     ignored: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # for the card and the terminal
-    # Further calibration arrays, all with the same first axis; none: generated inputs.
+    # Further calibration arrays, all with the same first axis; empty: generated inputs.
     calibration: dict[str, np.ndarray] = field(default_factory=dict)
-    # The configuration with the paper's own formulas in place of approximations, if they differ.
+    # The configuration with the paper's formulas instead of approximations, if they differ.
     exact: Any = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade convert`: an authors' checkpoint to one of ours, or a report of what does not fit."""
+"""`saccade convert`: convert an authors' checkpoint into ours, or report what does not fit."""
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -34,7 +34,7 @@ SAMPLES = 16
 def largest_change(
     authors: "nn.Module", exact: "nn.Module", arrays: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """The largest change of the logits, or of the first output, in float64.
+    """Return the largest change of the logits, or of the first output, in float64.
 
     Shapes: arrays [n ...], the calibration samples.
     """
@@ -59,7 +59,7 @@ def largest_change(
     }
 
 
-# Ends of names that only files of a source have together; the most particular first.
+# Name endings that occur together only in files of one source; the most specific first.
 _MARKS = {
     "nac": ("input_latents.codes_", "read_in.read_in_attention.receiver_layernorm.weight"),
     "sparo-clip": ("visual.sparo.q_emb", "text_sparo.q_emb"),
@@ -75,7 +75,7 @@ _MARKS = {
 
 
 def looks_like(names: Iterable[str]) -> str | None:
-    """The source that names its tensors so, if any."""
+    """Return the source whose tensors have such names, if any."""
     names = tuple(names)
     for source, marks in _MARKS.items():
         if all(any(name.endswith(mark) for name in names) for mark in marks):
@@ -84,24 +84,24 @@ def looks_like(names: Iterable[str]) -> str | None:
 
 
 def with_source(error: SaccadeError, source: str, names: Iterable[str]) -> SaccadeError:
-    """The refusal of one source's converter; says so if the file looks like another's."""
+    """Extend a converter's refusal with a hint if the file looks like another source's."""
     other = looks_like(names)
     if other in (None, source) or f"'{other}'" in str(error):
         return error
     return SaccadeError(
-        f"{error}\nThe file looks like one of SOURCE '{other}', not of '{source}': "
+        f"{error}\nThe file looks like one for SOURCE '{other}', not '{source}'. Run: "
         f"saccade convert {other} ..."
     )
 
 
 @dataclass(frozen=True)
 class Source:
-    """A code whose checkpoints are read: where its `convert` is, and what to say of it."""
+    """A code base whose checkpoints can be read: its converter and its options."""
 
-    module: str  # of this package or in full; `:name` where it is not its `convert`
-    takes: tuple[str, ...] = ("labels",)  # of the options that not every source knows
-    checkpoint_key: str | None = None  # read where the file has it and the user names none
-    hub_config: str | None = None  # the JSON that lies beside the weights in a hub's folder
+    module: str  # of this package or in full; `:name` if it is not `convert`
+    takes: tuple[str, ...] = ("labels",)  # options that not every source knows
+    checkpoint_key: str | None = None  # read if the file has it and the user names none
+    hub_config: str | None = None  # the JSON next to the weights in a hub's folder
 
 
 OPTIONAL = ("labels", "vocabulary", "attention", "lam", "backbone", "deterministic")
@@ -127,28 +127,31 @@ _CLASSIFIERS = ("head.", "head_dist.", "classifier.")
 
 @dataclass(frozen=True)
 class ConvertOptions(PathFields):
-    """Options that the file cannot tell, and where the result goes."""
+    """Options for what the file does not tell, and the path of the result."""
 
-    out: Path  # checkpoint to write, ends in .safetensors
+    out: Path  # checkpoint to write, a .safetensors file
     config: Path | None = None  # JSON of the authors' model configuration
-    preprocessing: Path | None = None  # JSON with fields of the input that differ
-    labels: Path | None = None  # names of the classes or answers: one a line, or JSON
-    vocabulary: Path | None = None  # words of the text input: one a line, or JSON
-    attention: Literal["softmax", "sparsemax", "tvmax"] | None = None  # of tvmax-vqa's read-out
-    lam: float | None = None  # strength of tvmax's total variation
-    checkpoint_key: str | None = None  # which part of the file to read, such as student
-    backbone: Path | None = None  # the trunk's weights, where the file holds the head alone
-    deterministic: bool = False  # leave out what the authors' code draws in evaluation
-    numerics: Literal["authors", "exact"] = "authors"  # exact: the papers' own formulas
-    calibration: str | None = None  # data name or folder of images; none: generated scenes
-    force: bool = False  # replace what stands at --out
+    preprocessing: Path | None = None  # JSON with preprocessing fields to change
+    labels: Path | None = None  # file with names of classes or answers: one per line, or JSON
+    vocabulary: Path | None = None  # file with words of the text input: one per line, or JSON
+    # output attention of a tvmax-vqa checkpoint
+    attention: Literal["softmax", "sparsemax", "tvmax"] | None = None
+    lam: float | None = None  # strength of the total variation, with --attention tvmax
+    checkpoint_key: str | None = None  # part of the file to read, such as student
+    backbone: Path | None = None  # file with weights of the trunk, if PATH has only the head
+    deterministic: bool = False  # leave out random draws that the authors' code makes in evaluation
+    # authors: compute as the authors' code does; exact: use the paper's formulas
+    numerics: Literal["authors", "exact"] = "authors"
+    # images for the calibration samples: name of a data set, or a folder; default: generated scenes
+    calibration: str | None = None
+    force: bool = False  # overwrite an existing file at --out
 
 
 def convert(source: str, path: Path, options: ConvertOptions) -> ConversionReport:
-    """Read an authors' checkpoint, compare every key, and write ours if all fit.
+    """Read an authors' checkpoint, compare every key, and write ours if all keys fit.
 
-    Raises: SaccadeError if the source, the file or an option cannot be used, ConversionFailed
-        with the whole report if keys do not fit; nothing is written then.
+    Raises: SaccadeError if the source, the file or an option cannot be used. ConversionFailed
+        with the whole report if keys do not fit; then nothing is written.
     """
     _check(source, options)
     path = weights_in(path, SOURCES[source].hub_config)
@@ -183,7 +186,7 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
 
 
 def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
-    """The file and everything the user said beside it.
+    """Read the file, and the files that the options name.
 
     Raises: SaccadeError if one of the files cannot be read.
     """
@@ -207,7 +210,7 @@ def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
 def with_trunk(
     tensors: "Mapping[str, Tensor]", backbone: "Mapping[str, Tensor]"
 ) -> "dict[str, Tensor]":
-    """The tensors of both; the trunk's own classifier gives way to the head of the first file."""
+    """Merge the tensors of both files; the head replaces the trunk's own classifier."""
     trunk = {key: value for key, value in backbone.items() if not key.startswith(_CLASSIFIERS)}
     return {**trunk, **tensors}
 
@@ -224,7 +227,7 @@ def _read(source: str, official: Official) -> Converted:
 
 def _check(source: str, options: ConvertOptions) -> None:
     if source not in SOURCES:
-        raise SaccadeError(f"source '{source}' is unknown. Expected one of: {', '.join(SOURCES)}.")
+        raise SaccadeError(f"source '{source}' is unknown. Choose one of: {', '.join(SOURCES)}.")
     if options.out.suffix != ".safetensors":
         raise SaccadeError(f"--out is {options.out}, expected a name that ends in .safetensors.")
     refuse_existing(options.out, force=options.force)
@@ -232,7 +235,7 @@ def _check(source: str, options: ConvertOptions) -> None:
         given = getattr(options, name)
         if given is not None and given is not False and name not in SOURCES[source].takes:
             raise SaccadeError(
-                f"--{name} is given, but source '{source}' reads no such thing. Leave it out."
+                f"--{name} is given, but source '{source}' does not use it. Leave it out."
             )
     if options.lam is not None and not (options.lam >= 0 and options.attention == "tvmax"):
         raise SaccadeError(
@@ -242,17 +245,17 @@ def _check(source: str, options: ConvertOptions) -> None:
 
 
 def _with_preprocessing(converted: Converted, options: ConvertOptions) -> Converted:
-    """Preprocessing by the user's word, which wins; the model applies mean and std itself."""
+    """Apply the user's preprocessing, which wins; the model applies mean and std itself."""
     given = object_from(options.preprocessing, "--preprocessing")
     if given is None:
         return converted
     if converted.preprocessing is None:
-        raise SaccadeError("--preprocessing is given, but no image comes into this model.")
+        raise SaccadeError("--preprocessing is given, but this model takes no image. Leave it out.")
     known = converted.preprocessing.to_dict()
     if unknown := sorted(set(given) - set(known)):
         raise SaccadeError(
             f"--preprocessing: unknown keys {unknown}, expected some of {', '.join(known)} "
-            "(interpolation is what was resize). Correct the JSON."
+            "('resize' is now called 'interpolation'). Correct the JSON."
         )
     preprocessing = Preprocessing.from_dict(known | given)
     said = f"{', '.join(given)} from --preprocessing, the rest from {converted.images_from}"
@@ -263,8 +266,8 @@ def _check_labels(converted: Converted) -> None:
     classes = getattr(converted.config, "classes", None)
     if classes is not None and classes != len(converted.labels):
         raise SaccadeError(
-            f"the file has {classes} classes, found {len(converted.labels)} labels. Name them "
-            "with --labels FILE, one a line in the order of the outputs."
+            f"the file has {classes} classes, found {len(converted.labels)} labels. Pass the names "
+            "with --labels FILE, one per line in the order of the outputs."
         )
 
 
@@ -321,7 +324,7 @@ def _exact(
     arrays: dict[str, np.ndarray],
     report: ConversionReport,
 ) -> tuple[ConversionReport, Any]:
-    """The report with what the papers' formulas change, and the configuration that has them."""
+    """Return the report with the effect of the papers' formulas, and their configuration."""
     if converted.exact is None:
         note = "exact numerics: this model computes its paper's formulas already"
         return replace(report, notes=(*report.notes, note)), converted.config

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a user gives to a conversion: a JSON object, a list of names, a hub's folder."""
+"""Files that a user passes to a conversion: a JSON object, a list of names, a hub's folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,22 +12,22 @@ from saccade.json_text import parse_json
 
 
 def check_stated(path: str, stated: Mapping[str, tuple[Any, Any]]) -> None:
-    """Every value that the JSON gives is the one in the file; by name, (said, found).
+    """Check that the JSON agrees with the file; `stated` has (in the JSON, in the file) by name.
 
     Raises: SaccadeError naming the first that differs.
     """
     for name, (said, actual) in stated.items():
         if said is not None and said != actual:
             raise SaccadeError(
-                f"{path}: --config says {name} {said!r:.60}, the file's tensors say {actual}. "
+                f"{path}: --config has {name} {said!r:.60}, but the file's tensors have {actual}. "
                 "Pass the JSON of this model."
             )
 
 
 def whole_number(value: Any, name: str, *, least: int = 1) -> int:
-    """A count from the JSON.
+    """Return a count from the JSON.
 
-    Raises: SaccadeError if it is none.
+    Raises: SaccadeError if it is not a count.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise SaccadeError(
@@ -37,17 +37,17 @@ def whole_number(value: Any, name: str, *, least: int = 1) -> int:
     return value
 
 
-# By the JSON's name, the weights beside it, the first that is there.
+# Names of the weights by the JSON's name; the first that exists is read.
 _WEIGHTS = {
     "config.json": ("model.safetensors", "pytorch_model.bin"),
     "open_clip_config.json": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
 }
-# What tells such a JSON from another project's of the same name.
+# Keys that distinguish this JSON from another project's of the same name.
 _MARKS = {"config.json": {"architecture"}, "open_clip_config.json": {"model_cfg"}}
 
 
 def weights_in(path: Path, hub_config: str | None) -> Path:
-    """The file of weights where the path is a hub's folder, else the path as it is.
+    """Return the file of weights if the path is a hub's folder, else the path itself.
 
     Raises: SaccadeError if the folder has the JSON, but no weights.
     """
@@ -57,15 +57,15 @@ def weights_in(path: Path, hub_config: str | None) -> Path:
     weights = next((path / name for name in names if (path / name).is_file()), None)
     if weights is None:
         raise SaccadeError(
-            f"{path}: has {hub_config}, but no {' or '.join(names)}. Copy the weights beside it."
+            f"{path}: has {hub_config}, but no {' or '.join(names)}. Copy the weights there."
         )
     return weights
 
 
 def config_beside(weights: Path, hub_config: str | None) -> dict[str, Any] | None:
-    """Configuration in the JSON beside the weights, if it is there and timm's or OpenCLIP's.
+    """Return the JSON next to the weights, if there is one and it is timm's or OpenCLIP's.
 
-    Raises: SaccadeError if it is no JSON object.
+    Raises: SaccadeError if it is not a JSON object.
     """
     if hub_config is None or not (weights.parent / hub_config).is_file():
         return None
@@ -74,7 +74,7 @@ def config_beside(weights: Path, hub_config: str | None) -> dict[str, Any] | Non
 
 
 def object_from(path: Path | None, flag: str) -> dict[str, Any] | None:
-    """The JSON object in a file; none without one.
+    """Return the JSON object in a file; None without a path.
 
     Raises: SaccadeError if it cannot be read or is not an object.
     """
@@ -89,9 +89,9 @@ def object_from(path: Path | None, flag: str) -> dict[str, Any] | None:
 
 
 def names_from(path: Path | None, flag: str) -> tuple[str, ...] | None:
-    """Names in order: one a line, a JSON list, or a JSON object between names and indices.
+    """Read names in order: one per line, a JSON list, or a JSON object of names and indices.
 
-    Raises: SaccadeError if it cannot be read, or indices do not count from 0 without a gap.
+    Raises: SaccadeError if it cannot be read, or the indices do not count from 0 without gaps.
     """
     if path is None:
         return None

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class Translation(Reading):
-    """Flax parameters on their way into our keys; remembers where each came from.
+    """Flax parameters being translated to our keys, with the origin of each.
 
-    Every method takes our key without `.weight` and `.bias`, and the Flax scope of the layer.
+    The methods take our key without `.weight` and `.bias`, and the Flax scope of the layer.
     """
 
     def has(self, key: str) -> bool:
-        """True if the file has that tensor."""
+        """Return True if the file has that tensor."""
         return key in self.tensors
 
     def scope_of(self, end: str, *, within: str) -> str:
-        """Scope in front of the one key that ends so.
+        """Return the scope of the first key that ends with `end`.
 
         Raises: SaccadeError if there is none.
         """
@@ -35,35 +35,35 @@ class Translation(Reading):
         raise SaccadeError(f"found no tensor {within}.../{end}, expected one. {_ASK}")
 
     def copy(self, ours: str, key: str) -> None:
-        """One tensor as it is."""
+        """Copy a tensor unchanged."""
         self._set(ours, self._get(key), key)
 
     def dense(self, ours: str, scope: str, *, inputs: int = 1) -> None:
-        """Dense and DenseGeneral: the first `inputs` axes come in, the others go out."""
+        """Copy a Dense or DenseGeneral layer; its first `inputs` axes are the inputs."""
         kernel = self._get(scope + "/kernel")
         flat = kernel.flatten(0, inputs - 1).flatten(1) if kernel.dim() > 2 else kernel
         self._set(ours + ".weight", flat.mT, scope + "/kernel")
         self._bias(ours, scope)
 
     def norm(self, ours: str, scope: str) -> None:
-        """LayerNorm and GroupNorm."""
+        """Copy a LayerNorm or GroupNorm."""
         self._set(ours + ".weight", self._get(scope + "/scale"), scope + "/scale")
         self._bias(ours, scope)
 
     def conv(self, ours: str, scope: str) -> None:
-        """A convolution's kernel (height, width, inputs, outputs)."""
+        """Copy a convolution, whose kernel is (height, width, inputs, outputs)."""
         kernel = self._get(scope + "/kernel")
         self._set(ours + ".weight", kernel.permute(3, 2, 0, 1), scope + "/kernel")
         self._bias(ours, scope)
 
     def transposed_conv(self, ours: str, scope: str) -> None:
-        """A transposed convolution's kernel, which Flax does not mirror and torch does."""
+        """Copy a transposed convolution; torch mirrors its kernel, Flax does not."""
         kernel = self._get(scope + "/kernel").permute(2, 3, 0, 1).flip(2, 3)
         self._set(ours + ".weight", kernel, scope + "/kernel")
         self._bias(ours, scope)
 
     def gate(self, ours: str, scope: str) -> None:
-        """A GRU cell's six layers as two; only the inputs' and the candidate's have biases."""
+        """Join a GRU cell's six layers into two; only inputs and the candidate have biases."""
         inputs = [f"{scope}/{gate}" for gate in ("ir", "iz", "in")]
         state = [f"{scope}/{gate}" for gate in ("hr", "hz", "hn")]
         self._join(ours + ".inputs.weight", [name + "/kernel" for name in inputs])
@@ -90,13 +90,13 @@ class Translation(Reading):
         self.put(ours, value.contiguous(), key)
 
 
-_ASK = "Pass the whole parameters of the authors' model, and a --config that fits them."
+_ASK = "Pass all parameters of the authors' model, and a --config that fits them."
 
 
 SOURCE = "invariant-slot-attention"
-# In the scope of the attention: with scale first, its name holds the other one's.
+# In the scope of the attention; the one with scale first, because its name contains the other.
 _KINDS = {"TranslScaleEquiv": "ts-sa", "TranslEquiv": "t-sa", "SlotAttention_": "sa"}
-# What every configuration of the authors has and no file tells, by kind.
+# Values that all of the authors' configurations share and no file tells, by kind.
 _STANDARD: dict[str, dict[str, Any]] = {
     "sa": {"rounds": 3},
     "t-sa": {"rounds": 3, "values_see_grid": True},
@@ -110,9 +110,9 @@ _STANDARD: dict[str, dict[str, Any]] = {
 
 
 def convert(official: Official) -> Converted:
-    """A SlotModel of the file's widths; strides come from --config.
+    """Read a SlotModel; widths come from the file, strides from --config.
 
-    Raises: SaccadeError naming the keys of --config that the file cannot tell, or the first
+    Raises: SaccadeError naming the keys of --config that the file does not tell, or the first
         tensor that is missing.
     """
     scopes = _scopes(official)
@@ -133,7 +133,7 @@ def convert(official: Official) -> Converted:
 
 
 def attention(translation: Translation, scope: str, ours: str, config: SlotConfig) -> None:
-    """The rounds. Flax counts layers in the order of their calls, which differs by kind."""
+    """Translate the rounds. Flax numbers layers by the order of calls, which varies by kind."""
     equivariant = config.equivariant
     translation.norm(ours + "norm_inputs", f"{scope}LayerNorm_{0 if equivariant else 1}")
     translation.norm(ours + "norm_slots", f"{scope}LayerNorm_{1 if equivariant else 0}")
@@ -155,7 +155,7 @@ def attention(translation: Translation, scope: str, ours: str, config: SlotConfi
 
 
 def encoder(translation: Translation, scope: str, ours: str, config: SlotConfig) -> None:
-    """The trunk and the grid embedding."""
+    """Translate the trunk and the grid embedding."""
     if config.encoder == "simple-cnn":
         trunk = translation.scope_of("conv_simple_0/kernel", within=scope)
         for index in range(len(config.encoder_channels)):
@@ -172,7 +172,7 @@ def encoder(translation: Translation, scope: str, ours: str, config: SlotConfig)
 
 
 def decoder(translation: Translation, scope: str, ours: str, config: SlotConfig) -> None:
-    """The broadcast grid, the backbone and what reads colours and alphas out."""
+    """Translate the broadcast grid, the backbone, and the color and alpha layers."""
     embedding = translation.scope_of("pos_embedding", within=scope)
     translation.copy(ours + "grid", embedding + "pos_embedding")
     translation.dense(ours + "project", embedding + "dense_pe_0")
@@ -213,7 +213,7 @@ def _resnet(translation: Translation, scope: str, ours: str, config: SlotConfig)
 
 
 def _scopes(official: Official) -> dict[str, str]:
-    """Scopes of the components; their names depend on the version of Flax."""
+    """Find the scopes of the components; their names depend on the version of Flax."""
     marks = {
         "attention": r"general_dense_q_0/kernel",
         "decoder": r"alphas/kernel",
@@ -249,8 +249,8 @@ def _config(official: Official, scopes: Mapping[str, str], given: dict[str, Any]
     if missing:
         layers = {name: len(values[f"{name.split('_')[0]}_channels"]) for name in missing}
         raise SaccadeError(
-            f"{official.path}: the file does not tell {', '.join(missing)}. Pass --config with "
-            f"these keys, one value a layer: {layers}."
+            f"{official.path}: the file does not contain {', '.join(missing)}. Pass --config with "
+            f"these keys, one value per layer: {layers}."
         )
     grow = 1
     if values["decoder"] == "cnn":
@@ -269,7 +269,7 @@ def _attention_sizes(official: Official, scope: str, given: dict[str, Any]) -> d
     kind = given.get("attention") or ("sa" if keys.dim() == 3 else next(iter(kinds), None))
     if kinds and kind != kinds[0]:
         raise SaccadeError(
-            f"{official.path}: --config says attention {kind!r}, the scope {scope!r} is of "
+            f"{official.path}: --config has attention {kind!r}, but the scope {scope!r} belongs to "
             f"{kinds[0]!r}. Leave the key out."
         )
     if kind is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NAC authors' checkpoints: their model's dictionary becomes a NAC of that form."""
+"""Checkpoints of the NAC authors: the state dict of their model becomes a NAC of that form."""
 
 import re
 from collections.abc import Mapping
@@ -54,14 +54,14 @@ _WHOLE = {
 
 
 def is_perceiver(tensors: "Mapping[str, Tensor]") -> bool:
-    """True if the file is of that baseline."""
+    """Return True if the file contains the Perceiver IO baseline."""
     return "latents" in tensors and "decoder_cross_attn.fn.to_q.weight" in tensors
 
 
 def renamed(tensors: "Mapping[str, Tensor]") -> "tuple[dict[str, Tensor], dict[str, str]]":
-    """The tensors by the names of the NAC, and by each of those its key in the file.
+    """Return the tensors by the names of the NAC, and the file's key for each of these names.
 
-    Keys and values lie in one tensor, the keys first. Names that are unknown stay.
+    Keys and values share one tensor, the keys first. Unknown names stay as they are.
     """
     ours_by_name: dict[str, Tensor] = {}
     keys: dict[str, str] = {}
@@ -97,7 +97,7 @@ def _name(key: str) -> str:
 
 
 def perceiver_form(official: Official) -> Form:
-    """Heads of 64 and no kernel, or other heads as --config says."""
+    """Return the form of the baseline: no kernel, heads of 64 unless --config has others."""
     config = hint(official.config, "model", "kwargs", default=official.config)
     wide = whole_number(hint(config, "latent_dim_head", default=64), "latent_dim_head")
     read = whole_number(hint(config, "cross_dim_head", default=64), "cross_dim_head")
@@ -116,16 +116,16 @@ ATTENTION = {"query": "query_compiler", "key": "key_compiler", "value": "value_c
 
 
 def put_norm(reading: Reading, theirs: str, ours: str) -> None:
-    """Weight and bias of a LayerNorm, or of a linear layer."""
+    """Put the weight and bias of a LayerNorm, or of a linear layer."""
     for name in ("weight", "bias"):
         reading.shape(f"{theirs}.{name}")
         reading.put(f"{ours}.{name}", reading.tensors[f"{theirs}.{name}"], f"{theirs}.{name}")
 
 
 def put_modfc(reading: Reading, theirs: str, ours: str, *, scale: str | None = None) -> None:
-    """A ModFC or FC; `scale` names a layer scale behind it, which goes into its rows.
+    """Put a ModFC or FC; `scale` names the layer scale after it, which is folded into its rows.
 
-    A layer without bias gets one of zeros.
+    A layer without bias gets a bias of zeros.
     """
     plain = f"{theirs}.lin.weight" in reading.tensors
     key, bias = (
@@ -158,21 +158,21 @@ def put_modfc(reading: Reading, theirs: str, ours: str, *, scale: str | None = N
 
 
 def put_attention(reading: Reading, theirs: str, ours: str) -> None:
-    """Queries, keys, values and the exit layer with its layer scale."""
+    """Put queries, keys, values and the exit layer with its layer scale."""
     for mine, name in ATTENTION.items():
         put_modfc(reading, f"{theirs}.{name}", f"{ours}.{mine}")
     put_modfc(reading, f"{theirs}.exit_layer", f"{ours}.output", scale=f"{theirs}.layer_scale")
 
 
 def put_ffn(reading: Reading, theirs: str, ours: str, *, norm: str) -> None:
-    """A ModFFN with the LayerNorm in front, which is `norm` here."""
+    """Put a ModFFN with the LayerNorm in front of it, which is called `norm` here."""
     put_norm(reading, f"{theirs}.layernorm", norm)
     put_modfc(reading, f"{theirs}.ffn.0", f"{ours}.widen")
     put_modfc(reading, f"{theirs}.ffn.2", f"{ours}.narrow", scale=f"{theirs}.layer_scale")
 
 
 def put_read_in(reading: Reading, theirs: str, *, tokens: str | None) -> None:
-    """The read-in; its LayerNorm of tokens becomes the last of the tokenizer, `tokens`."""
+    """Put the read-in; its LayerNorm of tokens becomes the tokenizer's last one, `tokens`."""
     attention = f"{theirs}read_in_attention"
     if tokens is not None:
         put_norm(reading, f"{attention}.sender_layernorm", tokens)
@@ -182,7 +182,7 @@ def put_read_in(reading: Reading, theirs: str, *, tokens: str | None) -> None:
 
 
 def put_propagator(reading: Reading, theirs: str, ours: str) -> None:
-    """One propagator."""
+    """Put one propagator."""
     attention = f"{theirs}latent_attention"
     put_norm(reading, f"{attention}.receiver_layernorm", f"{ours}norm_attention")
     if f"{attention}.sender_layernorm.weight" in reading.tensors:
@@ -192,7 +192,7 @@ def put_propagator(reading: Reading, theirs: str, ours: str) -> None:
 
 
 def put_read_out(reading: Reading, theirs: str) -> None:
-    """The read-out, and its head where it has one."""
+    """Put the read-out, and its head if it has one."""
     attention = f"{theirs}latent_attention"
     put_norm(reading, f"{attention}.receiver_layernorm", "read_out.norm_query")
     shared = f"{attention}.sender_layernorm.weight" not in reading.tensors
@@ -209,7 +209,7 @@ def put_read_out(reading: Reading, theirs: str) -> None:
 
 
 def put_pool(reading: Reading, theirs: str, ours: str, *, temperature: float) -> None:
-    """The confidences, whose softmax has that temperature, and the last layer."""
+    """Put the confidence scorer, divided by the temperature of its softmax, and the last layer."""
     for name in ("weight", "bias"):
         key = f"{theirs}confidence_scorer.{name}"
         reading.shape(key)
@@ -218,7 +218,7 @@ def put_pool(reading: Reading, theirs: str, ours: str, *, temperature: float) ->
 
 
 def put_seeder(reading: Reading, theirs: str, ours: str) -> None:
-    """Put the maker of an initial state of a code, where that is not the code itself."""
+    """Put the layers that turn a code into an initial state, if that is not the code itself."""
     parts = {
         "layernorm": "norm",
         "code_to_state_mu": "mean",
@@ -230,9 +230,9 @@ def put_seeder(reading: Reading, theirs: str, ours: str) -> None:
 
 
 def put_tokenizer(reading: Reading, theirs: str, ours: str) -> None:
-    """The ConvNeXt's stages and the grid of positions.
+    """Put the stages of the ConvNeXt and the grid of positions.
 
-    In the first stage the LayerNorm follows the convolution, in the others it leads.
+    In the first stage the LayerNorm follows the convolution; in the others it precedes it.
     """
     backbone = f"{theirs}backbone."
     for key in reading.tensors:
@@ -246,7 +246,7 @@ def put_tokenizer(reading: Reading, theirs: str, ours: str) -> None:
 
 
 def our_stage(name: str) -> str | None:
-    """Our name of a tensor of the ConvNeXt; none if it is none of its."""
+    """Return our name of a ConvNeXt tensor; None if it is not part of the ConvNeXt."""
     for pattern, ours in CONVNEXT:
         match = re.fullmatch(pattern, name)
         if match and ours is not None:
@@ -259,7 +259,7 @@ def our_stage(name: str) -> str | None:
 
 
 def rows_of(grid: "Tensor") -> "Tensor":
-    """A grid of vectors as rows.
+    """Return a grid of vectors as rows.
 
     Shapes: [c h w] -> [h w c].
     """
@@ -270,9 +270,9 @@ UNUSED = "has no part in the authors' forward pass"
 
 
 def convert(official: Official) -> Converted:
-    """Read a NAC or its Perceiver IO; --config takes the JSON of the run's train_config.yml.
+    """Read a NAC or its Perceiver IO; --config takes the run's train_config.yml as JSON.
 
-    Raises: SaccadeError if the file is no NAC, or its model draws in evaluation and
+    Raises: SaccadeError if the file is not a NAC, or if its model draws in evaluation and
         --deterministic is not given.
     Source: github.com/mweiss17/NeuralAttentiveCircuits at commit 41ae372a.
     """
@@ -297,7 +297,7 @@ def convert(official: Official) -> Converted:
 
 
 def put_circuit(reading: Reading, graph: str, config: NACConfig, *, tokens: str | None) -> None:
-    """Everything between tokens and the read-out's states; `tokens` names their LayerNorm here."""
+    """Put everything between tokens and the read-out's states; `tokens` names their LayerNorm."""
     put_tables(reading, graph, config)
     put_read_in(reading, f"{graph}read_in.", tokens=tokens)
     for index in range(config.propagator_layers):
@@ -312,7 +312,7 @@ def put_circuit(reading: Reading, graph: str, config: NACConfig, *, tokens: str 
 
 
 def put_tables(reading: Reading, graph: str, config: NACConfig) -> None:
-    """Codes, signatures and what makes states of them."""
+    """Put the codes, the signatures, and the layers that turn them into states."""
     shared = config.read_in_codes == "shared"
     names = {
         "input_latents.codes_": "generator.codes" if shared else "generator.read_in_codes",
@@ -336,7 +336,7 @@ def put_tables(reading: Reading, graph: str, config: NACConfig) -> None:
 
 
 def order_of(weights: dict[str, Tensor], config: NACConfig) -> Tensor:
-    """Processor modules by descending degree.
+    """Return the processor modules by descending degree.
 
     Shapes: -> int64 [u].
     """
@@ -351,7 +351,7 @@ def order_of(weights: dict[str, Tensor], config: NACConfig) -> Tensor:
 
 
 def _notes(form: Form) -> tuple[str, ...]:
-    """Notes on assumptions made because the names of the tensors are those of a template."""
+    """Return notes on what was assumed because the tensor names are those of a template."""
     if not form.template:
         return ()
     cut = f"links cut above {form.truncate}" if form.truncate else "no link cut"
@@ -364,9 +364,9 @@ def _notes(form: Form) -> tuple[str, ...]:
 
 
 def _draws(official: Official, config: NACConfig, form: Form) -> tuple[str, ...]:
-    """Draws that the authors' code makes in evaluation and this one does not.
+    """Return notes on the draws that the authors' code makes in evaluation and ours does not.
 
-    Raises: SaccadeError if there is such a thing and --deterministic was not given.
+    Raises: SaccadeError if there are such draws and --deterministic was not given.
     """
     drawn = []
     if config.state_noise:
@@ -376,7 +376,7 @@ def _draws(official: Official, config: NACConfig, form: Form) -> tuple[str, ...]
     if drawn and not official.deterministic:
         raise SaccadeError(
             f"{official.path}: the authors' code draws {' and '.join(drawn)} in evaluation too, so "
-            "that two answers to one image differ. A served model has one answer: pass "
-            "--deterministic for the mean in place of the draw."
+            "that two answers to one image differ. A served model has to give one answer. Pass "
+            "--deterministic to use the mean instead of the draw."
         )
     return tuple(f"deterministic: without drawing {reason}" for reason in drawn)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of the NAC authors' models: from the shapes of their tensors, and what those do
-not tell from their JSON, or by the template that the tensors' names show.
+"""The configuration of the NAC authors' models: from the shapes of their tensors and, for what
+shapes do not tell, from their JSON or from the template that the tensor names show.
 """
 
 import re
@@ -19,9 +19,9 @@ GRAPH = "latent_graphs.0."
 
 @dataclass(frozen=True)
 class Form:
-    """Form of a NAC: the ways in which two files of the same tensors may differ."""
+    """The form of a NAC: how two files with the same tensors may differ."""
 
-    template: str = ""  # of the authors, where it was recognised by the names of the tensors
+    template: str = ""  # the authors' template, if the tensor names showed it
     head_dim: int = 64
     read_in_head_dim: int = 64
     read_out_head_dim: int = 64
@@ -31,15 +31,15 @@ class Form:
     truncate: float = 0.0
     truncate_read_out: float = 0.0
     dense: bool = False
-    union: bool = False  # read-in modules stay beside the processor's and are heard
-    gumbel: bool = False  # pooling draws, in evaluation too
+    union: bool = False  # read-in modules stay, besides the processor's, and are read
+    gumbel: bool = False  # pooling draws at random, also in evaluation
     temperature: float = 1.0  # of the pooling's softmax
     epsilon_learned: bool = False
     stochastic: bool = True  # in training
     tau: float = 0.5
     drop_path: float = 0.0
     code_noise: float = 0.0
-    size: tuple[int, int] | None = None  # of the image, where no grid of positions tells
+    size: tuple[int, int] | None = None  # of the image, if no grid of positions tells it
 
 
 PAPER = Form(template="INET-110E-NC-*")
@@ -63,9 +63,9 @@ FULL = replace(
 
 
 def form_of(official: Official) -> Form:
-    """The form that --config says, or that of the template that the tensors' names show.
+    """Return the form given by --config, or by the template that the tensor names show.
 
-    Raises: SaccadeError if neither tells.
+    Raises: SaccadeError if neither tells the form.
     """
     if official.config is not None:
         return told(official.path, model_arguments(official.config))
@@ -73,9 +73,9 @@ def form_of(official: Official) -> Form:
 
 
 def recognised(official: Official) -> Form:
-    """The template whose names of tensors these are.
+    """Return the form of the template that has these tensor names.
 
-    Raises: SaccadeError if it is none of those that the authors ship.
+    Raises: SaccadeError if it is not a template that the authors ship.
     """
     names = official.tensors
     first = f"{GRAPH}propagators.0."
@@ -93,31 +93,31 @@ def recognised(official: Official) -> Form:
     }
     if marks not in forms:
         raise SaccadeError(
-            f"{official.path}: is of none of the templates that the authors ship (plain layers: "
+            f"{official.path}: matches none of the templates that the authors ship (plain layers: "
             f"{marks[0]}, learned gains: {marks[1]}, seeder: {marks[2]}, biases of queries: "
-            f"{marks[3]}), so residuals and kernel cannot be guessed. Pass --config, the JSON of "
-            "the run's train_config.yml."
+            f"{marks[3]}), so residuals and kernel are unknown. Pass --config with the run's "
+            "train_config.yml as JSON."
         )
     return forms[marks]
 
 
 def model_arguments(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of the authors' model: the JSON itself, or what stands at model / kwargs.
+    """Return the arguments of the authors' model: the JSON itself, or its model / kwargs.
 
-    Raises: SaccadeError if they are not there.
+    Raises: SaccadeError if they are missing.
     """
     given = hint(config, "model", "kwargs", default=config)
     if not isinstance(hint(given, "latent_graph_kwargs"), Mapping):
         raise SaccadeError(
             f"--config: no latent_graph_kwargs in {sorted(map(str, config))[:8]}, nor at model / "
-            "kwargs. Pass the JSON of the run's train_config.yml, or of its model's arguments."
+            "kwargs. Pass the run's train_config.yml as JSON, or its model's arguments."
         )
     arguments: Mapping[str, Any] = given
     return arguments
 
 
 def check_told(path: str, config: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> None:
-    """The counts of a configuration are those of the tensors.
+    """Check that the counts of a configuration are those of the tensors.
 
     Raises: SaccadeError naming the first that differs.
     """
@@ -138,9 +138,9 @@ def check_told(path: str, config: Mapping[str, Any] | None, fields: Mapping[str,
 
 
 def told(path: str, arguments: Mapping[str, Any]) -> Form:
-    """Values of a configuration, with the defaults of the authors' code.
+    """Return the form that a configuration describes, with the defaults of the authors' code.
 
-    Raises: SaccadeError if it asks for what has no counterpart here.
+    Raises: SaccadeError if it sets something that has no counterpart here.
     """
     graph = arguments["latent_graph_kwargs"]
     head_dim = whole_number(hint(graph, "head_dim", default=64), "head_dim")
@@ -178,30 +178,30 @@ def told(path: str, arguments: Mapping[str, Any]) -> Form:
 
 
 def _dense(path: str, attention: Mapping[str, Any], read_out: Mapping[str, Any]) -> bool:
-    """True if no kernel masks the attention.
+    """Return True if no kernel masks the attention.
 
-    Raises: SaccadeError if it masks one of propagators and read-out alone.
+    Raises: SaccadeError if a kernel masks only the propagators or only the read-out.
     """
     name = "mask_attn_scores_with_affinities"
     masked = {bool(hint(module, name, default=True)) for module in (attention, read_out)}
     if len(masked) == 2:
         raise SaccadeError(
-            f"{path}: --config has {name} in one of propagators and "
-            "read-out alone, expected the same in both. No NAC here has that."
+            f"{path}: --config has {name} for only one of propagators and read-out, expected the "
+            "same for both. Such a NAC is not supported."
         )
     return masked == {False}
 
 
 def _check_kernels(path: str, *kernels: Mapping[str, Any]) -> None:
-    """Stop what no shipped configuration sets.
+    """Refuse arguments that no shipped configuration sets.
 
     Raises: SaccadeError naming the argument.
     """
     for name in ("eliminate_diagonal", "use_gumbel_along_functions"):
         if any(kernel.get(name) for kernel in kernels):
             raise SaccadeError(
-                f"{path}: --config sets {name}, which no NAC here has. Expected false, as in every "
-                "configuration that the authors ship."
+                f"{path}: --config sets {name}, which is not supported. Expected false, as in "
+                "every configuration that the authors ship."
             )
 
 
@@ -210,9 +210,9 @@ def _cut(kernel: Mapping[str, Any]) -> float:
 
 
 def _union(path: str, graph: Mapping[str, Any]) -> bool:
-    """True if the read-in's modules stay beside the processor's.
+    """Return True if the read-in's modules stay, in addition to the processor's.
 
-    Raises: SaccadeError for a mixture that no NAC here has.
+    Raises: SaccadeError for a combination that is not supported.
     """
     flags = tuple(
         bool(graph.get(name, default))
@@ -231,7 +231,7 @@ def _union(path: str, graph: Mapping[str, Any]) -> bool:
         f"{path}: --config has disable_input_mediator_communication, "
         "use_input_states_as_mediator_states and enable_input_output_communication "
         f"{', '.join(map(str, flags[:3]))}. Expected True, True, False (the read-in's modules are "
-        "the processor's) or False, False, True with persistent communication (they stay beside)."
+        "the processor's) or False, False, True with persistent communication (they stay)."
     )
 
 
@@ -240,7 +240,7 @@ GRID = "input_tokenizer.positional_grid.grid"
 
 
 def circuit_fields(reading: Reading, form: Form, graph: str) -> dict[str, Any]:
-    """Tables, widths and layers of the circuit.
+    """Return the fields of the circuit's tables, widths and layers.
 
     Raises: SaccadeError if a width is not a multiple of a head's, or the tables do not fit.
     """
@@ -270,19 +270,19 @@ def circuit_fields(reading: Reading, form: Form, graph: str) -> dict[str, Any]:
 
 
 def table_fields(reading: Reading, form: Form, graph: str, *, plain: bool) -> dict[str, Any]:
-    """Modules, codes and signatures, and the state that they start from.
+    """Return the fields of modules, codes and signatures, and of their initial state.
 
     Raises: SaccadeError if the two tables do not fit.
     """
     readers, code_dim = reading.shape(f"{graph}input_latents.codes_")
-    # Plain layers use no codes, so that a baseline may leave the processor's out.
+    # Plain layers use no codes, so a baseline may leave the processor's out.
     key = "input" if plain else "mediator"
     modules = reading.shape(f"{graph}{key}_latents.codes_")[0]
     if not form.union and modules != readers:
         raise SaccadeError(
-            f"{reading.path}: has {readers} read-in and {modules} processor modules, expected as "
-            "many of both where the read-in's states become the processor's. Pass --config, the "
-            "JSON of the run's train_config.yml."
+            f"{reading.path}: has {readers} read-in and {modules} processor modules. Expected "
+            "equal numbers, because the read-in's states become the processor's. Pass --config "
+            "with the run's train_config.yml as JSON."
         )
     signatures = f"{graph}mediator_latents.signatures_"
     known = signatures in reading.tensors
@@ -302,7 +302,7 @@ def table_fields(reading: Reading, form: Form, graph: str, *, plain: bool) -> di
 
 
 def head_widths(reading: Reading, form: Form, graph: str, weight: str) -> dict[str, Any]:
-    """Heads of propagators, and of read-in and read-out, which have the same here.
+    """Return the heads of the propagators, and of read-in and read-out, which must be equal.
 
     Raises: SaccadeError if a width is not a multiple of a head's.
     """
@@ -316,14 +316,15 @@ def head_widths(reading: Reading, form: Form, graph: str, weight: str) -> dict[s
         width = reading.shape(f"{place}.query_compiler.{weight}")[0]
         if width % head_dim:
             raise SaccadeError(
-                f"{reading.path}: {name} is {width} wide, which heads of {head_dim} do not fill. "
-                "Pass --config, the JSON of the run's train_config.yml, with head_dim."
+                f"{reading.path}: {name} has width {width}, which is not a multiple of the head "
+                f"width {head_dim}. Pass --config, the run's train_config.yml as JSON, with "
+                "head_dim."
             )
         heads[name] = (width // head_dim, head_dim)
     if heads["read_in"] != heads["read_out"]:
         raise SaccadeError(
             f"{reading.path}: read-in and read-out have {heads['read_in']} and "
-            f"{heads['read_out']} heads and widths, expected the same. No NAC here has both."
+            f"{heads['read_out']} heads and widths, expected the same. Such a NAC is not supported."
         )
     (count, width), (read_count, read_width) = heads["propagators"], heads["read_in"]
     read = {"read_heads": read_count, "read_head_dim": read_width}
@@ -331,7 +332,7 @@ def head_widths(reading: Reading, form: Form, graph: str, weight: str) -> dict[s
 
 
 def bandwidths(reading: Reading, graph: str) -> list[str]:
-    """The keys of the kernels' bandwidths: of every propagator, then of the read-out."""
+    """Return the keys of the kernels' bandwidths: every propagator's, then the read-out's."""
     layers = reading.depth(rf"{re.escape(graph)}propagators\.(\d+)\.")
     places = [f"propagators.{index}" for index in range(layers)]
     keys = [f"{graph}{place}.latent_attention.kernel.bandwidth" for place in (*places, "read_out")]
@@ -339,7 +340,7 @@ def bandwidths(reading: Reading, graph: str) -> list[str]:
 
 
 def kernel_fields(reading: Reading, form: Form, graph: str) -> dict[str, Any]:
-    """Bandwidth and cut, and what training does with them."""
+    """Return the fields of bandwidth and cutoff, and of their training."""
     values = [reading.tensors[key] for key in bandwidths(reading, graph)]
     known = (
         []
@@ -348,7 +349,7 @@ def kernel_fields(reading: Reading, form: Form, graph: str) -> dict[str, Any]:
     )
     learned = form.epsilon_learned or len(set(known)) > 1
     cut = max(form.truncate, form.truncate_read_out)
-    # Of the authors' training: their targets' form, loss and matching. Which graph is not said.
+    # From the authors' training: form of the targets, loss, matching. The graph is not recorded.
     prior = {"prior_form": "official", "structure_loss": "mse", "matching": "hungarian"}
     return {
         **prior,
@@ -367,7 +368,7 @@ def kernel_fields(reading: Reading, form: Form, graph: str) -> dict[str, Any]:
 
 
 def last_fields(reading: Reading, read_out: str) -> dict[str, Any]:
-    """Fields for the way from the read-out modules' states to logits."""
+    """Return the fields for the layers from the read-out modules' states to logits."""
     for key, kind in (("native_weight", "modulated"), ("lin.weight", "linear")):
         name = f"{read_out}head.1.{key}"
         if name in reading.tensors:
@@ -379,9 +380,9 @@ def last_fields(reading: Reading, read_out: str) -> dict[str, Any]:
 
 
 def image_fields(reading: Reading, official: Official) -> dict[str, Any]:
-    """The tokenizer and the size of the image.
+    """Return the fields of the tokenizer and the image size.
 
-    Raises: SaccadeError if there is no grid of positions and --config does not say the size.
+    Raises: SaccadeError if there is no grid of positions and no size in --config.
     """
     stages = reading.depth(rf"{re.escape(BACKBONE)}downsample_layers\.(\d+)\.")
     places = [f"{BACKBONE}downsample_layers.{index}." for index in range(stages)]
@@ -418,7 +419,7 @@ def _told_size(official: Official) -> tuple[int, int]:
     side = hint(official.config, "input_size", default=given)
     if not isinstance(side, int) or side < 1:
         raise SaccadeError(
-            f"{official.path}: has no grid of positions, so the image's size is not in the file; "
+            f"{official.path}: has no grid of positions, so the image size is not in the file; "
             f'found {side!r}. Pass it with --config: {{"input_size": 224, ...}}.'
         )
     return side, side

@@ -25,22 +25,22 @@ _MASKS = ("attn_mask", "text.attn_mask")
 
 
 def convert(official: Official) -> Converted:
-    """Read a CLIP; the JSON of its model says what tensors cannot: quick_gelu, average pooling.
+    """Read a CLIP; its model JSON has what tensors do not tell: quick_gelu, average pooling.
 
-    Raises: SaccadeError if the file has slots, the JSON is missing or contradicts the file.
+    Raises: SaccadeError if the file has slots, or the JSON is missing or contradicts the file.
     Source: OpenCLIP v2.20, and the SPARO fork's baselines.
     """
     if "visual.sparo.q_emb" in official.tensors:
         raise SaccadeError(
-            f"{official.path}: has SPARO's read-out (visual.sparo.*), which SOURCE 'sparo-clip' "
-            "reads. Run: saccade convert sparo-clip ..."
+            f"{official.path}: has SPARO's read-out (visual.sparo.*), which needs SOURCE "
+            "'sparo-clip'. Run: saccade convert sparo-clip ..."
         )
     json = model_json(official.path, official.config)
     shapes = Shapes(official.path, official.tensors)
     if official.config is None or not (json["vision_cfg"] or "quick_gelu" in json):
         raise SaccadeError(
-            f"{official.path}: whether a CLIP was trained with quick_gelu, and whether it averages "
-            "its tokens, cannot be read from its tensors. Pass its OpenCLIP model JSON as "
+            f"{official.path}: the tensors of a CLIP do not tell whether it was trained with "
+            "quick_gelu, or whether it averages its tokens. Pass its OpenCLIP model JSON as "
             '--config, at least {"quick_gelu": true} (OpenAI\'s models) or {"quick_gelu": false}.'
         )
     config = clip_config(shapes, json, pooling_fields(official.path, official.tensors, json))
@@ -54,9 +54,9 @@ def converted(
     notes: tuple[str, ...],
     source: str = "open-clip",
 ) -> Converted:
-    """The tensors of a CLIP of this configuration under our names.
+    """Return the tensors of a CLIP of this configuration under our names.
 
-    Raises: SaccadeError if the vocabulary that was given is too small.
+    Raises: SaccadeError if the given vocabulary is too small.
     """
     if official.vocabulary:
         merges = checked_merges(official.vocabulary, config.vocabulary)
@@ -72,7 +72,7 @@ def converted(
 
 
 def text_notes(config: SparoConfig) -> tuple[str, ...]:
-    """Notes that a user must have about this model's texts."""
+    """Return notes that a user must know about this model's texts."""
     if config.tokenizer != "custom" or config.merges:
         return ()
     return (
@@ -88,7 +88,7 @@ def _reason(key: str) -> str:
 
 
 def put_buffers(reading: Reading, config: SparoConfig) -> None:
-    """Buffers that our state has and the authors' has not: slots in their own order."""
+    """Put the buffers that only our state dict has: the slots in their own order."""
     import torch
 
     if config.pooling == "sparo":

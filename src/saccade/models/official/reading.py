@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint files of other codes as flat tensors; nothing in a file is ever executed."""
+"""Read other projects' checkpoint files as flat tensors; nothing in a file is ever executed."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -28,8 +28,8 @@ _DTYPES = {
 
 
 def is_messages(head: bytes) -> bool:
-    """True if a file that begins so is a map whose first key is a text."""
-    lengths = {0xDE: 3, 0xDF: 5}  # bytes of a map's head, where it has more than 15 keys
+    """Return True if a file with this beginning is a map whose first key is a string."""
+    lengths = {0xDE: 3, 0xDF: 5}  # bytes of a map's head if it has more than 15 keys
     first = lengths.get(head[0], 1) if head else 0
     if not head or (head[0] & 0xF0 != 0x80 and first == 1) or len(head) <= first:
         return False
@@ -37,9 +37,9 @@ def is_messages(head: bytes) -> bool:
 
 
 def read_messages(path: Path) -> Any:
-    """The tree in the file, arrays as NumPy has them; bfloat16 becomes float32.
+    """Read the tree in the file, with NumPy arrays; bfloat16 becomes float32.
 
-    Raises: SaccadeError if the file is damaged or holds what is not an array, number or text.
+    Raises: SaccadeError if the file is damaged or has values of other types.
     Source: flax.serialization, to_bytes.
     """
     msgpack: Any = require("msgpack", extra="export")
@@ -57,15 +57,15 @@ def read_messages(path: Path) -> Any:
             max_array_len=limits.TREE_VALUES,
         )
         return _joined(tree)
-    except Exception as error:  # msgpack, NumPy and the tree's own shape have their own kinds
+    except Exception as error:  # msgpack, NumPy and the tree's own shape raise their own types
         raise SaccadeError(
-            f"{path}: not a tree that Flax saved, or damaged ({type(error).__name__}: {error}). "
+            f"{path}: not a tree saved by Flax, or damaged ({type(error).__name__}: {error}). "
             "Save it with flax.serialization.to_bytes(parameters)."
         ) from error
 
 
 class _Counted:
-    """A byte of the file can be a whole dictionary in memory: how many values there are in all."""
+    """Counts all values, because one byte of the file can become a whole dictionary in memory."""
 
     def __init__(self) -> None:
         self.left = limits.TREE_VALUES
@@ -81,7 +81,7 @@ class _Counted:
     def _take(self, count: int) -> None:
         self.left -= count + 1
         if self.left < 0:
-            raise ValueError(f"holds more than {limits.TREE_VALUES} values")
+            raise ValueError(f"contains more than {limits.TREE_VALUES} values")
 
 
 def _extension(code: int, data: bytes) -> Any:
@@ -99,10 +99,10 @@ def _array(shape: Any, name: Any, buffer: Any) -> np.ndarray:
     if not (isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)):
         raise ValueError(f"shape {shape!r} is not a list of sizes")
     if name not in _DTYPES or not isinstance(buffer, bytes):
-        raise ValueError(f"type {name!r} is no type of weights")
+        raise ValueError(f"type {name!r} is not a type of weights")
     stored = np.dtype("uint16" if name == "bfloat16" else name)
     if prod(shape) * stored.itemsize != len(buffer):
-        raise ValueError(f"{len(buffer)} bytes for {name} of shape {shape}")
+        raise ValueError(f"{len(buffer)} bytes do not fit {name} of shape {shape}")
     array = np.frombuffer(buffer, stored).reshape(shape)
     if name == "bfloat16":
         return (array.astype(np.uint32) << 16).view(np.float32)
@@ -110,7 +110,7 @@ def _array(shape: Any, name: Any, buffer: Any) -> np.ndarray:
 
 
 def _joined(tree: Any) -> Any:
-    """Large arrays are stored in pieces, each a value of a map numbered from 0."""
+    """Join large arrays, which are stored as pieces in a map numbered from 0."""
     if not isinstance(tree, Mapping):
         return tree
     if tree.get(_CHUNKED):
@@ -120,9 +120,9 @@ def _joined(tree: Any) -> Any:
     return {key: _joined(value) for key, value in tree.items()}
 
 
-# Where training codes put the weights among other things, the likeliest first.
+# Where training code puts the weights among other things, the likeliest first.
 CONTAINERS = ("state_dict", "model_state_dict", "model", "params", "target")
-# What distributed training and torch.compile put in front of every name.
+# Prefixes that distributed training and torch.compile add to every name.
 _WRAPPERS = ("module.", "_orig_mod.")
 _KINDS = ".pt/.pth/.bin (torch.save), .safetensors, .npz or Flax's .msgpack"
 
@@ -130,10 +130,10 @@ _KINDS = ".pt/.pth/.bin (torch.save), .safetensors, .npz or Flax's .msgpack"
 def read_tensors(
     path: Path, key: str | None = None, *, likely: str | None = None
 ) -> "dict[str, Tensor]":
-    """The weights of a checkpoint by their names in the file; nested names are joined by '/'.
+    """Read the weights of a checkpoint by their names in the file; nested names are joined by '/'.
 
-    `key` names the part of the file to read, such as teacher; without it the part called `likely`
-    is read if there is one, else the state dict is looked for where training codes put it.
+    `key` names the part of the file to read, such as teacher. Without it the part called `likely`
+    is read if there is one, else the state dict is searched where training code puts it.
 
     Raises: SaccadeError if the file is missing, no checkpoint, needs unpickling, or has no `key`.
     """
@@ -145,8 +145,8 @@ def read_tensors(
         if not isinstance(content, Mapping) or key not in content:
             keys = sorted(str(key) for key in content)[:10]
             raise SaccadeError(
-                f"{path}: has no {key!r} at its top, but {', '.join(keys)}. "
-                "Name one that holds weights with --checkpoint-key."
+                f"{path}: has no {key!r} at its top level, only {', '.join(keys)}. "
+                "Choose one that contains weights with --checkpoint-key."
             )
         content = content[key]
     state = _state_of(content)
@@ -156,11 +156,11 @@ def read_tensors(
         tensors[name] = value
         if len(tensors) > limits.TENSORS:
             raise SaccadeError(
-                f"{path}: has more than {limits.TENSORS} tensors. Save the state dict alone."
+                f"{path}: has more than {limits.TENSORS} tensors. Save only the state dict."
             )
     if not tensors:
         raise SaccadeError(
-            f"{path}: holds no tensors. Pass the checkpoint that the authors' code saved."
+            f"{path}: contains no tensors. Pass the checkpoint that the authors' code saved."
         )
     for wrapper in _WRAPPERS:
         if all(name.startswith(wrapper) for name in tensors):
@@ -170,10 +170,10 @@ def read_tensors(
 
 def _content(path: Path) -> Any:
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise SaccadeError(f"{path}: found a pipe or a device, expected one file: {_KINDS}.")
+        raise SaccadeError(f"{path}: found a pipe or a device, expected a file: {_KINDS}.")
     if path.is_dir():
         raise SaccadeError(
-            f"{path}: found a folder, expected one file: {_KINDS}. Save the parameters of an Orbax "
+            f"{path}: found a folder, expected a file: {_KINDS}. Save the parameters of an Orbax "
             "checkpoint with flax.serialization.to_bytes."
         )
     try:
@@ -185,13 +185,11 @@ def _content(path: Path) -> Any:
     except OSError as error:
         raise SaccadeError(f"{path}: cannot be read ({error}). Pass a checkpoint file.") from error
     if size == 0:
-        raise SaccadeError(
-            f"{path}: empty, so it is not a checkpoint. Copy it again from its source."
-        )
+        raise SaccadeError(f"{path}: the file is empty. Copy it again from its source.")
     if size > limits.WEIGHTS_BYTES:
         raise SaccadeError(
-            f"{path}: {size} bytes, at most {limits.WEIGHTS_BYTES} are read. Save the state dict "
-            "alone."
+            f"{path}: the file has {size} bytes, expected at most {limits.WEIGHTS_BYTES}. Save "
+            "only the state dict."
         )
     require("torch", extra="export")
     if head[:4] == b"PK\x03\x04":
@@ -202,7 +200,7 @@ def _content(path: Path) -> Any:
         return _from_safetensors(path)
     if is_messages(head):
         return read_messages(path)
-    raise SaccadeError(f"{path}: not a checkpoint that can be read. Expected {_KINDS}.")
+    raise SaccadeError(f"{path}: not a supported checkpoint. Expected {_KINDS}.")
 
 
 def _from_zip(path: Path) -> Any:
@@ -218,7 +216,7 @@ def _from_zip(path: Path) -> Any:
         return read_arrays(path)
     except (ArchiveRefused, OSError) as error:
         raise SaccadeError(
-            f"{path}: holds arrays that are damaged or of Python objects ({error}). "
+            f"{path}: contains arrays that are damaged or of Python objects ({error}). "
             "Save plain arrays with numpy.savez."
         ) from error
 
@@ -227,12 +225,12 @@ def _from_torch(path: Path) -> Any:
     import torch
 
     try:
-        # The options of a run, which DINO and timm keep beside the weights, are plain data.
+        # The options of a run, which DINO and timm save with the weights, are plain data.
         return load_torch(path, torch.serialization.safe_globals([argparse.Namespace]))
     except NeedsCode as error:
         raise SaccadeError(
             f"{path}: needs unpickling, which runs code from the file ({_first_sentence(error)}). "
-            "Save the weights alone where the file comes from: "
+            "Where the file comes from, save only the weights: "
             "torch.save(model.state_dict(), 'weights.pt')."
         ) from error
     except (TorchFileRefused, OSError) as error:
@@ -242,7 +240,7 @@ def _from_torch(path: Path) -> Any:
 def _first_sentence(error: Exception) -> str:
     text = str(error) or type(error).__name__
     lines = [line.strip() for line in text.splitlines() if "GLOBAL" in line or "nsupported" in line]
-    # What torch advises behind it is to allow the code, which is not wanted here.
+    # After it, torch advises to allow the code, which is not wanted here.
     return (lines[0] if lines else text.splitlines()[0]).partition(". ")[0][:200]
 
 
@@ -258,12 +256,12 @@ def _from_safetensors(path: Path) -> Any:
             metadata = file.metadata() or {}
         if "saccade" in metadata:
             raise SaccadeError(
-                f"{path}: is a checkpoint of saccade already. Export it: saccade export {path.name}"
+                f"{path}: already a saccade checkpoint. Export it with: saccade export {path.name}"
             )
         return load_file(path)
     except SaccadeError:
         raise
-    except Exception as error:  # whatever torch makes of a type or a shape that it has not
+    except Exception as error:  # torch raises anything for a type or shape it lacks
         raise _damaged(path, error) from error
 
 
@@ -274,7 +272,7 @@ def _damaged(path: Path, error: Exception) -> SaccadeError:
 
 
 def _check_tree(path: Path, content: Any) -> None:
-    """Check depth and width of the file's dictionaries; one that is reached twice counts twice."""
+    """Check depth and width of the file's dictionaries; one reached twice counts twice."""
     level, count = [content], 0
     for _ in range(limits.PICKLE_DEPTH):
         level = [
@@ -289,19 +287,19 @@ def _check_tree(path: Path, content: Any) -> None:
         if count > limits.TREE_VALUES:
             break
     raise SaccadeError(
-        f"{path}: nests more than {limits.PICKLE_DEPTH} deep or holds more than "
-        f"{limits.TREE_VALUES} values. Save the model's state dict alone."
+        f"{path}: nests more than {limits.PICKLE_DEPTH} deep or contains more than "
+        f"{limits.TREE_VALUES} values. Save only the model's state dict."
     )
 
 
 def _check_size(path: Path, name: str, value: "Tensor") -> None:
-    """Numbers that are all there: a view can repeat one of them 10^13 times."""
+    """Check that all numbers are stored: a view can repeat one of them 10^13 times."""
     import torch
 
     plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
     if not plain:
         raise SaccadeError(
-            f"{path}: {name[:100]} is a sparse, quantised or empty kind of tensor, expected plain "
+            f"{path}: {name[:100]} is a sparse, quantized or meta tensor, expected plain "
             "numbers. Save them with tensor.to_dense() or tensor.dequantize()."
         )
     there = value.untyped_storage().nbytes()
@@ -313,7 +311,7 @@ def _check_size(path: Path, name: str, value: "Tensor") -> None:
 
 
 def _state_of(content: Any) -> Any:
-    """Down through the containers to what holds the weights."""
+    """Descend through the containers to the one with the weights."""
     while isinstance(content, Mapping):
         inner = [content[name] for name in CONTAINERS if _holds_tensors(content.get(name))]
         optimizer = content.get("optimizer")
@@ -326,7 +324,7 @@ def _state_of(content: Any) -> Any:
 
 
 def _parts_of(content: Any) -> str:
-    """Names at the top of a file of several state dicts."""
+    """Describe the names at the top level of a file with several state dicts."""
     parts = [
         name
         for name, value in (content.items() if isinstance(content, Mapping) else ())
@@ -360,10 +358,10 @@ def _flat(path: Path, content: Any, name: str, parts: str) -> "Iterator[tuple[st
             yield name, torch.from_numpy(np.array(content))
         except TypeError as error:
             raise SaccadeError(
-                f"{path}: {name} holds {np.asarray(content).dtype}, expected numbers."
+                f"{path}: {name} contains {np.asarray(content).dtype}, expected numbers."
             ) from error
     elif content is not None:
         raise SaccadeError(
             f"{path}: {name or 'the file'} is {type(content).__name__}, expected tensors. "
-            f"Pass a state dict, or name the part that holds weights with --checkpoint-key{parts}."
+            f"Pass a state dict, or choose the part with the weights by --checkpoint-key{parts}."
         )

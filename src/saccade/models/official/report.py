@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report of a conversion: every key that is missing, unexpected or of the wrong shape."""
+"""The report of a conversion: every key that is missing, unexpected or of the wrong shape."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeyRow:
-    """One key that does not fit; a side that has no such key is empty."""
+    """One key that does not fit; `ours` or `theirs` is empty if that side lacks it."""
 
     problem: str  # missing, unexpected, wrong shape
     ours: str
@@ -25,7 +25,7 @@ class KeyRow:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """A conversion, whether it was written or not."""
+    """The result of a conversion, whether or not a checkpoint was written."""
 
     source: str
     file: str
@@ -33,21 +33,21 @@ class ConversionReport:
     family: str
     tensors: int  # of our model
     parameters: int
-    rows: tuple[KeyRow, ...]  # keys that do not fit: none, or nothing was written
-    ignored: dict[str, str]  # keys of the file that are rightly left out, and why
+    rows: tuple[KeyRow, ...]  # keys that do not fit; if there are any, nothing was written
+    ignored: dict[str, str]  # keys of the file left out on purpose, and why
     notes: tuple[str, ...]
-    images: str = ""  # size, crop, interpolation, mean and std that the model's images have
+    images: str = ""  # size, crop, interpolation, mean and std of the model's images
     images_from: str = ""
     out: str = ""  # the checkpoint written, and its hash
     out_sha256: str = ""
     exact: dict[str, Any] = field(default_factory=dict)  # what --numerics exact changed
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the report as JSON values."""
         return asdict(self) | {"rows": [asdict(row) for row in self.rows]}
 
     def to_text(self) -> str:
-        """As a reader wants it."""
+        """Return the report as text."""
         lines = [
             f"{self.source}: {self.file} as {self.family}, {self.parameters:,} parameters "
             f"in {self.tensors} tensors"
@@ -67,18 +67,18 @@ class ConversionReport:
                 f"(largest value {self.exact['largest_value']:.3g})"
             )
         if self.out:
-            lines.append(f"{self.out}: written, export it with: saccade export {self.out}")
+            lines.append(f"{self.out}: written. Export it with: saccade export {self.out}")
         return "\n".join(lines)
 
 
 class ConversionFailed(SaccadeError):
-    """The file does not fit the model; `report` says where."""
+    """The file does not fit the model; `report` lists the differences."""
 
     def __init__(self, report: ConversionReport) -> None:
         self.report = report
         super().__init__(
             f"{report.file}: does not fit family '{report.family}' as read by SOURCE "
-            f"'{report.source}': keys that differ: {len(report.rows)}; nothing was written. Pass "
+            f"'{report.source}': keys that differ: {len(report.rows)}. Nothing was written. Pass "
             f"the right source or --config for this file.\n{report.to_text()}"
         )
 
@@ -86,7 +86,7 @@ class ConversionFailed(SaccadeError):
 def compared(
     converted: Converted, expected: "Mapping[str, Tensor]", theirs: "Mapping[str, Tensor]"
 ) -> tuple[KeyRow, ...]:
-    """Every key that does not fit, of our model (`expected`) and of the file (`theirs`)."""
+    """Return every key that differs between our model (`expected`) and the file (`theirs`)."""
     rows = []
     for ours, wanted in expected.items():
         name = converted.names.get(ours, "")
@@ -108,7 +108,7 @@ def compared(
 
 
 def sources_of(name: str) -> list[str]:
-    """The keys of the file in a value of `Converted.names`: one, or several joined."""
+    """Return the keys of the file in a value of `Converted.names`: one, or several joined."""
     return [part.strip() for part in name.replace(" + ", ", ").split(", ") if part.strip()]
 
 

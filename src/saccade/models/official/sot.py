@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The authors' SoT checkpoints: every token embedding, every head."""
+"""Checkpoints of the SoT authors, with every token embedding and every head."""
 
 import re
 from dataclasses import replace
@@ -14,7 +14,7 @@ from saccade.models.official.vit_keys import BLOCK, block_fields, hint, take_spe
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from saccade.models.sot.config import SoTConfig
 
-GRID = 14  # tokens on a side, in every model of the authors
+GRID = 14  # tokens per side, in all of the authors' models
 _MARKS = {
     "densenet": "stage.0.denselayer1.conv1.weight",
     "resnet": "stage.0.conv1.weight",
@@ -49,7 +49,7 @@ _NON_LOCAL = {
     }.items()
     for part, ours in (("0", "conv"), ("1", "norm"))
 }
-# Names inside a block without the last part (weight, bias, running_mean, ...).
+# Names inside a block, without the last part (weight, bias, running_mean, ...).
 _INSIDE = {
     "densenet": {"norm1": "norm", "conv1": "narrow", "norm2": "narrow.norm", "conv2": "grow"},
     "resnet": _RESNET | {"downsample.0": "shortcut.conv", "downsample.1": "shortcut.norm"},
@@ -59,14 +59,14 @@ _INSIDE = {
 
 
 def read_embedding(reading: Reading, prefix: str, config: Any) -> dict[str, Any]:
-    """Configuration fields of the token embedding; its tensors are taken.
+    """Return the fields of the token embedding, and take its tensors.
 
-    Raises: SaccadeError if it is none of the five, or --config gives it an impossible image.
+    Raises: SaccadeError if it is none of the five, or --config has an impossible image size.
     """
     kinds = [kind for kind, mark in _MARKS.items() if prefix + mark in reading.tensors]
     if not kinds:
         raise SaccadeError(
-            f"{reading.path}: none of the five token embeddings of SoT stands under {prefix!r}. "
+            f"{reading.path}: none of SoT's five token embeddings is under {prefix!r}. "
             "Name the SOURCE that the file comes from."
         )
     kind = kinds[0]
@@ -88,13 +88,13 @@ def read_embedding(reading: Reading, prefix: str, config: Any) -> dict[str, Any]
 
 
 def _side_px(reading: Reading, prefix: str, kind: str, config: Any) -> int:
-    """The image's side: from the tensors where they tell, else --config's, else 224."""
+    """Return the image's side: from the tensors if they tell it, else from --config, else 224."""
     if kind == "naive":
         return GRID * reading.shape(prefix + "proj.weight")[2]
     if kind == "non-local":
         return 8 * GRID
     if kind == "resnet":
-        # The last block has a convolution in its shortcut only where it halves the grid.
+        # The last block has a convolution in its shortcut only if it halves the grid.
         halves = f"{prefix}stage.2.downsample.0.weight" in reading.tensors
         return (16 if halves else 8) * GRID
     side = hint(config, "img_size", default=16 * GRID)
@@ -127,7 +127,7 @@ def _our_name(kind: str, name: str, normed: bool) -> str | None:
 
 
 def _dense_name(stage: int, inside: str, leaf: str, normed: bool) -> str | None:
-    """Even stages hold the layers, odd ones what comes between."""
+    """Return our name: even stages have the layers, odd ones the transitions."""
     block, between = divmod(stage, 2)
     if between:
         ours = {"norm": "norm", "conv": "narrow"}.get(inside)
@@ -140,13 +140,13 @@ def _dense_name(stage: int, inside: str, leaf: str, normed: bool) -> str | None:
     return f"blocks.{block}.layers.{int(match[1]) - 1}.{ours}{conv}.{leaf}"
 
 
-HEADS = {240: 4, 384: 6, 528: 8}  # of SoT-Tiny, -Small, -Base by their width
+HEADS = {240: 4, 384: 6, 528: 8}  # of SoT-Tiny, -Small, -Base, by width
 
 
 def convert(official: Official) -> Converted:
-    """Read a SoT; --config takes the authors' own dictionary for what the tensors do not tell.
+    """Read a SoT; --config takes the authors' dictionary for what the tensors do not tell.
 
-    Raises: SaccadeError if the file is no SoT, or a part of it is not known.
+    Raises: SaccadeError if the file is not a SoT, or a part of it is unknown.
     Source: the authors' SoT at commit 5da3c37e.
     """
     reading = Reading(official.path, official.tensors)
@@ -175,7 +175,7 @@ def convert(official: Official) -> Converted:
 
 
 def imagenet(fields: dict[str, object]) -> SoTConfig:
-    """The configuration, with ImageNet's mean and standard deviation (their mean, where grey)."""
+    """Return the configuration with ImageNet's mean and std (averaged for gray images)."""
     mean, std = IMAGENET_MEAN, IMAGENET_STD
     if fields["channels"] == 1:
         mean, std = (sum(mean) / 3,), (sum(std) / 3,)  # type: ignore[assignment]
@@ -189,7 +189,7 @@ def converted(
     images: AuthorsImages,
     notes: tuple[str, ...],
 ) -> Converted:
-    """The answer of a converter of this family."""
+    """Return the result of a converter of this family."""
     exact = None
     if config.second_order and config.normalization == "svpn-fast" and config.svpn_epsilon:
         exact = replace(config, svpn_epsilon=0.0)
@@ -200,8 +200,8 @@ def _heads(official: Official, dim: int) -> int:
     given = hint(official.config, "ViTConfig", "num_heads", default=HEADS.get(dim))
     if given is None:
         raise SaccadeError(
-            f"{official.path}: tokens are {dim} wide, which is none of SoT-Tiny, -Small and -Base, "
-            "and the number of attention heads cannot be read from the file. Pass it with "
-            '--config: {"ViTConfig": {"num_heads": 4}}.'
+            f"{official.path}: tokens have width {dim}, unlike SoT-Tiny, -Small and -Base, and the "
+            "number of attention heads is not in the file. Pass it with --config: "
+            '{"ViTConfig": {"num_heads": 4}}.'
         )
     return whole_number(given, "ViTConfig.num_heads")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The authors' second-order head: what it is, read from its tensors, and their names."""
+"""The authors' second-order head: its configuration, read from its tensors, and their names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,22 +23,22 @@ RULES = (
 
 
 def has_head(reading: Reading, prefix: str) -> bool:
-    """True if the file has a classifier of word tokens at that place."""
+    """Return True if the file has a classifier of word tokens under that prefix."""
     return f"{prefix}visual_fc.weight" in reading.tensors
 
 
 def read_head(
     reading: Reading, prefix: str, width: int, config: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Configuration fields of the head under `prefix`, and notes; its tensors are taken.
+    """Return the fields of the head under `prefix`, and notes; its tensors are taken.
 
-    Raises: SaccadeError asking through --config for what the tensors do not tell.
+    Raises: SaccadeError naming what --config has to add, if the tensors do not tell it.
     Source: the authors' Classifier and OnlyVisualTokensClassifier.
     """
     head = _Head(reading, prefix, width, hint(config, "representationConfig", default={}))
     fields = AUTHORS | head.fields()
     rules = [(prefix.replace(".", r"\.") + pattern, ours) for pattern, ours in RULES]
-    # An exponent's LayerNorm has a weight too; alone, it is where the power iteration starts.
+    # An exponent's LayerNorm has a weight too; a weight alone is the power iteration's start.
     start = "start" if fields["normalization"] == "svpn-fast" else "weight"
     norm = prefix.replace(".", r"\.") + r"representation\.norm\.weight"
     rules.append((norm, f"head.pool.norm.{start}"))
@@ -104,8 +104,8 @@ class _Head:
         kind = "" if kind is None else kind
         if kind not in NORMS:
             raise SaccadeError(
-                f"{self.reading.path}: the cross-covariances' normalisation has no tensors, so "
-                "the file does not tell which it is. Pass it with --config: "
+                f"{self.reading.path}: the normalization of the cross-covariances has no tensors, "
+                "so the file does not tell which it is. Pass it with --config: "
                 '{"representationConfig": {"args": {"normalization": {"type": "sqrt_d"}}}}, where '
                 "the type is svPN, sqrt_d, ePN or none."
             )
@@ -116,7 +116,7 @@ class _Head:
         given = hint(self.given, "args", "num_heads")
         if given is not None and rows % (2 * whole_number(given, "num_heads of the head")):
             raise SaccadeError(
-                f"{self.reading.path}: --config says num_heads {given} of the head, but "
+                f"{self.reading.path}: --config has num_heads {given} for the head, but "
                 f"{self.prefix}representation.wr has {rows} rows, expected a multiple of "
                 f"{2 * given}. Pass the JSON of this model."
             )
@@ -124,14 +124,14 @@ class _Head:
         if not sides and self.has("representation.norm.weight"):
             sides = [self.size("representation.norm.weight", 0)]
         if not sides:
-            # rows = 2 h m and what comes in is h m^2, or with concat h m^2 + the token's width.
+            # rows = 2 h m; incoming is h m^2, or with concat h m^2 + the token's width.
             wanted = {2 * width / rows for width in (incoming, incoming - self.width)}
             sides = [int(side) for side in wanted if side >= 1 and side == int(side)]
         sides = [side for side in sides if rows % (2 * side) == 0]
         if len(sides) != 1:
             raise SaccadeError(
-                f"{self.reading.path}: how {rows} rows of {self.prefix}representation.wr are "
-                "divided into heads cannot be read from the file. Pass it with --config: "
+                f"{self.reading.path}: the file does not tell how the {rows} rows of "
+                f"{self.prefix}representation.wr are divided into heads. Pass it with --config: "
                 '{"representationConfig": {"args": {"num_heads": 6}}}.'
             )
         return rows // (2 * sides[0]), sides[0]
@@ -145,7 +145,7 @@ class _Head:
             raise SaccadeError(
                 f"{self.reading.path}: {self.prefix}visual_fc takes {incoming} numbers, expected "
                 f"{pooled} (pooled) or {pooled + self.width} (concat). The head and the trunk come "
-                "from different models: export the checkpoint again."
+                "from different models. Export the checkpoint again."
             )
         kind = hint(self.given, "fusion_type")
         if kind is None:

@@ -19,7 +19,7 @@ READ_OUTS = ("visual.sparo", "text_sparo")
 
 
 def convert(official: Official) -> Converted:
-    """Read a CLIP with slots; without a JSON it is taken to be of type cont:const, exact GELU.
+    """Read a CLIP with slots; without a JSON, type cont:const and exact GELU are assumed.
 
     Raises: SaccadeError if there is no read-out, or the JSON contradicts the file.
     Source: SPARO commit 6621a311.
@@ -28,8 +28,8 @@ def convert(official: Official) -> Converted:
     for prefix in READ_OUTS:
         if f"{prefix}.q_emb" not in tensors:
             raise SaccadeError(
-                f"{path}: has no {prefix}.q_emb, so it is no CLIP with slots in both towers. "
-                "Baselines are read by SOURCE 'open-clip', DINO by 'sparo-dino'."
+                f"{path}: has no {prefix}.q_emb, so it is not a CLIP with slots in both towers. "
+                "Use SOURCE 'open-clip' for baselines, 'sparo-dino' for DINO."
             )
     json = model_json(path, official.config)
     shapes = Shapes(path, tensors)
@@ -60,7 +60,7 @@ def convert(official: Official) -> Converted:
 def slot_fields(
     path: str, tensors: "Mapping[str, Tensor]", prefix: str, json: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Fields of one read-out that its shapes tell: L, V, head groups.
+    """Return the fields of a read-out that its shapes tell: L, V, head groups.
 
     Raises: SaccadeError if its queries or projection have another form, or the JSON differs.
     """
@@ -68,7 +68,7 @@ def slot_fields(
     if query.dim() != 5 or projection is None:
         raise SaccadeError(
             f"{path}: {prefix}.q_emb has shape {tuple(query.shape)}, expected (1, heads, "
-            f"slots / heads, 1, width) beside {prefix}.proj.weight. Pass a checkpoint of SPARO."
+            f"slots / heads, 1, width) and {prefix}.proj.weight. Pass a checkpoint of SPARO."
         )
     kind = json.get("sparo_type", "cont:const")
     heads, group = query.shape[1], query.shape[2]
@@ -96,7 +96,7 @@ def _shares(
     json: Mapping[str, Any],
     pairs: list[tuple[str, str]],
 ) -> bool:
-    """True if the first of each pair is a copy of the second, or left out."""
+    """Return True if the first of each pair is a copy of the second, or missing."""
     if json.get(name) is False:
         return False
     equal = all(
@@ -106,7 +106,7 @@ def _shares(
     )
     if json.get(name) is True and not equal:
         raise SaccadeError(
-            f"{path}: --config says {name} true, but {pairs[0][0]} differs from {pairs[0][1]}. "
+            f"{path}: --config has {name} true, but {pairs[0][0]} differs from {pairs[0][1]}. "
             "Pass the JSON of this model."
         )
     return equal

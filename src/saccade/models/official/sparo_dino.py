@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of DINO with SPARO's read-out in place of the last block: images alone."""
+"""Checkpoints of DINO with SPARO's read-out instead of the last block: images only."""
 
 import math
 import re
@@ -31,13 +31,13 @@ NOTES = (
     "keys inferred, no official file seen: DINO's backbone with `sparo.*`",
     "the embedding is the concatenation of the slots, brought to length 1 as k-NN compares it",
 )
-_HEAD_WIDTH = 64  # of every ViT that DINO trains
+_HEAD_WIDTH = 64  # of all ViTs that DINO trains
 
 
 def convert(official: Official) -> Converted:
-    """Read the image tower of one network (teacher or student); its training head is left out.
+    """Read the image tower of one network (teacher or student), without its training head.
 
-    Raises: SaccadeError if the file has no read-out or is not a square ViT.
+    Raises: SaccadeError if the file has no read-out, or is not a ViT for square images.
     Source: Vani et al. 2024, section 3.4; keys as DINO's vision transformer names them.
     """
     tensors = {_bare(key): value for key, value in official.tensors.items()}
@@ -46,8 +46,8 @@ def convert(official: Official) -> Converted:
         if key not in tensors:
             raise SaccadeError(
                 f"{official.path}: has no {prefix}{key} (found {sorted(tensors)[:3]}). Expected "
-                "one network of a DINO checkpoint with SPARO; --checkpoint-key teacher or student "
-                "chooses it."
+                "one network of a DINO checkpoint with SPARO. Choose it with --checkpoint-key "
+                "teacher or student."
             )
     json = model_json(official.path, official.config)
     config = _config(official.path, tensors, json)
@@ -73,14 +73,14 @@ def _config(path: str, tensors: "dict[str, Tensor]", json: dict[str, Any]) -> Sp
     if tensors["norm.weight"].shape[0] != width:
         raise SaccadeError(
             f"{path}: norm.weight has {tensors['norm.weight'].shape[0]} values, expected the "
-            f"tokens' width {width}: a norm behind the slots is not known here."
+            f"tokens' width {width}: a norm after the slots is not supported."
         )
     depth = {m.group(1) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))}
     hidden = tensors.get("blocks.0.mlp.fc1.weight")
     values, keys = tensors.get("sparo.v.weight"), tensors["sparo.k.weight"]
     shared = values is None or is_copy(values, keys)
     fields = slot_fields(path, tensors, "sparo", json)
-    # DINO has no temperature of its own for slots: the whole code is what k-NN normalises.
+    # DINO has no temperature for single slots: k-NN normalizes the whole code.
     fields["sparo_type"] = json.get("sparo_type", "cont:norm")
     return SparoConfig(
         **fields,

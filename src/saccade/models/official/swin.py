@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Swin checkpoints with the authors', timm's or torchvision's names, or SoT's head on top."""
+"""Swin checkpoints with the authors', timm's or torchvision's names, or with SoT's head."""
 
 import re
 from typing import Any
@@ -25,10 +25,10 @@ _RULES = (
 
 
 def convert(official: Official) -> Converted:
-    """Read a Swin: averaged tokens are classified, or pooled by SoT's head.
+    """Read a Swin, whose tokens are averaged and classified, or pooled by SoT's head.
 
-    The image is 224 pixels wide (384 with windows of 12) unless --config says {"img_size": ...}.
-    Raises: SaccadeError if the file is no Swin.
+    The image is 224 pixels wide (384 with windows of 12) unless --config has {"img_size": ...}.
+    Raises: SaccadeError if the file is not a Swin.
     Source: Liu et al. 2021, the authors' names, timm's and torchvision's.
     """
     reading = timm_reading(official)
@@ -39,7 +39,7 @@ def convert(official: Official) -> Converted:
         (prefix for prefix in ("classifier.", "head.", "") if has_head(reading, prefix)), None
     )
     if place is None:
-        # timm's later releases have the classifier one level deeper.
+        # Later releases of timm have the classifier one level deeper.
         key = "head.fc" if "head.fc.weight" in reading.tensors else "head"
         fields |= {
             "pooling": "gap",
@@ -75,7 +75,7 @@ def _trunk(reading: Reading, official: Official) -> dict[str, Any]:
         )
     reading.rename(_RULES)
     _mergings(reading)
-    computed = "made anew from the window and the image's size"
+    computed = "recomputed from the window and the image size"
     reading.ignore(r".*\.(relative_position_index|attn_mask)", computed)
     return {
         "trunk": "swin",
@@ -94,7 +94,7 @@ def _trunk(reading: Reading, official: Official) -> dict[str, Any]:
 
 
 def _mergings(reading: Reading) -> None:
-    """The authors merge at the end of a stage, later releases of timm at the start of the next."""
+    """Put the mergings: at the end of a stage; in later timm at the start of the next."""
     later = 0 if any(key.startswith("layers.0.downsample.") for key in reading.tensors) else 1
     for key, value in reading.tensors.items():
         if match := re.fullmatch(r"layers\.(\d+)\.downsample\.(norm|reduction)\.(\w+)", key):

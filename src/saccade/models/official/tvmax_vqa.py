@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the checkpoints of the TVMAX paper's question-answering network to ours."""
+"""Checkpoints of the TVMAX paper's question-answering network."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.given_files import check_stated, whole_number
 from saccade.models.vqa.config import Attention, Sparse, VQAConfig
 
-LAM = 0.05  # the authors' alpha of 0.1 is halved before it meets 1/2 ||x - z||^2
+LAM = 0.05  # the authors' alpha is 0.1; their 1/2 ||x - z||^2 halves it
 _EPS, _PADDED_ROWS, _QUESTION_LENGTH = 1e-6, 100, 14
 _IMAGES = ("grid", "boxes")
 _HEADS = {512: 8, 1024: 8}
@@ -40,10 +40,10 @@ _RENAMED = (
 
 
 def convert(official: Official) -> Converted:
-    """The network with the authors' normalisation and solver, or with the exact one beside it.
+    """Read the network with the authors' normalization and solver, and its exact form.
 
-    Raises: SaccadeError if the file is of another network, or does not tell what has to be known:
-        the output attention, the answers, the number of heads, the size of the grid.
+    Raises: SaccadeError if the file is of another network, or if something is unknown: the output
+        attention, the answers, the number of heads, the size of the grid.
     """
     _check(official)
     given = dict(official.config or {})
@@ -71,24 +71,24 @@ def _check(official: Official) -> None:
     if missing:
         raise SaccadeError(
             f"{official.path}: has no {', '.join(missing)}, so it is not a checkpoint of the "
-            "TVMAX question-answering network. Name its own source."
+            "TVMAX question-answering network. Choose the SOURCE that it comes from."
         )
     if official.attention not in ("softmax", "sparsemax", "tvmax"):
         raise SaccadeError(
             f"{official.path}: the three output attentions have the same weights, so the file "
-            "cannot tell which one it was trained with. Say --attention softmax|sparsemax|tvmax."
+            "does not tell which one it was trained with. Pass --attention softmax|sparsemax|tvmax."
         )
     if official.labels is None:
         answers = len(official.tensors["proj.weight"])
         raise SaccadeError(
-            f"{official.path}: the file has no names for its {answers} answers. "
-            "Give them, one a line in the order of training: --labels FILE."
+            f"{official.path}: the file has no names for its {answers} answers. Pass them with "
+            "--labels FILE, one per line in the order of training."
         )
     glimpses = len(official.tensors["attflat_img.mlp.linear.weight"])
     if glimpses != 1:
         raise SaccadeError(
-            f"{official.path}: FLAT_GLIMPSES is {glimpses}, the authors' code runs with 1 only. "
-            "Convert a checkpoint with one glimpse."
+            f"{official.path}: FLAT_GLIMPSES is {glimpses}, but the authors' code runs only with "
+            "1. Convert a checkpoint with one glimpse."
         )
 
 
@@ -140,7 +140,7 @@ def _depth(names: Iterable[str]) -> int:
 def _check_given(
     path: str, given: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Check that the user's fields of the network are known and agree with its tensors."""
+    """Check that the fields in --config are known and agree with the tensors."""
     if unknown := sorted(key for key in given if key.islower() and key not in _KNOWN):
         raise SaccadeError(
             f"--config: unknown keys {unknown}. Expected the authors' (MULTI_HEAD, "
@@ -150,7 +150,7 @@ def _check_given(
         raise SaccadeError(f"--config: image is {given['image']!r}, expected one of {_IMAGES}.")
     for key in given.keys() - set(_READ):
         if close := get_close_matches(key, _READ, n=1, cutoff=0.9):
-            raise SaccadeError(f"--config: key {key} is unknown. Is {close[0]} meant?")
+            raise SaccadeError(f"--config: key {key} is unknown. Did you mean {close[0]}?")
     dim, features = shapes["img_feat_linear.weight"]
     tokens, word_dim = shapes["embedding.weight"]
     answers, pool_dim = shapes["proj.weight"]
@@ -178,8 +178,8 @@ def _box_attention(official: Official, boxes: bool) -> Sparse:
     if not boxes or official.attention in ("softmax", "sparsemax"):
         return "softmax" if official.attention == "softmax" else "sparsemax"
     raise SaccadeError(
-        f"{official.path}: boxes have no neighbours, so --attention tvmax does not fit "
-        "image 'boxes' in --config. Say softmax or sparsemax."
+        f"{official.path}: boxes have no neighbors, so --attention tvmax does not work with "
+        "image 'boxes' in --config. Pass softmax or sparsemax."
     )
 
 
@@ -187,8 +187,8 @@ def _heads(path: str, given: Mapping[str, Any], dim: int) -> int:
     heads = given.get("MULTI_HEAD", _HEADS.get(dim))
     if heads is None:
         raise SaccadeError(
-            f"{path}: the number of heads is not in the file, and width {dim} is none of the "
-            'published models. Say it in --config, as {"MULTI_HEAD": 8}.'
+            f"{path}: the number of heads is not in the file, and no published model has width "
+            f'{dim}. Pass it in --config, as in {{"MULTI_HEAD": 8}}.'
         )
     return whole_number(heads, "MULTI_HEAD")
 
@@ -199,7 +199,7 @@ def _grid(given: Mapping[str, Any], rows: int) -> tuple[int, int]:
         if not (isinstance(grid, list) and len(grid) == 2):
             raise SaccadeError(
                 f"--config: grid is {grid!r:.60}, expected the largest height and width of a "
-                "feature map, as [14, 14]. Correct it in the JSON."
+                "feature map, such as [14, 14]. Correct the JSON."
             )
         height, width = (whole_number(side, "grid") for side in grid)
         return height, width
@@ -207,7 +207,7 @@ def _grid(given: Mapping[str, Any], rows: int) -> tuple[int, int]:
     if side * side != rows:
         raise SaccadeError(
             f"--config: IMG_FEAT_PAD_SIZE {rows} is not a square, so it does not tell the largest "
-            'height and width of a feature map. Say them, as {"grid": [14, 14]}.'
+            'height and width of a feature map. Pass them, as in {"grid": [14, 14]}.'
         )
     return side, side
 
@@ -215,8 +215,8 @@ def _grid(given: Mapping[str, Any], rows: int) -> tuple[int, int]:
 def _check_length(path: str, flag: str, length: int, wanted: int) -> None:
     if length != wanted:
         raise SaccadeError(
-            f"{path}: {flag} has {length} lines, the weights have {wanted}. "
-            "Give the list that the checkpoint was trained with."
+            f"{path}: {flag} has {length} lines, expected {wanted} as in the weights. "
+            "Pass the list that the checkpoint was trained with."
         )
 
 

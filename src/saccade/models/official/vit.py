@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ViT and DeiT checkpoints with timm's or torchvision's names, or SoT's head on top."""
+"""ViT and DeiT checkpoints with timm's or torchvision's names, or with SoT's head."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def convert(official: Official) -> Converted:
     """
     if "dist_token" in {*official.tensors, *(official.backbone or ())}:
         raise SaccadeError(
-            f"{official.path}: has a distillation token, which SOURCE 'deit' reads. "
+            f"{official.path}: has a distillation token, which needs SOURCE 'deit'. "
             "Run: saccade convert deit ..."
         )
     if is_torchvision({*official.tensors, *(official.backbone or ())}):
@@ -48,8 +48,8 @@ def convert(official: Official) -> Converted:
 def convert_deit(official: Official) -> Converted:
     """Read a DeiT: a ViT with ImageNet's mean and standard deviation.
 
-    A distilled one answers the mean of its two classifiers, as its authors evaluate it.
-    Raises: SaccadeError if the file is no DeiT.
+    A distilled DeiT returns the mean of its two classifiers, as in its authors' evaluation.
+    Raises: SaccadeError if the file is not a DeiT.
     Source: Touvron et al. 2020, and timm's names of its tensors.
     """
     return convert_vit(official, "deit", IMAGENET_MEAN, IMAGENET_STD)
@@ -58,7 +58,7 @@ def convert_deit(official: Official) -> Converted:
 def convert_vit(
     official: Official, source: str, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Converted:
-    """Read a ViT or DeiT whose images are made and scaled as that source's authors do."""
+    """Read a ViT or DeiT, with the preprocessing of that source's authors."""
     reading = timm_reading(official)
     fields = trunk_fields(reading, official)
     channels = fields["channels"]
@@ -80,7 +80,7 @@ def convert_vit(
 
 
 def trunk_fields(reading: Reading, official: Official) -> dict[str, Any]:
-    """Configuration fields of the trunk; its tensors are taken."""
+    """Return the fields of the trunk, and take its tensors."""
     distilled = "dist_token" in reading.tensors
     dim, channels, side, _ = reading.shape("patch_embed.proj.weight")
     reading.shape("cls_token")
@@ -100,7 +100,7 @@ def trunk_fields(reading: Reading, official: Official) -> dict[str, Any]:
 
 
 def _classifier(reading: Reading, *, distilled: bool) -> dict[str, Any]:
-    """The class token's own classifier; the mean of two is one on both tokens side by side."""
+    """Take the class token's classifier; the mean of two acts on both tokens side by side."""
     import torch
 
     classes, _ = reading.shape("head.weight")

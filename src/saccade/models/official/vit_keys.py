@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""timm's names of a transformer's tensors, also where a file has torchvision's."""
+"""timm's names of a transformer's tensors, also for files with torchvision's names."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -34,12 +34,12 @@ _VIT = (
 
 
 def is_torchvision(keys: Iterable[str]) -> bool:
-    """True if a file's keys are those of torchvision's ViT or Swin."""
+    """Return True if a file's keys are those of torchvision's ViT or Swin."""
     return not {"conv_proj.weight", "features.0.0.weight"}.isdisjoint(keys)
 
 
 def timm_name(key: str) -> str:
-    """timm's name of a tensor of torchvision's ViT or Swin; another one's own name."""
+    """Return timm's name of a tensor of torchvision's ViT or Swin; other names stay."""
     for pattern, ours in _VIT:
         if match := re.fullmatch(pattern, key):
             return match.expand(ours)
@@ -48,7 +48,7 @@ def timm_name(key: str) -> str:
 
 
 def _swin_name(place: int, inside: str) -> str:
-    """Patches at 0, then stages at odd places and the merging behind each at even ones."""
+    """Return timm's name: 0 has the patches, odd places the stages, even ones the mergings."""
     if place == 0:
         part, leaf = inside.split(".", 1)
         return f"patch_embed.{'proj' if part == '0' else 'norm'}.{leaf}"
@@ -71,7 +71,7 @@ TIMM_BLOCK = {
 
 
 def block_rules(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
-    """The rules of the blocks behind a pattern, to those behind its replacement."""
+    """Return the rules for the blocks after a pattern, with the names after its replacement."""
     return tuple(
         (rf"{theirs}{re.escape(name)}\.(?P<leaf>weight|bias)", rf"{ours}{mine}.\g<leaf>")
         for name, mine in TIMM_BLOCK.items()
@@ -82,7 +82,7 @@ BLOCK = block_rules(r"blocks\.(\d+)\.", r"trunk.blocks.\1.")
 
 
 def timm_reading(official: Official) -> Reading:
-    """A file of timm or torchvision by timm's names, with what the --backbone's file has beside."""
+    """Read a file of timm or torchvision, and that of --backbone, by timm's names."""
     tensors = {**(official.backbone or {}), **official.tensors}
     if not is_torchvision(tensors):
         return Reading(official.path, tensors)
@@ -92,7 +92,7 @@ def timm_reading(official: Official) -> Reading:
 
 
 def hint(config: Mapping[str, Any] | None, *path: str, default: Any = None) -> Any:
-    """Value of --config at a path of nested keys."""
+    """Return the value of --config at a path of nested keys."""
     value: Any = config
     for name in path:
         if not isinstance(value, Mapping) or name not in value:
@@ -102,7 +102,7 @@ def hint(config: Mapping[str, Any] | None, *path: str, default: Any = None) -> A
 
 
 def take_specials(reading: Reading, tokens: tuple[str, ...], position: str) -> None:
-    """Class tokens, one below the other, and positions, without their axes of length 1."""
+    """Take the class tokens, stacked, and the positions, without their axes of length 1."""
     import torch
 
     given = [reading.tensors[key].flatten(0, -2) for key in tokens]
@@ -111,7 +111,7 @@ def take_specials(reading: Reading, tokens: tuple[str, ...], position: str) -> N
 
 
 def block_fields(reading: Reading) -> dict[str, Any]:
-    """Width, depth and hidden width of timm's blocks, as configuration."""
+    """Return the fields for width, depth and hidden width of timm's blocks."""
     hidden, dim = reading.shape("blocks.0.mlp.fc1.weight")
     return {
         "dim": dim,
@@ -122,9 +122,9 @@ def block_fields(reading: Reading) -> dict[str, Any]:
 
 
 def heads_of(reading: Reading, config: Mapping[str, Any] | None, dim: int) -> int:
-    """Heads of a ViT: 64 wide in every usual size, else as --config says.
+    """Return the number of heads of a ViT: of width 64 in the usual sizes, else from --config.
 
-    Raises: SaccadeError where neither tells.
+    Raises: SaccadeError if neither tells it.
     """
     given = hint(config, "num_heads")
     if given is not None:
@@ -132,20 +132,20 @@ def heads_of(reading: Reading, config: Mapping[str, Any] | None, dim: int) -> in
     if dim in (192, 384, 768, 1024):
         return dim // 64
     raise SaccadeError(
-        f"{reading.path}: tokens are {dim} wide, and how many heads share them cannot be read from "
-        'the file. Pass it with --config, a JSON file such as {"num_heads": 4}.'
+        f"{reading.path}: tokens have width {dim}, and the number of heads is not in the file. "
+        'Pass it with --config, a JSON file such as {"num_heads": 4}.'
     )
 
 
 def square_side(reading: Reading, count: int, key: str) -> int:
-    """The side of a square grid of that many tokens.
+    """Return the side of a square grid of that many tokens.
 
-    Raises: SaccadeError if there is none.
+    Raises: SaccadeError if they do not form a square.
     """
     side = round(count**0.5)
     if side * side != count:
         raise SaccadeError(
-            f"{reading.path}: {key} is for {count} tokens, which is not a square grid. Expected "
-            "the positions of a square image."
+            f"{reading.path}: {key} is for {count} tokens, which do not form a square grid. "
+            "Expected the positions of a square image."
         )
     return side

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agreement of a segmentation with the true one, whatever the names of the segments."""
+"""Agreement of a segmentation with the true one, regardless of how segments are numbered."""
 
 import numpy as np
 
@@ -13,20 +13,20 @@ def adjusted_rand_index(
     foreground: bool = False,
     valid: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The adjusted Rand index of each image; with `foreground`, of its pixels with a true object.
+    """Return the adjusted Rand index per image; with `foreground`, over pixels of true objects.
 
-    1 where the segments agree and where there is nothing to disagree on (no pixel that counts,
-    or one segment on both sides); about 0 by chance.
-    Shapes: true, found [b ...] integers (true: 0 is background), valid [b ...] bool, the pixels
-            that count -> float64 [b].
+    It is 1 if the segments agree or nothing can disagree (no valid pixel, or one segment on both
+    sides), and about 0 by chance.
+    Shapes: true, predicted [b ...] integers (in true, 0 is background), valid [b ...] bool, the
+            pixels to count -> float64 [b].
     Raises: ShapeError if the shapes differ.
     Source: Hubert and Arabie 1985; FG-ARI as in Biza et al. 2023, section 4.
     """
     counts = np.ones(true.shape, dtype=bool) if valid is None else valid.astype(bool)
     if not true.shape == predicted.shape == counts.shape:
         raise ShapeError(
-            f"true and found segments: found shapes {true.shape} and {predicted.shape}, expected "
-            "the same. Bring the masks to the size of the true ones."
+            f"true and predicted segments: found shapes {true.shape} and {predicted.shape}, "
+            "expected the same. Resize the masks to the size of the true ones."
         )
     if foreground:
         counts = counts & (true > 0)
@@ -48,6 +48,6 @@ def _index(true: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def _pairs(counts: np.ndarray) -> float:
-    """Ordered pairs of different pixels in the same segment."""
+    """Count the ordered pairs of different pixels in the same segment."""
     numbers = counts.astype(np.float64)
     return float((numbers * (numbers - 1)).sum())

@@ -10,13 +10,13 @@ import numpy as np
 from saccade.errors import SaccadeError, ShapeError
 
 _PAIR_WEIGHT, _DOUBLED_WEIGHT = 1, 2
-_AFFORDABLE_CELLS = 2**24  # numbers held at a time while steps are compared
+_AFFORDABLE_CELLS = 2**24  # numbers in memory while steps are compared
 
 
 def zero_share(attention: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
-    """The share of places with a weight of exactly 0, among those that count.
+    """Return the share of valid positions with a weight of exactly 0.
 
-    A sample where no place counts gives NaN.
+    A sample without valid positions gives NaN.
     Shapes: attention [n ...], valid the same bool -> [n] float64.
     Raises: ShapeError if the shapes differ.
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), section 3, "Sparsity".
@@ -25,7 +25,7 @@ def zero_share(attention: np.ndarray, valid: np.ndarray | None = None) -> np.nda
     if count.shape != attention.shape:
         raise ShapeError(
             f"valid: found shape {count.shape}, expected that of the attention, "
-            f"{attention.shape}. Say for each place whether it counts."
+            f"{attention.shape}. Pass one truth value per position."
         )
     rest = tuple(range(1, attention.ndim))
     zeros = ((attention == 0) & count).sum(rest).astype(np.float64)
@@ -34,13 +34,13 @@ def zero_share(attention: np.ndarray, valid: np.ndarray | None = None) -> np.nda
 
 
 def jensen_shannon(attention: np.ndarray, valid: np.ndarray | None = None) -> float:
-    """The mean Jensen-Shannon divergence between all pairs of different steps.
+    """Return the mean Jensen-Shannon divergence between all pairs of different steps.
 
-    0 where there is one step only. The paper gives no formula: all pairs, because a phrase may
-    return after any number of steps; natural logarithm, so it is at most ln 2.
+    It is 0 if there is only one step. The paper gives no formula. Here all pairs count, because a
+    phrase may return after any number of steps; with natural logarithms it is at most ln 2.
     Shapes: attention [steps ...], each step's weights >= 0 with sum 1; valid [steps] bool.
     Units:  nats.
-    Raises: SaccadeError if a step's weights are no distribution.
+    Raises: SaccadeError if a step's weights are not a distribution.
     Source: Martins et al. 2020, section 3.1, "Repetition".
     """
     steps = attention.reshape(len(attention), -1).astype(np.float64)
@@ -49,7 +49,7 @@ def jensen_shannon(attention: np.ndarray, valid: np.ndarray | None = None) -> fl
     if steps.size and (steps.min() < 0 or np.abs(steps.sum(1) - 1).max() > 1e-3):
         raise SaccadeError(
             f"attention: found weights from {steps.min():g} with sums up to "
-            f"{steps.sum(1).max():g}, expected none below 0 and a sum of 1 at each step. "
+            f"{steps.sum(1).max():g}, expected none below 0 and a sum of 1 per step. "
             "Pass weights, not scores."
         )
     if len(steps) < 2:
@@ -70,12 +70,12 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 
 
 def repetition(words: Sequence[str], references: Sequence[Sequence[str]] = ()) -> float:
-    """Repetition of a text beyond that of its references, in per cent of words.
+    """Return the repetition in a text beyond that of its references, in percent of words.
 
-    Each pair of neighbouring words that stands at least twice counts as often as it stands more
-    than in any reference; a word directly behind itself counts twice as much. Divided by the mean
-    length of the references. Without references the first of equal pairs is free, and the text's
-    own length divides.
+    A pair of adjacent words that occurs at least twice counts as often as it occurs more than in
+    any reference. A word directly after itself counts twice as much. The sum is divided by the
+    mean length of the references. Without references, the first of equal pairs is free, and the
+    sum is divided by the length of the text.
     Source: Malaviya et al. 2018 (Sparse and Constrained Attention for Neural Machine
             Translation), the REP score with its weights 1 and 2, for pairs; called REP in
             Martins et al. 2020, table 1.

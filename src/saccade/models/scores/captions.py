@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Closeness of captions to what people wrote: CIDEr-D, BLEU-4, ROUGE-L.
 
-How much they repeat is in attention.py. Texts are split into lower-case words without
-punctuation; the field's usual tokeniser (PTB, in Java) does the same to texts without apostrophes
+attention.py measures how much captions repeat. Texts are split into lower-case words without
+punctuation; the field's usual tokenizer (PTB, in Java) does the same for texts without apostrophes
 and hyphens.
 """
 
@@ -16,16 +16,17 @@ from saccade.errors import SaccadeError
 from saccade.models.word_tokens import split_words
 
 _LENGTHS = (1, 2, 3, 4)
-_SIGMA = 6.0  # words, of CIDEr-D's penalty on another length
-_BETA = 1.2  # of ROUGE-L: recall counts more
+_SIGMA = 6.0  # words; for CIDEr-D's penalty on a different length
+_BETA = 1.2  # for ROUGE-L: recall counts more
 Grams = Counter[tuple[str, ...]]
 
 
 def cider(captions: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-    """CIDEr-D of each caption, the variant that is reported as CIDEr; the score is the mean.
+    """Return CIDEr-D, the variant reported as CIDEr, of each caption; the score is the mean.
 
-    Counts are clipped to the reference's, another length costs exp(-d^2 / 72), the weight of an
-    n-gram is log(images / images whose references have it), and words are not stemmed.
+    Counts are clipped to those of the reference, a difference d in length costs exp(-d^2 / 72),
+    the weight of an n-gram is log(images / images whose references have it), and words are not
+    stemmed.
     Units:  0 to 10; papers print it times 100.
     Shapes: captions n, references n times at least one -> [n].
     Raises: SaccadeError if the lengths differ or a caption has no reference.
@@ -65,9 +66,9 @@ def _weighted(grams: Grams, seen: Grams, total: float) -> dict[tuple[str, ...], 
 
 
 def bleu4(captions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """BLEU of n-grams of one to four words over the whole corpus, unsmoothed.
+    """Return unsmoothed BLEU of n-grams of one to four words over the whole corpus.
 
-    The brevity penalty takes the reference of the closest length, the shorter one of two.
+    The brevity penalty uses the reference of the closest length; of two, the shorter one.
     Units:  0 to 1.
     Raises: SaccadeError if the lengths differ or a caption has no reference.
     Source: Papineni et al. 2002, section 2.
@@ -94,13 +95,13 @@ def bleu4(captions: Sequence[str], references: Sequence[Sequence[str]]) -> float
 
 
 def rouge_l(captions: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-    """ROUGE-L of each caption: the F-measure (beta 1.2) of the longest common subsequence.
+    """Return each caption's ROUGE-L: the F-measure (beta 1.2) of the longest common subsequence.
 
     Precision and recall are each the best over the references.
     Units:  0 to 1.
     Shapes: captions n -> [n].
     Raises: SaccadeError if the lengths differ or a caption has no reference.
-    Source: Lin 2004, section 3; beta as captioning work sets it.
+    Source: Lin 2004, section 3; beta as usual for captions.
     """
     _check(captions, references)
     scores = []
@@ -140,6 +141,6 @@ def _check(captions: Sequence[str], references: Sequence[Sequence[str]]) -> None
         empty = sum(not reference for reference in references)
         raise SaccadeError(
             f"captions: found {len(captions)} captions and {len(references)} sets of references, "
-            f"{empty} of them empty, expected at least one reference for each of at least one "
-            "caption."
+            f"{empty} of them empty. Expected at least one caption, and at least one reference "
+            "for each caption."
         )

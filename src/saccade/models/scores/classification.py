@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accuracy of a class: from logits, from nearest neighbours, from a linear probe."""
+"""Accuracy of classification: from logits, from nearest neighbors, from a linear probe."""
 
 import numpy as np
 
@@ -9,10 +9,10 @@ _CHUNK = 512
 
 
 def correct(scores: np.ndarray, labels: np.ndarray, *, top: int = 1) -> np.ndarray:
-    """True if the label is among the `top` highest scores; an equal score counts as higher.
+    """Check if each label is among the `top` highest scores; an equal score counts as higher.
 
     Shapes: scores [n classes], labels [n] -> [n] bool.
-    Raises: ShapeError if the shapes do not fit, SaccadeError for a top below 1.
+    Raises: ShapeError if the shapes do not match, SaccadeError if top is below 1.
     """
     _check_labels("scores", scores, labels)
     if top < 1:
@@ -31,10 +31,10 @@ def knn_predict(
     temperature: float = 0.07,
     classes: int | None = None,
 ) -> np.ndarray:
-    """The class that the k nearest codes of `train` vote for, each with exp(cosine / temperature).
+    """Return the class that the k nearest `train` codes vote for, with exp(cosine / temperature).
 
-    Ties of votes go to the lower class, ties of distance to the earlier code. Without `classes`
-    there are as many as the largest label says.
+    Tied votes go to the lower class, tied distances to the earlier code. Without `classes`, their
+    number follows from the largest label.
     Shapes: train [n d], train_labels [n], test [m d] -> [m] int64.
     Raises: ShapeError if the shapes do not fit.
     Source: Wu et al. 2018 and Caron et al. 2021 (DINO), their weighted 20-NN.
@@ -64,7 +64,7 @@ def probe_predict(
     strength: float = 1.0,
     max_iterations: int = 1_000,
 ) -> np.ndarray:
-    """The class by logistic regression on codes brought to mean 0 and variance 1.
+    """Predict the class by logistic regression on codes scaled to mean 0 and variance 1.
 
     Units:  strength is the inverse of the L2 penalty's weight.
     Shapes: train [n d], train_labels [n], test [m d] -> [m] int64.
@@ -72,7 +72,7 @@ def probe_predict(
     """
     _check_labels("codes", train, train_labels)
     if len(np.unique(train_labels)) < 2:
-        raise SaccadeError("linear probe: found one class, expected at least two in the data.")
+        raise SaccadeError("linear probe: found one class in the data, expected at least two.")
     model = require("sklearn.linear_model", extra="bench")
     mean, spread = train.mean(0), train.std(0)
     spread = np.where(spread > 0, spread, 1.0)
@@ -90,5 +90,5 @@ def _check_labels(name: str, values: np.ndarray, labels: np.ndarray) -> None:
     if values.ndim != 2 or labels.shape != values.shape[:1] or not len(labels):
         raise ShapeError(
             f"{name} and labels: found shapes {values.shape} and {labels.shape}, expected one row "
-            "and one label for each of at least one sample."
+            "and one label per sample, and at least one sample."
         )

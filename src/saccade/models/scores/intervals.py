@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""95 % intervals: of a proportion, of a mean, of a difference on the same samples or rounds."""
+"""95 % intervals of a proportion, a mean, or a difference on the same samples or rounds."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -9,8 +9,8 @@ import numpy as np
 from saccade.errors import SaccadeError, ShapeError
 
 _Z95 = 1.959963984540054
-_AT_ONCE = 2_000_000  # drawn indices held in memory
-# Student's t at 0.975 for 1 to 30 degrees of freedom; beyond, the last one is a little too wide.
+_AT_ONCE = 2_000_000  # drawn indices in memory
+# Student's t at 0.975 for 1 to 30 degrees of freedom; beyond, the last is slightly too wide.
 _T975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -20,7 +20,7 @@ Interval = tuple[float, float]
 
 
 def wilson(successes: int, n: int) -> Interval:
-    """The score interval of a proportion.
+    """Return Wilson's score interval of a proportion.
 
     Raises: SaccadeError unless 0 <= successes <= n and n > 0.
     Source: Wilson 1927, without continuity correction.
@@ -36,9 +36,9 @@ def wilson(successes: int, n: int) -> Interval:
 
 
 def bootstrap(values: np.ndarray, seed: int = 0, *, samples: int = 10_000) -> Interval:
-    """The percentile interval of the mean under resampling.
+    """Return the percentile interval of the mean under resampling.
 
-    Shapes: values [n], one a sample.
+    Shapes: values [n], one per sample.
     Raises: ShapeError if it is not a vector of finite numbers, or empty.
     Source: Efron and Tibshirani 1993, section 13.3.
     """
@@ -50,16 +50,16 @@ def bootstrap(values: np.ndarray, seed: int = 0, *, samples: int = 10_000) -> In
 def paired_bootstrap(
     a: np.ndarray, b: np.ndarray, seed: int = 0, *, samples: int = 10_000
 ) -> Interval:
-    """The percentile interval of mean(a) - mean(b), samples drawn in pairs.
+    """Return the percentile interval of mean(a) - mean(b), drawing samples in pairs.
 
-    Shapes: a, b [n], the same sample at the same place; any values, 0 and 1 included.
-    Raises: ShapeError if they are not two such vectors of one length.
+    Shapes: a, b [n], the same sample at the same index; any values, including 0 and 1.
+    Raises: ShapeError if they are not two such vectors of equal length.
     """
     a, b = _vector(a), _vector(b)
     if a.shape != b.shape:
         raise ShapeError(
-            f"values have shapes {a.shape} and {b.shape}, expected two vectors of one length. "
-            "Take both on the same samples."
+            f"values have shapes {a.shape} and {b.shape}, expected two vectors of equal length. "
+            "Measure both on the same samples."
         )
     return bootstrap(a - b, seed, samples=samples)
 
@@ -67,9 +67,9 @@ def paired_bootstrap(
 def bootstrap_of(
     statistic: Callable[[np.ndarray], float], n: int, seed: int = 0, *, samples: int = 1_000
 ) -> Interval:
-    """The percentile interval of what is not a mean, such as BLEU: `statistic` of drawn indices.
+    """Return the percentile interval of a `statistic` of drawn indices that is not a mean (BLEU).
 
-    Shapes: statistic takes [n] int64, places of samples with repetition.
+    Shapes: statistic takes [n] int64, indices of samples with repetition.
     Raises: SaccadeError if n is 0.
     """
     if n < 1:
@@ -79,10 +79,10 @@ def bootstrap_of(
 
 
 def paired_log_ratio(a: Sequence[float], b: Sequence[float]) -> Interval:
-    """The interval of the mean of log(a / b) over rounds in which both were measured in turn.
+    """Return the interval of the mean of log(a / b) over rounds that measured both in turn.
 
-    What slows a machine for a whole round slows both, so that it leaves their ratio alone. From
-    less than two rounds nothing can be said: everything is possible.
+    Whatever slows a machine for a whole round slows both, so their ratio stays the same. Fewer
+    than two rounds give an infinite interval.
     Shapes: a, b [rounds], above 0.
     Source: Student 1908, the paired t interval.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of an evaluation: scores with their intervals, and each sample's value."""
+"""Results of an evaluation: scores with their intervals, and the value of each sample."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,14 +13,14 @@ from saccade.plugins.execution import Ops
 
 @dataclass(frozen=True)
 class Score:
-    """One figure.
+    """One score of an evaluation.
 
-    Units: a share in [0, 1] where the unit is `share`.
+    Units: a share in [0, 1] if the unit is `share`.
     """
 
     name: str
     value: float
-    interval: tuple[float, float] | None  # 95 %; none where it has no samples of its own
+    interval: tuple[float, float] | None  # 95 %; None if the score has no samples
     n: int
     unit: str = "share"
     higher_is_better: bool = True
@@ -28,9 +28,9 @@ class Score:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The scores of one variant on one task, the one that counts first.
+    """The scores of one variant on one task, the main score first.
 
-    Shapes: samples [n], the value of each sample behind the first score.
+    Shapes: samples [n], the values whose mean is the first score.
     """
 
     variant: str
@@ -39,18 +39,18 @@ class EvaluationResult:
     data_sha256: str
     scores: tuple[Score, ...]
     samples: np.ndarray = field(repr=False, compare=False)
-    protocol: str = ""  # how the answers were made, where a task leaves a choice
-    ops: Ops = None  # how custom ops ran; none: there are none, or torch ran them
+    protocol: str = ""  # how the answers were obtained, if a task leaves a choice
+    ops: Ops = None  # how custom ops ran; None: there are none, or torch ran them
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, without the samples."""
+        """Return the result as JSON values, without the samples."""
         values = asdict(self)
         del values["samples"]
         return values
 
 
 def proportion(name: str, right: np.ndarray) -> Score:
-    """A share of right answers with Wilson's interval.
+    """Return the share of right answers with Wilson's interval.
 
     Shapes: right [n] of 0 and 1.
     """
@@ -61,7 +61,7 @@ def proportion(name: str, right: np.ndarray) -> Score:
 def mean(
     name: str, values: np.ndarray | Sequence[float], *, unit: str = "share", higher: bool = True
 ) -> Score:
-    """A mean with its bootstrap interval.
+    """Return a mean with its bootstrap interval.
 
     Shapes: values [n].
     """

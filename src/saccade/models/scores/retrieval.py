@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recall of the right text among the first for an image, and the other way round."""
+"""Retrieval recall: the right text among the first for an image, and vice versa."""
 
 from collections.abc import Collection, Sequence
 
@@ -9,26 +9,26 @@ from saccade.errors import SaccadeError, ShapeError
 
 
 def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The cosine of every pair of codes.
+    """Return the cosine of every pair of codes.
 
     Shapes: one [n d], other [m d] -> [n m] float64.
     Raises: ShapeError if the codes have different widths.
     """
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1]:
         raise ShapeError(
-            f"codes: found shapes {one.shape} and {other.shape}, expected two matrices of one "
+            f"codes: found shapes {one.shape} and {other.shape}, expected two matrices of equal "
             "width. Take both from the same variant."
         )
     return _unit(one) @ _unit(other).T
 
 
 def ranks(similarity: np.ndarray, truth: np.ndarray | Sequence[Collection[int]]) -> np.ndarray:
-    """The rank of the best right column of each row, 1 for the first; wrong equal ones go first.
+    """Return the rank (from 1) of each row's best right column; wrong columns win ties.
 
     Shapes: similarity [n m], truth [n] the right column or n sets of right columns -> [n] int64,
-            more than m where a row has no right column.
-    Raises: ShapeError if there is not one truth for each row, SaccadeError for a column that is
-        not there.
+            m + 1 if a row has no right column.
+    Raises: ShapeError if there is not one truth per row, SaccadeError for a column that does not
+        exist.
     """
     if similarity.ndim != 2 or len(truth) != len(similarity) or not similarity.size:
         raise ShapeError(
@@ -45,7 +45,7 @@ def ranks(similarity: np.ndarray, truth: np.ndarray | Sequence[Collection[int]])
             )
         right[row, wanted] = True
     best = np.where(right, similarity, -np.inf).max(1)
-    # Written so that NaN is never found.
+    # Written so that NaN never counts as found.
     before = (~right & ~(similarity < best[:, None])).sum(1)
     lost = ~right.any(1) | np.isnan(best)
     return np.where(lost, similarity.shape[1] + 1, 1 + before).astype(np.int64)
@@ -54,9 +54,9 @@ def ranks(similarity: np.ndarray, truth: np.ndarray | Sequence[Collection[int]])
 def recalls(
     images: np.ndarray, texts: np.ndarray, image_of: np.ndarray | None = None
 ) -> dict[str, float]:
-    """R@1 and R@5: `text_*` for the texts of an image, `image_*` for the image of a text.
+    """Return R@1 and R@5: `text_*` for the texts of an image, `image_*` for the image of a text.
 
-    Shapes: images [n d], texts [m d], image_of [m] which image a text belongs to; none: text i to
+    Shapes: images [n d], texts [m d], image_of [m], the image of each text; None: text i belongs to
             image i.
     Raises: as `cosines` and `ranks`.
     """

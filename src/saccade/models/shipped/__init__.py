@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that come with the package, each with its card beside it."""
+"""Shipped checkpoints: small trained checkpoints inside the package, each with its card."""
 
 from pathlib import Path
 
 from saccade.errors import SaccadeError
 from saccade.spelling import did_you_mean
 
-SHIPPED = "shipped:"  # before a name, in the place of a path
+SHIPPED = "shipped:"  # prefix of a name, used instead of a path
 
 
 def located(path: Path | str) -> Path:
-    """The file of a checkpoint; that of `shipped:NAME` comes with the package.
+    """Return the path of a checkpoint; `shipped:NAME` is a shipped checkpoint.
 
-    Raises: SaccadeError if there is none of that name.
+    Raises: SaccadeError if there is no shipped checkpoint of that name.
     """
     text = str(path)
     return (
@@ -21,16 +21,16 @@ def located(path: Path | str) -> Path:
 
 
 def shipped_checkpoint(name: str) -> Path:
-    """The file of a checkpoint that comes with the package.
+    """Return the path of a shipped checkpoint.
 
-    Raises: SaccadeError if there is none of that name.
+    Raises: SaccadeError if there is no shipped checkpoint of that name.
     """
     folder = Path(__file__).parent
     path = folder / f"{name}.safetensors"
     if path.parent != folder or not path.is_file():
         there = sorted(path.stem for path in folder.glob("*.safetensors"))
         raise SaccadeError(
-            f"No checkpoint {name!r} comes with saccade.{did_you_mean(name, there)} There are: "
-            f"{', '.join(there)}."
+            f"saccade has no shipped checkpoint {name!r}.{did_you_mean(name, there)} Choose one "
+            f"of: {', '.join(there)}."
         )
     return path

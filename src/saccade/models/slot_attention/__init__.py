@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slot attention, plain or equivariant: a picture taken apart into slots and painted again."""
+"""Slot attention, plain or equivariant: an image is split into slots and painted again."""
 
 from saccade.models.entry import FamilyEntry
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a slot attention model: taking an image apart, and painting edited slots."""
+"""The components of a slot attention model: one splits an image, one paints edited slots."""
 
 import math
 from typing import Any
@@ -14,12 +14,12 @@ from saccade.models.slot_attention.config import SlotConfig
 from saccade.models.slot_attention.initial import Rule, initial_states
 from saccade.models.slot_attention.rounds import SlotState
 
-MASK_SUM = 1e-5  # how far the masks of a cell may be from summing to 1
+MASK_SUM = 1e-5  # allowed distance of a cell's mask sum from 1
 _CHUNK = 64
 
 
 def slot_components(model: Any, rule: Rule) -> tuple[Component, ...]:
-    """Both components of a model, or of its folded form."""
+    """Return both components of a model, or of its folded form."""
     config: SlotConfig = model.config
     return _apart(model, config, rule), _decode(model, config, rule)
 
@@ -121,7 +121,7 @@ def _slots_of(
 
 
 def _score(outputs: Arrays, arrays: Arrays) -> float:
-    """FG-ARI of the masks; NaN where the calibration data has no true ones."""
+    """Return the FG-ARI of the masks; NaN if the calibration data has no true masks."""
     if "masks" not in arrays:
         return math.nan
     segments = outputs["masks"].argmax(1)
@@ -129,5 +129,5 @@ def _score(outputs: Arrays, arrays: Arrays) -> float:
 
 
 def _masks_sum(inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
-    """The masks of a cell share it out: they sum to 1 over slots."""
+    """Return how far the masks of a cell are from summing to 1 over slots."""
     return float(np.abs(answers["masks"].sum(1) - 1).max() / MASK_SUM)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that is decided about a slot attention model before its weights exist."""
+"""The configuration of a slot attention model, and its named sizes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +18,7 @@ ReturnedSlots = Literal["updated", "normalised"]
 InitialSlots = Literal["learned", "gaussian"]
 InitialPositions = Literal["uniform", "zero"]
 Decoder = Literal["mlp", "cnn"]
-# Numbers of the state behind the slot: position, then scale.
+# Numbers after the slot in a state: position, then scale.
 POSE_NUMBERS = {"sa": 0, "t-sa": 2, "ts-sa": 4}
 
 
@@ -26,8 +26,8 @@ POSE_NUMBERS = {"sa": 0, "t-sa": 2, "ts-sa": 4}
 class SlotConfig(ConfigValues):
     """Configuration of a slot attention model; its defaults are the paper's for Tetrominoes.
 
-    Where the paper's Algorithm 1 prints something else than the authors' code computes, the
-    default is the code and the field's comment names the print.
+    If the paper's Algorithm 1 differs from the authors' code, the default follows the code, and
+    the field's comment gives the paper's value.
 
     Raises: SaccadeError naming the first field that is out of range.
     Source: Biza et al. 2023, Invariant Slot Attention, Algorithm 1, tables 4 to 8.
@@ -43,39 +43,39 @@ class SlotConfig(ConfigValues):
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)  # per channel, of pixels scaled to [0, 1]
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     encoder: Encoder = "simple-cnn"  # or the ResNet for small inputs, 34 layers by default
-    encoder_channels: tuple[Count, ...] = (64, 64, 64, 64)  # of simple-cnn, one a layer
+    encoder_channels: tuple[Count, ...] = (64, 64, 64, 64)  # of simple-cnn, one per layer
     encoder_kernels: tuple[Count, ...] = (5, 5, 5, 5)
     encoder_strides: tuple[Count, ...] = (1, 1, 1, 1)
-    resnet_stages: tuple[Count, ...] = (3, 4, 6, 3)  # blocks a stage
-    resnet_width: Count = 64  # channels of the first stage; each further one doubles them
-    # the grid becomes the last two channels; project_add adds a linear layer of it, and an
-    # equivariant model then reads two learned channels as its grid
+    resnet_stages: tuple[Count, ...] = (3, 4, 6, 3)  # blocks per stage
+    resnet_width: Count = 64  # channels of the first stage; each later stage doubles them
+    # append: the grid becomes the last two channels; project_add: a linear layer of the grid is
+    # added, and an equivariant model then reads two learned channels as its grid
     grid_embedding: GridEmbedding = "concat"
-    grid_embedding_mlp: Natural = 0  # hidden width of the MLP behind project_add; 0: none
-    attention: Attention = "t-sa"  # sa: the baseline; t: translation, ts: also scale equivariant
-    rounds: Natural = 3  # T; equivariant ones run one more, of position and scale only
+    grid_embedding_mlp: Natural = 0  # hidden width of the MLP after project_add; 0: none
+    attention: Attention = "t-sa"  # sa: the baseline; t, ts: translation (and scale) equivariant
+    rounds: Natural = 3  # T; equivariant models add one that only updates position and scale
     slots: Count = 4
     slot_dim: Count = 64
     qkv_dim: Count = 128
     heads: Count = 1  # of sa
-    mlp_dim: Natural = 128  # hidden width behind the GRU; 0: no MLP
-    # hidden width of f, which keys (and values) with their grid go through
+    mlp_dim: Natural = 128  # hidden width after the GRU; 0: no MLP
+    # hidden width of f, applied to keys (and values) with their grid
     grid_mlp_dim: Natural = 128
-    grid_norm: bool = True  # LayerNorm in f; the paper's table 4 prints none
-    values_see_grid: bool = True  # values go through f too
-    scales_factor: Positive = 1.0  # the relative grid is divided by it; ts-sa of the paper: 5
+    grid_norm: bool = True  # LayerNorm in f; none in the paper's table 4
+    values_see_grid: bool = True  # f is applied to values too
+    scales_factor: Positive = 1.0  # divides the relative grid; 5 for the paper's ts-sa
     temperature: Positive = 1.0  # of the softmax over slots
-    query_scale: QueryScale = "head"  # 1/sqrt(width of a head); slots: 1/sqrt(K) as line 12 prints
-    # those of round T; normalised: LayerNorm of them, as line 4
+    query_scale: QueryScale = "head"  # 1/sqrt(width of a head); slots: 1/sqrt(K) as in line 12
+    # the slots after round T; `normalised`: their LayerNorm, as in line 4
     returned_slots: ReturnedSlots = "updated"
-    position_start: PositionStart = "state"  # zero: whatever position comes in is replaced by 0
-    scale_start: NonNegative = 0.0  # above 0: whatever scale comes in is replaced by it
-    position_limit: NonNegative = 1.0  # positions that come in are clipped to it
-    scale_min: Positive = 0.001  # the paper prints 0.01 to 5
+    position_start: PositionStart = "state"  # zero: replace initial positions by 0
+    scale_start: NonNegative = 0.0  # above 0: replaces initial scales
+    position_limit: NonNegative = 1.0  # initial positions are clipped to it
+    scale_min: Positive = 0.001  # 0.01 to 5 in the paper
     scale_max: float = 2.0
     epsilon: NonNegative = 1e-8  # of the weighted means
     norm_epsilon: NonNegative = 1e-6  # of LayerNorm and GroupNorm
-    initial_slots: InitialSlots = "learned"  # or gaussian: a learned mean and width for all
+    initial_slots: InitialSlots = "learned"  # or gaussian: one learned mean and width
     initial_positions: InitialPositions = "uniform"  # in [-1, 1] on both axes
     scale_mean: float = 0.1
     scale_std: NonNegative = 0.1
@@ -83,10 +83,10 @@ class SlotConfig(ConfigValues):
     decoder_height: Count = 35  # the grid that slots are broadcast to
     decoder_width: Count = 35
     decoder_channels: tuple[Count, ...] = (256, 256, 256, 256, 256)
-    decoder_kernels: tuple[Count, ...] = ()  # of cnn, one a layer
+    decoder_kernels: tuple[Count, ...] = ()  # of cnn, one per layer
     decoder_strides: tuple[Count, ...] = ()
     decoder_transposed: tuple[bool, ...] = ()
-    decoder_scales_factor: Positive = 5.0  # as scales_factor, where the decoder sees a scale
+    decoder_scales_factor: Positive = 5.0  # as scales_factor, if the decoder sees scales
     seed: int = 0  # of the initial weights
 
     def __post_init__(self) -> None:
@@ -96,11 +96,11 @@ class SlotConfig(ConfigValues):
         self._expect("scale_max", fits, f"above scale_min ({self.scale_min})")
 
     def budgets(self) -> tuple[ComputeBudget, ...]:
-        """All rounds that were trained, then fewer down to one."""
+        """Return all trained rounds, then fewer, down to one."""
         return tuple(self._rounds(count) for count in range(self.rounds, 0, -1))
 
     def budget(self, text: str) -> ComputeBudget:
-        """The budget of a number of rounds, written 2 or t2.
+        """Return the budget for a number of rounds, written 2 or t2.
 
         Raises: SaccadeError if it is not between 1 and the rounds of this model.
         """
@@ -108,8 +108,8 @@ class SlotConfig(ConfigValues):
         digits = text.strip().lower().removeprefix("t")
         if not (digits.isdecimal() and 1 <= int(digits) <= most):
             raise SaccadeError(
-                f"rounds {text!r}: this model was trained with {most}. "
-                f"Give whole numbers from 1 to {most}, such as --budget {most},1."
+                f"rounds {text!r}: this model was trained with {most} rounds. "
+                f"Pass whole numbers from 1 to {most}, such as --budget {most},1."
             )
         return self._rounds(int(digits))
 
@@ -120,12 +120,12 @@ class SlotConfig(ConfigValues):
     def _check_sizes(self) -> None:
         self._check_pixels()
         groups = self.equivariant and self.heads > 1
-        self._expect("heads", not groups, "1 where attention is not 'sa'")
+        self._expect("heads", not groups, "1 unless attention is 'sa'")
         self._expect("heads", self.qkv_dim % self.heads == 0, f"a divisor of {self.qkv_dim}")
         fits = not self.equivariant or self.grid_mlp_dim >= 1
-        self._expect("grid_mlp_dim", fits, "at least 1 where attention is not 'sa'")
+        self._expect("grid_mlp_dim", fits, "at least 1 unless attention is 'sa'")
         fits = self.rounds >= 1 or self.equivariant
-        self._expect("rounds", fits, "at least 1 where attention is 'sa'")
+        self._expect("rounds", fits, "at least 1 if attention is 'sa'")
         for name in ("decoder_channels", "resnet_stages"):
             self._expect(name, len(getattr(self, name)) >= 1, "at least one number")
         fits = self.encoder != "resnet" or self.resnet_width % 32 == 0
@@ -136,10 +136,10 @@ class SlotConfig(ConfigValues):
             for name in ("channels", "kernels", "strides"):
                 values = getattr(self, f"{part}_{name}")
                 fits = len(values) == layers >= 1
-                self._expect(f"{part}_{name}", fits, f"{max(layers, 1)} values, one a layer")
+                self._expect(f"{part}_{name}", fits, f"{max(layers, 1)} values, one per layer")
         if self.decoder == "cnn":
             fits = len(self.decoder_transposed) == len(self.decoder_channels)
-            self._expect("decoder_transposed", fits, "one truth value a layer")
+            self._expect("decoder_transposed", fits, "one truth value per layer")
 
     @property
     def equivariant(self) -> bool:
@@ -153,7 +153,7 @@ class SlotConfig(ConfigValues):
 
     @property
     def state_dim(self) -> int:
-        """Numbers of one slot's state: slot, position, scale, as far as it has them."""
+        """Width of one slot's state: slot, and position and scale if it has them."""
         return self.slot_dim + POSE_NUMBERS[self.attention]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From slots to a picture: each slot is broadcast to its own grid and paints, alphas share out."""
+"""The decoder: each slot is broadcast to its own grid and paints; alphas mix the slots."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -52,7 +52,7 @@ class TransposedConv(nn.Module):
 
 
 class MLPBackbone(nn.Module):
-    """The same layers for every cell, with ReLU behind each.
+    """The same layers for every cell, each followed by a ReLU.
 
     Shapes: [.. d] -> [.. channels].
     Source: Biza et al. 2023, table 8.
@@ -70,7 +70,7 @@ class MLPBackbone(nn.Module):
 
 
 class CNNBackbone(nn.Module):
-    """Convolutions, some of them transposed, with ReLU behind each.
+    """Convolutions, some of them transposed, each followed by a ReLU.
 
     Shapes: [b k h w d] -> [b k H W channels].
     Source: Biza et al. 2023, table 7.
@@ -100,14 +100,14 @@ class CNNBackbone(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Slots on their own grids, a backbone, and a colour and an alpha for every cell.
+    """Slots on their own grids, a backbone, and a color and an alpha per cell.
 
-    Shapes: a state of slots [b k d] with positions and scales where the configuration has them
+    Shapes: a state of slots [b k d], with positions and scales if the configuration has them
             -> Painting.
     Source: Biza et al. 2023, tables 7 and 8; Watters et al. 2019 for the broadcast.
     """
 
-    float32_products = True  # a softmax between slots turns a rounding of its alphas into a mask
+    float32_products = True  # a softmax over slots can turn rounded alphas into another mask
     grid: Tensor
 
     def __init__(self, config: SlotConfig) -> None:
@@ -125,14 +125,14 @@ class Decoder(nn.Module):
         return self.paint(self.backbone(self.broadcast(state)))
 
     def broadcast(self, state: SlotState) -> Tensor:
-        """Each slot plus the linear layer of its grid.
+        """Return each slot plus the linear layer of its grid.
 
         Shapes: -> [b k h w d].
         """
         return state.slots[:, :, None, None] + self.project(self.relative(state))
 
     def relative(self, state: SlotState) -> Tensor:
-        """The grid as each slot sees it, the same for all where they have no position.
+        """Return the grid as each slot sees it; without positions it is the same for all.
 
         Shapes: -> [b or 1, k or 1, h, w, 2].
         """
@@ -144,7 +144,7 @@ class Decoder(nn.Module):
         return relative.unflatten(2, (config.decoder_height, config.decoder_width))
 
     def paint(self, features: Tensor) -> Painting:
-        """Colours shared out by the alphas' softmax over slots.
+        """Mix the slots' colors by the softmax of their alphas.
 
         Shapes: features [b k H W channels] -> Painting.
         """
@@ -155,7 +155,7 @@ class Decoder(nn.Module):
 
 
 def segmentation(masks: Tensor) -> Tensor:
-    """The slot of each cell; of equal ones the first.
+    """Return the slot of each cell; ties go to the first slot.
 
     Shapes: masks [b k H W] -> int64 [b H W].
     """

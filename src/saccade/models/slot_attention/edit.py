@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Move, scale or remove one slot of a state before the decoder paints it; numpy only."""
+"""Move, scale or remove one slot of a state before the decoder paints it (numpy only)."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import numpy as np
 from saccade.errors import SaccadeError
 
 LIMIT = 1.0  # of a position: the middle of the outermost pixels
-SCALES = (0.001, 2.0)  # that a slot can have, as in the authors' code
+SCALES = (0.001, 2.0)  # allowed scales of a slot, as in the authors' code
 
 
 def edited_state(
@@ -20,22 +20,24 @@ def edited_state(
     scale: float = 1.0,
     remove: bool = False,
 ) -> dict[str, np.ndarray]:
-    """A copy of the state of one or more images with one slot changed, the inputs of `decode`.
+    """Return a copy of a state with one slot changed, as inputs of `decode`.
 
-    Shapes: state: slots [b k d], and where the model has them positions and scales [b k 2]
-            -> the same names; [b k-1 ...] where the slot is removed.
-    Units:  `slot` counts from 0; `move` (y, x) is added, in halves of the picture; `scale`
+    Shapes: state: slots [b k d] and, if the model has them, positions and scales [b k 2]
+            -> the same names; [b k-1 ...] if the slot is removed.
+    Units:  `slot` counts from 0; `move` (y, x) is added, in halves of the image; `scale`
             multiplies.
-    Raises: SaccadeError if there is no such slot, if the model's slots have no position or no
-        scale to change, or if either would leave its range.
+    Raises: SaccadeError if there is no such slot, if the model's slots have no position or
+        scale to change, or if the result is out of range.
     Source: Biza et al. 2023, figures 5 and 6.
     """
     total = state["slots"].shape[1]
     if not 0 <= slot < total:
-        raise SaccadeError(f"slot {slot} does not exist: found {total} slots, 0 to {total - 1}.")
+        raise SaccadeError(
+            f"slot {slot} does not exist: found {total} slots. Choose 0 to {total - 1}."
+        )
     if remove:
         if total == 1:
-            raise SaccadeError("slot 0 is the only one. Expected at least 2 to remove one.")
+            raise SaccadeError("slot 0 is the only slot. Removing one needs at least 2.")
         return {name: np.delete(value, slot, axis=1) for name, value in state.items()}
     edited = {name: value.copy() for name, value in state.items()}
     if tuple(move) != (0.0, 0.0):
@@ -46,7 +48,7 @@ def edited_state(
 
 
 def painted(reconstruction: np.ndarray) -> np.ndarray:
-    """Image that a decoder has drawn.
+    """Convert a decoder's reconstruction to an image.
 
     Shapes: [h w c] -> uint8 [h w c].
     Units:  fractions of full white.
@@ -60,10 +62,10 @@ def _move(state: dict[str, np.ndarray], slot: int, move: tuple[float, float]) ->
         raise SaccadeError(f"move {move}: expected two finite numbers, down and right.")
     where = state["positions"][:, slot]
     moved = where + np.asarray(move, dtype=where.dtype)
-    # A float32 of a move to the very edge may round to just beyond it.
+    # In float32, a move exactly to the edge may round to just beyond it.
     if np.abs(moved).max() > LIMIT + 1e-6:
         raise SaccadeError(
-            f"move {move[0]:g},{move[1]:g}: slot {slot} is at {_text(where[0])} and would come to "
+            f"move {move[0]:g},{move[1]:g}: slot {slot} is at {_text(where[0])} and would move to "
             f"{_text(moved[0])}, expected both from -1 to 1 (y, x). Move it less."
         )
     state["positions"][:, slot] = moved
@@ -72,12 +74,12 @@ def _move(state: dict[str, np.ndarray], slot: int, move: tuple[float, float]) ->
 def _scale(state: dict[str, np.ndarray], slot: int, scale: float) -> None:
     _need(state, "scales", "ts-sa")
     if not (math.isfinite(scale) and scale > 0):
-        raise SaccadeError(f"scale {scale:g}: expected a number above 0, 1 for no change.")
+        raise SaccadeError(f"scale {scale:g}: expected a number above 0 (1: no change).")
     size = state["scales"][:, slot]
     scaled = size * size.dtype.type(scale)
     if scaled.min() < SCALES[0] or scaled.max() > SCALES[1]:
         raise SaccadeError(
-            f"scale {scale:g}: slot {slot} is {_text(size[0])} large and would become "
+            f"scale {scale:g}: slot {slot} has scale {_text(size[0])} and would get "
             f"{_text(scaled[0])}, expected from {SCALES[0]:g} to {SCALES[1]:g}. Change it less."
         )
     state["scales"][:, slot] = scaled
@@ -86,8 +88,8 @@ def _scale(state: dict[str, np.ndarray], slot: int, scale: float) -> None:
 def _need(state: dict[str, np.ndarray], name: str, attention: str) -> None:
     if name not in state:
         raise SaccadeError(
-            f"this model's slots have no {name}, found {', '.join(state)}. "
-            f"Expected a model with attention {attention}."
+            f"this model's slots have no {name}, only {', '.join(state)}. "
+            f"Use a model with attention {attention}."
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From pixels to the tokens that slots compete for, with their place on the grid."""
+"""Encoders from pixels to the tokens that slots compete for, with their grid positions."""
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ GROUPS = 32  # of GroupNorm
 
 
 class SameConv(nn.Module):
-    """A convolution whose output has ceil(size / stride) cells; an odd pad goes to the end.
+    """A convolution with ceil(size / stride) output cells; odd padding goes to the end.
 
     Shapes: [b c h w] -> [b outputs h' w'].
     """
@@ -38,7 +38,7 @@ class SameConv(nn.Module):
 
 
 class SimpleCNN(nn.Module):
-    """Convolutions with ReLU between them, none behind the last.
+    """Convolutions with ReLU between them, but not after the last.
 
     Shapes: [b c h w] -> [b channels h' w'].
     Source: Biza et al. 2023, tables 5 and 6.
@@ -65,7 +65,7 @@ class SimpleCNN(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with GroupNorm beside a shortcut.
+    """Two 3x3 convolutions with GroupNorm, plus a shortcut.
 
     Shapes: [b c h w] -> [b outputs h' w'].
     """
@@ -87,7 +87,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A ResNet for small inputs: stride 1 and no pooling at the root, no ReLU behind its norm.
+    """A ResNet for small inputs: stride 1 and no pooling at the root, no ReLU after its norm.
 
     Shapes: [b c h w] -> [b channels h' w'], h' = ceil(h / 2 ** (stages - 1)).
     Source: Biza et al. 2023, appendix G; He et al. 2016 for the blocks.
@@ -113,11 +113,11 @@ class ResNet(nn.Module):
 
 
 class GridEmbedding(nn.Module):
-    """The place of each token: appended as (y, x), or added through a linear layer.
+    """The position of each token: appended as (y, x), or added through a linear layer.
 
-    The grid is kept with the weights, as the authors keep it.
+    As in the authors' code, the grid is stored with the weights.
 
-    Shapes: [b h w c] -> tokens [b h*w c'], c' = c + 2 where the grid is appended.
+    Shapes: [b h w c] -> tokens [b h*w c'], c' = c + 2 if the grid is appended.
     """
 
     grid: Tensor
@@ -146,9 +146,9 @@ class GridEmbedding(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Pixels to tokens.
+    """The encoder: pixels to tokens.
 
-    Shapes: pixels [b h w c], normalised -> tokens [b n c'].
+    Shapes: pixels [b h w c], normalized -> tokens [b n c'].
     """
 
     def __init__(self, config: SlotConfig) -> None:
@@ -165,7 +165,7 @@ class Encoder(nn.Module):
 
 
 def coordinates(height: int, width: int) -> Tensor:
-    """(y, x) of every cell, from -1 to 1 with both ends; one cell alone is at -1.
+    """Return (y, x) of every cell, from -1 to 1 inclusive; a single cell is at -1.
 
     Shapes: -> [1 h w 2].
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slot attention in evaluation with its constants folded: the same function, fewer products."""
+"""Slot attention in evaluation with folded constants: the same function, fewer products."""
 
 from copy import copy, deepcopy
 from typing import Any
@@ -17,9 +17,9 @@ Seen = tuple[Tensor, Tensor]
 
 
 class FoldedPlainReader(nn.Module):
-    """The baseline's reader with queries brought to the tokens, and values made of pooled tokens.
+    """The baseline's reader: queries are mapped to the tokens, values made from pooled tokens.
 
-    Two products of tokens with d x d weights become products of slots with them.
+    Two products of tokens with d x d weights become products of slots with these weights.
     """
 
     keys: Tensor
@@ -46,12 +46,12 @@ class FoldedPlainReader(nn.Module):
 
 
 class Projection(nn.Module):
-    """f up to its ReLU as a function of (token, relative position), most of it done per token.
+    """f up to its ReLU, as a function of token and relative position, mostly computed per token.
 
-    f's first layer sees u = token W' + b_g + G r. With C = I - 11'/D, which takes the mean away,
+    f's first layer sees u = token W' + b_g + G r. With C = I - 11'/D, which removes the mean,
     W1 diag(gamma) C u is A + B r, and the variance is the quadratic a + b r + r'M r. The hidden
-    units relu((A + B r) / sigma + c) are relu(A + B r + sigma c) / sigma: the division is left to
-    the one number that each token becomes for each slot.
+    units relu((A + B r) / sigma + c) are relu(A + B r + sigma c) / sigma. The division is left
+    for later, when each token has become one number per slot.
 
     Shapes: tokens [b n c] -> A [b n h], and in one tensor a, b [b n 3].
     """
@@ -65,7 +65,7 @@ class Projection(nn.Module):
 
     def __init__(self, layer: nn.Linear, source: GridReader, *, live: bool = False) -> None:
         super().__init__()
-        # Constants are worked out in float64; those of training stay in the type of the weights.
+        # Constants are computed in float64; in training they stay in the type of the weights.
         exact = layer.weight.dtype if live else torch.float64
         weight = layer.weight.to(exact)
         grid, bias = source.grid.weight.to(exact), source.grid.bias.to(exact)
@@ -91,14 +91,14 @@ class Projection(nn.Module):
                 self.register_buffer(name, value.to(layer.weight.dtype).contiguous())
 
     def prepare(self, tokens: Tensor) -> Seen:
-        """Products of a token that are the same for every slot and round."""
+        """Return the products of a token that are the same for every slot and round."""
         centred = tokens @ self.weight.mT + self.bias
         size = centred.square().mean(-1, keepdim=True)
         slope = centred @ self.grid * (2 / centred.shape[-1])
         return centred @ self.widen.mT, torch.cat([size, slope], -1)
 
     def forward(self, prepared: Seen, relative: Tensor) -> Seen:
-        """The hidden units times sigma, and 1 / sigma.
+        """Return the hidden units times sigma, and 1 / sigma.
 
         Shapes: relative [b k n 2] -> [b k n h], [b k n].
         """
@@ -108,13 +108,13 @@ class Projection(nn.Module):
             bent = (relative @ self.moments + moments[..., 1:]) * relative
             variance = moments[..., :1] + bent.sum(-1, keepdim=True)
             sigma = (variance.clamp(min=0) + self.eps).sqrt()
-        # In place: these are the only tensors of slots x tokens x width, and time goes with them.
+        # In place: these are the only tensors of slots x tokens x width, and they take the time.
         units = (torch.cat([relative, sigma], -1) @ self.turn).add_(hidden).relu_()
         return units, 1 / sigma.squeeze(-1)
 
 
 class FoldedGridReader(nn.Module):
-    """f's second layer never runs per token: queries go through it backwards, updates once.
+    """A reader whose second layer of f runs once per query and per update, never per token.
 
     Shapes: as GridReader, but keys and values are hidden units [b k n h] with their scale.
     Source: equal to the unfolded reader up to rounding; Biza et al. 2023, Algorithm 1.
@@ -151,15 +151,15 @@ class FoldedGridReader(nn.Module):
         units, scale = values
         weights = weights.squeeze(1)
         pooled = ((weights * scale)[:, :, None] @ units).squeeze(2)
-        # The weights sum to S / (S + epsilon), not to 1, and the bias goes with them.
+        # The weights sum to S / (S + epsilon), not to 1, which scales the bias too.
         return pooled @ self.narrow.weight.mT + self.narrow.bias * weights.sum(-1, keepdim=True)
 
 
 class FoldedDecoder(Decoder):
-    """A decoder whose first layer runs once a slot and once a grid, not once a cell.
+    """A decoder whose first layer runs once per slot and once per grid, not once per cell.
 
-    That holds for an MLP behind the broadcast; a CNN keeps its layers. What a grid adds that is
-    the same for every slot is one constant.
+    This is possible for an MLP after the broadcast; a CNN keeps its layers. What the grid adds
+    equally for every slot is one constant.
     """
 
     first_grid: Tensor
@@ -201,7 +201,7 @@ class FoldedDecoder(Decoder):
         return self.paint(x)
 
     def broadcast(self, state: SlotState) -> Tensor:
-        """As `Decoder.broadcast`."""
+        """Do the same as `Decoder.broadcast`."""
         if self.places is None:
             return super().broadcast(state)
         return state.slots[:, :, None, None] + self.places
@@ -214,7 +214,7 @@ class FoldedDecoder(Decoder):
 
 
 class FoldedGridEmbedding(nn.Module):
-    """Embedding that the linear layer adds to the token of each place, computed once.
+    """The embedding that the linear layer adds to each position's token, computed once.
 
     Shapes: as GridEmbedding.
     """
@@ -232,7 +232,7 @@ class FoldedGridEmbedding(nn.Module):
 
 
 class FoldedSlotModel(nn.Module):
-    """Result of `SlotModel.fold`: its forward and components, evaluation only."""
+    """The result of `SlotModel.fold`: its forward and components, for evaluation only."""
 
     @torch.no_grad()
     def __init__(self, source: Any) -> None:
@@ -250,19 +250,19 @@ class FoldedSlotModel(nn.Module):
         self.eval()
 
     def forward(self, image: Tensor, initial_state: Tensor) -> tuple[SlotState, Tensor, Painting]:
-        """As `SlotModel.forward`."""
+        """Do the same as `SlotModel.forward`."""
         tokens = self.encoder(self.scale(image))
         state, attention = self.attention(tokens, initial_state.to(tokens.dtype))
         return state, attention[-1].mean(1), self.decoder(state)
 
     def components(self) -> tuple[Component, ...]:
-        """The same roles, inputs and outputs as the model's."""
+        """Return components with the model's roles, inputs and outputs."""
         return slot_components(self, self._rule)
 
 
 @torch.no_grad()
 def fold_attention(source: SlotAttention) -> SlotAttention:
-    """The rounds with a folded reader.
+    """Return the rounds with a folded reader.
 
     Shapes: as SlotAttention.
     """
@@ -273,10 +273,10 @@ def fold_attention(source: SlotAttention) -> SlotAttention:
 
 
 def reordered_attention(source: SlotAttention) -> SlotAttention:
-    """The rounds in the folded order of products, differentiable in the source's weights.
+    """Return the rounds in the folded order of products, differentiable in the source's weights.
 
-    For one step of training: it shares the weights as they are now. The baseline stays as it is,
-    its keys and values are cheap.
+    Use it for a single training step: it shares the current weights. The baseline is returned
+    unchanged, because its keys and values are cheap.
 
     Shapes: as SlotAttention.
     """

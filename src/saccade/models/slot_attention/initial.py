@@ -2,16 +2,16 @@
 """Initial slots: learned or drawn contents, drawn positions and scales, by a public rule.
 
 The rule is JSON, so that a server can follow it with numpy alone. For image i of a request with
-seed s the generator is numpy.random.default_rng([s, i]), and draws come in this order:
+seed s, the generator is numpy.random.default_rng([s, i]). Draws come in this order:
 
-1. contents, only where `kind` is gaussian: standard_normal((k, d)), times `std`, plus `mean`;
-   where it is learned the first k rows of `slots`, without a draw;
-2. positions, only where `positions` is uniform: uniform(-1, 1, (k, 2)); where it is zero, zeros
-   without a draw; where it is null the slots have none;
-3. scales, only where `scale_mean` is a number: standard_normal((k, 2)), times `scale_std`, plus
-   `scale_mean`; the model itself clips what comes in.
+1. contents: if `kind` is gaussian, standard_normal((k, d)) times `std` plus `mean`; if it is
+   learned, the first k rows of `slots`, without a draw;
+2. positions: if `positions` is uniform, uniform(-1, 1, (k, 2)); if it is zero, zeros without a
+   draw; if it is null, slots have no positions;
+3. scales: only if `scale_mean` is a number, standard_normal((k, 2)) times `scale_std` plus
+   `scale_mean`; the model itself clips initial values.
 
-All in float64, joined in that order along the last axis and rounded to float32 at the end.
+All is computed in float64, joined in this order along the last axis, and rounded to float32.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ Rule = dict[str, Any]
 
 
 def rule_of(config: SlotConfig, contents: "dict[str, torch.Tensor]") -> Rule:
-    """The rule of a model as JSON, from its configuration and the weights of its initial slots."""
+    """Return a model's rule as JSON, from its configuration and its initial slots' weights."""
     rule: Rule = {"kind": config.initial_slots}
     for name, value in contents.items():
         rule[name] = value.detach().double().cpu().tolist()
@@ -39,15 +39,17 @@ def rule_of(config: SlotConfig, contents: "dict[str, torch.Tensor]") -> Rule:
 
 
 def initial_state(rule: Rule, rng: np.random.Generator, slots: int) -> np.ndarray:
-    """The initial state of one image.
+    """Return the initial state of one image.
 
     Shapes: -> [k s] float32.
-    Raises: SaccadeError if fewer than one slot is asked for, or more than are learned.
+    Raises: SaccadeError if fewer than one slot is requested, or more than were learned.
     """
     most = len(rule["slots"]) if rule["kind"] == "learned" else slots
     if not 1 <= slots <= most:
         expected = f"1 to {most}, the slots that were learned" if slots > most else "at least 1"
-        raise SaccadeError(f"slots: found {slots}, expected {expected}. Ask for fewer or more.")
+        raise SaccadeError(
+            f"slots: found {slots}, expected {expected}. Change the number of slots."
+        )
     if rule["kind"] == "learned":
         parts = [np.asarray(rule["slots"])[:slots]]
     else:
@@ -65,7 +67,7 @@ def initial_state(rule: Rule, rng: np.random.Generator, slots: int) -> np.ndarra
 def initial_states(
     rule: Rule, count: int, slots: int, *, seed: int = 0, first: int = 0
 ) -> np.ndarray:
-    """The initial states of images `first` to `first + count - 1` of a request.
+    """Return the initial states of images `first` to `first + count - 1` of a request.
 
     Shapes: -> [count k s] float32.
     Raises: SaccadeError as `initial_state`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slot attention, plain or equivariant: a picture taken apart into slots and painted again."""
+"""Slot attention, plain or equivariant: an image is split into slots and painted again."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -21,10 +21,10 @@ from saccade.models.slot_attention.rounds import SlotAttention, SlotState
 
 
 class InitialSlots(nn.Module):
-    """The contents that slots begin with.
+    """The initial contents of slots.
 
-    Learned: one content a slot. Gaussian: a mean and a width that all slots share, so that any
-    number of them can be drawn.
+    Learned: one content per slot. Gaussian: a mean and a width that all slots share, so that any
+    number of slots can be drawn.
 
     Shapes: noise [b k d] from N(0, 1), for gaussian contents only; pose [b k p], positions and
             scales -> state [b k d+p], differentiable in the contents.
@@ -40,7 +40,7 @@ class InitialSlots(nn.Module):
             self.log_std = nn.Parameter(torch.zeros(config.slot_dim))
 
     def contents(self) -> dict[str, Tensor]:
-        """Contents of the rule: slots [k d], or mean and std [d]."""
+        """Return the contents of the rule: slots [k d], or mean and std [d]."""
         if self.config.initial_slots == "learned":
             return {"slots": self.slots}
         return {"mean": self.mean, "std": self.log_std.exp()}
@@ -56,17 +56,17 @@ class InitialSlots(nn.Module):
 class SlotModel(nn.Module, Family):
     """Encoder, rounds of slot attention, and a decoder that paints every slot.
 
-    Images are [b h w c] with values 0 to 255 of any type, states [b k s]: slot, position (y, x),
-    scale, as far as the attention has them. Any number of slots runs.
+    Images are [b h w c] with values 0 to 255 of any type. States are [b k s]: slot, then position
+    (y, x) and scale if the attention has them. Any number of slots works.
 
-    Source: Biza et al. 2023, Invariant Slot Attention, as the authors' code computes it; the
-            configuration names where Algorithm 1 prints otherwise.
+    Source: Biza et al. 2023, Invariant Slot Attention, as in the authors' code; the configuration
+            names the differences from Algorithm 1.
     """
 
     config_class = SlotConfig
 
     def __init__(self, config: SlotConfig, *, fresh: bool = True) -> None:
-        """Weights are drawn from config.seed; it costs nothing to draw those to be loaded."""
+        """Draw the weights from config.seed, even if others are loaded next: it is cheap."""
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=[]):
@@ -78,7 +78,7 @@ class SlotModel(nn.Module, Family):
             self.decoder = Decoder(config)
 
     def forward(self, image: Tensor, initial_state: Tensor) -> tuple[SlotState, Tensor, Painting]:
-        """The slots, the last round's attention before renormalisation, and the picture.
+        """Return the slots, the last round's attention before renormalization, and the painting.
 
         Shapes: image [b h w c], initial_state [b k s] -> SlotState, [b k n], Painting.
         """
@@ -87,22 +87,22 @@ class SlotModel(nn.Module, Family):
         return state, attention[-1].mean(1), self.decoder(state)
 
     def components(self) -> tuple[Component, ...]:
-        """The component that takes an image apart, and the decoder alone for edited slots."""
+        """Return the component that splits an image, and the decoder for edited slots."""
         return slot_components(self, self.rule())
 
     def rule(self) -> Rule:
-        """Rule by which initial states are drawn, see slot_initial."""
+        """Return the rule for drawing initial states; see initial.py."""
         return rule_of(self.config, self.initial.contents())
 
     def at(self, budget: ComputeBudget) -> "SlotModel":
-        """The same weights with that many rounds."""
+        """Return the same weights with that many rounds."""
         model = deepcopy(self)
         model.config = replace(self.config, rounds=budget.kept)
         model.attention.config = model.config
         return model
 
     def runtime_metadata(self) -> dict[str, Any]:
-        """The rule of initial states, and how many slots there are by default."""
+        """Return the rule of initial states, and the default number of slots."""
         config = self.config
         return {
             "initial_state": self.rule(),
@@ -113,7 +113,7 @@ class SlotModel(nn.Module, Family):
 
 
 def random_pose(config: SlotConfig, rng: np.random.Generator, count: int) -> np.ndarray:
-    """Positions and scales to train with, one draw a batch.
+    """Draw the positions and scales of one training batch.
 
     Shapes: -> [count k p] float32.
     """

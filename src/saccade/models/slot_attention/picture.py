@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Picture of what each slot paints."""
+"""Drawing of what each slot paints."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from saccade.models.slot_attention.edit import painted
 
 
 def slots_of_scene(request: ShowRequest) -> MapRow:
-    """A mask a slot, behind the whole scene where the model draws it."""
+    """Return one mask per slot, after the whole scene if the model reconstructs it."""
     options = request.options
     (segmentation,) = request.client.segment([request.image], options.budget, options.seed)
     panels = [Panel(f"slot {slot}", mask, most=1.0) for slot, mask in enumerate(segmentation.masks)]
@@ -25,7 +25,7 @@ def slots_of_scene(request: ShowRequest) -> MapRow:
 def focus(
     metadata: Mapping[str, Any], outputs: Mapping[str, np.ndarray], size: tuple[int, int]
 ) -> np.ndarray | None:
-    """The slot that each pixel belongs to.
+    """Return the slot that each pixel belongs to.
 
     Shapes: outputs["masks"] [n k h w] -> [n h w] int64.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of slot attention: slots compete for tokens, and move to where their tokens are."""
+"""Rounds of slot attention: slots compete for tokens, and move to their tokens."""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class SlotState:
     scales: Tensor | None = None
 
     def joined(self) -> Tensor:
-        """All of it as one tensor, the layout of an initial state.
+        """Return the state as one tensor, in the layout of an initial state.
 
         Shapes: -> [b k s].
         """
@@ -36,9 +36,9 @@ class SlotState:
 class PlainReader(nn.Module):
     """Keys and values of the baseline: linear in the tokens, with heads.
 
-    A reader answers three questions. `prepare`: what of the tokens is the same in every round?
-    `see`: what do keys, and where they are wanted values, look like from these slots? Then
-    `logits` and `update` say what follows from them.
+    A reader has four methods. `prepare` computes what is the same for the tokens in every round.
+    `see` returns the keys, and on request the values, as these slots see them. `logits` and
+    `update` compute scores and updates from them.
     """
 
     def __init__(self, config: SlotConfig, token_dim: int) -> None:
@@ -108,7 +108,7 @@ class GridReader(nn.Module):
 
 
 class Gate(nn.Module):
-    """Gated recurrent unit without biases on the old state's reset and update gates.
+    """A gated recurrent unit whose old state adds no biases to the reset and update gates.
 
     Shapes: state [b k s], x [b k d] -> [b k s].
     """
@@ -130,15 +130,15 @@ class Gate(nn.Module):
 
 
 class SlotAttention(nn.Module):
-    """T rounds of attention; where slots have positions, one more that only moves them.
+    """T rounds of attention; if slots have positions, one more that only moves them.
 
-    Shapes: inputs [b n c] (the last two channels are the grid where slots have positions),
+    Shapes: inputs [b n c] (the last two channels are the grid if slots have positions),
             state [b k s] -> SlotState, and the attention of each round [b heads k n] after the
             softmax over slots.
     Source: Biza et al. 2023, Algorithm 1; Locatello et al. 2020 for the baseline.
     """
 
-    float32_products = True  # slots compete from round to round, which amplifies a rounding
+    float32_products = True  # slots compete in every round, which amplifies rounding
 
     def __init__(self, config: SlotConfig, input_dim: int) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class SlotAttention(nn.Module):
 
 
 def relative_grid(grid: Tensor, state: SlotState, factor: float) -> Tensor:
-    """The grid as each slot sees it: from its position, in units of its scale.
+    """Return the grid as each slot sees it: relative to its position, in units of its scale.
 
     Shapes: grid [1 or b, 1, n, 2], a state of positions [b k 2] -> [b k n 2].
     """
@@ -234,9 +234,9 @@ def relative_grid(grid: Tensor, state: SlotState, factor: float) -> Tensor:
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
-    """A linear layer with the variance-keeping start that the authors' library has.
+    """Create a linear layer with the variance-preserving initialization of the authors' library.
 
-    Units:  weights from a normal of variance 1 / inputs cut at two deviations, bias 0.
+    Units:  weights are normal with variance 1 / inputs, truncated at two deviations; bias 0.
     """
     layer = nn.Linear(inputs, outputs, bias=bias)
     scaled_normal_(layer.weight, inputs)
@@ -246,7 +246,7 @@ def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
 
 
 def scaled_normal_(weight: Tensor, inputs: int) -> None:
-    """Draw a weight of variance 1 / inputs in place, none beyond two deviations."""
-    # A standard normal cut at 2 has a deviation of 0.8796.
+    """Draw a weight of variance 1 / inputs in place, truncated at two deviations."""
+    # A standard normal truncated at 2 has a deviation of 0.8796.
     std = 1 / (0.87962566 * math.sqrt(inputs))
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router's side of slot attention: where slots begin if a request does not say.
+"""The router's part of slot attention: initial slots for requests that bring none.
 
-They are drawn by seed and image, as the model's rule says.
+They are drawn by seed and image, following the model's rule.
 
-Image i of a request with seed s has the generator numpy.random.default_rng([s, i]). From it come
-in this order the contents of gaussian slots, uniform positions, and scales; see the rule's keys.
+Image i of a request with seed s has the generator numpy.random.default_rng([s, i]). It draws, in
+this order, the contents of gaussian slots, uniform positions, and scales; see the rule's keys.
 """
 
 from typing import Any
@@ -21,16 +21,16 @@ RANGES = {"seed": (0, 2**31 - 1), "slots": (1, 64)}
 
 
 class Family(PlainFamily):
-    """Requests of images, whose slots are drawn, or of slots to paint again."""
+    """Requests with images, whose slots are drawn, or with slots to paint again."""
 
     parameters = ("seed", "slots")
 
     def read(
         self, route: Route, role: str, given: set[str], parameters: dict[str, Any]
     ) -> dict[str, Any]:
-        """Seed and number of the slots.
+        """Read the seed and the number of slots.
 
-        Raises: RequestRefused if one is out of range, or the request brings the state itself.
+        Raises: RequestRefused if one is out of range, or the request contains the state itself.
         """
         numbers = {
             name: whole(name, parameters[name], *RANGES[name])
@@ -41,13 +41,13 @@ class Family(PlainFamily):
             if role != "" or STATE in given:
                 raise RequestRefused(
                     f"parameter {sorted(numbers)[0]} draws the initial state, but the request "
-                    f"brings {', '.join(sorted(given))}; leave one of them out"
+                    f"contains {', '.join(sorted(given))}; leave one of them out"
                 )
             check_slots(route.facts, numbers.get("slots", 1))
         return numbers
 
     def fill(self, route: Route, ticket: Ticket, inputs: dict[str, np.ndarray]) -> None:
-        """Draw the initial state of a request that brings none."""
+        """Draw the initial state of a request that contains none."""
         if STATE in self.routes.components[ticket.role].optional and STATE not in inputs:
             inputs[STATE] = initial_state(route.facts, ticket.rows, **ticket.parameters)
 
@@ -55,7 +55,7 @@ class Family(PlainFamily):
 def initial_state(
     metadata: dict[str, Any], images: int, *, seed: int = 0, slots: int | None = None
 ) -> np.ndarray:
-    """The initial states of a request's images.
+    """Return the initial states of a request's images.
 
     Shapes: -> float32 [images k s].
     """
@@ -65,7 +65,7 @@ def initial_state(
 
 
 def state(rule: dict[str, Any], rng: np.random.Generator, slots: int) -> np.ndarray:
-    """The initial state of one image.
+    """Return the initial state of one image.
 
     Shapes: -> float32 [k s].
     """
@@ -84,13 +84,13 @@ def state(rule: dict[str, Any], rng: np.random.Generator, slots: int) -> np.ndar
 
 
 def check_slots(metadata: dict[str, Any], slots: int) -> None:
-    """Learned slots cannot be more than were learned.
+    """Check that no more slots are requested than were learned.
 
-    Raises: RequestRefused otherwise.
+    Raises: RequestRefused if there are more.
     """
     rule = metadata["initial_state"]
     if rule["kind"] == "learned" and slots > len(rule["slots"]):
         raise RequestRefused(
-            f"parameter slots is {slots}, expected 1 to {len(rule['slots'])}, the slots that "
-            "were learned"
+            f"parameter slots is {slots}, expected 1 to {len(rule['slots'])}, the number of "
+            "learned slots"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of slot attention: it paints the picture again, without ever seeing a mask."""
+"""Training of slot attention: it learns to reconstruct images and never sees a mask."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -24,9 +24,9 @@ from saccade.models.slot_attention.model import SlotModel, random_pose
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.task import Recipe, Task
 
-SOURCE_FIELDS = ("positions", "side_px")  # of --set, for generated scenes
+SOURCE_FIELDS = ("positions", "side_px")  # keys of --set, for generated scenes
 _SIDES = {"tetrominoes": 20, "shapes": 32}
-# The functions of each world: a fixed split, and scenes without end.
+# The functions of each kind of scene: a fixed split, and endless new scenes.
 _DRAWN: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "tetrominoes": (tetrominoes, tetromino_batch),
     "shapes": (scenes, scene_batch),
@@ -36,7 +36,7 @@ _MOST_OBJECTS = {"tetrominoes": PIECES, "shapes": 4}
 
 @dataclass(frozen=True)
 class SceneSource:
-    """Pictures to learn from and to score.
+    """Images to train on and to validate on.
 
     Shapes: draw(rng, n) -> images [n h w c] uint8; validation: suffix of the score's name,
             images, masks [n h w] uint8 or None; calibration(n) -> arrays by name.
@@ -51,9 +51,9 @@ class SceneSource:
 
 
 def scene_source(options: TrainOptions, validation: int) -> SceneSource:
-    """The source that the options name; none: tetrominoes.
+    """Return the source that the options name; by default tetrominoes.
 
-    Raises: SaccadeError if there is no such data, or --set has fields that it does not.
+    Raises: SaccadeError if there is no such data, or --set has fields that it lacks.
     """
     name = options.data or "tetrominoes"
     if name in _SIDES:
@@ -61,7 +61,7 @@ def scene_source(options: TrainOptions, validation: int) -> SceneSource:
     given = sorted(set(SOURCE_FIELDS) & set(options.set))
     if given:
         raise SaccadeError(
-            f"--set {given[0]}: only generated scenes have it, found data '{name}'. "
+            f"--set {given[0]}: only generated scenes have it, but the data is '{name}'. "
             "Leave it out, or pass --data tetrominoes or shapes."
         )
     return _pictures(name, options, validation)
@@ -87,7 +87,7 @@ def _generated(name: str, options: TrainOptions, validation: int) -> SceneSource
         some = splits("train", count, side_px=side, positions=positions)
         return {"image": some.images, "masks": some.masks}
 
-    # Training scenes are drawn for ever; the split's first ones stand for them.
+    # Training scenes are endless; the first of the split represent them.
     train = calibration(256)
     return SceneSource(
         name=name if positions == "anywhere" else f"{name} ({positions})",
@@ -150,9 +150,9 @@ SMALL = {
     "grid_mlp_dim": 64,
     "decoder_channels": (64, 64, 64),
 }
-# Times the first weights of the decoder's grid: small ones paint blobs for thousands of steps.
+# Factor on the initial grid weights of the decoder: small ones paint blobs for thousands of steps.
 GRID_GAIN = 4.0
-# Tables 4: Adam, so no decay of the weights; the learning rate is higher and the run shorter.
+# As in table 4: Adam, so no weight decay. The learning rate is higher and the run shorter.
 QUICK = Recipe(
     steps=1000,
     batch=32,
@@ -172,7 +172,7 @@ SHIPPED = replace(
     warm_up_steps=300,
     extra={"validation": 320},
 )
-# What else differs by `attention`: the baseline knows places from a learned embedding.
+# Further differences by `attention`: the baseline gets positions from a learned embedding.
 KINDS: dict[str, dict[str, Any]] = {
     "sa": {"grid_embedding": "project_add", "grid_embedding_mlp": 64},
     "ts-sa": {"scales_factor": 5.0},
@@ -181,9 +181,9 @@ CALIBRATION = 256
 
 
 def task(options: TrainOptions) -> "SlotTask":
-    """Slot attention on tetrominoes (the default), shapes, a folder of class folders, or an .npz.
+    """Train slot attention on tetrominoes (the default), shapes, a folder of class folders or .npz.
 
-    `--set` also takes `positions=left`, for generated scenes that train on objects in the left
+    For generated scenes, `--set` also takes `positions=left`, which trains on objects in the left
     half only, and `side_px`, their size.
 
     Raises: SaccadeError if the data or the configuration cannot be used.
@@ -194,7 +194,7 @@ def task(options: TrainOptions) -> "SlotTask":
 
 
 class SlotTask(Task):
-    """A `training.task.Task`. Positions and scales that slots begin with are new in every step."""
+    """A `training.task.Task`. Initial positions and scales are drawn in every step."""
 
     family = "slot-attention"
     model: SlotModel
@@ -210,7 +210,7 @@ class SlotTask(Task):
             self.model.decoder.project.weight.mul_(GRID_GAIN)
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        """Images [b h w c] uint8, and what their slots begin with: noise [b k d], pose [b k p]."""
+        """Return images [b h w c] uint8, and initial slots: noise [b k d], pose [b k p]."""
         config, count = self.model.config, self.recipe.batch
         images = self.source.draw(rng, count)
         pose = random_pose(config, rng, count)
@@ -221,7 +221,7 @@ class SlotTask(Task):
         return {name: torch.from_numpy(value) for name, value in named.items()}
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
-        """Squared error of the painted picture, summed over pixels, mean over images."""
+        """Return the squared error of the reconstruction, summed over pixels, mean over images."""
         model = self.model
         pixels = model.scale(batch["images"])
         start = model.initial(batch["noise"], batch["pose"])
@@ -231,7 +231,7 @@ class SlotTask(Task):
         return (painted - pixels).square().sum((1, 2, 3)).mean()
 
     def validate(self) -> dict[str, float]:
-        """FG-ARI, first of scenes like those of training; without masks the negative error."""
+        """Return FG-ARI, first on scenes like in training; without masks, the negative error."""
         return {
             name: score
             for suffix, images, masks in self.source.validation
@@ -250,7 +250,7 @@ class SlotTask(Task):
         return {"fg_ari" + suffix: float(fg_ari), "ari" + suffix: float(ari)} | error
 
     def calibration(self) -> dict[str, np.ndarray]:
-        """Images, with their masks where they are known."""
+        """Return images, with their masks if these are known."""
         return self.source.calibration(CALIBRATION)
 
 
@@ -258,9 +258,9 @@ class SlotTask(Task):
 def segmented(
     model: SlotModel, images: np.ndarray, *, seed: int = 0, batch: int = 64
 ) -> tuple[float, np.ndarray]:
-    """Mean squared error a value of the painted pictures, and the slot of each pixel.
+    """Return the mean squared error per value of the reconstructions, and each pixel's slot.
 
-    Shapes: images [n h w c] uint8 -> found [n H W] int64; image i starts from [seed, i].
+    Shapes: images [n h w c] uint8 -> segments [n H W] int64; image i starts from [seed, i].
     """
     states = initial_states(model.rule(), len(images), model.config.slots, seed=seed)
     device = model.decoder.grid.device

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one file of a second-order transformer, and the invariant that its exact svPN keeps."""
+"""The component of a second-order transformer, and the invariant of its exact svPN."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from saccade.models.interface import Arrays, Component, Invariant, TensorSpec
 from saccade.models.sot.config import SoTConfig
 
-INVARIANT_SAMPLES = 64  # the invariant computes their spectra anew
-# Of the largest: by how much a singular value may miss s^alpha, each brought back to the power
-# 1/alpha, in which rounding is about the same for small and large ones.
+INVARIANT_SAMPLES = 64  # the invariant recomputes their spectra
+# Relative to the largest: allowed distance of a singular value from s^alpha, after raising both to
+# the power 1/alpha, where rounding is about the same for small and large values.
 INVARIANT_TOLERANCE = 1e-3
 
 
 def sot_components(model: Any) -> tuple[Component, ...]:
-    """The component of a model, or of its folded form."""
+    """Return the component of a model, or of its folded form."""
     config: SoTConfig = model.config
     optional = ["attention"] if config.input == "image" and config.trunk == "vit" else []
     invariants: dict[str, Invariant] = {}
@@ -67,10 +67,11 @@ def _random_text(config: SoTConfig) -> Any:
 
 
 class SpectrumInvariant:
-    """Singular values of the pooled matrices against s^alpha of the covariances before.
+    """Compares singular values of the pooled matrices with s^alpha of the covariances before.
 
-    The covariances come from the file where it gives them, else from the model that made it; the
-    pooled matrices from the file, else from the end of its embedding, where they stand scaled.
+    The covariances come from the file if it returns them, else from the model that made it. The
+    pooled matrices come from the file, else from the end of its embedding, which contains them
+    scaled.
     """
 
     def __init__(self, model: Any) -> None:
@@ -79,7 +80,7 @@ class SpectrumInvariant:
         self._last: tuple[Any, np.ndarray] | None = None
 
     def __call__(self, inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
-        """Distance of the worst value from the invariant, as a share of what is allowed."""
+        """Return the worst distance from the invariant, as a share of what is allowed."""
         alpha = self._config.alpha
         if "covariance" in answers:
             before = _spectra(answers["covariance"][:INVARIANT_SAMPLES])
@@ -101,7 +102,7 @@ class SpectrumInvariant:
 
     def _spectra_before(self, inputs: Arrays) -> np.ndarray:
         first = next(iter(inputs.values()))
-        # Asked about one reference several times over, once for each way to batch it.
+        # Called several times with the same reference, once per way to batch it.
         if self._last is None or self._last[0] is not first:
             names = (spec.name for spec in self._model.components()[0].inputs)
             given = (np.ascontiguousarray(inputs[name][:INVARIANT_SAMPLES]) for name in names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that is decided about a second-order transformer before its weights exist."""
+"""The configuration of a second-order transformer, and its named sizes."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -23,7 +23,7 @@ MeanRemoval = Literal["none", "scalar", "channel"]
 GcpDivisor = Literal["tokens", "channels"]
 Normalization = Literal["svpn", "svpn-fast", "scale", "scale-learned", "epn", "layer-norm", "none"]
 EpnAxis = Literal["matrix", "rows"]
-# Of one of our tokens' sides in pixels; the stem and the blocks halve the image that often.
+# Side of a token in pixels; the stem and the blocks halve the image that often.
 CONVOLUTION_PX = {
     "densenet": (8, 16),
     "resnet": (8, 16),
@@ -36,48 +36,48 @@ CONVOLUTION_PX = {
 class SoTConfig(ConfigValues):
     """Configuration of a SoT, and of ViT, DeiT and Swin with or without its head.
 
-    The defaults are a small model of 8x8 images with the paper's formulas. A comment says what the
-    paper leaves open and what the authors' code does instead.
+    The defaults are a small model of 8x8 images with the paper's formulas. Comments mention what
+    the paper leaves open and what the authors' code does instead.
 
     Raises: SaccadeError naming the first field that is out of range.
-    Source: Xie et al. 2021, section 3 and supplement A; facts of the authors' code where a field
-            says "the authors".
+    Source: Xie et al. 2021, section 3 and supplement A; the authors' code where a comment mentions
+            "the authors".
     """
 
     called = "SoT"
     layer_counts = ("layers", "stage_layers")
     round_counts = ("mpn_steps", "singular_values", "iterations")
 
-    input: Input = "image"  # image: uint8 values [b h w c]; tokens: states [b n d] of BERT or GPT
+    input: Input = "image"  # image: uint8 [b h w c]; tokens: states [b n d] of BERT or GPT
     height_px: Count = 8
     width_px: Count = 8
     channels: Count = 1
     mean: tuple[float, ...] = (0.5,)  # per channel, of pixels scaled to [0, 1]
     std: tuple[float, ...] = (0.5,)
-    max_tokens: Count = 128  # of a text
-    class_token: ClassToken = "first"  # of a text: BERT's is the first, GPT's the last
+    max_tokens: Count = 128  # per text
+    class_token: ClassToken = "first"  # in a text: BERT's is first, GPT's last
     # The trunk.
     trunk: Trunk = "vit"  # vit: one resolution and a class token; swin: windows, no class token
-    # of a ViT: one linear layer a patch, or a stem and three blocks
+    # of a ViT: one linear layer per patch, or a stem and three blocks
     token_embedding: TokenEmbedding = "naive"
-    dense_norm: bool = False  # batch norms in dense blocks, as later releases of timm have them
+    dense_norm: bool = False  # batch norms in dense blocks, as in later releases of timm
     patch_px: Count = 2  # side of the square that becomes one token
-    position: Position = "learned"  # sinusoid: fixed, as the authors'
-    distillation: bool = False  # a second class token with its own classifier; the two are averaged
-    dim: Count = 48  # width of a token; of a Swin's first stage
+    position: Position = "learned"  # sinusoid: fixed, as in the authors' code
+    distillation: bool = False  # a second class token and classifier; the two are averaged
+    dim: Count = 48  # width of a token; for a Swin, in its first stage
     layers: Count = 3
     heads: Count = 4
     mlp_dim: Count = 96
     qkv_bias: bool = False
     layer_norm_epsilon: Positive = 1e-5
-    stage_layers: tuple[Count, ...] = ()  # of a Swin; each stage has half the grid of the last
+    stage_layers: tuple[Count, ...] = ()  # of a Swin; each stage halves the grid
     stage_heads: tuple[Count, ...] = ()
-    window: Count = 7  # tokens on a side
+    window: Count = 7  # tokens per side
     # The head.
     fusion: Fusion = "sum"  # of class token and word tokens
-    # width that the class token is brought to first (1,280 in table 3)
+    # width that the class token is projected to first (1,280 in table 3)
     class_projection: Natural = 0
-    class_activation: ClassActivation = "none"  # behind that projection
+    class_activation: ClassActivation = "none"  # after that projection
     pooling: Pooling = "mgcrp"
     pool_heads: Count = 6
     m: Count = 14
@@ -85,21 +85,21 @@ class SoTConfig(ConfigValues):
     pool_bias: bool = False  # of the projections W and R
     # on the pooled vector; the authors: 0.5 in Small, 0.7 in Base
     pool_dropout: Annotated[float, Range(0, 1, below=True)] = 0.0
-    gcp_dim: Count = 48  # to which GCP reduces the tokens; 48 gives 1,176 numbers
+    gcp_dim: Count = 48  # width that GCP reduces tokens to; 48 gives 1,176 numbers
     # Numerics of the pooling: the paper's by default, the authors' in converted checkpoints.
-    # scalar: one number a sample and head, from each side (the authors)
+    # scalar: one number per sample and head, on each side (the authors)
     mean_removal: MeanRemoval = "none"
-    gcp_divisor: GcpDivisor = "tokens"  # channels: the authors divide by the number of channels
-    mpn_steps: Count = 5  # of Newton and Schulz in iSQRT; the authors: 3
+    gcp_divisor: GcpDivisor = "tokens"  # channels: as in the authors' code
+    mpn_steps: Count = 5  # Newton-Schulz steps in iSQRT; the authors: 3
     normalization: Normalization = "svpn"
     alpha: Annotated[float, Range(0, 1, above=True)] = 0.5
-    singular_values: Natural = 1  # found by svpn-fast; 0: all, and no remainder
+    singular_values: Natural = 1  # found by svpn-fast; 0: all, without a remainder
     iterations: Count = 1
-    # of svpn-fast's last division; the authors: 1e-5
+    # in the last division of svpn-fast; the authors: 1e-5
     svpn_epsilon: Annotated[float, Range(0, 1, below=True)] = 0.0
-    learned_start: bool = False  # of svpn-fast; false: ones
-    epn_axis: EpnAxis = "matrix"  # over which L2 runs; rows: the authors', each column has length 1
-    epn_epsilon: Probability = 1e-8  # under the root, whose slope at 0 has no bound
+    learned_start: bool = False  # of svpn-fast; False: ones
+    epn_axis: EpnAxis = "matrix"  # axis of the L2 norm; rows: the authors', columns of length 1
+    epn_epsilon: Probability = 1e-8  # under the root, whose slope is unbounded at 0
     classes: Count = 10
     seed: Natural = 0  # of the initial weights
 
@@ -112,13 +112,14 @@ class SoTConfig(ConfigValues):
 
     @property
     def own_head(self) -> str:
-        """The budget that it was trained at."""
+        """The budget that the model was trained at."""
         return "fast" if self.second_order and self.normalization == "svpn-fast" else "exact"
 
     def budgets(self) -> tuple[ComputeBudget, ...]:
-        """As trained; with exact svPN the fast one; the class token where it has a classifier.
+        """Return the head as trained, the fast one for exact svPN, and the class token alone.
 
-        A model that was trained with the fast svPN is that at budget 1.
+        The class token needs its own classifier. A model that was trained with the fast svPN has
+        that as its budget 1.
         """
         budgets = [ComputeBudget(self.own_head, Budget(1), 3, 3, "head")]
         if self.second_order and self.normalization == "svpn":
@@ -128,19 +129,19 @@ class SoTConfig(ConfigValues):
         return tuple(budgets)
 
     def budget(self, text: str) -> ComputeBudget:
-        """`exact`, `fast` or `class`, as far as this model has it.
+        """Return the budget `exact`, `fast` or `class`, if this model has it.
 
-        A model of fast svPN has `exact` too, where it is asked for: another function than the one
-        that was trained, and no larger budget.
-        Raises: SaccadeError naming what it has.
+        A model of fast svPN also has `exact` on request. It is a different function from the
+        trained one, not a larger budget.
+        Raises: SaccadeError listing the budgets of the model.
         """
         known = {budget.label: budget for budget in self.budgets()}
         if self.own_head == "fast":
             known["exact"] = ComputeBudget("exact", Budget(1), 3, 3, "head")
         if text not in known:
             raise SaccadeError(
-                f"budget {text!r}: this model has {', '.join(known)} (the head's svPN exact or "
-                "fast, or the class token alone). Name some of them, such as --budget "
+                f"budget {text!r}: this model has {', '.join(known)} (the head with exact or fast "
+                "svPN, or the class token alone). Choose from these, such as --budget "
                 f"{','.join(known)}."
             )
         return known[text]
@@ -168,7 +169,7 @@ class SoTConfig(ConfigValues):
             side = min(rows, columns, self.window)
             tiled = side >= 1 and rows % side == 0 and columns % side == 0
             even = stage == stages - 1 or (rows % 2 == 0 and columns % 2 == 0)
-            grid = f"one that tiles stage {stage + 1}, whose grid is {rows} x {columns} tokens"
+            grid = f"a window that tiles stage {stage + 1}, whose grid is {rows} x {columns} tokens"
             self._expect("window", tiled, grid)
             self._expect("height_px", even, f"a size that stage {stage + 1} can halve")
 
@@ -179,12 +180,12 @@ class SoTConfig(ConfigValues):
         self._expect(
             "distillation",
             not self.distillation or (self.input == "image" and self.trunk == "vit"),
-            "false where the trunk is not a ViT",
+            "false unless the trunk is a ViT",
         )
         self._expect(
             "class_projection",
             self.class_projection == 0 or (not wordy and self.fusion != "concat"),
-            "0 where the class token has no classifier of its own",
+            "0 unless the class token has its own classifier",
         )
         most = min(self.m, self.n)
         fits = not self.second_order or self.singular_values <= most
@@ -192,18 +193,18 @@ class SoTConfig(ConfigValues):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of the image's tokens as they enter the trunk."""
+        """Rows and columns of the image's tokens at the start of the trunk."""
         return self.height_px // self.patch_px, self.width_px // self.patch_px
 
     @property
     def stage_grids(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of the tokens of each stage of a Swin."""
+        """Rows and columns of the tokens in each stage of a Swin."""
         rows, columns = self.grid
         return tuple((rows // 2**s, columns // 2**s) for s in range(len(self.stage_layers)))
 
     @property
     def width(self) -> int:
-        """Width of the tokens that the head gets."""
+        """Width of the tokens that the head receives."""
         swin = self.input == "image" and self.trunk == "swin"
         return self.dim * 2 ** (len(self.stage_layers) - 1) if swin else self.dim
 
@@ -213,7 +214,7 @@ class SoTConfig(ConfigValues):
         return self.pooling == "mgcrp" and self.fusion != "class"
 
 
-# What the authors' code does where the paper's formula is another one; see `SoTConfig`.
+# The authors' choices that differ from the paper's formulas; see `SoTConfig`.
 AUTHORS: dict[str, Any] = {
     "normalization": "svpn-fast",
     "mean_removal": "scalar",
@@ -235,13 +236,13 @@ _IMAGENET: dict[str, Any] = {
 
 
 def official_sot(**values: Any) -> SoTConfig:
-    """A SoT with the numerics that the authors' models were trained with."""
+    """Return a SoT with the numerics that the authors' models were trained with."""
     fixed: dict[str, Any] = {"token_embedding": "densenet", "pool_heads": 6, "position": "sinusoid"}
     return SoTConfig(**_IMAGENET | AUTHORS | fixed | values)
 
 
 def vit(dim: int, layers: int, *, patch_px: int = 16, **values: Any) -> SoTConfig:
-    """A ViT whose class token alone is classified; heads are 64 wide."""
+    """Return a ViT that classifies the class token only; heads have width 64."""
     fixed: dict[str, Any] = {
         "dim": dim,
         "layers": layers,
@@ -259,14 +260,14 @@ def vit(dim: int, layers: int, *, patch_px: int = 16, **values: Any) -> SoTConfi
 
 
 def deit(dim: int, layers: int, **values: Any) -> SoTConfig:
-    """A ViT with the preprocessing of DeiT."""
+    """Return a ViT with the preprocessing of DeiT."""
     return vit(dim, layers, **{"mean": IMAGENET_MEAN, "std": IMAGENET_STD} | values)
 
 
 def swin(
     dim: int, stage_layers: tuple[int, ...], stage_heads: tuple[int, ...], **values: Any
 ) -> SoTConfig:
-    """A Swin transformer whose averaged tokens are classified."""
+    """Return a Swin transformer that classifies the mean of its tokens."""
     fixed: dict[str, Any] = {
         "trunk": "swin",
         "dim": dim,
@@ -285,7 +286,7 @@ def _paper(dim: int, heads: int, layers: int, mlp_dim: int, m: int, **values: An
     return official_sot(**sizes | values)
 
 
-# What this package's own data sets are learned with.
+# Sizes for this package's own data sets.
 SMALL: dict[str, Any] = {
     "dim": 64,
     "layers": 4,

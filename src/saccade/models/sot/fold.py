@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second-order transformer in evaluation with its constants folded."""
+"""A second-order transformer in evaluation with folded constants."""
 
 import math
 from dataclasses import replace
@@ -20,12 +20,12 @@ from saccade.models.sot.vit import Tokens, ViT, class_attention
 
 
 class FoldedSoT(nn.Module):
-    """Result of `SoT.fold`; evaluation only.
+    """The result of `SoT.fold`, for evaluation only.
 
-    Batch norms are in their convolutions, the image's scale in the first one, positions and
-    biases one constant a token, Swin's position biases one constant a block. Sum fusion is one
-    linear layer on both states. Where the class token alone is classified, the last block
-    computes that token only.
+    Batch norms are folded into their convolutions, the pixel scale into the first one. Positions
+    and biases are one constant per token, Swin's position biases one constant per block. Sum
+    fusion is one linear layer on both states. If only the class token is classified, the last
+    block computes only that token.
 
     Source: equal to the unfolded model up to rounding.
     """
@@ -44,23 +44,23 @@ class FoldedSoT(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor, length: Tensor | None = None) -> Tensor:
-        """Logits.
+        """Return the logits.
 
         Shapes: as SoT.
         """
         return self.outputs(x, length)["logits"]
 
     def outputs(self, x: Tensor, length: Tensor | None = None) -> dict[str, Tensor]:
-        """Everything that is exported, of one pass."""
+        """Return all exported outputs of one pass."""
         return outputs_of(self, x, length)
 
     def components(self) -> tuple[Component, ...]:
-        """As the unfolded model's."""
+        """Return the same components as the unfolded model."""
         return sot_components(self)
 
 
 class FoldedPixels(nn.Module):
-    """The image less its mean; what it was divided by is in the next convolution.
+    """The image minus its mean; the next convolution contains the division.
 
     Shapes: image [b h w c] -> [b c h w]. Padding with 0 stays padding with the mean.
     """
@@ -82,7 +82,7 @@ class FoldedPixels(nn.Module):
 class FoldedViT(nn.Module):
     """A ViT in evaluation.
 
-    Shapes: as `ViT`; with `class_only` the words that it answers are the class tokens again.
+    Shapes: as `ViT`; with `class_only` the returned words are the class tokens again.
     """
 
     first: Tensor
@@ -140,7 +140,7 @@ class FoldedSwin(nn.Module):
 
 
 def _first_tokens(block: Block, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """A block's first tokens, and how much the first of them attends to each.
+    """Return a block's first tokens, and the attention of the very first to all tokens.
 
     Shapes: x [b n d] -> [b count d], [b heads n].
     """
@@ -161,7 +161,7 @@ def _first_tokens(block: Block, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _folded_head(head: Head) -> Head:
-    """Sum fusion as the concatenation that it equals."""
+    """Rewrite sum fusion as the equivalent concatenation."""
     if head.config.fusion != "sum":
         return head
     by_class, by_words = head.class_fc, head.word_fc
@@ -176,13 +176,13 @@ def _folded_head(head: Head) -> Head:
 
 
 def _fold_norms(module: nn.Module) -> None:
-    """Put a block's batch norms into its convolutions, where one follows or precedes."""
+    """Fold a block's batch norms into the convolutions directly before or after them."""
     if isinstance(module, ConvNorm):
         scale, shift = _affine(module.norm)
         _scale_outputs(module.conv, scale, shift)
         module.norm = nn.Identity()
     elif isinstance(module, DenseBlock):
-        # In front of a 1x1 convolution, nothing between: its inputs are scaled and shifted.
+        # Directly before a 1x1 convolution: scale and shift its inputs.
         scale, shift = _affine(module.norm)
         conv = module.narrow
         conv.bias = nn.Parameter(conv.weight[:, :, 0, 0] @ shift)
@@ -197,7 +197,7 @@ def _fold_norms(module: nn.Module) -> None:
 
 
 def _affine(norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """A batch norm in evaluation as scale and shift; one that was folded before as 1 and 0."""
+    """Return the scale and shift of a batch norm in evaluation; 1 and 0 if already folded."""
     if not isinstance(norm, nn.BatchNorm2d):
         return torch.ones(()), torch.zeros(())
     assert norm.running_var is not None and norm.running_mean is not None

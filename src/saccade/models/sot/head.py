@@ -13,7 +13,7 @@ from saccade.plugins.ops import svpn, svpn_fast
 
 
 class ExactSvPN(nn.Module):
-    """Singular values to the power alpha.
+    """Exact svPN: singular values to the power alpha.
 
     Shapes: q [... m n] -> the same.
     Source: Xie et al. 2021, eq. 5.
@@ -28,7 +28,7 @@ class ExactSvPN(nn.Module):
 
 
 class FastSvPN(nn.Module):
-    """The largest singular values by power iteration, the rest scaled by a power of the last.
+    """Fast svPN: power iteration for the largest singular values; the last one scales the rest.
 
     Shapes: q [... m n] -> the same.
     Source: Xie et al. 2021, eq. 6 to 8.
@@ -57,7 +57,7 @@ class FastSvPN(nn.Module):
 
 
 class Scale(nn.Module):
-    """One factor 1/tau for every matrix, m^(-1/2) at first.
+    """One factor 1/tau for all matrices, initially m^(-1/2).
 
     Shapes: q [... m n] -> the same.
     Source: Xie et al. 2021, section 4.2.2 (1/tau).
@@ -78,7 +78,7 @@ class Scale(nn.Module):
 
 
 class ElementPower(nn.Module):
-    """Signed square root of each entry, then length 1.
+    """Signed square root of each entry, then normalization to length 1.
 
     Shapes: q [... m n] -> the same; over both axes of a matrix, or over its rows' axis.
     Source: EPN in Xie et al. 2021, table 4(d).
@@ -96,7 +96,7 @@ class ElementPower(nn.Module):
 
 
 def normalization(config: SoTConfig) -> nn.Module:
-    """The normalisation that the configuration names."""
+    """Create the normalization that the configuration names."""
     name = config.normalization
     if name == "svpn":
         return ExactSvPN(config.alpha)
@@ -112,17 +112,17 @@ def normalization(config: SoTConfig) -> nn.Module:
 
 
 def square_root(covariance: Tensor, steps: int) -> Tensor:
-    """Square root of positive semidefinite matrices by coupled Newton-Schulz steps (iSQRT).
+    """Return the square root of positive semidefinite matrices by Newton-Schulz steps (iSQRT).
 
     Shapes: covariance [... d d] -> the same; a zero matrix gives zeros.
-    Source: Li et al. 2018, iterative matrix square root normalisation, as MPN in SoT.
+    Source: Li et al. 2018, iterative matrix square root normalization, as MPN in SoT.
     """
     size = covariance.shape[-1]
     trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     tiny = torch.finfo(covariance.dtype).tiny
     y = covariance / trace.clamp(min=tiny)
     unit = torch.eye(size, dtype=covariance.dtype, device=covariance.device)
-    # The first step begins with the inverse root at the unit matrix.
+    # The first step starts with the unit matrix as inverse root.
     z = (3 * unit - y) / 2
     y = y @ z
     for step in range(1, steps):
@@ -134,7 +134,7 @@ def square_root(covariance: Tensor, steps: int) -> Tensor:
 
 
 class PoolingOutput(NamedTuple):
-    """Answer of a pooling; the matrices are there with cross-covariances only.
+    """The output of a pooling; only cross-covariances have the matrices.
 
     Shapes: vector [b r], covariance and normalized [b heads m n].
     """
@@ -151,9 +151,10 @@ def cross_covariance(
     mask: Tensor | None = None,
     mean_removal: str = "none",
 ) -> Tensor:
-    """Sum over tokens of x_i y_i', over their count.
+    """Return the sum over tokens of x_i y_i', divided by their count.
 
-    What leaves x and y each before: nothing, one scalar (the mean over tokens and channels, the
+    `mean_removal` is subtracted from x and y before: nothing, one scalar (the mean over tokens and
+    channels, the authors' choice for tokens), or the mean of each channel.
     authors' reading for tokens), or the mean of each channel.
     Shapes: x [... n p], y [... n q], mask [... n 1] (1 where a token counts) -> [... p q].
     """
@@ -170,7 +171,7 @@ def _mean(x: Tensor, count: Tensor | int, mask: Tensor | None, kind: str) -> Ten
 
 
 def token_mask(tokens: Tensor, kept: Tensor | None) -> tuple[Tensor | None, Tensor | int]:
-    """Weights of the tokens and how many count, at least 1.
+    """Return the weights of the tokens and the number of valid ones, at least 1.
 
     Shapes: tokens [b n d], kept [b n] bool -> mask [b n 1] or None, count [b 1 1] or a number.
     """
@@ -181,10 +182,10 @@ def token_mask(tokens: Tensor, kept: Tensor | None) -> tuple[Tensor | None, Tens
 
 
 class MultiHeadCrossCovariance(nn.Module):
-    """MGCrP: per head a normalised cross-covariance of two projections of the tokens.
+    """MGCrP: a normalized cross-covariance of two projections of the tokens per head.
 
-    Shapes: tokens [b n d], kept [b n] bool (none: all) -> vector [b (heads m n)], heads in order,
-            each matrix row by row, a row belonging to W.
+    Shapes: tokens [b n d], kept [b n] bool (None: all) -> vector [b (heads m n)], heads in order,
+            each matrix row by row; rows belong to W.
     Source: Xie et al. 2021, eq. 2 and 3.
     """
 
@@ -216,7 +217,7 @@ class MultiHeadCrossCovariance(nn.Module):
 class Average(nn.Module):
     """GAP: the mean of the tokens.
 
-    Shapes: tokens [b n d], kept [b n] bool (none: all) -> vector [b d].
+    Shapes: tokens [b n d], kept [b n] bool (None: all) -> vector [b d].
     """
 
     def __init__(self, config: SoTConfig) -> None:
@@ -233,9 +234,9 @@ class Average(nn.Module):
 
 
 class Covariance(nn.Module):
-    """GCP: the square root of the tokens' covariance in fewer dimensions, upper triangle.
+    """GCP: the upper triangle of the square root of the covariance of reduced tokens.
 
-    Shapes: tokens [b n d], kept [b n] bool (none: all) -> vector [b r(r + 1)/2], row by row.
+    Shapes: tokens [b n d], kept [b n] bool (None: all) -> vector [b r(r + 1)/2], row by row.
     Source: Xie et al. 2021, table 2 (GCP with MPN).
     """
 
@@ -263,14 +264,14 @@ class Covariance(nn.Module):
 
 
 def pooling(config: SoTConfig) -> MultiHeadCrossCovariance | Average | Covariance:
-    """The pooling that the configuration names."""
+    """Create the pooling that the configuration names."""
     if config.pooling == "mgcrp":
         return MultiHeadCrossCovariance(config)
     return Average(config) if config.pooling == "gap" else Covariance(config)
 
 
 def unit(x: Tensor) -> Tensor:
-    """Each row brought to length 1.
+    """Normalize each row to length 1.
 
     Shapes: x [b d] -> the same.
     """
@@ -278,10 +279,10 @@ def unit(x: Tensor) -> Tensor:
 
 
 class Answer(NamedTuple):
-    """Answer of the head for a sample's tokens.
+    """The output of the head.
 
-    Shapes: logits of the class token and of the word tokens [b classes], where the fusion has
-            them; state [b s] in front of the last linear layers; pooled as `PoolingOutput`.
+    Shapes: logits of the class token and of the word tokens [b classes], if the fusion has them;
+            state [b s] before the last linear layers; pooled as `PoolingOutput`.
     """
 
     class_logits: Tensor | None
@@ -291,12 +292,12 @@ class Answer(NamedTuple):
 
 
 class Head(nn.Module):
-    """Sum, concat, aggr-all and late fusion, or one of the two kinds of tokens alone.
+    """Sum, concat, aggr-all and late fusion, or only one of the two kinds of tokens.
 
-    Two class tokens (DeiT's second is the distillation token) go side by side into one linear
-    layer: the mean of two classifiers is one.
-    Shapes: class tokens [b k d] (none where the trunk has no such token), words [b n d], kept
-            [b n] bool says which words count.
+    Two class tokens (DeiT's second is the distillation token) enter one linear layer side by side:
+    the mean of two classifiers is one classifier.
+    Shapes: class tokens [b k d] (None if the trunk has no such token), words [b n d], kept
+            [b n] bool marks the valid words.
     Source: Xie et al. 2021, eq. 1, and table 3 for the projected class token.
     """
 
@@ -351,7 +352,7 @@ class Head(nn.Module):
 
 
 def head_outputs(answer: Answer, fusion: str) -> dict[str, Tensor]:
-    """The named outputs; with late fusion logits are the logarithm of the probabilities.
+    """Return the named outputs; with late fusion, logits are the log of the probabilities.
 
     Shapes: -> logits, probabilities [b classes], embedding [b s] of length 1; with
             cross-covariances also covariance and pooled [b heads m n].

@@ -21,9 +21,9 @@ INIT_STD = 0.02
 
 
 class States(nn.Module):
-    """The trunk of a text classifier: BERT's or GPT's states come in from outside.
+    """The trunk of a text classifier, whose inputs are states of BERT or GPT.
 
-    Shapes: tokens [b n d], length [b] of at least 1 -> `Tokens`, and which words count [b n].
+    Shapes: tokens [b n d], length [b] of at least 1 -> `Tokens`, and the valid words [b n].
     """
 
     def __init__(self, config: SoTConfig) -> None:
@@ -41,14 +41,14 @@ class States(nn.Module):
         inside = place < length[:, None]
         at = length[:, None] - 1 if config.class_token == "last" else length[:, None] * 0
         special = place == at
-        # What stands behind the end may be anything, not a number included.
+        # Values beyond the length may be anything, even NaN.
         tokens = torch.where(inside[..., None], tokens, 0)
         chosen = torch.where(special[..., None], tokens, 0).sum(1, keepdim=True)
         return Tokens(chosen, tokens, None), inside & ~special
 
 
 class SoT(nn.Module, Family):
-    """A ViT, DeiT, Swin or SoT trunk, or a text's states, with the second-order head.
+    """A ViT, DeiT, Swin or SoT trunk, or the states of a text, with the second-order head.
 
     Source: Xie et al. 2021, SoT: Delving Deeper into Classification Head for Transformer.
     """
@@ -56,7 +56,7 @@ class SoT(nn.Module, Family):
     config_class = SoTConfig
 
     def __init__(self, config: SoTConfig, *, fresh: bool = True) -> None:
-        """Weights are drawn from config.seed; with `fresh` false they are about to be loaded."""
+        """Draw the weights from config.seed; if `fresh` is false, they will be loaded."""
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=[]):
@@ -67,7 +67,7 @@ class SoT(nn.Module, Family):
                 self.apply(_draw)
 
     def forward(self, x: Tensor, length: Tensor | None = None) -> Tensor:
-        """Logits.
+        """Return the logits.
 
         Shapes: x image [b h w c], values 0 to 255 of any type, or tokens [b n d] with length [b]
                 -> [b classes].
@@ -75,11 +75,11 @@ class SoT(nn.Module, Family):
         return self.outputs(x, length)["logits"]
 
     def answer(self, x: Tensor, length: Tensor | None = None) -> Answer:
-        """The logits of either kind of token, as training with late fusion needs them."""
+        """Return the logits of both kinds of tokens, which training with late fusion needs."""
         return answer_of(self, x, length)[0]
 
     def loss(self, x: Tensor, labels: Tensor, length: Tensor | None = None) -> Tensor:
-        """Cross entropy; with late fusion the sum of both classifiers'.
+        """Return the cross entropy; with late fusion, the sum of both classifiers'.
 
         Shapes: labels [b] int64 -> scalar.
         """
@@ -92,15 +92,15 @@ class SoT(nn.Module, Family):
         return F.cross_entropy(torch.stack(given).sum(0), labels)
 
     def outputs(self, x: Tensor, length: Tensor | None = None) -> dict[str, Tensor]:
-        """Everything that is exported, of one pass."""
+        """Return all exported outputs of one pass."""
         return outputs_of(self, x, length)
 
     def components(self) -> tuple[Component, ...]:
-        """The one file: image, or tokens and length, to logits, probabilities and embedding."""
+        """Return the only component: image, or tokens and length, to logits and embedding."""
         return sot_components(self)
 
     def at(self, budget: ComputeBudget) -> "SoT":
-        """The model with that head, with its own copy of the weights."""
+        """Return the model with that head and its own copy of the weights."""
         config = self.config
         if budget.label == "class":
             config = replace(config, fusion="class")
@@ -114,7 +114,7 @@ class SoT(nn.Module, Family):
         return other.train(self.training)
 
     def runtime_metadata(self) -> dict[str, Any]:
-        """Runtime metadata: the kind of head, and for texts the layout of the states."""
+        """Return the runtime metadata: the kind of head and, for texts, the layout of states."""
         config = self.config
         metadata: dict[str, Any] = {"fusion": config.fusion, "pooling": config.pooling}
         if config.input == "tokens":
@@ -123,12 +123,12 @@ class SoT(nn.Module, Family):
 
 
 def answer_of(model: Any, x: Tensor, length: Tensor | None) -> tuple[Answer, Tensor | None]:
-    """The head's answer and the trunk's attention, of a model or its folded form."""
+    """Return the head's output and the trunk's attention, for a model or its folded form."""
     if model.config.input == "tokens":
         if length is None:
             raise SaccadeError(
-                "length: found none, but texts differ in length. Pass the number of tokens that "
-                "count, [b] int64."
+                "length: found none, but texts differ in length. Pass the number of valid tokens, "
+                "[b] int64."
             )
         weight = next(model.head.parameters())
         tokens, kept = model.trunk(x.to(weight.dtype), length)
@@ -138,7 +138,7 @@ def answer_of(model: Any, x: Tensor, length: Tensor | None) -> tuple[Answer, Ten
 
 
 def outputs_of(model: Any, x: Tensor, length: Tensor | None) -> dict[str, Tensor]:
-    """The named outputs of a model or its folded form."""
+    """Return the named outputs of a model or its folded form."""
     answer, attention = answer_of(model, x, length)
     outputs = head_outputs(answer, model.config.fusion)
     return outputs if attention is None else outputs | {"attention": attention}
@@ -151,7 +151,7 @@ def _trunk(config: SoTConfig) -> nn.Module:
 
 
 def _draw(module: nn.Module) -> None:
-    """Linear layers of transformers start small and without bias."""
+    """Initialize a transformer's linear layers: small weights, zero bias."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=INIT_STD)
         if module.bias is not None:

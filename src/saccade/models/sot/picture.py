@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Picture of what the class token of a second-order transformer reads."""
+"""Drawing of what the class token of a second-order transformer reads."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from saccade.models.attention_maps import MapRow, Panel, ShowRequest, mean_map
 
 
 def class_token(request: ShowRequest) -> MapRow:
-    """A map a head of the last block, and the label."""
+    """Return one map per head of the last block, and the label."""
     answer = request.ask(("attention",))
     maps = answer["attention"][0]
     grid = request.grid(maps.shape[-1])
@@ -24,8 +24,8 @@ def class_token(request: ShowRequest) -> MapRow:
 def focus(
     metadata: Mapping[str, Any], outputs: Mapping[str, np.ndarray], size: tuple[int, int]
 ) -> np.ndarray | None:
-    """Where the class token reads, over all heads.
+    """Return the mean map over all heads of where the class token reads.
 
-    Shapes: -> [n h w], or none without the output `attention`.
+    Shapes: -> [n h w], or None without the output `attention`.
     """
     return mean_map(outputs, size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trunk of Swin: attention in windows that every other block shifts, grids halved by stage."""
+"""The trunk of Swin: windowed attention, shifted in every other block; stages halve the grid."""
 
 import math
 
@@ -12,7 +12,7 @@ from saccade.models.layers.pixels import PixelScale
 from saccade.models.sot.config import SoTConfig
 from saccade.models.sot.vit import Tokens
 
-MASKED = -100.0  # added to a logit between tokens that a shift made neighbours
+MASKED = -100.0  # added to a logit between tokens that only a shift made neighbors
 
 
 class WindowAttention(nn.Module):
@@ -23,7 +23,7 @@ class WindowAttention(nn.Module):
 
     places: Tensor
     mask: Tensor
-    constant: Tensor | None  # the bias once and for all, in the folded form
+    constant: Tensor | None  # the precomputed bias, in the folded form
 
     def __init__(
         self, dim: int, heads: int, window: tuple[int, int], mask: Tensor, bias: bool
@@ -39,7 +39,7 @@ class WindowAttention(nn.Module):
         self.register_buffer("constant", None, persistent=False)
 
     def bias(self) -> Tensor:
-        """Bias added to the logits: by relative position, and MASKED across a shift's seam."""
+        """Return the bias of the logits: by relative position, and MASKED across a shift's seam."""
         if self.constant is not None:
             return self.constant
         return self.relative[self.places].permute(2, 0, 1) + self.mask[:, None]
@@ -53,7 +53,7 @@ class WindowAttention(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """x + attention in (shifted) windows, then x + MLP.
+    """A block: x + attention in (shifted) windows, then x + MLP.
 
     Shapes: x [b rows columns d] -> the same.
     """
@@ -63,7 +63,7 @@ class SwinBlock(nn.Module):
     ) -> None:
         super().__init__()
         eps = config.layer_norm_epsilon
-        # A grid no larger than the window is one window, and there is nowhere to shift to.
+        # A grid no larger than the window is a single window and cannot be shifted.
         whole = min(grid) <= config.window
         side = min(grid) if whole else config.window
         self.window = (side, side)
@@ -91,7 +91,7 @@ class SwinBlock(nn.Module):
 
 
 class Merging(nn.Module):
-    """Four neighbouring tokens to one of twice the width.
+    """Merges four neighboring tokens into one of twice the width.
 
     Shapes: x [b rows columns d] -> [b rows/2 columns/2 2d].
     """
@@ -117,7 +117,7 @@ class Swin(nn.Module):
         super().__init__()
         eps, dim, side = config.layer_norm_epsilon, config.dim, config.patch_px
         self.grid = config.grid
-        # It reads the image's size, mean and standard deviation only.
+        # It only reads the image's size, mean and std.
         self.scale: nn.Module = PixelScale(config)
         self.embed = nn.Conv2d(config.channels, dim, side, side)
         self.embed_norm = nn.LayerNorm(dim, eps=eps)
@@ -143,7 +143,7 @@ class Swin(nn.Module):
         return self.tokens(self.scale(image).permute(0, 3, 1, 2))
 
     def tokens(self, pixels: Tensor) -> Tokens:
-        """Tokens of scaled pixels.
+        """Return the tokens of scaled pixels.
 
         Shapes: pixels [b c h w].
         """
@@ -157,7 +157,7 @@ class Swin(nn.Module):
 
 
 def _roll(x: Tensor, by: int) -> Tensor:
-    """Rows and columns moved up and left by `by`, around the edges (by slices, not torch.roll)."""
+    """Move rows and columns up and left by `by`, with wrap-around (slices, not torch.roll)."""
     x = torch.cat((x[:, by:], x[:, :by]), 1)
     return torch.cat((x[:, :, by:], x[:, :, :by]), 2)
 
@@ -175,7 +175,7 @@ def _joined(x: Tensor, side: int, rows: int, columns: int) -> Tensor:
 
 
 def _relative_places(rows: int, columns: int) -> Tensor:
-    """Row of the bias table for each pair of a window's tokens.
+    """Return the row of the bias table for each pair of a window's tokens.
 
     Shapes: -> [n n] int64.
     """
@@ -186,7 +186,7 @@ def _relative_places(rows: int, columns: int) -> Tensor:
 
 
 def _shift_mask(grid: tuple[int, int], side: int, shift: int) -> Tensor:
-    """0 between tokens that were in one region before the shift, MASKED between others.
+    """Return 0 between tokens of one region before the shift, MASKED between others.
 
     Shapes: -> [windows n n], or [1 1 1] of 0 without a shift.
     """

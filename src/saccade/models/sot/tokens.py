@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From an image to word tokens: a linear layer a patch, or a stem and three convolution blocks."""
+"""Image to word tokens: a linear layer per patch, or a stem and three convolution blocks."""
 
 import torch
 from torch import Tensor, nn
@@ -7,14 +7,14 @@ from torch.nn import functional as F
 
 from saccade.models.sot.config import SoTConfig
 
-STEM = 64  # channels of the stem, as of the blocks' bottlenecks
+STEM = 64  # channels of the stem and of the blocks' bottlenecks
 GROWTH, DENSE_LAYERS = 16, 6
-# The authors' blocks of ResNet and Inception, and what precedes a non-local block, have this one.
+# Used in the authors' ResNet and Inception blocks, and before a non-local block.
 WIDE_EPSILON = 1e-3
 
 
 class ConvNorm(nn.Module):
-    """A convolution and its batch norm, which `fold` puts into the convolution.
+    """A convolution and its batch norm, which `fold` folds into the convolution.
 
     Shapes: x [b c h w] -> [b c' h' w'].
     """
@@ -38,7 +38,7 @@ class ConvNorm(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """ReLU, 1x1 convolution, ReLU, 3x3 convolution; with `norm` a batch norm before each ReLU.
+    """ReLU, 1x1 convolution, ReLU, 3x3 convolution; with `norm`, a batch norm before each ReLU.
 
     Shapes: x [b c h w] -> GROWTH further channels [b 16 h w].
     """
@@ -56,9 +56,9 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """Six dense layers, each on everything before it; batch norm and 1x1 convolution; halved.
+    """Six dense layers, each reading all previous ones; batch norm, 1x1 convolution, halving.
 
-    Shapes: x [b c h w] -> [b 128 h/2 w/2], or [b 128 h w] where it does not halve.
+    Shapes: x [b c h w] -> [b 128 h/2 w/2], or [b 128 h w] if it does not halve.
     """
 
     def __init__(self, channels: int, *, halve: bool, norm: bool) -> None:
@@ -79,9 +79,9 @@ class DenseBlock(nn.Module):
 
 
 class ResNetBlock(nn.Module):
-    """A bottleneck of three convolutions beside a shortcut.
+    """A bottleneck of three convolutions, plus a shortcut.
 
-    Shapes: x [b c h w] -> [b 256 h/2 w/2], or [b 256 h w] where it does not halve.
+    Shapes: x [b c h w] -> [b 256 h/2 w/2], or [b 256 h w] if it does not halve.
     """
 
     def __init__(self, channels: int, *, halve: bool) -> None:
@@ -100,9 +100,9 @@ class ResNetBlock(nn.Module):
 
 
 class InceptionBlock(nn.Module):
-    """Four paths side by side: 1x1, 3x3, 5x5, and a maximum.
+    """Four parallel paths: 1x1, 3x3, 5x5, and a maximum.
 
-    Shapes: x [b c h w] -> [b 128 h/2 w/2], or [b 128 h w] where it does not halve.
+    Shapes: x [b c h w] -> [b 128 h/2 w/2], or [b 128 h w] if it does not halve.
     """
 
     def __init__(self, channels: int, *, halve: bool) -> None:
@@ -123,7 +123,7 @@ class InceptionBlock(nn.Module):
 
 
 class NonLocalBlock(nn.Module):
-    """A halving convolution, then attention of each place to all, beside a shortcut.
+    """A halving convolution, then attention of each position to all, plus a shortcut.
 
     Shapes: x [b c h w] -> [b c' h/2 w/2].
     """
@@ -148,7 +148,7 @@ class NonLocalBlock(nn.Module):
 
 
 class ConvolutionTokens(nn.Module):
-    """A stem that halves twice, blocks that halve on, a 1x1 convolution to the trunk's width.
+    """A stem that halves twice, further halving blocks, and a 1x1 convolution to the trunk's width.
 
     Shapes: pixels [b c h w] -> [b n dim], rows of tokens from the top left.
     Source: Xie et al. 2021, supplement A and figure S-1.
@@ -169,7 +169,7 @@ class ConvolutionTokens(nn.Module):
 
 
 class PatchTokens(nn.Module):
-    """One linear layer a patch.
+    """One linear layer per patch.
 
     Shapes: pixels [b c h w] -> [b n dim], rows of patches from the top left.
     """
@@ -201,6 +201,6 @@ def _blocks(config: SoTConfig) -> list[nn.Module]:
 
 
 def token_embedding(config: SoTConfig) -> PatchTokens | ConvolutionTokens:
-    """The embedding that the configuration names."""
+    """Create the embedding that the configuration names."""
     naive = config.token_embedding == "naive"
     return PatchTokens(config) if naive else ConvolutionTokens(config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of a second-order transformer to classify images or texts, whatever its head."""
+"""Training of a second-order transformer, with any head, to classify images or texts."""
 
 import hashlib
 import math
@@ -25,30 +25,30 @@ from saccade.models.training.options import TrainOptions, chosen_config, chosen_
 from saccade.models.training.task import Recipe, Task
 
 Labelled = tuple[dict[str, np.ndarray], np.ndarray]  # inputs by name, labels
-SCENE_PX = 48  # 256 for calibration stay within the 3 MiB of a shipped file
-_SEEN = 1_000  # images that tell mean and deviation
-_ONE = (1, 1)  # object a scene
+SCENE_PX = 48  # 256 calibration images fit into the 3 MiB of a shipped file
+_SEEN = 1_000  # images used for mean and std
+_ONE = (1, 1)  # objects per scene
 
 
 @dataclass(frozen=True)
 class Source:
-    """Source of training and validation samples.
+    """A source of training and validation samples.
 
-    Shapes: draw answers inputs by name, such as {"image": [n h w c] uint8}, and labels [n] int64;
-            validation and calibration hold the same.
+    Shapes: draw returns inputs by name, such as {"image": [n h w c] uint8}, and labels [n] int64;
+            so do validation and calibration.
     """
 
     name: str
     sha256: Mapping[str, str]
     class_names: tuple[str, ...]
-    fields: Mapping[str, Any]  # of the configuration, that the data decides
+    fields: Mapping[str, Any]  # fields of the configuration that the data decides
     draw: Callable[[np.random.Generator, int], Labelled]
     validation: Labelled
     calibration: Labelled
 
 
 def _image_fields(images: np.ndarray, seen: np.ndarray, classes: int) -> dict[str, Any]:
-    """The size of the images and the moments of those that were looked at; 8 tokens on a side."""
+    """Return the fields for the images' size, the mean and std of `seen`, and 8 tokens per side."""
     _, height, width, channels = images.shape
     mean, std = pixel_moments(seen)
     return {
@@ -63,7 +63,7 @@ def _image_fields(images: np.ndarray, seen: np.ndarray, classes: int) -> dict[st
 
 
 def image_source(options: TrainOptions, *, validation: int, calibration: int) -> Source:
-    """The source that the options name: `shapes` (the default), digits, a folder, or an .npz.
+    """Return the source that the options name: `shapes` (default), digits, a folder or an .npz.
 
     Raises: SaccadeError if there is no such data.
     """
@@ -92,7 +92,7 @@ def image_source(options: TrainOptions, *, validation: int, calibration: int) ->
 
 
 def patch_side(height: int, width: int) -> int:
-    """The common divisor of both sides, at least 2 where there is one, nearest to an eighth.
+    """Return the common divisor of both sides (at least 2 if possible) nearest to an eighth.
 
     Units: pixels.
     """
@@ -133,14 +133,14 @@ def _rows(data: TokenStates, rows: np.ndarray) -> Labelled:
 
 
 def text_source(options: TrainOptions, *, calibration: int) -> Source:
-    """The token states in the .npz that the options name.
+    """Return the token states in the .npz that the options name.
 
-    Raises: SaccadeError if there is none, it cannot be used, or `--set` contradicts it.
+    Raises: SaccadeError if there is none, if it cannot be used, or `--set` contradicts it.
     """
     if options.data is None:
         raise SaccadeError(
-            "--set input=tokens: texts come as the states of a language model, and none are "
-            "generated here. Pass --data with an .npz of tokens, lengths and labels."
+            "--set input=tokens: texts are given as the states of a language model, which saccade "
+            "does not generate. Pass --data with an .npz of tokens, lengths and labels."
         )
     train, held_out = (token_states(options.data, split) for split in ("train", "validation"))
     _, most, width = train.tokens.shape
@@ -149,12 +149,12 @@ def text_source(options: TrainOptions, *, calibration: int) -> Source:
         "max_tokens": most,
         "dim": width,
         "classes": len(train.class_names),
-        "heads": 1,  # a text's states have no trunk here
+        "heads": 1,  # states of a text have no trunk here
     }
     for name in ("max_tokens", "dim", "classes"):
         if options.set.get(name, fields[name]) != fields[name]:
             raise SaccadeError(
-                f"--set {name}={options.set[name]}: the data says {fields[name]}. Leave it out."
+                f"--set {name}={options.set[name]}: the data has {fields[name]}. Leave it out."
             )
     total = len(train.labels)
     return Source(
@@ -169,7 +169,7 @@ def text_source(options: TrainOptions, *, calibration: int) -> Source:
 
 
 CALIBRATION, VALIDATION = 256, 1000
-_BATCH = 100  # samples of one pass in validation
+_BATCH = 100  # samples per pass in validation
 QUICK = Recipe(steps=1200, batch=64, learning_rate=1e-3, config=SMALL)
 SHIPPED = Recipe(
     steps=3_000, batch=64, learning_rate=1e-3, config=SMALL, warm_up_steps=200, ema=0.999
@@ -177,9 +177,9 @@ SHIPPED = Recipe(
 
 
 def task(options: TrainOptions) -> "SoTTask":
-    """A SoT on shapes (the default: one object, its colour and shape), digits, or own images.
+    """Train a SoT on shapes (the default: color and shape of one object), digits or own images.
 
-    With `--set input=tokens` on an .npz of token states. Every head learns by the same recipe:
+    `--set input=tokens` trains it on an .npz of token states. All heads have the same recipe;
     `--set fusion=class` is the baseline.
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
@@ -192,7 +192,7 @@ def task(options: TrainOptions) -> "SoTTask":
 
 
 class SoTTask(Task):
-    """A `training.task.Task`: cross entropy, of both classifiers with late fusion."""
+    """A `training.task.Task`: cross entropy, with late fusion of both classifiers."""
 
     family = "sot"
     model: SoT
@@ -207,25 +207,25 @@ class SoTTask(Task):
         self.model = new_model(SoT, config)
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        """The model's inputs by name, such as image [b h w c] uint8, and labels [b]."""
+        """Return the model's inputs by name, such as image [b h w c] uint8, and labels [b]."""
         inputs, labels = self.source.draw(rng, self.recipe.batch)
         return _tensors(inputs | {"labels": labels})
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
-        """Cross entropy of the fused logits; with late fusion of each classifier."""
+        """Return the cross entropy of the fused logits; with late fusion, of each classifier."""
         x, length = _given(batch)
         return self.model.loss(x, batch["labels"], length)
 
     def validate(self) -> dict[str, float]:
-        """Top-1 of the model as it is trained."""
+        """Return top-1 of the model as trained."""
         return score(self.model, self.source.validation, self.model.budgets()[:1])
 
     def report(self) -> dict[str, float]:
-        """Top-1 of every head that the model is exported with."""
+        """Return top-1 of every head in the default export."""
         return score(self.model, self.source.validation, self.model.budgets())
 
     def calibration(self) -> dict[str, np.ndarray]:
-        """256 training samples."""
+        """Return 256 training samples."""
         inputs, labels = self.source.calibration
         return inputs | {"labels": labels}
 
@@ -235,7 +235,7 @@ def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def _given(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Inputs of the model: an image alone, or tokens with their length."""
+    """Return the model's inputs: an image, or tokens with their length."""
     if "tokens" in inputs:
         return inputs["tokens"], inputs["length"]
     return inputs["image"], None
@@ -243,7 +243,7 @@ def _given(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
 
 @torch.inference_mode()
 def score(model: SoT, data: Labelled, budgets: Sequence[ComputeBudget]) -> dict[str, float]:
-    """Share of right answers by budget.
+    """Return the share of right answers by budget.
 
     Shapes: data the inputs [n ...] by name and labels [n] int64.
     """

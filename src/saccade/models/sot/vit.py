@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trunk of ViT, DeiT and SoT: word tokens behind one or two class tokens, at one resolution."""
+"""The trunk of ViT, DeiT and SoT: one or two class tokens, then word tokens; one resolution."""
 
 import math
 from typing import NamedTuple
@@ -17,9 +17,9 @@ POSITION_STD = 0.02
 
 
 class Tokens(NamedTuple):
-    """Answer of a trunk.
+    """The output of a trunk.
 
-    Shapes: class tokens [b k d] where it has them, words [b n d], in evaluation the attention of
+    Shapes: class tokens [b k d] if there are any, words [b n d], in evaluation the attention of
             the first class token to all tokens in the last block [b heads k+n].
     """
 
@@ -33,14 +33,14 @@ class ViT(nn.Module):
 
     Shapes: image [b h w c], values 0 to 255 of any type -> `Tokens`.
     Source: Dosovitskiy et al. 2020; with a second class token Touvron et al. 2020 (DeiT); with
-            convolutions in front and a fixed position Xie et al. 2021 (SoT).
+            convolutions before it and fixed positions Xie et al. 2021 (SoT).
     """
 
     def __init__(self, config: SoTConfig) -> None:
         super().__init__()
         self.config = config
         self.specials = 2 if config.distillation else 1
-        # It reads the image's size, mean and standard deviation only.
+        # It only reads the image's size, mean and std.
         self.scale: nn.Module = PixelScale(config)
         self.embed: nn.Module = token_embedding(config)
         rows, columns = config.grid
@@ -70,14 +70,14 @@ class ViT(nn.Module):
             x = block(x)
         last = self.blocks[-1]
         assert isinstance(last, Block)
-        # Computed beside the block that uses it too: in training nobody asks.
+        # Computed here in addition to the block itself; training does not need it.
         attention = None if self.training else class_attention(last, x)
         x = self.norm(last(x))
         return Tokens(x[:, : self.specials], x[:, self.specials :], attention)
 
 
 def class_attention(block: Block, x: Tensor) -> Tensor:
-    """Attention of the first token to each.
+    """Return the attention of the first token to each token.
 
     Shapes: x [b n d] -> [b heads n].
     """
@@ -90,7 +90,7 @@ def class_attention(block: Block, x: Tensor) -> Tensor:
 
 
 def sinusoid(count: int, dim: int) -> Tensor:
-    """Fixed positions: sine at even, cosine at odd channels, periods from 2 pi to 20,000 pi.
+    """Return fixed positions: sine in even, cosine in odd channels, periods 2 pi to 20,000 pi.
 
     Shapes: -> [count dim].
     """

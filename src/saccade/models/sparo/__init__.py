@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SPARO: an image and a text tower whose codes are made of separately attended slots."""
+"""SPARO: an image and a text tower whose codes consist of separately attended slots."""
 
 from saccade.models.entry import FamilyEntry
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of many images and texts by slot, of a model in memory."""
+"""Codes of many images and texts by slot, from a model in memory."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,9 @@ _CHUNK = 200
 
 @torch.no_grad()
 def image_slots(model: Sparo, images: np.ndarray) -> np.ndarray:
-    """Codes of images, by slot where there are slots.
+    """Return the codes of images, by slot if there are slots.
 
-    Shapes: images [n h w c] uint8 -> [n l v], or [n 1 e] of a baseline.
+    Shapes: images [n h w c] uint8 -> [n l v], or [n 1 e] for a baseline.
     """
     device = model.image.position.device
     parts = [torch.from_numpy(images[i : i + _CHUNK]) for i in range(0, len(images), _CHUNK)]
@@ -26,9 +26,9 @@ def image_slots(model: Sparo, images: np.ndarray) -> np.ndarray:
 
 @torch.no_grad()
 def text_slots(model: Sparo, texts: Sequence[str]) -> np.ndarray:
-    """Codes of texts, by slot where there are slots.
+    """Return the codes of texts, by slot if there are slots.
 
-    Shapes: -> [len(texts) l v], or [len(texts) 1 e] of a baseline.
+    Shapes: -> [len(texts) l v], or [len(texts) 1 e] for a baseline.
     """
     device = model.image.position.device
     tokens = torch.from_numpy(encode_texts(model.runtime_metadata(), texts))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that a SPARO model becomes: one for images, one for texts."""
+"""The components of a SPARO model: one for images, one for texts."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def components_of(model: Any) -> tuple[Component, ...]:
-    """The components of anything that has `config`, `encode_image` and `encode_text`.
+    """Return the components of a model with `config`, `encode_image` and `encode_text`.
 
-    Without a text tower the image component answers requests alone, so it has no role.
+    Without a text tower, the image component answers requests alone and has no role.
     """
     config: SparoConfig = model.config
     with_slots = config.pooling == "sparo"
@@ -57,7 +57,7 @@ def _named(pooled: "PoolingOutput") -> "dict[str, Tensor]":
 
 
 def random_tokens(config: SparoConfig, rng: np.random.Generator, count: int) -> np.ndarray:
-    """Texts of random ids: start, words, end, then zeros.
+    """Draw texts of random ids: start, words, end, then zeros.
 
     Shapes: -> [count context_length] int64.
     """
@@ -77,9 +77,9 @@ def random_tokens(config: SparoConfig, rng: np.random.Generator, count: int) -> 
 
 
 def nearest_neighbour(outputs: Arrays, arrays: Mapping[str, np.ndarray]) -> float:
-    """Share of images whose nearest other image, by cosine, has the same label.
+    """Return the share of images whose nearest other image, by cosine, has the same label.
 
-    Without labels there is nothing to score: NaN.
+    Without labels there is nothing to score, and the result is NaN.
 
     Shapes: outputs["embedding"] [n e], arrays["labels"] [n].
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that is decided about an image and text model with slots before its weights exist."""
+"""The configuration of an image and text model with slots, and its named sizes."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from saccade.schema import Count, Natural, Positive
 
 REPRESENTATIONS = ("cont", "sqrtsem", "sem")
 WEIGHTS = ("const", "norm", "sqrtsoftmax", "softmax")
-GATES = ("sqrtsoftmax", "softmax")  # these weigh a slot by a channel of its own, its first
+GATES = ("sqrtsoftmax", "softmax")  # these weight a slot by its first channel
 Pooling = Literal["sparo", "cls", "gap", "attention", "codebook"]
 TextPooling = Literal["same", "eos", "attention"]
 Tokenizer = Literal["clip", "words", "custom"]
@@ -25,8 +25,8 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 class ReadOutShape:
     """The sizes of one tower's read-out.
 
-    `head_of` says for each slot which of the `heads` it reads; slots of one head share its keys
-    and values.
+    `head_of` has, for each slot, the index of the one of `heads` that it reads. Slots of one head
+    share its keys and values.
     """
 
     dim: int  # of the tokens
@@ -34,12 +34,12 @@ class ReadOutShape:
     attn_dim: int
     value_dim: int
     slot_dim: int
-    gated: bool  # the projection gives one channel more
+    gated: bool  # the projection has one more channel
     share_kv: bool
 
     @property
     def heads(self) -> int:
-        """Heads that a slot still reads."""
+        """Number of heads that some slot reads."""
         return max(self.head_of) + 1
 
 
@@ -49,15 +49,15 @@ class PoolerShape:
 
     queries: int
     heads: int
-    mean: bool  # of all queries' answers; otherwise the first one's
+    mean: bool  # average all queries' answers; otherwise take the first
 
 
 @dataclass(frozen=True)
 class SparoConfig(ConfigValues):
-    """Configuration of two towers (or the image's alone) and of what pools their tokens.
+    """Configuration of two towers (or only the image tower) and of the pooling of their tokens.
 
     Raises: SaccadeError naming the first field that is out of range.
-    Source: Vani et al. 2024, SPARO, section 3; baselines of table B.2 and of OpenCLIP v2.20.
+    Source: Vani et al. 2024, SPARO, section 3; baselines from table B.2 and from OpenCLIP v2.20.
     """
 
     called = "SPARO"
@@ -70,48 +70,48 @@ class SparoConfig(ConfigValues):
     mean: tuple[float, ...] = CLIP_MEAN  # per channel, of pixels scaled to [0, 1]
     std: tuple[float, ...] = CLIP_STD
     patch_px: Count = 32
-    patch_bias: bool = False  # DINO's patches have one, CLIP's do not
-    pre_norm: bool = True  # CLIP normalises the tokens in front of the first block
+    patch_bias: bool = False  # True in DINO, False in CLIP
+    pre_norm: bool = True  # CLIP normalizes the tokens before the first block
     image_width: Count = 768
     image_layers: Natural = 12
     image_heads: Count = 12
     image_hidden: Count = 3072
     eps: Positive = 1e-5  # of every LayerNorm; DINO: 1e-6
-    text: bool = True  # False: the image tower alone, as in DINO
+    text: bool = True  # False: only the image tower, as in DINO
     context_length: Count = 77
     vocabulary: Count = 49408
     text_width: Count = 512
     text_layers: Natural = 12
     text_heads: Count = 8
     text_hidden: Count = 2048
-    tokenizer: Tokenizer = "clip"  # words: those of `words`; custom: the `merges` of its file
+    tokenizer: Tokenizer = "clip"  # words: uses `words`; custom: uses `merges`
     words: tuple[str, ...] = ()
-    merges: tuple[str, ...] = ()  # pairs of letters with a blank between; empty: not known
+    merges: tuple[str, ...] = ()  # pairs of letters separated by a space; empty: unknown
     end_token: Natural = 0  # the id that ends a text; 0: the largest id of the text
     activation: Activation = "gelu"
-    reduce_depth: Natural = 0  # blocks fewer in both towers; SPARO's models replace the last one
+    reduce_depth: Natural = 0  # blocks left out of both towers; SPARO replaces the last one
     pooling: Pooling = "sparo"
-    text_pooling: TextPooling = "same"  # the image's; beside cls and gap the state of the end token
-    embed_dim: Count = 512  # of the baselines; with slots it is slots x slot_dim
-    bottleneck_dim: Natural = 0  # of the baselines: width in front of a last affine layer
+    text_pooling: TextPooling = "same"  # same: the image's; for cls and gap, the end token's state
+    embed_dim: Count = 512  # of baselines; with slots: slots x slot_dim
+    bottleneck_dim: Natural = 0  # of baselines: width before a last affine layer
     codes: Count = 16384  # entries of the codebook
-    temperature: Positive = 1000.0  # of the sparsemax over them
+    temperature: Positive = 1000.0  # of the sparsemax over the codes
     queries: Count = 256  # of the attentional pooler
     pooler_heads: Count = 8
-    mean_of_queries: bool = False  # the image's pooler averages its answers; else the first counts
-    text_queries: Natural = 0  # 0: the image's
+    mean_of_queries: bool = False  # average the image pooler's answers; else take the first
+    text_queries: Natural = 0  # 0: as for the image
     text_pooler_heads: Natural = 0
     text_mean_of_queries: bool = False
     slots: Count = 64  # L
     slot_dim: Count = 64  # V
-    attn_dim: Natural = 0  # D; 0: the width of one head of the tower's trunk
+    attn_dim: Natural = 0  # D; 0: the width of a head of the tower's trunk
     value_dim: Natural = 0  # 0: D
-    slot_heads: Natural = 0  # pairs of key and value; 0: one a slot, else it divides the slots
+    slot_heads: Natural = 0  # pairs of key and value; 0: one per slot, else a divisor of slots
     share_kv: bool = True
     share_queries: bool = False  # one set of queries for both towers
-    sparo_type: str = "cont:const"  # how slots become a code of length 1; the default is eq. 2
-    kept: tuple[Natural, ...] = ()  # slots that are left, ascending; empty: all
-    masked: bool = False  # the image code is multiplied by `slot_mask` and brought to length 1
+    sparo_type: str = "cont:const"  # how slots become a unit code; the default is eq. 2
+    kept: tuple[Natural, ...] = ()  # remaining slots, ascending; empty: all
+    masked: bool = False  # multiply the image code by `slot_mask` and normalize it
     seed: int = 0  # of the initial weights
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class SparoConfig(ConfigValues):
             self._check_slots()
 
     def budgets(self) -> tuple[ComputeBudget, ...]:
-        """All, half and a quarter of the slots, as far as they differ; a baseline is one point."""
+        """Return all, half and a quarter of the slots, where they differ; a baseline has one."""
         budgets: dict[int, ComputeBudget] = {}
         for text in ("1", "0.5", "0.25") if self.pooling == "sparo" else ("1",):
             if text == "1" or float(text) * len(self.kept_slots) >= 1:
@@ -132,9 +132,10 @@ class SparoConfig(ConfigValues):
         return tuple(budgets.values())
 
     def budget(self, text: str) -> ComputeBudget:
-        """The budget that keeps a fraction of the slots.
+        """Return the budget that keeps a fraction of the slots.
 
-        Raises: SaccadeError if it is not a fraction in (0, 1], keeps nothing, or cuts a baseline.
+        Raises: SaccadeError if it is not a fraction in (0, 1], keeps no slot, or is below 1 for
+            a baseline.
         """
         if self.pooling == "sparo":
             return fraction_budget(text, len(self.kept_slots), "slots")
@@ -174,9 +175,9 @@ class SparoConfig(ConfigValues):
     def _check_pooling(self) -> None:
         whole = self.pooling in ("sparo", "codebook")
         fits = not whole or self.text_pooling == "same"
-        self._expect("text_pooling", fits, f"'same' where pooling is {self.pooling}")
+        self._expect("text_pooling", fits, f"'same' if pooling is {self.pooling}")
         fits = not (self.pooling == "sparo" and self.bottleneck_dim)
-        self._expect("bottleneck_dim", fits, "0 where pooling is sparo")
+        self._expect("bottleneck_dim", fits, "0 if pooling is sparo")
         for tower in ("image", "text"):
             attends = self.pools_by_attention(tower)
             prefix = "" if tower == "image" else "text_"
@@ -202,34 +203,34 @@ class SparoConfig(ConfigValues):
         towers = [self.read_out("image"), *([self.read_out("text")] if self.text else [])]
         if self.share_kv:
             fits = all(tower.value_dim == tower.attn_dim for tower in towers)
-            self._expect("value_dim", fits, "0 or attn_dim where keys and values are shared")
+            self._expect("value_dim", fits, "0 or attn_dim if keys and values are shared")
         if self.share_queries:
             fits = len({tower.attn_dim for tower in towers}) == 1
-            self._expect("share_queries", fits, "false, or attn_dim set: towers differ in it")
+            self._expect("share_queries", fits, "false, or attn_dim set, where the towers differ")
 
     @property
     def image_tokens(self) -> int:
-        """Patches and the class token."""
+        """Number of patches, plus the class token."""
         return (self.height_px // self.patch_px) * (self.width_px // self.patch_px) + 1
 
     @property
     def kept_slots(self) -> tuple[int, ...]:
-        """The slots of this model by their number in the whole one."""
+        """The slots of this model, by their number in the full model."""
         return self.kept or tuple(range(self.slots))
 
     @property
     def feature_dim(self) -> int:
-        """Width of a pooled feature in front of the bottleneck's affine layer, if any."""
+        """Width of a pooled feature before the bottleneck's affine layer, if there is one."""
         return self.bottleneck_dim or self.embed_dim
 
     def pools_by_attention(self, tower: str) -> bool:
-        """True if the `image` or `text` tower has an attentional pooler."""
+        """Return True if the `image` or `text` tower has an attentional pooler."""
         if tower == "image" or (self.text and self.text_pooling == "same"):
             return self.pooling == "attention"
         return self.text and self.text_pooling == "attention"
 
     def pooler(self, tower: str) -> PoolerShape:
-        """The sizes of the attentional pooler of `image` or `text`."""
+        """Return the sizes of the attentional pooler of `image` or `text`."""
         if tower == "image":
             return PoolerShape(self.queries, self.pooler_heads, self.mean_of_queries)
         queries, heads = self.text_queries, self.text_pooler_heads
@@ -242,7 +243,7 @@ class SparoConfig(ConfigValues):
         return len(self.kept_slots) * self.slot_dim if self.pooling == "sparo" else self.embed_dim
 
     def read_out(self, tower: str) -> ReadOutShape:
-        """The sizes of the read-out of `image` or `text`."""
+        """Return the sizes of the read-out of `image` or `text`."""
         width, heads = (
             (self.image_width, self.image_heads)
             if tower == "image"
@@ -262,7 +263,7 @@ class SparoConfig(ConfigValues):
         )
 
 
-# Pictures of 40 x 40 px: 256 of them, for calibration, leave room for the weights in 3 MiB.
+# Images of 40 x 40 px: 256 calibration images leave room for the weights in 3 MiB.
 SMALL: dict[str, Any] = {
     "height_px": 40,
     "width_px": 40,

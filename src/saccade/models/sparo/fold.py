@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A SPARO model in evaluation with its constants folded: the same codes, far fewer products."""
+"""A SPARO model in evaluation with folded constants: the same codes, far fewer products."""
 
 import math
 
@@ -16,17 +16,17 @@ from saccade.models.sparo.towers import ImageTower
 
 
 class FoldedReadOut(nn.Module):
-    """A read-out that pools the tokens first and projects what is left.
+    """A read-out that pools the tokens first and then projects the result.
 
-    The query is constant, so a slot's logits are one product of the tokens with K'q / sqrt(D);
-    what the key's bias adds is the same for all tokens and cancels. Each slot projects its pooled
-    token by W K (or W V), and its offset is W b + w of the values' bias b and the projection's w.
+    The query is constant, so a slot's logits are one product of the tokens with K'q / sqrt(D).
+    The key's bias adds the same to all tokens and cancels. Each slot projects its pooled token by
+    W K (or W V); its offset is W b + w, with the values' bias b and the projection's bias w.
 
     Shapes: as ReadOut.
     Source: equal to ReadOut up to rounding; Vani et al. 2024, eq. 1.
     """
 
-    float32_products = True  # in a model of half precision
+    float32_products = True  # even in a half-precision model
     probe: Tensor
     project: Tensor
     offset: Tensor
@@ -57,10 +57,10 @@ class FoldedReadOut(nn.Module):
 
 
 class FoldedImageTower(nn.Module):
-    """An image tower whose patches take values from 0 to 255.
+    """An image tower that takes pixel values from 0 to 255.
 
-    Mean, deviation and the patches' bias go into the patches' weights and the positions; the
-    class token with its position is one constant, the first norm of it included.
+    Mean, std and the patches' bias are folded into the patches' weights and the positions. The
+    class token with its position, including the first norm, is one constant.
 
     Shapes: as ImageTower.
     """
@@ -97,7 +97,7 @@ class FoldedImageTower(nn.Module):
 
 
 class FoldedSparo(nn.Module):
-    """Result of `Sparo.fold`: `encode_image` and `encode_text` of a Sparo, evaluation only."""
+    """The result of `Sparo.fold`: `encode_image` and `encode_text`, for evaluation only."""
 
     slot_mask: Tensor
 
@@ -131,13 +131,13 @@ class FoldedSparo(nn.Module):
             pool.read_out = FoldedReadOut(source, query)
 
     def encode_image(self, image: Tensor) -> PoolingOutput:
-        """As Sparo.encode_image."""
+        """Do the same as Sparo.encode_image."""
         return encode_image(self, image)
 
     def encode_text(self, tokens: Tensor) -> PoolingOutput:
-        """As Sparo.encode_text."""
+        """Do the same as Sparo.encode_text."""
         return encode_text(self, tokens)
 
     def components(self) -> tuple[Component, ...]:
-        """The components of a Sparo."""
+        """Return the same components as a Sparo."""
         return components_of(self)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SPARO: an image and a text tower whose codes are made of separately attended slots."""
+"""SPARO: an image and a text tower whose codes consist of separately attended slots."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from saccade.models.sparo.towers import ImageTower, TextTower
 
 
 class Sparo(nn.Module, Family):
-    """Two towers (or the image's alone), each with what pools its tokens into a code.
+    """Two towers (or only the image tower), each with a pooling of its tokens into a code.
 
     Source: Vani et al. 2024, SPARO, section 3; the configuration names the baselines.
     """
@@ -34,7 +34,7 @@ class Sparo(nn.Module, Family):
     slot_mask: Tensor
 
     def __init__(self, config: SparoConfig, *, fresh: bool = True) -> None:
-        """Weights are drawn from config.seed."""
+        """Draw the weights from config.seed."""
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=[]):
@@ -54,23 +54,23 @@ class Sparo(nn.Module, Family):
                 self.register_buffer("slot_mask", torch.ones(count, config.slot_dim))
 
     def encode_image(self, image: Tensor) -> PoolingOutput:
-        """The code of an image and what it was made of.
+        """Return the code of an image and its parts.
 
         Shapes: image [b h w c], values 0 to 255 of any type.
         """
         return encode_image(self, image)
 
     def encode_text(self, tokens: Tensor) -> PoolingOutput:
-        """The code of a text and what it was made of.
+        """Return the code of a text and its parts.
 
         Shapes: tokens [b context_length] int64.
         """
         return encode_text(self, tokens)
 
     def forward(self, image: Tensor, tokens: Tensor) -> Tensor:
-        """Similarity of each image to each text.
+        """Return the similarity of each image to each text.
 
-        Shapes: image [i h w c], tokens [t context_length] -> [i t], to be read as logits.
+        Shapes: image [i h w c], tokens [t context_length] -> [i t], as logits.
         """
         return (
             self.logit_scale.exp()
@@ -79,21 +79,21 @@ class Sparo(nn.Module, Family):
         )
 
     def components(self) -> tuple[Component, ...]:
-        """The image tower and, where there is one, the text tower."""
+        """Return the image tower and, if there is one, the text tower."""
         return components_of(self)
 
     def at(self, budget: ComputeBudget) -> "Sparo":
-        """The model of the slots that come first in `slot_order`."""
+        """Return the model with the first slots of `slot_order`."""
         if budget.label == "b1000":
             return deepcopy(self)
         return self.keep(self.slot_order[: budget.kept].tolist())
 
     @torch.no_grad()
     def keep(self, slots: Sequence[int]) -> "Sparo":
-        """The model of these slots in both towers, its code renormalised over them.
+        """Return the model with these slots in both towers, its code normalized over them.
 
-        They are positions among this model's slots, in any order.
-        Raises: SaccadeError if there are none, one is out of range or given twice, or a baseline
+        `slots` are positions among this model's slots, in any order.
+        Raises: SaccadeError if there are none, one is out of range or repeated, or a baseline
             has no slots.
         """
         config = self.config
@@ -102,7 +102,7 @@ class Sparo(nn.Module, Family):
         fits = chosen and len(chosen) == len(slots) and 0 <= chosen[0] <= chosen[-1] < total
         if config.pooling != "sparo" or not fits:
             raise SaccadeError(
-                f"slots {list(slots)[:8]}: expected different numbers from 0 to {total - 1} "
+                f"slots {list(slots)[:8]}: expected distinct numbers from 0 to {total - 1} "
                 f"for a model with pooling 'sparo' (found '{config.pooling}'). Choose others."
             )
         kept = tuple(config.kept_slots[slot] for slot in chosen)
@@ -129,7 +129,7 @@ class Sparo(nn.Module, Family):
         return state
 
     def runtime_metadata(self) -> dict[str, Any]:
-        """Runtime metadata to encode texts and to compare codes."""
+        """Return the metadata needed to encode texts and to compare codes."""
         config = self.config
         slots = list(config.kept_slots) if config.pooling == "sparo" else []
         metadata: dict[str, Any] = {"slots": slots, "slots_sha256": slots_sha256(slots)}
@@ -146,7 +146,7 @@ class Sparo(nn.Module, Family):
 
 
 def encode_image(model: Any, image: Tensor) -> PoolingOutput:
-    """Result of `Sparo.encode_image` and its folded form.
+    """Encode an image with a Sparo or its folded form.
 
     Shapes: image [b h w c], values 0 to 255 of any type.
     """
@@ -154,25 +154,25 @@ def encode_image(model: Any, image: Tensor) -> PoolingOutput:
     pooled: PoolingOutput = model.image_pool(model.image(image), None, codebook)
     if not model.config.masked or pooled.slots is None:
         return pooled
-    # Cosines are what masks were trained on, so the code has length 1 again.
+    # Masks were trained on cosines, so the code gets length 1 again.
     code = F.normalize((pooled.slots * model.slot_mask).flatten(1), dim=-1)
     return pooled._replace(code=code, slots=code.unflatten(1, model.slot_mask.shape))
 
 
 def encode_text(model: Any, tokens: Tensor) -> PoolingOutput:
-    """Result of `Sparo.encode_text` and its folded form.
+    """Encode a text with a Sparo or its folded form.
 
     Shapes: tokens [b context_length] int64.
     """
     query = model.codebook if model.config.pooling == "codebook" else None
     if model.config.share_queries:
-        query = getattr(model.image_pool.read_out, "query", None)  # None: it is folded
+        query = getattr(model.image_pool.read_out, "query", None)  # None if it is folded
     pooled: PoolingOutput = model.text_pool(model.text(tokens), model.text.end(tokens), query)
     return pooled
 
 
 def slots_sha256(slots: Sequence[int]) -> str:
-    """Hash that two variants must share for their codes to be compared.
+    """Return the hash that two variants must share for their codes to be comparable.
 
     It is the SHA-256 of the ascending slot numbers as a JSON list.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Picture of what each slot of a SPARO code reads."""
+"""Drawing of where each slot of a SPARO code reads."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from saccade.models.attention_maps import MapRow, Panel, ShowRequest, mean_map
 
 
 def slots_of_code(request: ShowRequest) -> MapRow:
-    """A map a slot that is kept."""
+    """Return one map per kept slot."""
     answer = request.ask(("attention",))
     grid = request.grid(answer["attention"].shape[-1])
     maps = answer["attention"][0][:, -grid[0] * grid[1] :].reshape(-1, *grid)
@@ -22,8 +22,8 @@ def slots_of_code(request: ShowRequest) -> MapRow:
 def focus(
     metadata: Mapping[str, Any], outputs: Mapping[str, np.ndarray], size: tuple[int, int]
 ) -> np.ndarray | None:
-    """Where the kept slots read, all together.
+    """Return the mean map of where the kept slots read.
 
-    Shapes: -> [n h w], or none without the output `attention`.
+    Shapes: -> [n h w], or None without the output `attention`.
     """
     return mean_map(outputs, size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a tower's tokens to one code: slots, and the baselines that the paper compares them with."""
+"""Pooling of a tower's tokens into one code: slots, and the paper's baselines."""
 
 import math
 from typing import NamedTuple
@@ -14,10 +14,10 @@ from saccade.plugins.ops import sparsemax
 
 
 class PoolingOutput(NamedTuple):
-    """Answer of a tower.
+    """The output of a tower.
 
-    Shapes: code [b e] of length 1, feature [b e] in front of that (slots have none), slots
-            [b k v] whose concatenation is the code, raw the slots in front of that, attention
+    Shapes: code [b e] of length 1; feature [b e] before normalization (slots have none); slots
+            [b k v], whose concatenation is the code; raw, the slots before weighting; attention
             [b k n].
     """
 
@@ -29,7 +29,7 @@ class PoolingOutput(NamedTuple):
 
 
 class SlotPool(nn.Module):
-    """A LayerNorm of all tokens, then the read-out."""
+    """A LayerNorm of all tokens, followed by the read-out."""
 
     def __init__(self, config: SparoConfig, tower: str) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class SlotPool(nn.Module):
 
 
 class StatePool(nn.Module):
-    """One state of the tokens (their first, their end's, or their mean), normed and projected."""
+    """One state of the tokens (first token, end token or mean), normalized and projected."""
 
     def __init__(self, config: SparoConfig, tower: str) -> None:
         super().__init__()
@@ -71,15 +71,15 @@ class StatePool(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """Multi-head attention of learned queries, whose answers are normed; one vector is projected.
+    """Multi-head attention of learned queries, whose answers are normalized; one is projected.
 
-    It is that of the first query, or the mean over all of them.
+    The projected vector is the first query's answer, or the mean of all answers.
 
-    Source: Yu et al. 2022 (CoCa) as OpenCLIP v2.20 writes it. By its number of parameters the
+    Source: Yu et al. 2022 (CoCa) as in OpenCLIP v2.20. By its number of parameters, the
         AttPool of table 6 in Vani et al. 2024 does not project its queries.
     """
 
-    constant: Tensor | None  # the queries once and for all, in the folded form
+    constant: Tensor | None  # the precomputed queries, in the folded form
 
     def __init__(self, config: SparoConfig, tower: str) -> None:
         super().__init__()
@@ -100,11 +100,11 @@ class AttentionPool(nn.Module):
         self.register_buffer("constant", None, persistent=False)
 
     def asked(self) -> Tensor:
-        """The queries that are read, by head.
+        """Return the queries in use, by head.
 
         Shapes: -> [heads k w].
         """
-        query = self.query if self.mean else self.query[:1]  # no other answer is read
+        query = self.query if self.mean else self.query[:1]  # the other answers are not used
         return self.q(self.norm_query(query)).unflatten(-1, (self.heads, -1)).transpose(0, 1)
 
     def forward(
@@ -125,7 +125,7 @@ class AttentionPool(nn.Module):
 
 
 class QueryMap(nn.Module):
-    """Tokens brought into the space of the codebook.
+    """A map of tokens into the space of the codebook.
 
     Shapes: tokens [b n width] -> [b n code].
     """
@@ -142,10 +142,10 @@ class QueryMap(nn.Module):
 
 
 class CodebookPool(nn.Module):
-    """Finite discrete tokens: a sparse mixture of the codes that some token comes closest to.
+    """Finite discrete tokens: a sparse mixture of the codes that are closest to some token.
 
-    The codebook is shared by the towers and passed as `query`. Positions behind a text's end
-    match every code with 0, which is what the authors' code does.
+    The towers share the codebook, which is passed as `query`. Positions after the end of a text
+    match every code with 0, as in the authors' code.
 
     Source: Vani et al. 2024, appendix B.2 (FDT).
     """
@@ -172,7 +172,7 @@ class CodebookPool(nn.Module):
 
 
 def bottleneck(config: SparoConfig) -> nn.Module:
-    """The affine layer of a linear bottleneck, or nothing."""
+    """Return the affine layer of a linear bottleneck, or the identity."""
     if not config.bottleneck_dim:
         return nn.Identity()
     return nn.Linear(config.bottleneck_dim, config.embed_dim)
@@ -189,7 +189,7 @@ POOLS: dict[str, type[nn.Module]] = {
 
 
 def pool(config: SparoConfig, tower: str) -> nn.Module:
-    """Pooling of the tokens of `image` or `text`."""
+    """Create the pooling of the tokens of `image` or `text`."""
     kind: str = config.pooling
     if tower == "text":
         kind = config.text_pooling

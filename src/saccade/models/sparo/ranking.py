@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranking of slots: by what each knows alone, or by masks that are trained."""
+"""Ranking of slots: by the accuracy of each slot alone, or by trained masks."""
 
 import json
 import math
@@ -24,13 +24,13 @@ from saccade.models.sparo.zero_shot import class_vectors, unit
 KINDS = ("accuracy", "negatives", "slot", "dimension")
 _KEYS = {"order", "mask", "kind", "data", "checkpoint_sha256"}
 _MOMENTUM = 0.9
-_BATCH = 256  # samples of a step; the paper does not say
+_BATCH = 256  # samples per step; the paper gives no number
 
 
 def rank_slots(
     images: np.ndarray, labels: np.ndarray, texts: np.ndarray
 ) -> tuple[list[int], np.ndarray]:
-    """Slots by descending zero-shot accuracy of each alone, ties by index; and the accuracies.
+    """Rank slots by the zero-shot accuracy of each alone (ties by index); return both.
 
     Shapes: images [n l v], labels [n], texts [classes prompts l v] -> accuracies [l].
     Source: Vani et al. 2024, section 5.1.
@@ -43,7 +43,7 @@ def rank_slots(
 def rank_by_negatives(
     images: np.ndarray, positives: np.ndarray, negatives: np.ndarray
 ) -> tuple[list[int], np.ndarray]:
-    """Slots by the share of samples whose true text is nearer than its false one.
+    """Rank slots by the share of samples whose true text is nearer than the false one.
 
     Shapes: images, positives, negatives [n l v] -> accuracies [l].
     """
@@ -66,21 +66,21 @@ def train_masks(
     learning_rate: float = 0.02,
     seed: int = 0,
 ) -> tuple[np.ndarray, float]:
-    """A mask of the image codes with which true texts are nearest, and how often they are then.
+    """Train a mask of the image codes that brings true texts nearest; return it and its score.
 
-    m = sigmoid(s theta / 4) with s = max(100, exp(alpha)); the cosines of the masked code with
-    both texts, times s, are the logits of a cross entropy. SGD with momentum 0.9. theta starts at
-    0 (all halves, which is not a mask) and the mask of the best epoch is kept; both are free in the
-    paper.
+    m = sigmoid(s theta / 4) with s = max(100, exp(alpha)). The logits of a cross entropy are s
+    times the cosines of the masked code with both texts. SGD has momentum 0.9. theta starts at 0
+    (all halves, which is not a mask), and the mask of the best epoch is kept; the paper leaves
+    both open. The score is the share of samples whose true text is nearer.
 
-    Shapes: images, positives, negatives [n l v], slots as the models' codes hold them -> [l]
+    Shapes: images, positives, negatives [n l v], slots as in the models' codes -> [l]
             (kind slot) or [l v] (dimension).
     Raises: SaccadeError if the kind is unknown.
     Source: Vani et al. 2024, section 5.2 and appendix C.1.
     """
     if kind not in KINDS[2:]:
-        raise SaccadeError(f"masks {kind!r} are unknown. Expected slot or dimension.")
-    # As they are, not each slot brought to length 1: the mask multiplies slots that a model weighs.
+        raise SaccadeError(f"masks {kind!r} are unknown. Choose slot or dimension.")
+    # Slots are not normalized one by one: the mask multiplies slots as a model weights them.
     image, *texts = (torch.from_numpy(codes).float() for codes in (images, positives, negatives))
     shape = image.shape[1:] if kind == "dimension" else (*image.shape[1:2], 1)
     theta = torch.zeros(shape, requires_grad=True)
@@ -134,7 +134,7 @@ def selection(
     order: Sequence[int] | None = None,
     mask: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Selection in a file; with a mask and no order slots stand by their mean mask."""
+    """Return a selection as JSON values; without an order, slots are sorted by their mean mask."""
     if order is None:
         assert mask is not None
         order = _ranked(mask.reshape(len(mask), -1).mean(1))[0]
@@ -150,27 +150,27 @@ def selection(
 def write_selection(path: Path, chosen: Mapping[str, Any], *, replace: bool = True) -> None:
     """Write a selection as JSON.
 
-    Raises: SaccadeError if it cannot be written, or stands there and `replace` is false.
+    Raises: SaccadeError if it cannot be written, or exists and `replace` is false.
     """
     data = (json.dumps(dict(chosen), indent=1) + "\n").encode()
     write_atomically(path, data, replace=replace)
 
 
 def read_selection(path: Path) -> dict[str, Any]:
-    """The selection that `write_selection` wrote.
+    """Read the selection that `write_selection` wrote.
 
-    Raises: SaccadeError if the file cannot be read or is none.
+    Raises: SaccadeError if the file cannot be read or is not a selection.
     """
     try:
         content = parse_json(read_bounded(path, limits.JSON_BYTES))
     except (OSError, ValueError) as error:
         raise SaccadeError(
-            f"{path}: no readable selection of slots ({error}). Write one with: saccade select"
+            f"{path}: not a readable selection of slots ({error}). Write one with: saccade select"
         ) from error
     if not isinstance(content, dict) or set(content) != _KEYS or not _is_selection(content):
         raise SaccadeError(
             f"{path}: expected the keys {sorted(_KEYS)} with a kind of {', '.join(KINDS)}, an "
-            "order of whole numbers and a mask of numbers or null. Write it with: saccade select"
+            "order of whole numbers, and a mask of numbers or null. Write one with: saccade select"
         )
     return content
 
@@ -183,7 +183,7 @@ def _is_selection(content: Mapping[str, Any]) -> bool:
 
 
 def _is_mask(mask: Any) -> bool:
-    """A list of numbers, or of lists of as many numbers each."""
+    """Return True for a list of numbers, or of lists of equal length."""
     if not isinstance(mask, list) or not mask:
         return False
     rows = mask if isinstance(mask[0], list) else [mask]
@@ -198,18 +198,21 @@ def _is_mask(mask: Any) -> bool:
 def with_selection(
     model: nn.Module, chosen: Mapping[str, Any], checkpoint_sha256: str | None = None
 ) -> Sparo:
-    """The model with that order of slots, by which budgets keep them, and with that mask.
+    """Return the model with that order of slots, which budgets follow, and with that mask.
 
-    Raises: SaccadeError if the order is none of this model's slots, the mask has another shape,
-        or the selection was made for another checkpoint (where its hash is given).
+    Raises: SaccadeError if the order does not fit this model's slots, the mask has another shape,
+        or the selection was made for another checkpoint (if its hash is given).
     """
     if not isinstance(model, Sparo) or model.config.pooling != "sparo":
-        raise SaccadeError("this model has no slots to select. Use a SPARO, not a baseline.")
+        raise SaccadeError(
+            "this model has no slots to select. Pass a checkpoint with pooling 'sparo', not a "
+            "baseline."
+        )
     config = model.config
     if checkpoint_sha256 not in (None, chosen["checkpoint_sha256"]):
         raise SaccadeError(
-            f"slots were selected for checkpoint {chosen['checkpoint_sha256'][:12]}, this one is "
-            f"{str(checkpoint_sha256)[:12]}. Run saccade select on this checkpoint."
+            f"the slots were selected for checkpoint {chosen['checkpoint_sha256'][:12]}, but this "
+            f"is {str(checkpoint_sha256)[:12]}. Run saccade select on this checkpoint."
         )
     count, order = len(config.kept_slots), list(chosen["order"])
     if sorted(order) != list(range(count)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots that each attend to the tokens with a constant query, and the code that they form."""
+"""Slots that attend to the tokens with constant queries, and the code that they form."""
 
 import math
 
@@ -11,10 +11,10 @@ from saccade.models.sparo.config import ReadOutShape
 
 
 class ReadOut(nn.Module):
-    """One single-head attention a slot; the values' last projection is shared by all slots.
+    """Single-head attention per slot; all slots share the last projection of the values.
 
-    Shapes: tokens [b n dim], end [b] int64 (the last position that counts), query [k attn_dim]
-            in place of its own -> slots [b k slot_dim (+ 1 where gated, the gate first)],
+    Shapes: tokens [b n dim], end [b] int64 (the last valid position), query [k attn_dim] instead
+            of its own -> slots [b k slot_dim (+ 1 if gated, the gate first)],
             attention [b k n].
     Source: Vani et al. 2024, eq. 1 and appendix A.
     """
@@ -62,7 +62,7 @@ def _projection(inputs: int, outputs: int) -> nn.Linear:
 
 
 def attend(logits: Tensor, end: Tensor | None) -> Tensor:
-    """Softmax over the tokens, without those behind `end`.
+    """Return the softmax over the tokens, without those after `end`.
 
     Shapes: logits [b k n], end [b] -> [b k n].
     """
@@ -73,14 +73,14 @@ def attend(logits: Tensor, end: Tensor | None) -> Tensor:
 
 
 def unit_code(raw: Tensor, kind: str) -> Tensor:
-    """Slots weighed so that their concatenation has length 1.
+    """Weight slots so that their concatenation has length 1.
 
-    `kind` is "representation:weight". Representation: cont, the slot's direction; sqrtsem, the
-    root of a softmax over its channels; sem, that softmax brought to length 1. Weight: const, the
-    same for all; norm, the slot's share of the whole norm; sqrtsoftmax and softmax, from a gate.
+    `kind` is "representation:weight". Representations: cont, the slot's direction; sqrtsem, the
+    root of a softmax over its channels; sem, that softmax normalized to length 1. Weights: const,
+    equal; norm, the slot's share of the whole norm; sqrtsoftmax and softmax, from a gate.
 
     Shapes: raw [b k v], or [b k 1+v] with the gate first -> [b k v].
-    Source: Vani et al. 2024, section 3.3 (cont:const is eq. 2); the others are the authors' code.
+    Source: Vani et al. 2024, section 3.3 (cont:const is eq. 2); the others as in the authors' code.
     """
     representation, _, weight = kind.partition(":")
     if weight == "norm":
@@ -101,7 +101,7 @@ def unit_code(raw: Tensor, kind: str) -> Tensor:
 def _weighed_by_norm(raw: Tensor, representation: str) -> Tensor:
     flat = raw.flatten(-2)
     if representation == "sqrtsem":
-        # sqrt(exp(x) / sum exp(x)) over all channels is what slot norm times direction comes to.
+        # sqrt(exp(x) / sum exp(x)) over all channels equals slot norm times direction.
         return flat.softmax(-1).sqrt().unflatten(-1, raw.shape[-2:])
     return F.normalize(flat, dim=-1).unflatten(-1, raw.shape[-2:])
 
@@ -109,7 +109,7 @@ def _weighed_by_norm(raw: Tensor, representation: str) -> Tensor:
 def selected(
     state: dict[str, Tensor], before: ReadOutShape, chosen: list[int]
 ) -> dict[str, Tensor]:
-    """The weights of a read-out that keeps these slots: their queries, and heads still read.
+    """Return the weights of a read-out with only these slots: their queries and used heads.
 
     Shapes: state is a ReadOut's state_dict; chosen are positions in `before.head_of`, ascending.
     """

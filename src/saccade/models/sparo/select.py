@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selection of a SPARO checkpoint's slots: chosen by data, and put into its weights."""
+"""Selection of a SPARO checkpoint's slots: chosen by data, and stored in its weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,24 +21,26 @@ _SCENES = 1_000  # validation scenes
 
 @dataclass(frozen=True)
 class SelectOptions(PathFields):
-    """Options for choosing slots, and where the choice goes."""
+    """Options for choosing slots, and the path of the result."""
 
     out: Path  # JSON to write, for `saccade export --slots`
     data: str = "shapes"  # validation data: shapes, a folder of class folders, or an .npz
-    by: Literal["accuracy", "negatives"] = "accuracy"  # zero-shot classes, or false sentences
-    masks: Literal["slot", "dimension"] | None = None  # train masks on false sentences instead
-    templates: Path | None = None  # prompts, one a line, {} stands for the label
-    epochs: int = 100  # of the masks
-    seed: int = 0  # of the masks' batches
-    force: bool = False  # replace what stands at --out
+    # rank by zero-shot accuracy, or by telling true sentences from false ones
+    by: Literal["accuracy", "negatives"] = "accuracy"
+    # instead of ranking, train masks of slots or of their dimensions on false sentences
+    masks: Literal["slot", "dimension"] | None = None
+    templates: Path | None = None  # file with prompts, one per line, with {} for the label
+    epochs: int = 100  # training epochs of the masks
+    seed: int = 0  # random seed of the masks' batches
+    force: bool = False  # overwrite an existing file at --out
 
 
 @dataclass(frozen=True)
 class Selected:
-    """The choice as it was written, and what it was made by.
+    """The selection as written, and the scores that it is based on.
 
-    `scores` are each slot's share of right answers, or of masks the share of true sentences that
-    are nearer without and with the mask.
+    `scores` are each slot's share of right answers. For masks, they are the share of true
+    sentences that are nearer, without and with the mask.
     """
 
     selection: dict[str, Any]
@@ -46,7 +48,7 @@ class Selected:
 
 
 def select(path: Path, options: SelectOptions) -> Selected:
-    """Rank slots by what each knows alone, or train masks of the image code.
+    """Rank slots by the accuracy of each alone, or train masks of the image code.
 
     Raises: SaccadeError if the checkpoint has no slots or no text tower, or the data cannot be
         used.
@@ -70,17 +72,17 @@ def select(path: Path, options: SelectOptions) -> Selected:
 
 
 def selected_checkpoint(checkpoint: Checkpoint, slots: Path, out: Path) -> Checkpoint:
-    """Write a checkpoint with the selection in `slots` among its weights: its order, its mask.
+    """Write a checkpoint whose weights include the selection in `slots`: its order, its mask.
 
-    Raises: SaccadeError if it is of another family, or the selection is another checkpoint's.
+    Raises: SaccadeError if it is of another family, or the selection is for another checkpoint.
     """
     require("torch", extra="export")
     from saccade.models.sparo.ranking import read_selection, with_selection
 
     if checkpoint.family != "sparo":
         raise SaccadeError(
-            f"--slots {slots}: only the family 'sparo' has slots to select, {checkpoint.path} is "
-            f"of family '{checkpoint.family}'. Leave --slots out."
+            f"--slots {slots}: only checkpoints of family 'sparo' have slots to select, and "
+            f"{checkpoint.path} is of family '{checkpoint.family}'. Leave --slots out."
         )
     chosen = read_selection(slots)
     model: Any = with_selection(checkpoint.build(), chosen, checkpoint.sha256)
@@ -101,12 +103,12 @@ def _model(checkpoint: Checkpoint) -> "Sparo":
     config = checkpoint.config
     if checkpoint.family != "sparo" or config["pooling"] != "sparo" or not config["text"]:
         raise SaccadeError(
-            f"{checkpoint.path}: is of family '{checkpoint.family}' without slots in two towers. "
-            "Slots are selected in a CLIP with SPARO."
+            f"{checkpoint.path}: a checkpoint of family '{checkpoint.family}' without slots in "
+            "two towers. Pass a CLIP with SPARO, which has slots to select."
         )
     model: Any = checkpoint.build()
     if model.config.masked:
-        model.slot_mask.fill_(1)  # an earlier selection's, which the new one replaces
+        model.slot_mask.fill_(1)  # the new selection replaces an earlier one
     return model
 
 
@@ -143,7 +145,7 @@ def _by_negatives(
 def _true_and_false(
     model: "Sparo", options: SelectOptions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes of images, of their sentences and of false ones; shapes [n l v] each."""
+    """Return the codes of images, of their sentences and of false ones; shapes [n l v] each."""
     from saccade.models.data.captions import captioned
     from saccade.models.data.shapes import scenes
     from saccade.models.sparo.codes import image_slots, text_slots
@@ -151,7 +153,7 @@ def _true_and_false(
     if options.data != "shapes":
         raise SaccadeError(
             f"data '{options.data}' has no false sentences, which --by negatives and --masks need. "
-            "Pass --data shapes, or leave them out."
+            "Pass --data shapes, or leave these options out."
         )
     described = captioned(scenes("validation", _SCENES, side_px=model.config.height_px))
     images = image_slots(model, described.images)[described.owner]

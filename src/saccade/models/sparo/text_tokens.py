@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts as token ids: CLIP's vocabulary, a user's own merges, or the words of a small model."""
+"""Texts as token ids: with CLIP's vocabulary, a user's merges, or a small model's words."""
 
 import html
 import re
@@ -19,13 +19,13 @@ _QUOTES = {
     **dict.fromkeys([0x02BC, *range(0x2018, 0x201C)], "'"),
     **dict.fromkeys(range(0x201C, 0x2020), '"'),
 }
-# Ligatures, letters of full width, and other letters that stand for two.
+# Ligatures, full-width letters, and other letters that stand for two.
 _COMPATIBLE = re.compile("[\ufb00-\ufb06\uff01-\uffef\u0132\u0133\u01c4-\u01cc\u01f1-\u01f3]")
 BYTES = 512  # every byte, inside and at the end of a word
 
 
 class TextEncoder:
-    """Texts to the ids of one model; `merges` are pairs of letters with a blank between.
+    """Encodes texts as ids of one model; `merges` are pairs of letters separated by a space.
 
     Raises: SaccadeError if the tokenizer is unknown, or lacks its words or merges.
     """
@@ -45,9 +45,9 @@ class TextEncoder:
         self._start, self._end = vocabulary - 2, vocabulary - 1
 
     def __call__(self, texts: Sequence[str], *, truncate: bool = False) -> np.ndarray:
-        """The ids of each text between start and end, then zeros.
+        """Return the ids of each text between start and end, followed by zeros.
 
-        With `truncate` a long text keeps its first tokens and its end.
+        With `truncate`, a long text keeps its first tokens and its end.
 
         Shapes: -> [len(texts) context_length] int64.
         Raises: SaccadeError if a text is too long and may not be truncated.
@@ -61,8 +61,8 @@ class TextEncoder:
         ids, room = self._ids(clean(text)), self.context_length - 2
         if len(ids) > room and not truncate:
             raise SaccadeError(
-                f"text {text!r:.60} has {len(ids)} tokens, at most {room} fit between start and "
-                "end. Shorten it, or ask for truncation."
+                f"text {text!r:.60} has {len(ids)} tokens, expected at most {room} between start "
+                "and end. Shorten it, or request truncation."
             )
         row = np.zeros(self.context_length, np.int64)
         kept = [self._start, *ids[:room], self._end]
@@ -73,15 +73,15 @@ class TextEncoder:
 def encode_texts(
     metadata: Mapping[str, Any], texts: Sequence[str], *, truncate: bool = False
 ) -> np.ndarray:
-    """The ids of texts for the model that this runtime metadata (`Sparo.runtime_metadata`)
-    describes.
+    """Return the ids of texts for the model with this runtime metadata
+    (`Sparo.runtime_metadata`).
 
     Shapes: -> [len(texts) context_length] int64.
-    Raises: SaccadeError if the model reads no texts, or as TextEncoder.
+    Raises: SaccadeError if the model has no text tower, or as TextEncoder.
     """
     if "tokenizer" not in metadata:
         raise SaccadeError(
-            "this model reads no texts. Use one with a text tower, such as CLIP with SPARO."
+            "this model has no text tower. Use one that has, such as CLIP with SPARO."
         )
     encoder = TextEncoder(
         metadata["tokenizer"],
@@ -94,10 +94,10 @@ def encode_texts(
 
 
 def clean(text: str) -> str:
-    """Straight quotes, plain letters for ligatures and full-width ones, no HTML entities.
+    """Return straight quotes, plain letters for ligatures and full-width ones, no HTML entities.
 
-    Case is the tokenizer's. CLIP's own code also repairs texts that were read with a wrong
-    encoding; here they stay as they are.
+    Case is left to the tokenizer. CLIP's own code also repairs texts that were decoded with a
+    wrong encoding; here such texts stay as they are.
     """
     text = _COMPATIBLE.sub(lambda match: unicodedata.normalize("NFKC", match.group()), text)
     text = unicodedata.normalize("NFC", text.translate(_QUOTES))
@@ -114,17 +114,17 @@ def _encoder(
         clip: Any = require("instant_clip_tokenizer", extra="text")
         return clip.Tokenizer().encode
     if tokenizer != "custom":
-        raise SaccadeError(f"tokenizer {tokenizer!r} is unknown. Expected clip, words or custom.")
+        raise SaccadeError(f"tokenizer {tokenizer!r} is unknown. Choose clip, words or custom.")
     if not merges:
         raise SaccadeError(
-            "this model has a vocabulary of its own, of which its checkpoint holds no merges. "
+            "this model has a custom vocabulary, but its checkpoint contains no merges. "
             "Convert it again with --vocabulary and the merges file that it was trained with."
         )
     return _own([(first, second) for first, second in (merge.split() for merge in merges)])
 
 
 def checked_merges(lines: Sequence[str], vocabulary: int) -> tuple[str, ...]:
-    """The merges of a file's lines, as many as the vocabulary has room for.
+    """Return the merges in a file's lines, as many as the vocabulary has room for.
 
     Raises: SaccadeError if there are fewer.
     """
@@ -132,15 +132,15 @@ def checked_merges(lines: Sequence[str], vocabulary: int) -> tuple[str, ...]:
     pairs = [line.strip() for line in lines if "#version" not in line and len(line.split()) == 2]
     if not 0 <= room <= len(pairs):
         raise SaccadeError(
-            f"the vocabulary's file holds {len(pairs)} merges (lines of two words), but "
-            f"{vocabulary} tokens have {room} beside {BYTES} bytes, start and end. "
+            f"the --vocabulary file has {len(pairs)} merges (lines of two words), expected "
+            f"{room}: {vocabulary} tokens minus {BYTES} bytes, start and end. "
             "Pass the merges file that the model was trained with."
         )
     return tuple(pairs[:room])
 
 
 def byte_letters() -> list[str]:
-    """A visible letter for every byte, in the order of the first ids."""
+    """Return a visible letter for every byte, in the order of the first ids."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in visible]
     return [chr(byte) for byte in visible] + [chr(256 + i) for i in range(len(others))]

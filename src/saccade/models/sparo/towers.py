@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image and the text tower of SPARO: tokens for what pools them."""
+"""The image and the text tower of SPARO, which produce the tokens to pool."""
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,11 @@ def _blocks(config: SparoConfig, layers: int, width: int, heads: int, hidden: in
 
 
 class ImageTower(nn.Module):
-    """The tokens of an image; the first is the class token.
+    """A tower that returns the tokens of an image, the class token first.
 
-    Shapes: image [b h w c], values 0 to 255 of any type -> [b n image_width], the class token
-            and then rows of patches from the top left.
-    Source: Dosovitskiy et al. 2021; with `pre_norm` the trunk of CLIP, without that of DINO.
+    Shapes: image [b h w c], values 0 to 255 of any type -> [b n image_width]: the class token,
+            then rows of patches from the top left.
+    Source: Dosovitskiy et al. 2021; with `pre_norm` the trunk of CLIP, without it that of DINO.
     """
 
     mean: Tensor
@@ -56,7 +56,7 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """The tokens of a text, each having seen those in front of it.
+    """A tower that returns the tokens of a text; each attends to those before it.
 
     Shapes: tokens [b context_length] int64 -> [b context_length text_width].
     Source: Radford et al. 2021 (CLIP), section 2.4.
@@ -81,9 +81,9 @@ class TextTower(nn.Module):
         if tokens.dim() != 2 or tokens.shape[1] != length:
             raise ShapeError(
                 f"tokens: found shape {list(tokens.shape)}, expected [b, {length}]. "
-                "Encode each text to the model's whole context length."
+                "Encode each text to the model's full context length."
             )
-        # Not self.embedding(tokens): its node in a graph would take the output's name.
+        # Not self.embedding(tokens): its graph node would take the output's name.
         chosen = self.embedding.weight.index_select(0, tokens.flatten())
         x = chosen.unflatten(0, (-1, length)) + self.position
         for block in self.blocks:
@@ -91,7 +91,7 @@ class TextTower(nn.Module):
         return x
 
     def end(self, tokens: Tensor) -> Tensor:
-        """The first position of the end token; the last position where there is none.
+        """Return the first position of the end token, or the last position if there is none.
 
         Shapes: tokens [b n] int64 -> [b] int64.
         """

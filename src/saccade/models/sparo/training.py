@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two towers that learn which sentence belongs to which scene: SPARO and its baselines."""
+"""Training of SPARO and its baselines: two towers learn which sentence belongs to which scene."""
 
 import hashlib
 import math
@@ -46,21 +46,21 @@ class Source(Protocol):
 
     name: str
     images: np.ndarray
-    fields: dict[str, Any]  # of the configuration, that the data decides
+    fields: dict[str, Any]  # fields of the configuration that the data decides
     labels: tuple[str, ...]
     sha256: dict[str, str]
     card: dict[str, Any]
 
     def sentences(self, chosen: np.ndarray, rng: np.random.Generator) -> list[str]:
-        """One for each chosen image."""
+        """Draw one sentence for each chosen image."""
         ...
 
     def scores(self, model: Sparo) -> dict[str, float]:
-        """On validation data, the one that chooses the best step first."""
+        """Return scores on validation data; the first one chooses the best step."""
         ...
 
     def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Images and their classes, at most so many.
+        """Return at most `count` images and their classes.
 
         Shapes: -> [n h w c] uint8, [n] int64.
         """
@@ -68,16 +68,16 @@ class Source(Protocol):
 
 
 def sha256_of_scenes(drawn: Scenes) -> str:
-    """Of the pixels and of everything that is said about them."""
+    """Return the SHA-256 of the pixels and of their descriptions."""
     digest = hashlib.sha256(np.ascontiguousarray(drawn.images).tobytes())
     digest.update(repr(drawn.objects).encode())
     return digest.hexdigest()
 
 
 def matching_scores(model: Sparo, data: CaptionedScenes) -> dict[str, float]:
-    """R@1 and R@5 both ways over different sentences, and how often the true one is nearer.
+    """Return R@1 and R@5 both ways over different sentences, and the hard-negative accuracy.
 
-    `r1` is the mean of R@1 both ways.
+    `r1` is the mean of R@1 both ways; hard negatives: how often the true sentence is nearer.
     """
     images = image_slots(model, data.images).reshape(len(data.images), -1)
     first = {text: i for i, text in reversed(list(enumerate(data.captions)))}
@@ -98,7 +98,7 @@ def matching_scores(model: Sparo, data: CaptionedScenes) -> dict[str, float]:
 def zero_shot_top1(
     model: Sparo, images: np.ndarray, labels: np.ndarray, names: Sequence[str]
 ) -> float:
-    """Share of images whose class has the nearest prompt.
+    """Return the share of images whose class has the nearest prompt.
 
     Shapes: images [n h w c] uint8, labels [n].
     """
@@ -110,12 +110,12 @@ def zero_shot_top1(
 
 
 def vocabulary_fields(words: tuple[str, ...], context_length: int) -> dict[str, Any]:
-    """Fields of a model whose texts are of these words."""
+    """Return the fields of a model whose texts consist of these words."""
     return {"words": words, "vocabulary": len(words) + 4, "context_length": context_length}
 
 
 class ShapesSource:
-    """Scenes drawn once, with a new sentence whenever one is asked for."""
+    """Scenes drawn once, with a new sentence at every request."""
 
     name = "shapes"
     labels = SCENE_LABELS
@@ -133,23 +133,23 @@ class ShapesSource:
         self.card = {"chance_r1": 1 / len(set(self.validation.captions))}
 
     def sentences(self, chosen: np.ndarray, rng: np.random.Generator) -> list[str]:
-        """A true one for each chosen scene."""
+        """Draw a true sentence for each chosen scene."""
         return [caption(self.training.objects[index], rng) for index in chosen]
 
     def scores(self, model: Sparo) -> dict[str, float]:
-        """Mean R@1 both ways, hard negatives by kind, zero-shot top-1 of one-object scenes."""
+        """Return mean R@1, hard negatives by kind, and zero-shot top-1 of one-object scenes."""
         images = self.labelled("validation", len(self.validation.images))
         zero_shot = zero_shot_top1(model, *images, self.labels)
         return matching_scores(model, self.validation) | {"zero_shot_top1": zero_shot}
 
     def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scenes of one object."""
+        """Return scenes of one object and their classes."""
         drawn = scenes(split, count, side_px=self.side_px, objects=(1, 1))
         return drawn.images, np.array([scene_label(objects) for objects in drawn.objects], np.int64)
 
 
 class LabelsSource:
-    """A folder of class folders, an .npz or digits: an image's sentence names its class."""
+    """A folder of class folders, an .npz or digits; the sentence of an image names its class."""
 
     def __init__(self, data: str, validation: int, side_px: int) -> None:
         self.data: dict[str, Dataset] = {
@@ -176,32 +176,32 @@ class LabelsSource:
         self.card = {"sentences": list(TEMPLATES)}
 
     def sentences(self, chosen: np.ndarray, rng: np.random.Generator) -> list[str]:
-        """A template with the name of the class."""
+        """Draw a template for each chosen image, with the name of its class."""
         places = rng.integers(len(TEMPLATES), size=len(chosen))
         names = [self.labels[label] for label in self.data["train"].labels[chosen]]
         return [TEMPLATES[i].format(name) for i, name in zip(places, names, strict=True)]
 
     def scores(self, model: Sparo) -> dict[str, float]:
-        """Zero-shot top-1."""
+        """Return zero-shot top-1."""
         images, labels = self.labelled("validation", self.count)
         return {"zero_shot_top1": zero_shot_top1(model, images, labels, self.labels)}
 
     def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Images of a split, the same on every call."""
+        """Return images of a split and their classes, the same on every call."""
         dataset = self.data[split]
         chosen = np.random.default_rng(0).permutation(len(dataset.labels))[:count]
         return dataset.images[chosen], dataset.labels[chosen]
 
 
 def _patch(height: int, width: int) -> int:
-    """The smallest patch with which an image has at most 64 of them."""
+    """Return the smallest patch size that gives an image at most 64 patches."""
     fitting = [
         side for side in range(1, min(height, width) + 1) if not (height % side + width % side)
     ]
     return next(side for side in fitting if height * width // side**2 <= 64 or side == fitting[-1])
 
 
-LARGEST_SCALE = math.log(100)  # of the logits, as CLIP limits it
+LARGEST_SCALE = math.log(100)  # of the logits, limited as in CLIP
 _RECIPE = {
     "without_decay": ("bias", "norm", "position", "class_token", "logit_scale"),
     "weight_decay": 0.1,
@@ -220,10 +220,10 @@ SHIPPED = replace(QUICK, steps=4_000, extra={"scenes": 40_000, "validation_image
 
 
 def task(options: TrainOptions) -> Task:
-    """A small CLIP on generated scenes, or on images whose sentences name their class.
+    """Train a small CLIP on generated scenes, or on images whose sentences name their class.
 
-    `--set pooling=cls` or gap trains a baseline alike. Where slots replace the last block of both
-    towers (reduce_depth), a baseline keeps it.
+    `--set pooling=cls` or gap trains a comparable baseline. With slots, the read-out replaces the
+    last block of both towers (reduce_depth); a baseline keeps that block.
 
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
@@ -231,7 +231,7 @@ def task(options: TrainOptions) -> Task:
 
 
 class SparoTask(Task):
-    """A `training.task.Task`: a new sentence for an image in every step."""
+    """A `training.task.Task` that draws a new sentence for an image in every step."""
 
     family = "sparo"
     model: Sparo
@@ -244,8 +244,8 @@ class SparoTask(Task):
         config = chosen_config(SparoConfig, options, self.recipe.config, given)
         if config.height_px != self.source.images.shape[1] or not config.text:
             raise SaccadeError(
-                f"the images are {self.source.images.shape[1]} px high and have sentences, found "
-                f"height_px {config.height_px} and text {config.text}. Change --set."
+                f"the images are {self.source.images.shape[1]} px high and have sentences, but "
+                f"--set has height_px {config.height_px} and text {config.text}. Change --set."
             )
         self.model = new_model(Sparo, config)
         self.data, self.data_sha256 = self.source.name, self.source.sha256
@@ -254,7 +254,7 @@ class SparoTask(Task):
         self.card = sizes | self.source.card
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        """Images [b h w c] uint8, tokens [b n] int64."""
+        """Return images [b h w c] uint8 and tokens [b n] int64."""
         total = len(self.source.images)
         chosen = rng.choice(total, min(self.recipe.batch, total), replace=False)
         tokens = encode_texts(self.model.runtime_metadata(), self.source.sentences(chosen, rng))
@@ -262,7 +262,7 @@ class SparoTask(Task):
         return {"image": images, "tokens": torch.from_numpy(tokens)}
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
-        """Cross entropy both ways; equal sentences of a batch share what is right.
+        """Return the cross entropy both ways; equal sentences in a batch share the target.
 
         Source: Radford et al. 2021 (CLIP), figure 3.
         """
@@ -274,13 +274,13 @@ class SparoTask(Task):
         return (F.cross_entropy(logits, target) + F.cross_entropy(logits.mT, target)) / 2
 
     def validate(self) -> dict[str, float]:
-        """Scores of the data's first metric, and of hard negatives where it has them."""
+        """Return the data's first score, and that of hard negatives if there are any."""
         scores = self.source.scores(self.model)
         first = next(iter(scores))
         return {name: scores[name] for name in (first, "hard_negatives") if name in scores}
 
     def finish(self) -> None:
-        """Order slots by what each knows alone of the classes, on validation images."""
+        """Order slots by the zero-shot accuracy of each alone, on validation images."""
         if self.model.config.pooling != "sparo":
             return
         images, labels = self.source.labelled("validation", self._validation)
@@ -293,7 +293,7 @@ class SparoTask(Task):
         self.model.slot_order.copy_(torch.tensor(order))
 
     def report(self) -> dict[str, float]:
-        """All scores of the data."""
+        """Return all scores of the data."""
         return self.source.scores(self.model)
 
     @property
@@ -302,7 +302,7 @@ class SparoTask(Task):
         return count
 
     def calibration(self) -> dict[str, np.ndarray]:
-        """Images that have a class, and sentences about others."""
+        """Return images with their classes, and sentences (about other images)."""
         images, labels = self.source.labelled("train", CALIBRATION_SAMPLES)
         again = np.arange(CALIBRATION_SAMPLES) % len(images)  # a small data set has fewer
         images, labels = images[again], labels[again]

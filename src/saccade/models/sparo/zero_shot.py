@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classification without training: the class whose prompts' code is nearest to the image's."""
+"""Zero-shot classification: the class whose prompts have the code nearest to the image's."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,12 +9,12 @@ from saccade.errors import SaccadeError, ShapeError
 
 
 def default_templates(tokenizer: str) -> tuple[str, ...]:
-    """Default sentences that a label is put into: of words that the model knows."""
+    """Return the default templates for labels, in words that the model knows."""
     return ("a {}",) if tokenizer == "words" else ("a photo of a {}.",)
 
 
 def prompts(labels: Sequence[str], templates: Sequence[str]) -> list[list[str]]:
-    """Each label in each template, label by label.
+    """Return each label in each template, label by label.
 
     Raises: SaccadeError if there is no label or template, or a template has no place for a label.
     """
@@ -26,13 +26,13 @@ def prompts(labels: Sequence[str], templates: Sequence[str]) -> list[list[str]]:
     if without := [template for template in templates if template.count("{}") != 1]:
         raise SaccadeError(
             f"template {without[0]!r} has {without[0].count('{}')} places for the label, "
-            "expected one {}. Write it as 'a photo of a {}'."
+            "expected one {}. Write it like 'a photo of a {}'."
         )
     return [[template.replace("{}", label) for template in templates] for label in labels]
 
 
 def unit(codes: np.ndarray) -> np.ndarray:
-    """Each row brought to length 1; a row of zeros stays.
+    """Normalize each row to length 1; a row of zeros stays zero.
 
     Shapes: [... e] -> [... e].
     """
@@ -41,7 +41,7 @@ def unit(codes: np.ndarray) -> np.ndarray:
 
 
 def class_vectors(codes: np.ndarray) -> np.ndarray:
-    """One vector a class: the mean of its prompts' unit codes, brought to length 1.
+    """Return one vector per class: the mean of its prompts' unit codes, normalized to length 1.
 
     Shapes: codes [classes prompts e] -> [classes e].
     Source: Radford et al. 2021 (CLIP), section 3.1.4.
@@ -54,7 +54,7 @@ def encode_classes(
     labels: Sequence[str],
     templates: Sequence[str],
 ) -> np.ndarray:
-    """The class vectors of labels, where `encode` gives the text code of each prompt.
+    """Return the class vectors of labels; `encode` returns the text code of each prompt.
 
     Shapes: encode: texts -> [texts e]; -> [classes e].
     Raises: SaccadeError as `prompts`.
@@ -65,14 +65,14 @@ def encode_classes(
 
 
 def zero_shot_logits(images: np.ndarray, classes: np.ndarray, logit_scale: float) -> np.ndarray:
-    """Similarity of each image to each class.
+    """Return the similarity of each image to each class.
 
     Shapes: images [b e], classes [c e] -> [b c].
-    Raises: ShapeError if codes and class vectors differ in width: they come from other variants.
+    Raises: ShapeError if the widths differ because the codes come from different variants.
     """
     if images.shape[-1] != classes.shape[-1]:
         raise ShapeError(
             f"image codes have {images.shape[-1]} values, class vectors {classes.shape[-1]}, "
-            "expected the same slots in both. Encode texts with the variant of the images."
+            "expected the same slots in both. Encode the texts with the variant of the images."
         )
     return logit_scale * images @ classes.T

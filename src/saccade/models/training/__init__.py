@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training loop, and what each family brings to it."""
+"""The training loop that all families share, and the interface of their tasks."""

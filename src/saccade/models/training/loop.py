@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one training loop: a task's batches and losses to its best weights."""
+"""The training loop: turn a task's batches and losses into its best weights."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ VERSION = 1
 
 
 def write_state(path: Path, state: dict[str, Any], run: dict[str, Any]) -> None:
-    """Tensors, numbers and texts of a run, and which run it is.
+    """Write the tensors, numbers and strings of a run, and what identifies the run.
 
     Raises: SaccadeError if the file cannot be written.
     """
@@ -38,14 +38,14 @@ def write_state(path: Path, state: dict[str, Any], run: dict[str, Any]) -> None:
 
 
 def read_state(path: Path, run: dict[str, Any]) -> dict[str, Any]:
-    """The state of that same run; nothing in the file is executed.
+    """Read the state of the same run; nothing in the file is executed.
 
-    Raises: SaccadeError if it is missing, damaged, or of a run with other options.
+    Raises: SaccadeError if it is missing, damaged, or from a run with other options.
     """
     if not path.exists():
         raise SaccadeError(
             f"{path}: no such file, so there is no interrupted run to continue "
-            "(a state is kept from the first minute on). Leave --resume out to start one."
+            "(the state is first saved after one minute). Leave --resume out to start a run."
         )
     try:
         content = load_torch(path)
@@ -60,7 +60,7 @@ def read_state(path: Path, run: dict[str, Any]) -> dict[str, Any]:
     if version != VERSION:
         raise SaccadeError(
             f"{path}: found state version {version}, expected {VERSION}. "
-            "Resume with the saccade that wrote it, or start again with --force."
+            "Resume with the version of saccade that wrote it, or start again with --force."
         )
     wanted = json.loads(_text(run))
     differing = sorted(
@@ -68,19 +68,20 @@ def read_state(path: Path, run: dict[str, Any]) -> dict[str, Any]:
     )
     if differing:
         raise SaccadeError(
-            f"{path}: the state is of another run: {', '.join(differing)} differ. Give the options "
-            "of the interrupted run (but --threads and --force), or start again with --force."
+            f"{path}: the state is from another run: {', '.join(differing)} differ. Use the "
+            "options of the interrupted run (--threads and --force may differ), or start again "
+            "with --force."
         )
     return state
 
 
 def generator_state(rng: np.random.Generator) -> str:
-    """The state of a NumPy generator as text."""
+    """Return the state of a NumPy generator as text."""
     return json.dumps(rng.bit_generator.state)
 
 
 def restore_generator(rng: np.random.Generator, text: str) -> None:
-    """The inverse of `generator_state`."""
+    """Set the state that `generator_state` returned."""
     rng.bit_generator.state = json.loads(text)
 
 
@@ -88,16 +89,16 @@ def _text(run: dict[str, Any]) -> str:
     return json.dumps(run, sort_keys=True, default=repr)
 
 
-SAVE_EVERY_S = 60.0  # from one kept state to the next
-VALIDATIONS, ROWS = 10, 100  # of a run: scores where the recipe does not say, and rows of the log
+SAVE_EVERY_S = 60.0  # between two saved states
+VALIDATIONS, ROWS = 10, 100  # per run: validations by default, rows of the log
 LEADING = ("step", "loss", "learning_rate", "seconds")
 SCHEDULES = ("cosine", "trapezoid")
 
 
 class TrainingLog:
-    """Rows in memory, written whole, so that a reader never sees half a line.
+    """The log of a run: rows in memory, written whole, so that a reader never sees half a line.
 
-    The loss of a row is the mean over the steps since the row before.
+    The loss of a row is the mean over the steps since the previous row.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +106,7 @@ class TrainingLog:
         self.rows: list[dict[str, float]] = []
 
     def add(self, row: dict[str, float], scores: dict[str, float]) -> None:
-        """One row: the leading columns, and the scores where the step was validated."""
+        """Add a row: the leading columns, and the scores if the step was validated."""
         self.rows.append(row | scores)
 
     def write(self) -> None:
@@ -116,7 +117,7 @@ class TrainingLog:
         write_atomically(self.path, self.content())
 
     def content(self) -> bytes:
-        """The table as CSV."""
+        """Return the table as CSV."""
         scores = dict.fromkeys(key for row in self.rows for key in row if key not in LEADING)
         text = io.StringIO()
         table = csv.DictWriter(text, (*LEADING, *scores), restval="", lineterminator="\n")
@@ -128,18 +129,18 @@ class TrainingLog:
 
 @dataclass(frozen=True)
 class FitResult:
-    """History of the chosen weights; they are in the task's model."""
+    """Result of a run; the chosen weights are in the task's model."""
 
     best_step: int
     seconds: float  # of training and validation, over all sessions of a resumed run
-    log: TrainingLog  # to be written beside the checkpoint
+    log: TrainingLog  # to write next to the checkpoint
 
 
 def fit(task: Task, options: TrainOptions) -> FitResult:
     """Train the task's model and leave the weights of the best validated step in it.
 
-    The state of the run is kept beside `options.out` once a minute; remove it when the checkpoint
-    is written.
+    The state of the run is saved next to `options.out` once a minute. Remove it after the
+    checkpoint is written.
 
     Raises: SaccadeError if the loss is not finite, or the state to resume from cannot be used.
     """
@@ -159,7 +160,7 @@ def fit(task: Task, options: TrainOptions) -> FitResult:
 
 
 class Run:
-    """One run: everything that changes from step to step, and how to keep and restore it."""
+    """One run: everything that changes from step to step, and how to save and restore it."""
 
     def __init__(self, task: Task, options: TrainOptions) -> None:
         recipe = task.recipe
@@ -185,11 +186,11 @@ class Run:
         self.identity = _identity(task, options)
 
     def seconds(self) -> float:
-        """Since the run began, without the time between its sessions."""
+        """Return the seconds since the run began, without the time between its sessions."""
         return time.monotonic() - self.begin
 
     def step(self) -> None:
-        """One step of the optimiser.
+        """Take one optimizer step.
 
         Raises: SaccadeError if the loss is not finite.
         """
@@ -203,7 +204,7 @@ class Run:
         if not math.isfinite(value):
             raise SaccadeError(
                 f"the loss is {value} at step {self.done + 1}, expected a finite number. "
-                f"Lower --learning-rate (it was {rate:.3g}), or look at the data."
+                f"Lower --learning-rate (it was {rate:.3g}), or check the data."
             )
         self.optimizer.zero_grad()
         loss.backward()
@@ -216,7 +217,7 @@ class Run:
         self.done += 1
 
     def after_step(self, advance: Advance) -> None:
-        """Validate, write down and keep, where it is time to."""
+        """Validate, add to the log and save the state when each is due."""
         every = self.recipe.validate_every or max(1, self.recipe.steps // VALIDATIONS)
         last = self.done == self.recipe.steps
         scores: dict[str, float] = {}
@@ -241,7 +242,7 @@ class Run:
     def _validate(self) -> dict[str, float]:
         model = self.task.model.eval()
         averaged = nullcontext() if self.average is None else self.average.in_place()
-        # What validation draws must not change how training goes on.
+        # Random draws of the validation must not change how training continues.
         with averaged, torch.no_grad(), torch.random.fork_rng(devices=gpus(self.device)):
             scores = self.task.validate()
             score = next(iter(scores.values()))
@@ -258,7 +259,7 @@ class Run:
         return torch.autocast(self.device.type, torch.bfloat16)
 
     def state(self) -> dict[str, Any]:
-        """Everything that `restore` needs, as tensors, numbers and texts."""
+        """Return everything that `restore` needs, as tensors, numbers and strings."""
         state: dict[str, Any] = {
             "done": self.done,
             "model": self.task.model.state_dict(),
@@ -279,7 +280,7 @@ class Run:
         return state | {"task": self.task.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Become the run that `state` was taken from."""
+        """Continue as the run whose `state` this is."""
         self.done = state["done"]
         self.task.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -299,20 +300,20 @@ class Run:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Tensors, and those in tuples, lists and dicts, on that device."""
+    """Move tensors, and those in tuples, lists and dicts, to that device."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
         return {key: moved(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
         parts = [moved(value, device) for value in batch]
-        named = hasattr(batch, "_fields")  # a NamedTuple is made of its fields one by one
+        named = hasattr(batch, "_fields")  # a NamedTuple takes its fields one by one
         return type(batch)(*parts) if named else type(batch)(parts)
     return batch
 
 
 def gpus(device: torch.device) -> list[int]:
-    """The GPUs whose random state a run uses."""
+    """Return the GPUs whose random state a run uses."""
     return [torch.cuda.current_device()] if device.type == "cuda" else []
 
 
@@ -333,7 +334,7 @@ def _identity(task: Task, options: TrainOptions) -> dict[str, Any]:
 
 
 def adamw(recipe: Recipe, named: list[tuple[str, nn.Parameter]]) -> torch.optim.AdamW:
-    """Matrices decay; vectors, and what the recipe names, do not."""
+    """Create the optimizer: matrices decay; vectors, and what the recipe names, do not."""
     used = [(name, parameter) for name, parameter in named if parameter.requires_grad]
     free = [parameter for name, parameter in used if _is_free(name, parameter, recipe)]
     bound = [parameter for name, parameter in used if not _is_free(name, parameter, recipe)]
@@ -349,7 +350,7 @@ def _is_free(name: str, parameter: Tensor, recipe: Recipe) -> bool:
 
 
 def rate_at(recipe: Recipe, step: int) -> float:
-    """The learning rate of a step, counted from 0: up, then level and down, or a half cosine."""
+    """Return a step's learning rate (steps from 0): warm-up, then level and down, or a cosine."""
     warm = min(1.0, (step + 1) / max(1, recipe.warm_up_steps))
     left = recipe.steps - step
     if recipe.schedule == "trapezoid":
@@ -360,7 +361,7 @@ def rate_at(recipe: Recipe, step: int) -> float:
 
 
 class Average:
-    """Exponential moving average of the parameters, which starts as a plain mean of the first."""
+    """Exponential moving average of the parameters; the first updates form a plain mean."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.updates = decay, 0
@@ -369,7 +370,7 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move towards the parameters of now."""
+        """Move the average towards the current parameters."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         for name, mean in self.weights.items():
@@ -377,7 +378,7 @@ class Average:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model has the averaged weights inside the block."""
+        """Give the model the averaged weights inside the block."""
         self._swap()
         try:
             yield

@@ -16,26 +16,31 @@ from saccade.spelling import did_you_mean
 
 @dataclass(frozen=True)
 class TrainOptions(PathFields):
-    """Options of training; what is not given comes from the family's recipe."""
+    """Options of training; defaults come from the family's recipe."""
 
-    out: Path  # checkpoint to write, ends in .safetensors; a log .csv goes beside it
-    data: str | None = None  # a name, a folder or an .npz; none: the family's own generated data
-    recipe: Literal["quick", "shipped"] = "quick"  # at most 10 or 150 minutes on two cores
-    set: dict[str, Any] = field(default_factory=dict)  # fields of the model, as --set dim=64
-    steps: int | None = None  # of the optimiser
-    batch: int | None = None  # samples a step
-    learning_rate: float | None = None  # at its highest
-    precision: Literal["fp32", "bf16"] | None = None  # of products; bf16: autocast, CPU too
-    side_px: int = 32  # to which a folder's images are resized
-    seed: int = 0  # of the weights, the batches and the dropout
-    threads: int = 1  # of the CPU; small models gain nothing from more
-    device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU
-    resume: bool = False  # continue an interrupted run from the state beside --out
-    force: bool = False  # replace what stands at --out
+    out: Path  # checkpoint to write, a .safetensors file; a .csv log is written next to it
+    # name of a data set, a folder of class folders, or an .npz; default: data that the family
+    # generates or that comes with a library
+    data: str | None = None
+    # training recipe: at most 10 minutes (quick) or 150 minutes (shipped) on two cores
+    recipe: Literal["quick", "shipped"] = "quick"
+    # fields of the model's configuration, such as dim=64
+    set: dict[str, Any] = field(default_factory=dict)
+    steps: int | None = None  # number of optimizer steps; default: the recipe's
+    batch: int | None = None  # samples per step; default: the recipe's
+    learning_rate: float | None = None  # peak learning rate; default: the recipe's
+    # precision of matrix products; bf16 uses autocast, also on a CPU
+    precision: Literal["fp32", "bf16"] | None = None
+    side_px: int = 32  # side in pixels that images of a folder are resized to
+    seed: int = 0  # random seed of weights, batches and dropout
+    threads: int = 1  # CPU threads; small models gain nothing from more
+    device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU
+    resume: bool = False  # continue an interrupted run from the state next to --out
+    force: bool = False  # overwrite an existing file at --out
 
     @property
     def state_path(self) -> Path:
-        """Path of the run's state until the checkpoint is written."""
+        """Path of the run's state; it exists until the checkpoint is written."""
         return self.out.with_name(f"{self.out.stem}.resume.pt")
 
     @property
@@ -45,7 +50,7 @@ class TrainOptions(PathFields):
 
 
 def chosen_recipe(options: TrainOptions, *, quick: Recipe, shipped: Recipe) -> Recipe:
-    """The recipe that the options name, with their steps, batch, rate and precision."""
+    """Return the recipe that the options name, with their steps, batch, rate and precision."""
     given = {
         name: getattr(options, name)
         for name in ("steps", "batch", "learning_rate", "precision")
@@ -57,11 +62,11 @@ def chosen_recipe(options: TrainOptions, *, quick: Recipe, shipped: Recipe) -> R
 def chosen_config(
     config_class: Any, options: TrainOptions, *parts: Mapping[str, Any], known: Sequence[str] = ()
 ) -> Any:
-    """The family's configuration: `parts`, later ones winning, then what `--set` says.
+    """Return the family's configuration: `parts`, later ones winning, then `--set`.
 
     `known` are further keys that the family's task reads from `options.set` itself.
 
-    Raises: SaccadeError if `--set` names no field, or a value is out of range.
+    Raises: SaccadeError if `--set` names an unknown field, or a value is out of range.
     """
     names = [field.name for field in fields(config_class)]
     values: dict[str, Any] = {"seed": options.seed} if "seed" in names else {}
@@ -74,13 +79,13 @@ def chosen_config(
             raise SaccadeError(
                 f"--set {key}={value}: this model has no field {key!r}."
                 f"{did_you_mean(key, (*names, *known))} "
-                f"Expected one of: {', '.join((*names, *known))}."
+                f"Choose one of: {', '.join((*names, *known))}."
             )
     return config_class.from_dict(values)
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """`key=value` words as a dictionary; a value is JSON where it parses, else text.
+    """Parse `key=value` words; a value is read as JSON if it parses, else as a string.
 
     Raises: SaccadeError on a word without `=`, or a key given twice.
     """
@@ -88,20 +93,20 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         key, equals, text = word.partition("=")
         if not (key and equals):
-            raise SaccadeError(f"--set {word!r} is not of the form key=value, such as dim=64.")
+            raise SaccadeError(f"--set {word!r} is not key=value. Write it like dim=64.")
         if key in overrides:
-            raise SaccadeError(f"--set gives {key} twice. Give it once.")
+            raise SaccadeError(f"--set gives {key} twice. Pass it once.")
         try:
             overrides[key] = parse_json(text)
         except JSONRefused as error:
-            raise SaccadeError(f"--set {key}: {error}. Give a value of that field.") from error
+            raise SaccadeError(f"--set {key}: {error}. Pass a value for that field.") from error
         except ValueError:
             overrides[key] = text
     return overrides
 
 
 def overrides_words(overrides: Mapping[str, Any]) -> list[str]:
-    """Words that `parse_overrides` reads back."""
+    """Return words that `parse_overrides` reads back."""
     return [f"{key}={_text(value)}" for key, value in overrides.items()]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenes of one object first, of several later: what words mean is learned where it is plain."""
+"""Scenes of one object first, of several later: words are easier to learn from simple scenes."""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ from saccade.models.data.shapes import scenes
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import Task
 
-# In a recipe's `extra`, beside `scenes`: scenes of several objects, drawn once.
+# In a recipe's `extra`, besides `scenes` (scenes of several objects, drawn once).
 MIX: dict[str, Any] = {
     "singles": 2_000,  # further scenes of one object
-    "singles_first": 0.5,  # share of the steps in which the batch goes from all of these ...
-    "singles_last": 0.1,  # ... to so many of them
+    "singles_first": 0.5,  # share of the steps over which their part of a batch falls from all ...
+    "singles_last": 0.1,  # ... to this share
 }
 
 
 class SceneMix:
-    """Training scenes of both kinds, and which of them a step sees.
+    """Training scenes of both kinds, and the schedule that picks them.
 
-    Shapes: images [n s s 3] uint8; objects, a tuple of Object a scene.
+    Shapes: images [n s s 3] uint8; objects, a tuple of Object per scene.
     """
 
     def __init__(self, extra: Mapping[str, Any], side_px: int) -> None:
@@ -34,7 +34,7 @@ class SceneMix:
         self._extra = extra
 
     def rows(self, rng: np.random.Generator, count: int, passed: float) -> np.ndarray:
-        """Scenes of a batch after the share `passed` of all steps.
+        """Draw the scenes of a batch after the share `passed` of all steps.
 
         Shapes: -> [count] int64.
         """
@@ -49,12 +49,12 @@ class SceneMix:
 
 
 class SceneTask(Task):
-    """A `training.task.Task` on scenes of shapes, with those of a fixed draw to validate on."""
+    """A `training.task.Task` on scenes of shapes, validated on a fixed draw."""
 
     data = "shapes"
 
     def draw(self, side_px: int, held_out: int) -> None:
-        """Scenes to learn from, and so many to validate on."""
+        """Draw the training scenes, and `held_out` scenes to validate on."""
         self.training = SceneMix(self.recipe.extra, side_px)
         self.validation = scenes("validation", held_out, side_px=side_px)
         self.data_sha256 = {
@@ -64,13 +64,13 @@ class SceneTask(Task):
 
 
 def check_data(options: TrainOptions, what: str) -> None:
-    """Stop where data of the user's own is given, of which there is `what` for scenes only.
+    """Refuse the user's own data: `what` can only be generated for scenes.
 
-    Raises: SaccadeError.
+    Raises: SaccadeError if `--data` names anything but shapes.
     """
     if options.data not in (None, "shapes"):
         raise SaccadeError(
-            f"--data {options.data}: {what} are made for 'shapes' only. Leave --data out."
+            f"--data {options.data}: {what} are generated for 'shapes' only. Leave --data out."
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade train`: a family and options to a checkpoint that says how good it is."""
+"""`saccade train`: train a family and write a checkpoint with its scores."""
 
 import math
 import os
@@ -24,16 +24,16 @@ from saccade.verbosity import note
 if TYPE_CHECKING:
     from saccade.models.training.loop import FitResult
 
-# Rounded to these, the same run on the same machine gives the same file.
+# With scores rounded to these digits, the same run on the same machine gives the same file.
 ABOUT_MINUTES = (1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 150, 200, 300, 500, 1000)
 _PACKAGES = ("saccade", "torch", "numpy", "safetensors")
 
 
 def train(family: str, options: TrainOptions, *, progress: Report | None = bar) -> Checkpoint:
-    """Train a model and write it with samples for calibration, a card and a log beside it.
+    """Train a model; write it with calibration samples and a card, and a log next to it.
 
-    Raises: SaccadeError if the family, an option, the data or the place of the output cannot be
-        used, or the loss stops being finite.
+    Raises: SaccadeError if the family, an option, the data or the output path cannot be used, or
+        if the loss is no longer finite.
     """
     _check(options)
     with reporting(progress), only_writer(options.out):
@@ -46,7 +46,9 @@ def _trained(family: str, options: TrainOptions) -> Checkpoint:
     torch: Any = require("torch", extra="export")
     make = _task_of(family)
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise SaccadeError("--device is cuda, but torch finds no GPU here. Use --device cpu.")
+        raise SaccadeError(
+            "--device is cuda, but torch finds no GPU on this machine. Use --device cpu."
+        )
     threads = torch.get_num_threads()
     torch.set_num_threads(options.threads)
     devices = [torch.cuda.current_device()] if options.device == "cuda" else []
@@ -56,7 +58,7 @@ def _trained(family: str, options: TrainOptions) -> Checkpoint:
             checkpoint = _run(make(options), options)
     except KeyboardInterrupt:
         if options.state_path.exists():
-            note("The run is kept: give --resume as well to continue it.")
+            note("The state of the run is saved. To continue, run the same command with --resume.")
         raise
     finally:
         torch.set_num_threads(threads)
@@ -114,7 +116,7 @@ def _device(options: TrainOptions) -> str:
 
 
 def _task_of(family: str) -> Callable[[TrainOptions], Task]:
-    """Training task that the family's entry names."""
+    """Return the training task that the family's entry names."""
     make: Callable[[TrainOptions], Task] = imported(entry_of(family).training)
     return make
 
@@ -135,13 +137,17 @@ def _check(options: TrainOptions) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SaccadeError(f"{out}: cannot be written ({error}). Choose another place.") from error
+        raise SaccadeError(
+            f"{out}: cannot be written ({error}). Choose another path with --out."
+        ) from error
     if not os.access(out.parent, os.W_OK):
-        raise SaccadeError(f"{out.parent}: cannot be written. Choose another place with --out.")
+        raise SaccadeError(
+            f"{out.parent}: the folder is not writable. Choose another path with --out."
+        )
 
 
 def _forget_unfinished(options: TrainOptions) -> None:
-    """The log of a run that was killed between writing it and the checkpoint, which comes last."""
+    """Remove the log of a run that was killed before it wrote its checkpoint, which comes last."""
     out, state = options.out, options.state_path
     if remove_leftovers(out) and not (out.exists() or state.exists()):
         options.log_path.unlink(missing_ok=True)
@@ -151,19 +157,19 @@ def _check_place(options: TrainOptions) -> None:
     out = options.out
     refuse_existing(out, force=options.force)
     if out.is_dir():
-        raise SaccadeError(f"--out is the folder {out}, expected a file. Choose another name.")
+        raise SaccadeError(f"--out is the folder {out}, expected a file. Choose a file name.")
     if options.resume:
         return
     if options.state_path.exists() and not options.force:
         raise SaccadeError(
-            f"{options.state_path}: an interrupted run is kept there. "
+            f"{options.state_path}: contains the state of an interrupted run. "
             "Continue it with --resume, or start again with --force."
         )
     refuse_existing(options.log_path, force=options.force)
 
 
 def command_line(family: str, options: TrainOptions, data: str) -> str:
-    """The command that repeats a training run, without the folders of this machine."""
+    """Return the command that repeats a training run, without this machine's folders."""
     words = ["saccade", "train", family, "--data", data, "--out", options.out.name]
     given = TrainOptions(out=options.out)
     if options.recipe != given.recipe:

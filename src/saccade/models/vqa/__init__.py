@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network that answers questions on images, and shows where it looked."""
+"""A network that answers questions about images, and shows where it looked."""
 
 from saccade.models.entry import FamilyEntry
 

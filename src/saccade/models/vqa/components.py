@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Components of a question-answering network: inputs and outputs of its file."""
+"""The component of a question-answering network: its inputs and outputs."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -11,7 +11,7 @@ from saccade.models.interface import Component, Invariant, TensorSpec
 from saccade.models.layers.attention_invariants import no_excess, same_support, sums_to_one
 from saccade.models.vqa.config import VQAConfig
 
-_ZERO_ROW_SHARE = 0.05  # of random features
+_ZERO_ROW_SHARE = 0.05  # share of all-zero rows in random features
 
 
 class Detailed(Protocol):
@@ -20,12 +20,12 @@ class Detailed(Protocol):
     config: VQAConfig
 
     def details(self, **inputs: Tensor) -> dict[str, Tensor]:
-        """Named outputs of one pass."""
+        """Return the named outputs of one pass."""
         ...
 
 
 def vqa_component(model: Detailed) -> Component:
-    """The one component: what is seen, how large it is, and the question."""
+    """Return the only component; its inputs are the image, its size, and the question."""
     config = model.config
 
     def random(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
@@ -35,7 +35,7 @@ def vqa_component(model: Detailed) -> Component:
     return Component(
         role="",
         inputs=input_specs(config),
-        # The gate's invariant on TVMAX needs it, so it is in every file.
+        # The gate's TVMAX invariant needs it, so every file has it.
         outputs=(*outputs, "attention_excess") if _has_bound(config) else outputs,
         run=model.details,
         optional=("box_attention",) if config.image == "both" else (),
@@ -49,7 +49,7 @@ def _has_bound(config: VQAConfig) -> bool:
 
 
 def input_specs(config: VQAConfig) -> tuple[TensorSpec, ...]:
-    """The inputs in their order: what is seen first, the question last."""
+    """Return the inputs in their order: the image first, the question last."""
     height, width = config.grid
     specs = []
     if config.has_grid and config.features == "image":
@@ -67,7 +67,7 @@ def input_specs(config: VQAConfig) -> tuple[TensorSpec, ...]:
 
 
 def random_inputs(config: VQAConfig, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
-    """Grids, numbers of boxes and questions of all sizes, some cells all zero, noise outside."""
+    """Draw grids, box counts and questions of all sizes, with some zero cells and noise outside."""
     inputs: dict[str, np.ndarray] = {}
     for spec in input_specs(config):
         shape = (count, *(int(axis) for axis in spec.shape[1:]))
@@ -76,7 +76,7 @@ def random_inputs(config: VQAConfig, rng: np.random.Generator, count: int) -> di
         elif spec.dtype == "float32":
             rows = rng.standard_normal(shape, dtype=np.float32)
             zero = rng.random((count, int(np.prod(shape[1:-1])))) < _ZERO_ROW_SHARE
-            zero[:, 0] = False  # something is always seen
+            zero[:, 0] = False  # there is always something to see
             rows[zero.reshape(shape[:-1])] = 0
             inputs[spec.name] = rows
     if "features" in inputs:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that is decided about a network that answers questions on images."""
+"""The configuration of a network that answers questions about images, and its named sizes."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -23,8 +23,8 @@ Vocabulary = Literal["words", "listed"]
 class VQAConfig(ConfigValues):
     """Configuration of an encoder-decoder over question and image.
 
-    The question comes as token ids, 0 for padding. The image comes as pixels, as features of a
-    grid whose height and width differ from sample to sample, as features of boxes, or as both.
+    The question is a sequence of token ids, 0 for padding. The image is given as pixels, as
+    features of a grid whose height and width vary by sample, as features of boxes, or as both.
 
     Raises: SaccadeError naming the first field that is out of range.
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), section 3.2; the layers
@@ -35,23 +35,23 @@ class VQAConfig(ConfigValues):
     layer_counts = ("layers",)
     round_counts = ("rounds",)
 
-    image: Image = "grid"  # what is looked at; both: two decoders, one for each
-    # pixels for the small encoder here, or features of another network
+    image: Image = "grid"  # what the network looks at; both: one decoder for each
+    # pixels for the small encoder here, or features from another network
     features: Features = "image"
-    layout: Layout = "grid"  # given grid features: [b H W c], or padded rows [b rows c]
+    layout: Layout = "grid"  # of given features: [b H W c], or flat: padded rows [b rows c]
     height_px: Count = 48
     width_px: Count = 48
     channels: Count = 3
     mean: tuple[float, ...] = (0.47, 0.47, 0.47)  # per channel, of pixels scaled to [0, 1]
     std: tuple[float, ...] = (0.16, 0.16, 0.16)
     grid: tuple[Count, Count] = (8, 8)  # the largest height and width
-    rows: Natural = 0  # of the padded layout; a grid's first height x width rows are its cells
+    rows: Natural = 0  # of the flat layout; the first height x width rows are a grid's cells
     feature_dim: Count = 64  # of a cell
-    boxes: Natural = 0  # at most so many in an image
+    boxes: Natural = 0  # most boxes per image
     box_dim: Natural = 0
     tokens: Count = 64  # ids of the vocabulary
-    words: tuple[str, ...] = ()  # none: the caller makes the ids
-    vocabulary: Vocabulary = "words"  # word_tokens.WordVocabulary; listed: a word's place is its id
+    words: tuple[str, ...] = ()  # empty: the caller provides the ids
+    vocabulary: Vocabulary = "words"  # words: word_tokens.WordVocabulary; listed: a word's index
     question_length: Count = 20
     word_dim: Count = 32
     dim: Count = 64
@@ -62,18 +62,18 @@ class VQAConfig(ConfigValues):
     pool_dim: Count = 128
     answers: Count = 10
     dropout: Annotated[float, Range(0, 1, below=True)] = 0.1
-    attention: Attention = "sparsemax"  # the output attention over cells
-    box_attention: Sparse = "sparsemax"  # the output attention over boxes
+    attention: Attention = "sparsemax"  # output attention over cells
+    box_attention: Sparse = "sparsemax"  # output attention over boxes
     self_attention: Sparse = "softmax"  # in the decoders
     lam: NonNegative = 0.01  # of TVMAX, for 1/2 ||p - z||^2 + lam TV(p)
     tolerance: Positive = 1e-6
     max_iterations: Count = 2000
-    solver: Solver = "exact"  # of TVMAX; authors: `rounds` of alternating chains at most
+    solver: Solver = "exact"  # of TVMAX; authors: at most `rounds` of alternating chains
     rounds: Count = 35
-    stop: NonNegative = 0.01  # the authors' rounds end where columns and rows differ by less
-    norm: Norm = "variance"  # spread: divided by the unbiased deviation plus eps
+    stop: NonNegative = 0.01  # the authors' rounds stop if columns and rows differ by less
+    norm: Norm = "variance"  # spread: divides by the unbiased deviation plus eps
     eps: Positive = 1e-5
-    answer: Answer = "softmax"  # probabilities; sigmoid: of each answer by itself
+    answer: Answer = "softmax"  # probabilities; sigmoid: each answer separately
     seed: Natural = 0
 
     def __post_init__(self) -> None:
@@ -85,13 +85,13 @@ class VQAConfig(ConfigValues):
     def _check_image(self) -> None:
         if self.has_boxes:
             for name in ("boxes", "box_dim"):
-                self._expect(name, getattr(self, name) >= 1, "at least 1 where boxes come in")
+                self._expect(name, getattr(self, name) >= 1, "at least 1 if boxes are given")
         if self.layout == "flat" and self.has_grid:
-            self._expect("rows", self.rows >= 1, "at least 1 where the layout is flat")
+            self._expect("rows", self.rows >= 1, "at least 1 if the layout is flat")
         if self.features == "given":
             return
-        self._expect("features", self.image == "grid", "'given' where boxes come in")
-        self._expect("layout", self.layout == "grid", "'grid' where pixels come in")
+        self._expect("features", self.image == "grid", "'given' if boxes are given")
+        self._expect("layout", self.layout == "grid", "'grid' if pixels are given")
         self._check_pixels()
         height, width = self.grid
         side = self.height_px // height
@@ -104,21 +104,21 @@ class VQAConfig(ConfigValues):
         if self.words:
             extra = 4 if self.vocabulary == "words" else 0
             wanted = len(self.words) + extra
-            self._expect("tokens", self.tokens == wanted, f"{wanted}, as the words say")
+            self._expect("tokens", self.tokens == wanted, f"{wanted}, to fit the words")
 
     @property
     def has_grid(self) -> bool:
-        """True if cells of a grid come in."""
+        """True if cells of a grid are given."""
         return self.image in ("grid", "both")
 
     @property
     def has_boxes(self) -> bool:
-        """True if boxes come in."""
+        """True if boxes are given."""
         return self.image in ("boxes", "both")
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """The steps from pixels to cells: by 3 first, where the cell has that factor, then by 2."""
+        """Strides from pixels to cells: first by 3, as often as it divides the cell, then by 2."""
         side, strides = self.height_px // self.grid[0], []
         for factor in (3, 2):
             while side % factor == 0:

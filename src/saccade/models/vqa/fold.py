@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A question-answering network in evaluation with its constants folded."""
+"""A question-answering network in evaluation with folded constants."""
 
 import math
 
@@ -32,7 +32,7 @@ from saccade.models.vqa.model import (
 
 
 class FoldedSelfAttention(nn.Module):
-    """Queries, keys and values in one product.
+    """Self-attention with queries, keys and values in one product.
 
     Shapes: x [b n d], masked [b n] -> [b n d].
     """
@@ -54,7 +54,7 @@ class FoldedSelfAttention(nn.Module):
 
 
 class FoldedEncoderLayer(nn.Module):
-    """An encoder layer in evaluation; whoever reads it alone may take over its last gain.
+    """An encoder layer in evaluation; its only reader may absorb the gain of its last norm.
 
     Shapes: x [b n d], masked [b n] -> [b n d].
     """
@@ -71,7 +71,7 @@ class FoldedEncoderLayer(nn.Module):
 
 
 class FoldedDecoderLayer(FoldedEncoderLayer):
-    """`last` is the encoder's last normalisation, whose gain and bias end here.
+    """A decoder layer that absorbs the gain and bias of `last`, the encoder's last norm.
 
     Shapes: x [b n d]; keys, values [b t d]; masked [b n], question_masked [b t] -> [b n d].
     """
@@ -87,7 +87,7 @@ class FoldedDecoderLayer(FoldedEncoderLayer):
     def look(
         self, x: Tensor, keys: Tensor, values: Tensor, masked: Tensor, question_masked: Tensor
     ) -> Tensor:
-        """The layer, given what it reads of the question."""
+        """Apply the layer to the keys and values that it reads from the question."""
         x = self.norm_attention(x + self.attention(x, masked))
         seen = attend(self.queries(x), keys, values, question_masked, self.heads, "softmax")
         x = self.norm_guided(x + self.out(seen))
@@ -95,9 +95,9 @@ class FoldedDecoderLayer(FoldedEncoderLayer):
 
 
 class FoldedDecoder(nn.Module):
-    """Layers of a decoder with its pooling; what they read of the question is one product.
+    """The layers of a decoder with its pooling; one product computes all reads of the question.
 
-    `constant` is what its pooling adds to the answer's state whatever it sees.
+    `constant` is what its pooling always adds to the answer's state.
     Shapes: x [b n d], question [b t d], masked [b n], question_masked [b t] -> [b n d].
     """
 
@@ -128,7 +128,7 @@ class FoldedDecoder(nn.Module):
 
 
 class FoldedPool(nn.Module):
-    """Scores and pooling of states whose normalisation ends here; its bias is the caller's."""
+    """Scores and pooling that absorb the norm of their states; the caller adds its bias."""
 
     def __init__(self, source: Pool, last: Norm) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class FoldedPool(nn.Module):
 
 
 class BareNorm(nn.Module):
-    """A normalisation whose gain and bias stand in the layers that read it.
+    """A normalization whose gain and bias are folded into the layers that read it.
 
     Shapes: x [... d] -> the same.
     """
@@ -160,7 +160,7 @@ class BareNorm(nn.Module):
 
 
 def folded_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    """A linear layer of these numbers.
+    """Create a linear layer with this weight and bias.
 
     Shapes: weight [out in], bias [out].
     """
@@ -172,12 +172,12 @@ def folded_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
 
 
 def after_norm(layer: nn.Linear, norm: Norm) -> nn.Linear:
-    """The layer with the gain and bias of the normalisation in front of it."""
+    """Fold the gain and bias of the preceding normalization into the layer."""
     return folded_linear(layer.weight * norm.weight, layer(norm.bias))
 
 
 def shifted(pool: Pool, norm: Norm) -> Tensor:
-    """Shift that the normalisation's bias adds after the pooling, whose weights sum to 1.
+    """Return the shift that the norm's bias causes after the pooling, whose weights sum to 1.
 
     Shapes: -> [pool_dim].
     """
@@ -185,15 +185,15 @@ def shifted(pool: Pool, norm: Norm) -> Tensor:
 
 
 class FoldedVQA(nn.Module):
-    """Result of `VQA.fold`: `details` and `components` of a VQA, evaluation only.
+    """The result of `VQA.fold`: `details` and `components` of a VQA, for evaluation only.
 
-    Constants: the share of the position in the first layer of the cells, and the scale of the
-    queries. The LSTM stays as it is: one node of a runtime is faster than steps over a table of
-    the gates that each word opens. A bias of the keys adds the same to every
-    score of a row and cancels; one of the values passes the weights, which sum to 1, and joins
-    the bias behind. The last normalisation of a decoder, of the encoder and of the head hands
-    its gain and bias to the layers that read it. What has the same input is one product: queries,
-    keys and values; the keys and values of all layers that look at the question.
+    Constants are the positions' share in the first layer of the cells, and the scale of the
+    queries. The LSTM stays as it is: one runtime node is faster than steps over a table of the
+    gates per word. A bias of the keys adds the same to every score of a row and cancels. A bias of
+    the values passes through the weights, which sum to 1, and joins the next bias. The last norm
+    of a decoder, of the encoder and of the head passes its gain and bias to the layers that read
+    it. Layers with the same input become one product: queries, keys and values; the keys and
+    values of all layers that look at the question.
 
     Source: equal to the unfolded model up to rounding; Martins et al. 2020, section 3.2.
     """
@@ -230,14 +230,14 @@ class FoldedVQA(nn.Module):
         self.eval()
 
     def forward(self, **inputs: Tensor) -> Tensor:
-        """Logits; the inputs as `VQA.details` has them.
+        """Return the logits; inputs as in `VQA.details`.
 
         Shapes: -> [b answers].
         """
         return self.details(**inputs)["logits"]
 
     def details(self, **inputs: Tensor) -> dict[str, Tensor]:
-        """Result of `VQA.details`."""
+        """Do the same as `VQA.details`."""
         check_question(inputs["question"], self.config)
         masked = inputs["question"] == 0
         x = self.lstm(self.embedding(inputs["question"]))[0]
@@ -279,5 +279,5 @@ class FoldedVQA(nn.Module):
         return self.grid.pool(y, weights)
 
     def components(self) -> tuple[Component, ...]:
-        """The component of the unfolded model, by this one."""
+        """Return the component of the unfolded model, computed by this one."""
         return (vqa_component(self),)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output attention over a grid whose height and width differ from sample to sample."""
+"""The output attention over a grid whose height and width vary by sample."""
 
 import torch
 from torch import Tensor
@@ -11,14 +11,14 @@ from saccade.models.vqa.tv_dykstra import inside_grid, tv_dykstra
 from saccade.plugins.ops import sparsemax, tvmax
 from saccade.plugins.tvmax.contract import SMALLEST_FLOAT32_TOLERANCE
 
-_MASKED_BELOW = -1e8  # as the op has it
+_MASKED_BELOW = -1e8  # as in the op
 
 
 class GridPlaces:
-    """Places of the cells of each sample's grid among its rows, and the other way round.
+    """The map between the cells of each sample's grid and its rows.
 
-    In the layout `grid` row r W + c is the cell (r, c); in the layout `flat` it is r w + c, with
-    the sample's own width w. Without sizes every grid is the largest one.
+    In the layout `grid`, row r W + c is the cell (r, c). In the layout `flat` it is r w + c, with
+    the sample's own width w. Without sizes, every grid is the largest one.
 
     Shapes: sizes [b 2] int64 (height, width).
     """
@@ -31,7 +31,7 @@ class GridPlaces:
         self.inside = None if sizes is None else inside_grid(sizes, self.height, self.width)
 
     def outside_rows(self) -> Tensor | None:
-        """Rows that are no cell; none where all are.
+        """Return the rows that are not cells; None if all rows are.
 
         Shapes: -> [b rows] bool.
         """
@@ -43,7 +43,7 @@ class GridPlaces:
         return place >= self.sizes.prod(-1, keepdim=True)
 
     def to_grid(self, rows: Tensor, fill: float) -> Tensor:
-        """Numbers of the rows at their cells, `fill` at cells outside a grid.
+        """Move values from rows to their cells, with `fill` in cells outside a grid.
 
         Shapes: rows [b n] -> [b H W].
         """
@@ -60,7 +60,7 @@ class GridPlaces:
         return torch.where(self.inside, rows.unflatten(1, shape), fill)
 
     def to_rows(self, grid: Tensor) -> Tensor:
-        """Numbers of the cells in their rows, 0 in rows that are no cell.
+        """Move values from cells to their rows, with 0 in rows that are not cells.
 
         Shapes: grid [b H W] -> [b n].
         """
@@ -78,10 +78,10 @@ class GridPlaces:
 def grid_attention(
     scores: Tensor, places: GridPlaces, config: VQAConfig
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The weights of the rows, as a map, and by how much exact TVMAX misses its tolerance.
+    """Return the weights by row and as a map, and how far exact TVMAX misses its tolerance.
 
-    A zero row inside a grid comes in masked and stays without weight under TVMAX, where it pulls
-    its neighbours down by lam. A grid of nothing but masked cells counts as one without any.
+    A zero row inside a grid is given as masked. Under TVMAX it gets no weight, and pulls its
+    neighbors down by lam. A grid with only masked cells counts as one without masked cells.
 
     Shapes: scores [b n], masked rows at -1e9 -> weights [b n], map [b H W], excess [b].
     Source: Martins et al. 2020, section 3.2.
@@ -116,9 +116,9 @@ def _authors(
 
 
 def check_sizes(sizes: Tensor, config: VQAConfig) -> None:
-    """Stop sizes that no grid of this model has; a traced graph is not held up by it.
+    """Check that the sizes fit this model's grid; traced graphs skip the check.
 
-    Raises: SaccadeError.
+    Raises: SaccadeError if they do not.
     """
     if torch.compiler.is_compiling():
         return
@@ -127,9 +127,9 @@ def check_sizes(sizes: Tensor, config: VQAConfig) -> None:
     limit = f"1 to {config.grid[0]} rows and 1 to {config.grid[1]} columns"
     if config.layout == "flat":
         wrong = wrong | (sizes.prod(-1) > config.rows)
-        limit += f", {config.rows} cells at most"
+        limit += f", at most {config.rows} cells"
     if bool(wrong.any()):
         raise SaccadeError(
             f"sizes: found {sizes[wrong][0].tolist()} (height, width), expected {limit}. "
-            "Give the size of each sample's feature map."
+            "Pass the size of each sample's feature map."
         )

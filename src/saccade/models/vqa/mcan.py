@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from saccade.models.vqa.config import VQAConfig
 from saccade.plugins.ops import sparsemax
 
-MASKED = -1e9  # a finite score: a row of nothing but padding gets equal weights
+MASKED = -1e9  # a finite score, so that a row of only padding gets equal weights
 
 
 def spread_norm(x: Tensor, eps: float) -> Tensor:
-    """(x - mean) / (unbiased standard deviation + eps), which is not PyTorch's LayerNorm.
+    """Return (x - mean) / (unbiased standard deviation + eps), unlike PyTorch's LayerNorm.
 
     Shapes: x [... d] -> the same.
     """
@@ -24,7 +24,7 @@ def spread_norm(x: Tensor, eps: float) -> Tensor:
 
 
 class Norm(nn.Module):
-    """Layer normalisation by the variance as usual, or by the spread as the authors have it.
+    """Layer normalization by the variance as usual, or by the spread as in the authors' code.
 
     Shapes: x [... d] -> the same.
     """
@@ -42,7 +42,7 @@ class Norm(nn.Module):
 
 
 def attention_weights(scores: Tensor, kind: str) -> Tensor:
-    """Softmax or sparsemax over the last axis."""
+    """Return softmax or sparsemax over the last axis."""
     return sparsemax(scores) if kind == "sparsemax" else scores.softmax(-1)
 
 
@@ -55,7 +55,7 @@ def attend(
     kind: str,
     dropout: nn.Module | None = None,
 ) -> Tensor:
-    """Attention of each query to the values by all heads together; queries come scaled.
+    """Attend from each query to the values with all heads; queries must be scaled already.
 
     Shapes: queries [b n d], keys and values [b m d], masked [b m] bool -> [b n d].
     """
@@ -68,7 +68,7 @@ def attend(
 
 
 class Attention(nn.Module):
-    """Multi-head attention from x to `source`; masked places of the source get no weight.
+    """Multi-head attention from x to `source`; masked positions of the source get no weight.
 
     Shapes: x [b n d], source [b m d], masked [b m] bool -> [b n d].
     """
@@ -90,7 +90,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two layers with a ReLU and dropout between.
+    """Two layers with ReLU and dropout between them.
 
     Shapes: x [... d] -> [... out].
     """
@@ -106,7 +106,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """norm(x + self-attention), then norm(x + feed-forward).
+    """An encoder layer: norm(x + self-attention), then norm(x + feed-forward).
 
     Shapes: x [b n d], masked [b n] -> [b n d].
     """
@@ -125,7 +125,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """An encoder layer with attention to the question between the two.
+    """An encoder layer with attention to the question between its two parts.
 
     Shapes: x [b n d], question [b t d], masked [b n], question_masked [b t] -> [b n d].
     """
@@ -150,7 +150,7 @@ class DecoderLayer(nn.Module):
 
 
 class Pool(nn.Module):
-    """A score for each place, and a linear layer on what the weights make of the places.
+    """A score for each position, and a linear layer after pooling by weights.
 
     Shapes: scores: x [b n d], masked [b n] -> [b n]; merged: x, weights [b n] -> [b pool_dim].
     """
@@ -161,9 +161,9 @@ class Pool(nn.Module):
         self.merge = nn.Linear(config.dim, config.pool_dim)
 
     def scores(self, x: Tensor, masked: Tensor) -> Tensor:
-        """One number a place, masked ones at -1e9."""
+        """Return one number per position, -1e9 if it is masked."""
         return self.score(x).squeeze(-1).masked_fill(masked, MASKED)
 
     def merged(self, x: Tensor, weights: Tensor) -> Tensor:
-        """The weighted mean of the places, brought to the width of the answer's state."""
+        """Return the weighted mean of the positions, projected to the answer's state."""
         return self.merge((weights[:, None] @ x).squeeze(1))

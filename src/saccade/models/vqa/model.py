@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network that answers questions on images, and shows where it looked."""
+"""A network that answers questions about images, and shows where it looked."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ _GROUPS, _POSITION_STD = 4, 0.02
 
 
 class ImageCells(nn.Module):
-    """Convolutions down to the grid, each step down followed by one that stays; a position.
+    """Convolutions down to the grid, each stride followed by one of stride 1, plus positions.
 
     Shapes: image [b h w c], values 0 to 255 of any type -> [b (H W) feature_dim].
     """
@@ -58,7 +58,7 @@ class ImageCells(nn.Module):
         return self.content(image) + self.position
 
     def content(self, image: Tensor) -> Tensor:
-        """The cells without their position."""
+        """Return the cells without their positions."""
         check_image(image, self.size)
         x = ((image.to(self.mean.dtype) / 255 - self.mean) / self.std).permute(0, 3, 1, 2)
         for layer, norm in zip(self.layers, self.norms, strict=True):
@@ -67,7 +67,7 @@ class ImageCells(nn.Module):
 
 
 def _widths(config: VQAConfig) -> list[int]:
-    """Channels double with each step down to those of a cell; all in whole groups."""
+    """Return the channels, which double with each stride up to a cell's, in whole groups."""
     last = len(config.strides) - 1
     return [
         config.feature_dim
@@ -78,11 +78,11 @@ def _widths(config: VQAConfig) -> list[int]:
 
 
 class VQA(nn.Module, Family):
-    """An encoder of the question, a decoder of what is seen that the question guides, a head.
+    """An encoder of the question, a decoder of the image guided by the question, and a head.
 
-    `details` takes what the configuration says: question [b t] (0 pads) with image [b h w c]
-    (values 0 to 255), or features (grid: [b H W c]; flat: [b rows c], the first h w of them the
-    grid by rows) with sizes [b 2], or boxes [b m c] with box_count [b], or the last four.
+    `details` takes the inputs of the configuration: question [b t] (0 pads), with image [b h w c]
+    (values 0 to 255), or features (grid: [b H W c]; flat: [b rows c], whose first h w rows are the
+    grid, row by row) with sizes [b 2], or boxes [b m c] with box_count [b], or the last four.
 
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), section 3.2; Yu et al.
             2019 (Deep Modular Co-Attention Networks), the encoder-decoder form.
@@ -91,7 +91,7 @@ class VQA(nn.Module, Family):
     config_class = VQAConfig
 
     def __init__(self, config: VQAConfig, *, fresh: bool = True) -> None:
-        """Weights are drawn from config.seed; with `fresh` false they are about to be loaded."""
+        """Draw the weights from config.seed; if `fresh` is false, they will be loaded."""
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=[]):
@@ -117,18 +117,18 @@ class VQA(nn.Module, Family):
         self.head = nn.Linear(config.pool_dim, config.answers)
 
     def forward(self, **inputs: Tensor) -> Tensor:
-        """Logits; the inputs as `details` has them.
+        """Return the logits; inputs as in `details`.
 
         Shapes: -> [b answers].
         """
         return self.details(**inputs)["logits"]
 
     def details(self, **inputs: Tensor) -> dict[str, Tensor]:
-        """Everything that is computed and of use outside.
+        """Return all outputs of one pass.
 
-        Shapes: -> logits, probabilities [b answers]; attention [b H W] (boxes alone: [b m]), with
-                both box_attention [b m]; with exact TVMAX attention_excess [b], which is 0
-                where its error is within the tolerance.
+        Shapes: -> logits, probabilities [b answers]; attention [b H W] (only boxes: [b m]); with
+                both also box_attention [b m]; with exact TVMAX also attention_excess [b], 0
+                if its error is within the tolerance.
         """
         question, masked = self.read(inputs["question"])
         weights = self.question_pool.scores(question, masked).softmax(-1)
@@ -141,7 +141,7 @@ class VQA(nn.Module, Family):
         return answered(self.head(self.norm(state)), details, self.config)
 
     def read(self, question: Tensor) -> tuple[Tensor, Tensor]:
-        """The question's words in the light of each other, and which of them are padding.
+        """Encode the question's words in context, and mark the padding.
 
         Shapes: question [b t] int64 -> [b t d], [b t] bool.
         """
@@ -162,7 +162,7 @@ class VQA(nn.Module, Family):
         config = self.config
         places = grid_places(inputs, config)
         if config.features == "image":
-            # Cells of pictures that several questions are about may be given, computed once.
+            # The cells of an image with several questions may be passed in, computed once.
             rows = inputs["cells"] if "cells" in inputs else self.cells(inputs["image"])
             masked = torch.zeros_like(rows[..., 0], dtype=torch.bool)
         else:
@@ -195,11 +195,11 @@ class VQA(nn.Module, Family):
         return self.box_pool.merged(x, weights)
 
     def components(self) -> tuple[Component, ...]:
-        """One component: what is asked and seen comes in, the answer goes out."""
+        """Return the only component: from question and image to the answer."""
         return (vqa_component(self),)
 
     def runtime_metadata(self) -> dict[str, Any]:
-        """Runtime metadata: the way from question to tokens, and the kind of image."""
+        """Return the runtime metadata: how questions become tokens, and the kind of image."""
         config = self.config
         return {
             "words": list(config.words),
@@ -215,15 +215,15 @@ class VQA(nn.Module, Family):
 
 
 def answered(logits: Tensor, details: dict[str, Tensor], config: VQAConfig) -> dict[str, Tensor]:
-    """The outputs of one pass, with probabilities as the configuration has them."""
+    """Return the outputs of one pass, with the configured probabilities."""
     probabilities = logits.sigmoid() if config.answer == "sigmoid" else logits.softmax(-1)
     return {"logits": logits, "probabilities": probabilities, **details}
 
 
 def grid_places(inputs: dict[str, Tensor], config: VQAConfig) -> GridPlaces:
-    """Places of each sample's cells; pixels always fill the whole grid.
+    """Return the positions of each sample's cells; pixels always fill the whole grid.
 
-    Raises: SaccadeError if a size is none of this model's.
+    Raises: SaccadeError if a size does not fit this model.
     """
     if config.features == "image":
         return GridPlaces(config, None)
@@ -232,7 +232,7 @@ def grid_places(inputs: dict[str, Tensor], config: VQAConfig) -> GridPlaces:
 
 
 def given_rows(features: Tensor, places: GridPlaces, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Features as rows, and which rows are masked: those outside a grid, and all-zero ones.
+    """Return features as rows, and the masked rows: those outside a grid and all-zero ones.
 
     Shapes: features [b H W c] or [b n c] -> [b n c], [b n] bool.
     """
@@ -241,13 +241,13 @@ def given_rows(features: Tensor, places: GridPlaces, dtype: torch.dtype) -> tupl
         rows = rows.flatten(1, 2)
     outside = places.outside_rows()
     if outside is not None:
-        # Whatever stands there, NaN included, would come back as 0 x NaN.
+        # Any value there, such as NaN, would come back as 0 x NaN.
         rows = rows.masked_fill(outside[..., None], 0)
     return rows, rows.abs().sum(-1) == 0
 
 
 def given_boxes(inputs: dict[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Boxes, and which are masked: those behind an image's number of boxes, and all-zero ones.
+    """Return boxes, and the masked ones: those beyond an image's count, and all-zero ones.
 
     Shapes: boxes [b m c], box_count [b] -> [b m c], [b m] bool.
     Raises: SaccadeError if an image has no box, or more than there are rows.
@@ -265,9 +265,9 @@ def given_boxes(inputs: dict[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, 
 
 
 def check_question(question: Tensor, config: VQAConfig) -> None:
-    """Stop ids that no word has; a traced graph is not held up by it.
+    """Check that all ids are in the vocabulary; traced graphs skip the check.
 
-    Raises: SaccadeError.
+    Raises: SaccadeError if one is not.
     """
     if torch.compiler.is_compiling() or question.numel() == 0:
         return

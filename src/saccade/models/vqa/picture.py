@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Picture of the attention of a network that answered a question."""
+"""Drawing of a question-answering network's attention."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,13 +12,13 @@ from saccade.models.vqa.questions import question_tokens
 
 
 def answered(request: ShowRequest) -> MapRow:
-    """The map behind the answer.
+    """Return the attention map of the answer.
 
     Raises: SaccadeError if there is no question, or the model looks at boxes.
     """
     client, view, options = request.client, request.view, request.options
     if not options.question.strip():
-        raise SaccadeError(f"{view.model} answers questions. Ask one with --question.")
+        raise SaccadeError(f"{view.model} answers questions. Pass one with --question.")
     tokens = question_tokens(view.runtime_metadata(view.variants[0]), options.question)
     inputs = {"image": [request.image], "question": tokens[None]}
     answer = request.ask(("attention",), inputs)
@@ -32,16 +32,16 @@ def answered(request: ShowRequest) -> MapRow:
 def _cells(view: Any, variant: str) -> tuple[int, int]:
     grid = view.runtime_metadata(variant)["grid"]
     if grid is None:
-        raise SaccadeError(f"{view.model} looks at boxes, not at a grid: nothing to draw.")
+        raise SaccadeError(f"{view.model} looks at boxes, not at a grid: there is no map to draw.")
     return int(grid[0]), int(grid[1])
 
 
 def focus(
     metadata: Mapping[str, Any], outputs: Mapping[str, np.ndarray], size: tuple[int, int]
 ) -> np.ndarray | None:
-    """Where the answer was looked for.
+    """Return where the model looked for the answer.
 
-    Shapes: -> [n h w], or none where the model looks at boxes.
+    Shapes: -> [n h w], or None if the model looks at boxes.
     """
     weights, grid = outputs.get("attention"), metadata.get("grid")
     if weights is None or grid is None:

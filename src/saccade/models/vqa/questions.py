@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A question in words as the tokens that a model was taught to read."""
+"""Questions in words, converted to a model's tokens."""
 
 import re
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from saccade.errors import SaccadeError
 from saccade.models.word_tokens import WordVocabulary, split_words
 
 _DROPPED = re.compile(r"[.,'!?\"()*#:;]")
-_LISTED_UNKNOWN = 1  # the id that the authors' vocabularies give to any other word
+_LISTED_UNKNOWN = 1  # the id of any other word in the authors' vocabularies
 
 
 def unknown_words(metadata: Mapping[str, Any], text: str) -> tuple[str, ...]:
-    """The words of a question that the model was not taught, each once; it reads them all alike."""
+    """Return the distinct words of a question that the model does not know and reads all alike."""
     known = set(metadata["words"] or ())
     if metadata["vocabulary"] == "words":
         words = [word for word in split_words(text) if word[0].isalnum()]
@@ -31,7 +31,7 @@ def _words_of(text: str) -> list[str]:
 def question_tokens(
     metadata: Mapping[str, Any], text: str, *, truncate: bool = False
 ) -> np.ndarray:
-    """A question as the model was taught to read it; `facts` are those of `VQA.facts`.
+    """Return a question as tokens; `metadata` is that of `VQA.runtime_metadata`.
 
     Shapes: -> [question_length] int64.
     Raises: SaccadeError if there is no vocabulary, no word, or more words than fit.
@@ -39,7 +39,7 @@ def question_tokens(
     words, length = metadata["words"], metadata["question_length"]
     if not words:
         raise SaccadeError(
-            "question: this model has no vocabulary, it takes token ids. "
+            "question: this model has no vocabulary and takes token ids. "
             "Convert it with --vocabulary FILE, or send the ids."
         )
     if metadata["vocabulary"] == "words":
@@ -49,7 +49,7 @@ def question_tokens(
     if not asked or (len(asked) > length and not truncate):
         raise SaccadeError(
             f"question {text!r:.60} has {len(asked)} words, expected 1 to {length}. "
-            "Shorten it, or ask for truncation."
+            "Shorten it, or request truncation."
         )
     tokens = np.zeros(length, dtype=np.int64)
     ids = [place.get(word, _LISTED_UNKNOWN) for word in asked[:length]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router's side of a network that answers questions: words, grids and boxes that it has."""
+"""The router's part of a question-answering network: limits of words, grids and boxes."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from choose import RequestRefused
 from limits import shown
 from plain_family import PlainFamily
 
-SPECIAL = 4  # tokens in front of the first word: padding, start, end, a word not known
+SPECIAL = 4  # tokens before the first word: padding, start, end, unknown
 METADATA_KEYS = {"sizes": "grid", "box_count": "boxes"}
 
 
@@ -16,7 +16,7 @@ class Family(PlainFamily):
     """Questions as token ids, features as a grid of cells or as boxes."""
 
     def largest(self, name: str, metadata: dict[str, Any]) -> Any:
-        """The largest number of an input, or one for each of its columns; none: any will do."""
+        """Return the largest value of an input, or one per column; None if there is no limit."""
         if name == "question" and metadata.get("words"):
             front = SPECIAL if metadata.get("vocabulary") == "words" else 0
             return len(metadata["words"]) + front - 1
@@ -27,9 +27,9 @@ class Family(PlainFamily):
         )
 
     def check(self, inputs: dict[str, np.ndarray], metadata: dict[str, Any]) -> None:
-        """Whole numbers of a request are ones that the model has; features hold all their cells.
+        """Check that the integers of a request are in range, and that features contain all cells.
 
-        Raises: RequestRefused otherwise.
+        Raises: RequestRefused if they are not.
         """
         super().check(inputs, metadata)
         if metadata.get("layout") == "flat" and {"sizes", "features"} <= set(inputs):

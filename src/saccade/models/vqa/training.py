@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network that learns to answer questions on scenes of shapes."""
+"""Training of a network that answers questions about scenes of shapes."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -27,13 +27,13 @@ from saccade.models.vqa.config import VQAConfig
 from saccade.models.vqa.model import VQA
 from saccade.models.word_tokens import WordVocabulary
 
-CALIBRATION_IMAGES = 256  # of 48x48 px: 1.7 MiB of a shipped file, which has 3 at most
+CALIBRATION_IMAGES = 256  # of 48x48 px: 1.7 MiB; a shipped file has at most 3
 _VALIDATION_BATCH = 100  # scenes
 
 EXTRA: dict[str, Any] = {
-    "scenes": 8_000,  # drawn once; their questions are new in every batch
+    "scenes": 8_000,  # drawn once; every batch has new questions about them
     **MIX,
-    "questions": 4,  # of a scene in a batch, so that its image is encoded once for all
+    "questions": 4,  # per scene in a batch, so that its image is encoded only once
     "validate_scenes": 250,  # while training
     "report_scenes": 1_000,  # at the end
 }
@@ -57,7 +57,7 @@ SHIPPED = replace(
 
 
 def task(options: TrainOptions) -> "VQATask":
-    """Questions on shapes; `--set attention=softmax|sparsemax|tvmax` chooses the output attention.
+    """Train on shapes; `--set attention=softmax|sparsemax|tvmax` chooses the output attention.
 
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
@@ -66,11 +66,11 @@ def task(options: TrainOptions) -> "VQATask":
 
 
 def answer_loss(logits: Tensor, answers: Tensor, kind: str) -> Tensor:
-    """Cross entropy, or with `sigmoid` the binary one of each answer by itself, summed over them.
+    """Return the cross entropy, or for `sigmoid` the binary one, summed over the answers.
 
-    Shapes: logits [b a]; answers [b] int64, the right one of each, or [b a], from 0 to 1 how right
-            each is -> scalar, the mean over the questions.
-    Source: the binary one is the authors' code of Martins et al. 2020, as in MCAN.
+    Shapes: logits [b a]; answers [b] int64, the right answer of each, or [b a], how right each is
+            from 0 to 1 -> scalar, the mean over the questions.
+    Source: the binary one as in the code of Martins et al. 2020 and in MCAN.
     """
     if kind == "softmax":
         return F.cross_entropy(logits, answers)
@@ -80,7 +80,7 @@ def answer_loss(logits: Tensor, answers: Tensor, kind: str) -> Tensor:
 
 
 class VQATask(SceneTask):
-    """A `training.task.Task`: the one right answer, by the loss that fits `config.answer`."""
+    """A `training.task.Task`: predict the right answer, with the loss that fits `config.answer`."""
 
     family, labels = "vqa", ANSWERS
     model: VQA
@@ -98,7 +98,7 @@ class VQATask(SceneTask):
         if config.features != "image" or config.height_px != config.width_px:
             raise SaccadeError(
                 f"--set features={config.features}, {config.height_px}x{config.width_px} px: "
-                "shapes are square images. Expected features image, height_px equal to width_px."
+                "shapes are square images. Set features to image, and height_px to width_px."
             )
         self.model = new_model(VQA, config)
         extra = self.recipe.extra
@@ -113,7 +113,7 @@ class VQATask(SceneTask):
         }
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        """Images [b s s 3] uint8, questions [n t] int64, of which image each is, and its answer.
+        """Return images [b s s 3] uint8, questions [n t] int64, and their images and answers.
 
         At first all scenes have one object, then fewer and fewer of them.
         """
@@ -142,17 +142,17 @@ class VQATask(SceneTask):
         return self.model.details(cells=cells, question=batch["question"])
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
-        """`answer_loss` of the batch's questions."""
+        """Return the `answer_loss` of the batch's questions."""
         logits = self._answers(batch)["logits"]
         return answer_loss(logits, batch["answers"], self.model.config.answer)
 
     def validate(self) -> dict[str, float]:
-        """The share of right answers."""
+        """Return the share of right answers."""
         right, _ = self._validated(self.recipe.extra["validate_scenes"])
         return {"top1": float(right.mean())}
 
     def report(self) -> dict[str, float]:
-        """The share of right answers, by kind too, and the share of cells without attention."""
+        """Return the share of right answers (also by kind) and of cells without attention."""
         count = self.recipe.extra["report_scenes"]
         right, zero = self._validated(count)
         by_kind = defaultdict(list)
@@ -176,7 +176,7 @@ class VQATask(SceneTask):
         return np.concatenate(right), np.concatenate(zero)
 
     def calibration(self) -> dict[str, np.ndarray]:
-        """Validation scenes with one question each."""
+        """Return validation scenes with one question each."""
         asked = [group[:1] for group in self.asked[:CALIBRATION_IMAGES]]
         tensors = self._tensors(self.validation.images[:CALIBRATION_IMAGES], asked)
         tokens = F.pad(tensors["question"], (0, QUESTION_TOKENS - tensors["question"].shape[1]))

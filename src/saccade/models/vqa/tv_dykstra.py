@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TV solver that official TVMAX networks were trained with: alternating chains, early stop.
+"""The TV solver that the official TVMAX networks were trained with: alternating chains, early stop.
 
-Written in tensor operations of fixed shape, so that it exports to standard ONNX: a grid's columns
+It uses tensor operations of fixed shape, so that it exports to standard ONNX: the columns of a grid
 are solved together, then its rows, in one loop over the rounds.
 """
 
@@ -17,23 +17,23 @@ ROUNDS, STOP, MASKED = 35, 1e-2, -1e9
 def tv_dykstra(
     z: Tensor, sizes: Tensor, masked: Tensor, lam: float, rounds: int = ROUNDS, stop: float = STOP
 ) -> Tensor:
-    """About the minimiser of 1/2 ||x - z||^2 + lam TV2D(x), as far as the authors' rounds go.
+    """Approximate the minimizer of 1/2 ||x - z||^2 + lam TV2D(x), as the authors' rounds do.
 
-    Dykstra's splitting: exact chains along columns, then along rows. It ends after `rounds`, or
-    where the two results differ by less than `stop` in every cell; a sample that is there stays
-    as it is, whatever its batch mates do. Masked cells are the authors' -1e9: they pull a
-    neighbour down by lam.
+    Dykstra's splitting: exact chains along columns, then along rows. It stops after `rounds`, or
+    when the two results differ by less than `stop` in every cell. A sample that has converged no
+    longer changes, whatever the rest of the batch does. Masked cells are the authors' -1e9: they
+    pull a neighbor down by lam.
 
-    Shapes: z [b h w], sizes [b 2] int64 (cells outside are returned as they are), masked [b h w]
+    Shapes: z [b h w], sizes [b 2] int64 (cells outside are returned unchanged), masked [b h w]
             bool -> [b h w].
     Units:  z, lam and stop are logits.
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 6; the splitting is
-            Dykstra's, its order and its end are the authors' code's.
+            Dykstra's, its order and stopping rule are those of the authors' code.
     """
     inside = inside_grid(sizes, z.shape[-2], z.shape[-1])
     masked = masked & inside
     values = torch.where(inside, z, 0)
-    # -1e9 in float32 has no digits left for the rest of a chain.
+    # -1e9 in float32 leaves no digits for the rest of a chain.
     values = torch.where(masked, MASKED, values) if _is_double(z) else _lowered(values, masked, lam)
     down, across = _edges(inside.mT.contiguous()).to(z.dtype), _edges(inside).to(z.dtype)
 
@@ -76,7 +76,7 @@ def _round_of(lam: float, stop: float) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def inside_grid(sizes: Tensor, height: int, width: int) -> Tensor:
-    """Mask of the largest grid's cells that belong to each sample's.
+    """Return the mask of the largest grid's cells that are in each sample's grid.
 
     Shapes: sizes [b 2] (height, width) -> [b height width] bool.
     """
@@ -86,7 +86,7 @@ def inside_grid(sizes: Tensor, height: int, width: int) -> Tensor:
 
 
 def _edges(inside: Tensor) -> Tensor:
-    """Shapes: [b h w] bool -> the same: whether a cell and the next of its row both are inside."""
+    """Shapes: [b h w] bool -> the same: whether a cell and the next one in its row are inside."""
     return inside & F.pad(inside[..., 1:], (0, 1))
 
 
@@ -95,9 +95,9 @@ def _repeat(
     body: Callable[..., tuple[Tensor, ...]],
     state: tuple[Tensor, ...],
 ) -> tuple[Tensor, ...]:
-    """A loop that ends when the data says so: one node in a file, plain Python otherwise.
+    """Loop until the data stops it: one node in a file, plain Python otherwise.
 
-    The exporter wants a state that leaves the body as new tensors with the strides it came with.
+    The exporter requires that the body returns new tensors with the strides of its inputs.
     """
     if torch.compiler.is_exporting():
         final: tuple[Tensor, ...] = torch.ops.higher_order.while_loop(condition, body, state, ())
@@ -112,10 +112,10 @@ def _is_double(z: Tensor) -> bool:
 
 
 def _lowered(z: Tensor, masked: Tensor, lam: float) -> Tensor:
-    """Masked cells just low enough to stay apart from every other cell.
+    """Lower masked cells just enough to stay apart from every other cell.
 
-    The chains move no cell by more than 2 lam in all, and the corrections between rounds by no
-    more than 2 lam again, so this gives what -1e9 gives without its rounding.
+    The chains move a cell by at most 2 lam in all, and the corrections between rounds by at most
+    2 lam again. So this has the effect of -1e9 without its rounding.
     """
     lowest = torch.where(masked, torch.inf, z).amin((-2, -1), keepdim=True)
     lowest = torch.where(lowest < torch.inf, lowest, 0)
@@ -123,9 +123,9 @@ def _lowered(z: Tensor, masked: Tensor, lam: float) -> Tensor:
 
 
 def _chains(z: Tensor, weights: Tensor, lam: float) -> Tensor:
-    """The minimiser of 1/2 ||x - z||^2 + sum_i weights_i |x_i - x_(i+1)| of every chain.
+    """Minimize 1/2 ||x - z||^2 + sum_i weights_i |x_i - x_(i+1)| for every chain.
 
-    Shapes: z [b h w], a chain a row; weights the same, of the edge behind each cell, lam or 0
+    Shapes: z [b h w], one chain per row; weights the same: lam or 0 of the edge after each cell
             -> [b h w].
     """
     if not _is_double(z):
@@ -138,28 +138,28 @@ def _chains(z: Tensor, weights: Tensor, lam: float) -> Tensor:
 
 
 def _as_rounded(z: Tensor, weights: Tensor, lam: float) -> tuple[Tensor, Tensor]:
-    """The chain that the authors' solver in fact sees.
+    """Return the chain that the authors' solver effectively sees.
 
-    It pulls a string tight between two running sums, lam below and lam above. Behind a cell of
-    -1e9 both are rounded to 1e-7, each in its own way; what they say of cells and edges is this.
+    It pulls a string tight between two running sums, lam below and lam above. After a cell of
+    -1e9, both are rounded to 1e-7, each in its own way. This is the chain that they then imply.
     """
     ends = lam - weights
     below, above = (
         torch.cat((z[..., :1] + start, z[..., 1:]), -1).cumsum(-1) for start in (-lam, lam)
     )
     below = below + ends
-    above = torch.where(weights > 0, above, below)  # their string ends at the lower sum
+    above = torch.where(weights > 0, above, below)  # the authors' string ends at the lower sum
     rise, rise_above = (F.pad(bound, (1, 0)).diff(dim=-1) for bound in (below, above))
     return rise + (rise_above - rise) / 2, (above - below) / 2
 
 
 def _solved(z: Tensor, weights: Tensor) -> Tensor:
-    """The exact minimiser by dynamic programming from the first cell to the last.
+    """Return the exact minimizer by dynamic programming from the first cell to the last.
 
-    What the cells so far add to the derivative of the objective at x is a rising piecewise linear
-    function, kept as its heights at sorted knots; an edge clips it to [-weight, weight], which
-    makes two knots, and back from the last cell each x is the next one clamped between them. An
-    edge of weight 0 separates.
+    The cells so far contribute a rising piecewise linear function of x to the derivative of the
+    objective. It is stored as its heights at sorted knots. An edge clips it to [-weight, weight],
+    which makes two knots. On the way back from the last cell, each x is the next one clamped
+    between them. An edge of weight 0 separates.
 
     Shapes: z and weights [b h w] -> [b h w].
     Source: Johnson 2013 (A Dynamic Programming Algorithm for the Fused Lasso), section 2.
@@ -187,7 +187,7 @@ def _take_cell(
     z: Tensor,
     weights: Tensor,
 ) -> tuple[Tensor, ...]:
-    """One cell further: after cell i the middle 2 i + 2 knots count, the others repeat them."""
+    """Advance by one cell: after cell i the middle 2 i + 2 knots count; the rest repeat them."""
     count = z.shape[-1]
     cell, weight = z.index_select(-1, i[None]), weights.index_select(-1, i[None])
     derivative = heights + knots - cell
@@ -218,13 +218,12 @@ def _settle_cell(
 
 
 def _inverse(knots: Tensor, heights: Tensor, wanted: Tensor) -> Tensor:
-    """Argument at which a rising piecewise linear function has the given height; its slope is 1
-    outside.
+    """Return where a rising piecewise linear function, of slope 1 outside, has the given height.
 
     Shapes: knots and heights [... k] sorted, wanted [... 1] -> [... 1].
     """
     rise = heights.diff(dim=-1)
-    # Between knots the slope is at least 1: no rise means that the two knots are one.
+    # Between knots the slope is at least 1: without a rise, both knots are the same.
     run = knots.diff(dim=-1) / torch.where(rise > 0, rise, 1)
     above = wanted - heights
     inner = torch.minimum(above[..., :-1].clamp(min=0), rise) * run

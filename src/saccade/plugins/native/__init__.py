@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Native code: the kernels' C interface, its libraries, and how Python finds them."""
+"""Native code: the C interface of the kernels, its libraries, and how Python finds them."""

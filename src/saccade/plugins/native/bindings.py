@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU kernels as Python functions of addresses and numbers: ctypes over the C interface."""
+"""Call the CPU kernels from Python, with addresses and numbers, through ctypes."""
 
 import ctypes
 import time
@@ -20,26 +20,26 @@ from saccade.plugins.tvmax.contract import masked_tvmax
 
 # SACCADE_INTERFACE of saccade_ops.h.
 INTERFACE = 1
-# Element types with ONNX's numbers.
+# Element types, numbered as in ONNX.
 CODES = {"float32": 1, "float16": 10, "float64": 11}
-# A second thread pays for itself from here: about 0.3 ms of sparsemax.
+# From this much work on, a second thread pays off: about 0.3 ms of sparsemax.
 _ELEMENTS_A_THREAD = 1 << 19
-# Kernels may hold up to this many items side by side in vector lanes.
+# Kernels may process up to this many items side by side in vector lanes.
 _LANES = 16
-# Where no library stood, another look is taken after this long: it may be built by then.
+# If no library was found, look again after this many seconds: it may have been built.
 _LOOK_AGAIN_S = 1.0
 
 _NUMBER, _WHOLE, _ADDRESS = ctypes.c_double, ctypes.c_int64, ctypes.c_void_p
 
 
 def _signature(op: Op, *, more: int = 0) -> tuple[int, list[Any]]:
-    """Signature of a function: number of addresses; count of items, axes of one, and attributes."""
+    """Return a signature: number of addresses; count of items, axes of an item, attributes."""
     axes = len(op.inputs[0].axes.split()) - 1
     kinds = [_NUMBER if attribute.kind is float else _WHOLE for attribute in op.attributes.values()]
     return len(op.inputs) + len(op.outputs) + more, [_WHOLE] * (1 + axes) + kinds
 
 
-# By function of saccade_ops.h.
+# By function name in saccade_ops.h.
 _SIGNATURES = {
     "sparsemax": _signature(sparsemax),
     "sparsemax_backward": _signature(sparsemax, more=1),
@@ -53,9 +53,9 @@ _switched_on: ContextVar[bool] = ContextVar("kernels", default=True)
 
 
 class Kernels:
-    """Every kernel of one library.
+    """The kernels of one library.
 
-    Items are split into ranges for at most `threads` threads; an answer does not depend on it.
+    Items are split into ranges for at most `threads` threads; the answers do not depend on this.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,8 +64,8 @@ class Kernels:
         version = self._library.saccade_interface()
         if version != INTERFACE:
             raise SaccadeError(
-                f"{path}: its interface is {version}, expected {INTERFACE}. "
-                "It belongs to another version of saccade: install saccade again."
+                f"{path}: has interface version {version}, expected {INTERFACE}. "
+                "It belongs to another version of saccade. Install saccade again."
             )
         self._library.saccade_status.restype = ctypes.c_char_p
         self._library.saccade_target.restype = ctypes.c_char_p
@@ -75,16 +75,16 @@ class Kernels:
     def _function(self, name: str) -> Callable[..., int]:
         function = getattr(self._library, f"saccade_{name}")
         addresses, numbers = _SIGNATURES[name]
-        # No pool: the ranges are split here, and ctypes lets go of the interpreter's lock.
+        # No thread pool: the ranges are split here, and ctypes releases the GIL.
         function.argtypes = [ctypes.c_int, *[_ADDRESS] * addresses, *numbers, _ADDRESS]
         return function
 
     def target(self) -> str:
-        """The instruction set in use."""
+        """Return the instruction set in use."""
         return str(self._library.saccade_target().decode())
 
     def choose_target(self, name: str | None) -> bool:
-        """Use another instruction set, None for the best; False if this CPU lacks it."""
+        """Use another instruction set (None: the best one); return False if this CPU lacks it."""
         chosen = None if name is None else name.encode()
         return bool(self._library.saccade_choose_target(chosen) == 0)
 
@@ -100,11 +100,12 @@ class Kernels:
         threads: int = 1,
         shared: Sequence[int] = (),
     ) -> None:
-        """The function of saccade_ops.h of that name, with its buffers in their order.
+        """Call the function `name` of saccade_ops.h, with its buffers in order.
 
-        `tensors` are dense, of torch, None for one that is left out; each holds `count` items, one
-        after the other, but for those that `shared` numbers; `code` is their type's. `numbers` are
-        an item's axes and the attributes, `work` is what an item costs, in elements of sparsemax.
+        `tensors` are dense torch tensors, or None for an omitted one. Each has `count` items in a
+        row, except those with an index in `shared`. `code` is the number of their type. `numbers`
+        are the axes of an item and the attributes. `work` is the cost of an item, in elements of
+        sparsemax.
         """
         function = self._functions[name]
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
@@ -140,14 +141,14 @@ class Kernels:
 
 
 class _Held:
-    """The library once it was found, and when it was last looked for."""
+    """The library if it was found, and the time of the last search."""
 
     kernels: Kernels | None = None
     looked_at: float = float("-inf")
 
 
 def kernels() -> Kernels | None:
-    """The kernels of the library that stands already; None where there is none."""
+    """Return the kernels of the library, or None if it is not built."""
     if not _switched_on.get():
         return None
     if _Held.kernels is None and time.monotonic() - _Held.looked_at > _LOOK_AGAIN_S:
@@ -159,7 +160,7 @@ def kernels() -> Kernels | None:
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Inside, and in this thread, no kernel is found: for tests of the form without them."""
+    """Hide the kernels in this thread, to test the implementation without them."""
     token = _switched_on.set(False)
     try:
         yield

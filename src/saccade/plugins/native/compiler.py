@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles libsaccade_onnxruntime: the kernels once an instruction set, and the shells around."""
+"""Compile libsaccade_onnxruntime: kernels once per instruction set, and the interface code."""
 
 import os
 import platform
@@ -17,13 +17,13 @@ from saccade.errors import SaccadeError
 from saccade.leftovers import Partial
 
 NATIVE = Path(__file__).parent
-# Nothing of the C++ run-time library is used, so that the result loads beside any other.
+# The C++ run-time library is not used, so that the result loads next to any version of it.
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-threadsafe-statics"),
     *("-Wall", "-Wextra", "-Wno-psabi"),
 )
-# `nodelete`: what a runtime was given must stay where it is.
+# `nodelete`: code that was registered with a runtime must stay loaded.
 LINK_FLAGS = (
     *("-shared", "-static-libgcc", "-Wl,--as-needed", "-Wl,--no-undefined"),
     *("-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack", "-Wl,-z,nodelete"),
@@ -41,13 +41,13 @@ SHELLS = (
 )
 _INSTALL = "Install one (Debian: apt install g++; Fedora: dnf install gcc-c++), or set CXX."
 _WITHOUT = (
-    "Models run without the library too, more slowly: ONNX Runtime then uses the function bodies."
+    "Models run without the library too, but slower: ONNX Runtime then uses the function bodies."
 )
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One object file: what it is compiled from and the flags of its own."""
+    """One object file: its source and additional flags."""
 
     source: str
     object: str
@@ -55,7 +55,7 @@ class Unit:
 
 
 def units(machine: str) -> list[Unit]:
-    """Every object file that a library for `machine` is linked from, the slowest first."""
+    """Return the object files of the library for `machine`, the slowest to compile first."""
     x86 = machine in ("x86_64", "AMD64")
     kernels = [
         Unit("kernels.cpp", f"{name}.o", (*flags.split(), f"-DSACCADE_TARGET={name}"))
@@ -66,7 +66,7 @@ def units(machine: str) -> list[Unit]:
 
 
 def sources() -> list[Path]:
-    """Every file that a build reads of ours, in a fixed order: the units and what they include."""
+    """Return all of saccade's source files in a build, sorted: units and included files."""
     files: set[Path] = set()
     left = [NATIVE / name for name in ("kernels.cpp", *SHELLS)]
     while left:
@@ -79,9 +79,9 @@ def sources() -> list[Path]:
 
 
 def find_compiler() -> list[str]:
-    """The C++ compiler as a command: $CXX, else the first of c++, g++ and clang++ on PATH.
+    """Return the C++ compiler's command: $CXX, or the first of c++, g++ and clang++ on PATH.
 
-    Raises: SaccadeError if there is none, or $CXX names one that is not there.
+    Raises: SaccadeError if there is none, or $CXX does not exist.
     """
     asked = shlex.split(os.environ.get("CXX", ""))
     for name in [asked[0]] if asked else ["c++", "g++", "clang++"]:
@@ -96,7 +96,10 @@ def find_compiler() -> list[str]:
 
 
 def require_linux() -> None:
-    """Raises: SaccadeError on another system."""
+    """Check that this is Linux.
+
+    Raises: SaccadeError on any other system.
+    """
     if sys.platform != "linux":
         raise SaccadeError(
             f"libsaccade_onnxruntime: this system is {sys.platform}, expected linux. {_WITHOUT}"
@@ -104,7 +107,7 @@ def require_linux() -> None:
 
 
 def compile_library(into: Path, *, extra: Sequence[str] = ()) -> None:
-    """Compile and link the library to the file `into`, which appears when it is whole.
+    """Compile and link the library to the file `into`, which is created only when complete.
 
     Raises: SaccadeError with the command and the compiler's last lines if a step fails.
     """
@@ -133,7 +136,7 @@ def compile_library(into: Path, *, extra: Sequence[str] = ()) -> None:
 
 def _run(command: list[str]) -> None:
     try:
-        # One language for messages, so that a report about one can be searched for.
+        # English messages, so that reports can be searched for.
         done = subprocess.run(
             command,
             capture_output=True,
@@ -141,12 +144,12 @@ def _run(command: list[str]) -> None:
             errors="replace",
             env={**os.environ, "LC_ALL": "C"},
         )
-        said, ended = done.stdout + done.stderr, f"ended with {done.returncode}"
+        said, ended = done.stdout + done.stderr, f"exited with {done.returncode}"
     except OSError as error:
         said, ended = str(error), "could not be started"
-    if ended != "ended with 0":
+    if ended != "exited with 0":
         lines = "\n".join(said.strip().splitlines()[-20:])
         raise SaccadeError(
             f"libsaccade_onnxruntime: the compiler {ended}.\n{shlex.join(command)}\n{lines}\n"
-            f"A C++17 compiler (g++ 9, clang 12 or newer) is expected. {_INSTALL} {_WITHOUT}"
+            f"Expected a C++17 compiler (g++ 9, clang 12 or newer). {_INSTALL} {_WITHOUT}"
         )

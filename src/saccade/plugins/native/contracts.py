@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""contracts.hpp, in which C++ reads what contract.py of each op declares.
+"""Write contracts.hpp, which tells C++ what contract.py of each op declares.
 
-`python -m saccade.plugins.native.contracts` writes it anew; a test compares it with the contracts.
+Run `python -m saccade.plugins.native.contracts`; a test compares the file with the contracts.
 """
 
 import json
@@ -26,7 +26,7 @@ namespace saccade {
 
 
 def header() -> str:
-    """The whole file."""
+    """Return the content of the file."""
     return _HEAD + "".join(map(_contract, OPS.values())) + "\n}  // namespace saccade\n"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places of libsaccade_onnxruntime: packaged, in the user's cache, or built there on first use."""
+"""Find libsaccade_onnxruntime in the package or the user's cache, or build it on first use."""
 
 import hashlib
 import json
@@ -19,17 +19,17 @@ from saccade.files import json_bytes, sha256_of, write_atomically
 from saccade.plugins.native import compiler
 
 NAME = "libsaccade_onnxruntime.so"
-# Beside a library: which sources it was built from, and its own hash.
+# The file next to a library with the hash of its sources and its own hash.
 RECORD = "built.json"
 PACKAGED = compiler.NATIVE / "lib"
 
 
 def onnxruntime_library() -> Path:
-    """The library with all custom ops, for `SessionOptions.register_custom_ops_library`.
+    """Return the library with all custom ops, for `SessionOptions.register_custom_ops_library`.
 
-    Found beside the sources or in the user's cache, otherwise built into the cache, once.
+    If it is neither in the package nor in the user's cache, it is built into the cache, once.
 
-    Raises: SaccadeError if it must be built and cannot be, or the cache is not this user's alone.
+    Raises: SaccadeError if it cannot be built, or if other users can write to the cache.
     """
     compiler.require_linux()
     if _is_whole(PACKAGED):
@@ -37,7 +37,7 @@ def onnxruntime_library() -> Path:
     folder = _private_folder(cached_folder())
     if not _is_whole(folder):
         with _locked(folder):
-            # Another process may have built it while this one waited.
+            # Another process may have built it while this one was waiting.
             if not _is_whole(folder):
                 print(
                     "building libsaccade_onnxruntime (once, about half a minute)",
@@ -49,7 +49,7 @@ def onnxruntime_library() -> Path:
 
 
 def available_library() -> Path | None:
-    """The library where it stands or can be built; where it cannot, none, and why is said once."""
+    """Return the library, built if necessary; if that fails, print why (once) and return None."""
     try:
         return onnxruntime_library()
     except SaccadeError as error:
@@ -63,7 +63,7 @@ def _say(text: str) -> None:
 
 
 def built_library() -> Path | None:
-    """The library if it stands already; never builds."""
+    """Return the library if it exists; never build it."""
     if sys.platform != "linux":
         return None
     if _is_whole(PACKAGED):
@@ -79,7 +79,7 @@ def built_library() -> Path | None:
 
 
 def build(folder: Path) -> Path:
-    """Compile the library into `folder`, with the record that says what it was built from.
+    """Compile the library into `folder`, and record what it was built from.
 
     Raises: SaccadeError if the compiler fails or the folder cannot be written.
     """
@@ -87,28 +87,28 @@ def build(folder: Path) -> Path:
         compiler.compile_library(folder / NAME)
     except OSError as error:
         raise SaccadeError(
-            f"{folder}: the library cannot be written there ({error}). "
-            "Set XDG_CACHE_HOME to a folder of yours."
+            f"{folder}: the library cannot be written ({error}). "
+            "Set XDG_CACHE_HOME to a folder that you own."
         ) from error
     write_record(folder)
     return folder / NAME
 
 
 def write_record(folder: Path) -> None:
-    """Say what the library in `folder` is, so that it is found."""
+    """Record the hashes of the library in `folder`, without which it is ignored."""
     record = {"sources": source_hash(), "library": sha256_of(folder / NAME)}
     write_atomically(folder / RECORD, json_bytes(record))
 
 
 def cached_folder() -> Path:
-    """Folder of the cache that has, or would have, the library of these sources."""
+    """Return the cache folder for the library of these sources."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "saccade" / source_hash()[:20]
 
 
 @cache
 def source_hash() -> str:
-    """One hash of all that decides what is built, apart from the compiler."""
+    """Return one hash of everything that determines the build, except the compiler."""
     units = compiler.units(platform.machine())
     digest = hashlib.sha256(repr((platform.machine(), units)).encode())
     digest.update(repr((compiler.FLAGS, compiler.LINK_FLAGS)).encode())
@@ -126,15 +126,15 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _private_folder(folder: Path) -> Path:
-    """`folder` and the one above it, made for this user alone."""
+    """Create `folder` and its parent so that only this user can write to them."""
     for place in (folder.parent, folder):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise SaccadeError(
-                f"{place}: the cache cannot be made ({error}). "
-                "Set XDG_CACHE_HOME to a folder of yours."
+                f"{place}: the cache folder cannot be created ({error}). "
+                "Set XDG_CACHE_HOME to a folder that you own."
             ) from error
         fault = _fault(place)
         if fault:
@@ -143,7 +143,7 @@ def _private_folder(folder: Path) -> Path:
 
 
 def _fault(folder: Path) -> str | None:
-    """Why code in `folder` must not be loaded; None where only this user can have put it there."""
+    """Say why code in `folder` must not be loaded; None if only this user can have written it."""
     for path in (folder, folder / NAME, folder / RECORD):
         if not path.exists() and not path.is_symlink():
             continue
@@ -153,12 +153,12 @@ def _fault(folder: Path) -> str | None:
         elif status.st_uid != os.geteuid():
             fault = f"its owner is user {status.st_uid}, not {os.geteuid()}"
         elif status.st_mode & 0o022:
-            fault = f"others may write to it (mode {status.st_mode & 0o777:o})"
+            fault = f"other users can write to it (mode {status.st_mode & 0o777:o})"
         else:
             continue
         return (
-            f"{path}: {fault}, and code from there would be executed. "
-            "Remove it, or set XDG_CACHE_HOME to a folder of yours."
+            f"{path}: {fault}, but code in it would be executed. "
+            "Remove it, or set XDG_CACHE_HOME to a folder that you own."
         )
     return None
 
@@ -173,10 +173,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def main(into: Path | None = None) -> None:
-    """Print where the ONNX Runtime library is, building it if need be.
+    """Print the path of the ONNX Runtime library; build it if necessary.
 
     Args:
-        into: put a copy into this folder, such as `lib` beside this file before a wheel is made.
+        into: copy the library to this folder, such as `lib` next to this file for a wheel.
     """
     if into is None:
         print(onnxruntime_library())

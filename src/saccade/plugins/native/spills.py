@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fails if the CUDA compiler's report names a kernel that spills registers into memory."""
+"""Fail if a kernel spills registers to memory, according to the CUDA compiler's report."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ _SPILLS = re.compile(r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes 
 
 
 def kernels(report: str) -> Iterator[tuple[str, str, int]]:
-    """Name, architecture and spilled bytes of each kernel of `nvcc -Xptxas -v`."""
+    """Yield name, architecture and spilled bytes of each kernel from `nvcc -Xptxas -v`."""
     kernel = None
     for line in report.splitlines():
         if match := _KERNEL.search(line):

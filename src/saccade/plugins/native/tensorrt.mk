@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# libsaccade_tensorrt.so from the CUDA kernels and TensorRT's headers:
+# Build libsaccade_tensorrt.so from the CUDA kernels and TensorRT's headers:
 #   make -f src/saccade/plugins/native/tensorrt.mk TENSORRT_INCLUDE_DIR=/path/to/TensorRT/include
-# and without TensorRT, the kernels alone for benchmarks/ops_gpu.py:
+# Build only the kernels, without TensorRT, for benchmarks/ops_gpu.py:
 #   make -f src/saccade/plugins/native/tensorrt.mk cuda
-# CUDA_ARCHITECTURES="89" builds for one architecture only, seven times faster.
+# CUDA_ARCHITECTURES="89" builds for only one architecture, seven times faster.
 .DELETE_ON_ERROR:
 .PHONY: tensorrt cuda harness
 
@@ -17,22 +17,22 @@ NEWEST := $(lastword $(CUDA_ARCHITECTURES))
 GENCODE := $(foreach each,$(CUDA_ARCHITECTURES),-gencode arch=compute_$(each),code=sm_$(each)) \
 	-gencode arch=compute_$(NEWEST),code=compute_$(NEWEST)
 NVCCFLAGS := -std=c++17 -O3 -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra
-# The CUDA runtime is linked into the library, and its names stay inside.
+# The CUDA runtime is linked statically, and its symbols are not exported.
 LINK := -shared -cudart static -Xlinker --exclude-libs=ALL -Xlinker --no-undefined
 KERNELS := $(wildcard $(HERE)cuda_* $(HERE)contract*.hpp) $(HERE)saccade_ops.h \
 	$(wildcard $(HERE)../*/*.cuh)
-# In a checkout only.
+# Only in a checkout.
 HARNESS := $(wildcard $(HERE)../../../../tests/plugins/native/tensorrt_harness.cpp \
 	$(HERE)../../../../tests/plugins/native/harness_case.hpp)
 NVCC_PATH := $(shell command -v $(NVCC) 2>/dev/null)
 
 ifeq ($(NVCC_PATH),)
-$(error nvcc is not on PATH. Install the CUDA toolkit (12.8 or newer knows every architecture \
-	of the list) and give NVCC=/path/to/bin/nvcc)
+$(error nvcc is not on PATH. Install the CUDA toolkit (12.8 or newer supports every architecture \
+	in the list) and pass NVCC=/path/to/bin/nvcc)
 endif
 ifneq ($(MAKECMDGOALS),cuda)
 ifeq ($(wildcard $(TENSORRT_INCLUDE_DIR)/NvInferRuntime.h),)
-$(error NvInferRuntime.h is not in TENSORRT_INCLUDE_DIR='$(TENSORRT_INCLUDE_DIR)'. Give the \
+$(error NvInferRuntime.h is not in TENSORRT_INCLUDE_DIR='$(TENSORRT_INCLUDE_DIR)'. Pass the \
 	folder of TensorRT's headers (10.7 or newer): make plugins-tensorrt TENSORRT_INCLUDE_DIR=DIR)
 endif
 endif
@@ -41,7 +41,7 @@ tensorrt: $(LIBRARY) $(if $(HARNESS),harness)
 cuda: $(BUILD)/libsaccade_cuda.so
 harness: $(BUILD)/tensorrt_harness
 
-# The compiler's report of registers and spills stays beside the object, for the test of spills.
+# The compiler's report of registers and spills is kept next to the object, for the test of spills.
 $(BUILD)/cuda_ops.o: $(HERE)cuda_ops.cu $(KERNELS)
 	@mkdir -p $(BUILD)
 	$(NVCC) $(NVCCFLAGS) -Xptxas -v --threads 0 $(GENCODE) -c $< -o $@ 2>$(BUILD)/ptxas.log || \

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparsemax: calling it picks the implementation for what it is given."""
+"""Sparsemax; a call picks the implementation for its input."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from saccade.plugins.sparsemax.contract import sparsemax
 
 @sparsemax.public
 def _call(z: Any, axis: int = -1) -> Any:
-    """Nearest point of the simplex to each slice: a softmax that can say zero.
+    """Project each slice onto the simplex: a softmax that can give exact zeros.
 
     Shapes: z [... n ...] -> the same; every slice along `axis` is >= 0 and sums to 1.
     Raises: ShapeError if z has no axis `axis`, SaccadeError for another type.
     Source: Martins and Astudillo 2016 (arXiv 1602.02068), Algorithm 1.
     """
     if is_tensor(z):
-        # A plain import: torch.compile cannot look through import_module.
+        # A plain import: torch.compile cannot trace import_module.
         from saccade.plugins.sparsemax import eager
 
         return eager.sparsemax(z, axis)

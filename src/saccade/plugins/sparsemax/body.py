@@ -9,20 +9,20 @@ from onnx import TensorProto
 from saccade.plugins.body_graph import BodyGraph
 from saccade.plugins.ops import OPS
 
-# Newton's steps before the first look at whether any row still moves: a look costs as much as
-# half a step, and a batch of some hundred rows of logits needs about six.
+# Newton steps before the first check whether any row still changes: a check costs as much as half
+# a step, and a batch of a few hundred rows of logits needs about six steps.
 _FIRST_ROUNDS = 6
-# As many after the first may go back as far as they like.
+# This many steps after the first may go back any distance.
 _FREE_ROUNDS = 4
 
 
 def sparsemax(opset: int = 20) -> onnx.FunctionProto:
-    """Body of `saccade::Sparsemax`, in float32 whatever the type.
+    """Return the body of `saccade::Sparsemax`, computed in float32 for every type.
 
-    With z = X minus the largest of the row, Newton's method on sum(max(z - t, 0)) = 1 rises from
-    t = -1, which is no higher than the threshold, and but for rounding never passes it; the number
-    of entries above t falls until they are the support, from which the step is exact. In the loop a
-    row whose number did not fall is done and stays as it is.
+    Let z be X minus the largest entry of its row. Newton's method on sum(max(z - t, 0)) = 1 starts
+    at t = -1, which is at most the threshold. Apart from rounding, t rises and never passes the
+    threshold. The number of entries above t falls until they are the support; then the step is
+    exact. In the loop, a row whose number did not fall is finished and does not change.
 
     Shapes: X [... n] -> Y [... n].
     Source: Held, Wolfe and Crowder 1974 (Validation of subgradient optimization), section 2.
@@ -30,14 +30,14 @@ def sparsemax(opset: int = 20) -> onnx.FunctionProto:
     graph = BodyGraph()
     x = graph("Cast", "X", to=TensorProto.FLOAT)
     z = graph("Sub", x, graph("ReduceMax", x, [-1]))
-    # max(z + 1, 0), as z <= 0.
+    # max(z + 1, 0), since z <= 0.
     total, most = _total_and_count(graph, graph("HardSigmoid", z, alpha=1.0, beta=1.0))
-    # NaN where z has one: its entries are at most 0, so that nothing else makes their sum NaN. And
-    # where no entry is finite: OpenVINO's largest of -inf is a number, and -inf times 0 is not.
+    # NaN in rows where z has a NaN: entries are at most 0, so nothing else makes their sum NaN. And
+    # in rows without a finite entry: OpenVINO's maximum of -inf is finite, and -inf times 0 is NaN.
     broken = graph("Mul", graph("ReduceSum", z, [-1]), total)
-    # A tensor of the rows' shape: runtimes are slow where a scalar meets a column.
+    # A tensor with the rows' shape: runtimes are slow at combining a scalar with a column.
     one = graph("Sign", most)
-    # The sum of z without the addend 1; rounding of a long sum must not lift t to 0.
+    # Sum z without adding 1 to each: rounding of a long sum must not raise t to 0.
     sum_of_z = graph("Clip", graph("Sub", total, most), "", 0.0)
     t, count = graph("Div", graph("Sub", sum_of_z, one), most), most
     for after in range(1, _FIRST_ROUNDS):
@@ -58,12 +58,12 @@ def sparsemax(opset: int = 20) -> onnx.FunctionProto:
 
 
 def _step(graph: BodyGraph, z: str, t: str, one: str, most: str | None = None) -> tuple[str, str]:
-    """Newton's step from t, and the number of entries above t.
+    """Return Newton's step from t, and the number of entries above t.
 
-    Rounding may take a step past the threshold, and past entries that are almost equal there. The
-    way back, on the slope ahead, is then too long, and the next step makes it good. In the end
-    only rounding in the last place is left, and going to and fro has to stop: with `most`, a number
-    of entries that no slope exceeds, the way back is never too long.
+    Rounding may take a step past the threshold and past nearly equal entries there. The step back,
+    which uses the slope beyond the threshold, is then too long, and the next step corrects it. At
+    the end only rounding in the last place is left, and the alternation has to stop. With `most`,
+    a bound on the number of entries, the step back is never too long.
     """
     total, count = _total_and_count(graph, graph("Relu", graph("Sub", z, t)))
     excess = graph("Sub", total, one)
@@ -72,10 +72,10 @@ def _step(graph: BodyGraph, z: str, t: str, one: str, most: str | None = None) -
 
 
 def _total_and_count(graph: BodyGraph, above: str) -> tuple[str, str]:
-    """Sum of a row's entries, and number of those that are not 0."""
+    """Return the sum of a row's entries, and the number of nonzero ones."""
     total = graph("ReduceSum", above, [-1])
-    # The slope makes 1 of whatever is not 0; ONNX Runtime's Sign is four times as slow. The shift
-    # is lost in the sum, but a 0 there is read as the default, 0.5, by OpenVINO.
+    # The slope maps every positive entry to 1; ONNX Runtime's Sign is four times slower. The shift
+    # is lost in rounding, but OpenVINO replaces a shift of 0 by the default, 0.5.
     some = graph("HardSigmoid", above, alpha=1e30, beta=1e-30)
     return total, graph("ReduceSum", some, [-1])
 
@@ -86,5 +86,5 @@ def _any(graph: BodyGraph, changes: str) -> str:
 
 
 def _or_nan(graph: BodyGraph, p: str, broken: str, one: str) -> str:
-    """NaN in rows where `broken` is: on some devices the larger of NaN and 0 is 0."""
+    """Return NaN in rows where `broken` is NaN: on some devices max(NaN, 0) is 0."""
     return graph("Add", p, graph("Where", graph("IsNaN", broken), broken, graph("Sub", one, one)))

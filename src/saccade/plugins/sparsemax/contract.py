@@ -13,7 +13,10 @@ from saccade.plugins.contract import Port, op
     tolerance={"float64": 1e-12, "float32": 2e-7, "float16": 1e-3},
 )
 def sparsemax(x: np.ndarray) -> np.ndarray:
-    """Shapes: x [... n] -> the same. A row without a finite entry, or with a NaN, is all NaN."""
+    """Project each row onto the simplex; a row with a NaN or without a finite entry is all NaN.
+
+    Shapes: x [... n] -> the same.
+    """
     x = np.asarray(x, np.float64)
     if x.size == 0:
         return x.copy()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparsemax in torch: operator, gradient, and the form for tensors without a native kernel."""
+"""Sparsemax in torch: operator, gradient, and an implementation without native kernels."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from saccade.plugins.sparsemax.contract import sparsemax as contract
 
 
 def threshold(z: Tensor) -> Tensor:
-    """Threshold that each row is lowered by; NaN where the row has no answer.
+    """Compute the threshold that is subtracted from each row; NaN if the row has no answer.
 
-    Newton's iteration from below: the support only shrinks, and where it stays it is found. That
-    is a few passes instead of a sort, and a further pass changes nothing.
+    Newton's iteration from below: the support only shrinks, and is found when it stops shrinking.
+    This takes a few passes instead of a sort, and additional passes change nothing.
 
     Shapes: z [... n], largest entry 0 -> [... 1].
     Source: Michelot 1986, on the simplex.
@@ -33,13 +33,16 @@ def threshold(z: Tensor) -> Tensor:
 
 
 def project(x: Tensor) -> Tensor:
-    """Shapes: x [... n], n >= 1 -> the same."""
+    """Project each row onto the simplex.
+
+    Shapes: x [... n], n >= 1 -> the same.
+    """
     z = x - x.amax(-1, keepdim=True)
     return (z - threshold(z)).clamp_(min=0)
 
 
 def support_rule(p: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of the logits: inside the support what exceeds the mean, 0 outside.
+    """Compute the gradient of the logits: minus its mean on the support, 0 elsewhere.
 
     Shapes: p, gradient [... n] -> the same.
     Source: Martins and Astudillo 2016 (arXiv 1602.02068), eq. 14.
@@ -47,7 +50,7 @@ def support_rule(p: Tensor, gradient: Tensor) -> Tensor:
     support = p > 0
     inside = torch.where(support, gradient, 0)
     mean = inside.sum(-1, keepdim=True) / support.sum(-1, keepdim=True).clamp_(min=1)
-    # Outside p is 0, or NaN in a row that has no answer.
+    # Outside the support p is 0, or NaN in a row without an answer.
     return torch.where(support, gradient - mean, p)
 
 
@@ -101,7 +104,7 @@ def _keeping(run: Any, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     return p, (p,)
 
 
-# The Jacobian is symmetric and does not change nearby: its own gradient is the same rule again.
+# The Jacobian is symmetric and locally constant, so its own gradient is the same rule.
 derivatives.differentiate(OPERATOR, BACKWARD, _keeping)
 dispatch.in_float32_under_autocast(OPERATOR)
 derivatives.differentiate(
@@ -112,7 +115,7 @@ derivatives.differentiate(
 
 
 def sparsemax(z: Tensor, axis: int = -1) -> Tensor:
-    """Nearest point of the simplex to each slice along `axis`.
+    """Project each slice along `axis` onto the simplex.
 
     Shapes: z [... n ...] -> the same.
     Raises: ShapeError if z has no axis `axis`, SaccadeError for another type.

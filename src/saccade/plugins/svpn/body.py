@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SvPN as an ONNX function body of standard operators: one-sided Jacobi by rounds of a tournament.
+"""SvPN as an ONNX function body of standard operators: one-sided Jacobi in tournament rounds.
 
-A round turns half as many pairs of columns as there are columns, all at once; then the columns
-change places, so that after one round less than there are columns each pair has met. Newton-Schulz
-would need fewer operators, but gives NaN for matrices that lack rank.
+A round rotates n / 2 pairs of the n columns at the same time. Then the columns change places, so
+that every pair has met after n - 1 rounds. Newton-Schulz would need fewer operators, but gives NaN
+for rank-deficient matrices.
 """
 
 from collections.abc import Sequence
@@ -16,23 +16,24 @@ from saccade.plugins.body_graph import BodyGraph
 from saccade.plugins.ops import OPS
 from saccade.plugins.svpn.contract import RANK_THRESHOLD
 
-# Cosines that float32 can still lower; columns that count as 0, against the whole matrix.
+# Cosines that float32 can still reduce; columns that count as 0, relative to the whole matrix.
 _TURNED, _IGNORED = 3e-7, 1e-7
-# A sweep that met nothing larger leaves about the product of the two.
+# A sweep without a larger cosine leaves about the product of two such cosines.
 _SMALL_COSINE, _SMALL_TANGENT = 3e-5, 3e-4
-# Columns are filled up with zeros to whole vectors: ONNX Runtime adds up the numbers before the
-# next vector's boundary first, so that a sum would depend on where in the batch a matrix is.
+# Columns are padded with zeros to whole vectors: ONNX Runtime first adds the numbers up to the next
+# vector boundary, so a sum would otherwise depend on the position of a matrix in the batch.
 VECTOR = 16
-# Six to nine are needed; the bound is for what rounding might keep alive.
+# Six to nine are needed; the bound is in case rounding prevents convergence.
 _MOST_SWEEPS = 30
 
 
 def svpn(opset: int = 20) -> onnx.FunctionProto:
-    """Body of `saccade::SvPN`, in float32 whatever the type.
+    """Return the body of `saccade::SvPN`, computed in float32 for every type.
 
-    Columns g_j of Q, or of its transpose if that has fewer, are turned until they are orthogonal,
-    and v_j, from the identity on, with them: Q = sum g_j v_j', s_j = |g_j|, and
-    Y = sum s_j^(alpha - 1) g_j v_j'. A matrix whose columns are orthogonal is not touched again.
+    The columns g_j of Q (or of its transpose, if that has fewer) are rotated until they are
+    orthogonal. The vectors v_j, initially the identity, are rotated with them. Then
+    Q = sum g_j v_j', s_j = |g_j|, and Y = sum s_j^(alpha - 1) g_j v_j'. A matrix with orthogonal
+    columns is not changed any more.
 
     Shapes: Q [... m n] -> Y [... m n].
     Source: Hestenes 1958 (Inversion of matrices by biorthogonalization and related results).
@@ -41,7 +42,7 @@ def svpn(opset: int = 20) -> onnx.FunctionProto:
     alpha = graph.attribute("alpha", float)
     sides = _sides(graph)
     flat = graph("Reshape", "Q", graph("Concat", sides.batch, sides.size, axis=0), allowzero=1)
-    # One zero behind each matrix: what missing columns are filled with.
+    # One zero after each matrix, with which missing columns are filled.
     flat = graph("Pad", graph("Cast", flat, to=TensorProto.FLOAT), [0, 0, 0, 1])
     finite = graph("Less", graph("Abs", flat), float("inf"))
     whole = graph("ReduceMin", graph("Cast", finite, to=TensorProto.FLOAT), [1])
@@ -65,17 +66,17 @@ def svpn(opset: int = 20) -> onnx.FunctionProto:
 
 @dataclass(frozen=True)
 class _Sides:
-    """Vectors of one whole number."""
+    """Sizes of the matrices, each a vector with one integer."""
 
     batch: str
     m: str
     n: str
     size: str  # m n
     wide: str  # whether m < n
-    tall: str  # the larger of both
-    long: str  # the same, filled up to whole vectors
+    tall: str  # the larger of m and n
+    long: str  # the same, rounded up to whole vectors
     few: str  # the smaller
-    count: str  # of columns, made even and at least 2
+    count: str  # number of columns, made even and at least 2
 
 
 def _sides(graph: BodyGraph) -> _Sides:
@@ -97,7 +98,7 @@ def _sides(graph: BodyGraph) -> _Sides:
 
 
 def whole_vectors(graph: BodyGraph, size: str) -> str:
-    """`size` rounded up to a multiple of VECTOR, which is not 0."""
+    """Round `size` up to a positive multiple of VECTOR."""
     vectors = graph("Div", graph("Add", size, [VECTOR - 1]), [VECTOR])
     return graph("Mul", graph("Max", vectors, [1]), [VECTOR])
 
@@ -107,7 +108,7 @@ def _range(graph: BodyGraph, end: str) -> str:
 
 
 def _columns_of(graph: BodyGraph, sides: _Sides) -> str:
-    """Places of element i of column j in a flat matrix, as [j i]; else the place of the zero."""
+    """Return the index of element i of column j in a flat matrix, as [j i]; padding: the zero's."""
     column = graph("Unsqueeze", _range(graph, sides.count), [1])
     row = graph("Unsqueeze", _range(graph, sides.long), [0])
     row_step = graph("Where", sides.wide, [1], sides.n)
@@ -118,7 +119,7 @@ def _columns_of(graph: BodyGraph, sides: _Sides) -> str:
 
 
 def _places_of(graph: BodyGraph, sides: _Sides) -> str:
-    """Place of each entry of Y in the flat answer, which has the long side first."""
+    """Return the index of each entry of Y in the flat answer, which has the long side first."""
     row = graph("Unsqueeze", _range(graph, sides.m), [1])
     column = graph("Unsqueeze", _range(graph, sides.n), [0])
     row_step = graph("Where", sides.wide, [1], sides.few)
@@ -135,7 +136,7 @@ def _identity(graph: BodyGraph, sides: _Sides) -> str:
 
 
 def _next_places(graph: BodyGraph, count: str) -> str:
-    """Index that comes to each place after a round: the first stays, the others go round.
+    """Return the permutation after a round: the first column stays, the others rotate.
 
     Pairs are (i, i + half); the ring is 1 .. half - 1, then count - 1 .. half.
     """
@@ -151,7 +152,7 @@ def _next_places(graph: BodyGraph, count: str) -> str:
 
 
 def _orthogonal(graph: BodyGraph, g: str, v: str, sides: _Sides) -> list[str]:
-    """Both turned until the columns of g are orthogonal.
+    """Rotate g and v until the columns of g are orthogonal.
 
     Shapes: g [b count long], v [b count few] -> the same.
     """
@@ -188,7 +189,7 @@ def _orthogonal(graph: BodyGraph, g: str, v: str, sides: _Sides) -> list[str]:
 def _angle(
     graph: BodyGraph, first: str, second: str, live: str, smallest: str
 ) -> tuple[str, str, str]:
-    """Cosine and sine that make each pair orthogonal, and 1 where the pair was far from it.
+    """Return cosine and sine that make each pair orthogonal, and 1 if it was far from that.
 
     Shapes: first, second [b pairs long], live, smallest [b 1 1] -> three of [b pairs 1].
     """
@@ -222,7 +223,7 @@ def _turn(graph: BodyGraph, halves: Sequence[str], cosine: str, sine: str) -> st
 
 
 def _weights(graph: BodyGraph, g: str, alpha: str) -> str:
-    """s^(alpha - 1) for each column, 0 for one that counts as 0; as [b count 1]."""
+    """Return s^(alpha - 1) for each column, 0 for a column that counts as 0; as [b count 1]."""
     s = graph("Sqrt", graph("ReduceSumSquare", g, [2]))
     least = graph("Mul", graph("ReduceMax", s, [1]), RANK_THRESHOLD["float32"])
     kept = graph("Greater", s, least)

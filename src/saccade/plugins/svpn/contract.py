@@ -6,13 +6,13 @@ import numpy as np
 from saccade.plugins.contract import Attribute, Port, op
 from saccade.schema import Range
 
-# Singular values at or below this share of the largest count as 0, by type of the computation.
+# Singular values up to this share of the largest count as 0, by type of the computation.
 RANK_THRESHOLD = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-6}
 ALPHA = Attribute("alpha", 0.5, "a number in (0, 1]", Range(0, 1, above=True))
 
 
 def spectral_norm(answer: np.ndarray) -> np.ndarray:
-    """Largest singular value of each matrix, 1 for a zero one: what errors are compared with.
+    """Return the largest singular value of each matrix (1 for a zero matrix), the scale of errors.
 
     Shapes: answer [... m n] -> [... 1 1].
     """
@@ -31,7 +31,10 @@ def spectral_norm(answer: np.ndarray) -> np.ndarray:
     scale=spectral_norm,
 )
 def svpn(q: np.ndarray, *, alpha: float = 0.5) -> np.ndarray:
-    """Shapes: q [... m n] -> the same. A matrix with an entry that is not finite is all NaN."""
+    """Raise singular values to the power alpha; a matrix with a non-finite entry is all NaN.
+
+    Shapes: q [... m n] -> the same.
+    """
     threshold = RANK_THRESHOLD[np.asarray(q).dtype.name]
     q = np.asarray(q, np.float64)
     if q.size == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SvPN in torch: operator, the gradient through the SVD, and the form without a native kernel."""
+"""SvPN in torch: operator, gradient through the SVD, and an implementation without kernels."""
 
 import math
 
@@ -10,11 +10,11 @@ from saccade.plugins import derivatives, dispatch
 from saccade.plugins.svpn.contract import RANK_THRESHOLD
 from saccade.plugins.svpn.contract import svpn as contract
 
-_COST = 16  # of an element, in elements of sparsemax
+_COST = 16  # per element, in elements of sparsemax
 
 
 def _decomposed(q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The thin SVD with singular values that count as 0 set to it; which matrices are finite.
+    """Return the thin SVD, with singular values that count as 0 set to 0, and finite matrices.
 
     Shapes: q [... m n] -> u [... m k], s [... k], vh [... k n], finite [... 1 1].
     """
@@ -47,9 +47,10 @@ def _forward(q: Tensor, alpha: float) -> Tensor:
 
 
 def _slopes(s: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Divided differences of s^alpha: (f_i - f_j) / (s_i - s_j), (f_i + f_j) / (s_i + s_j).
+    """Return the divided differences (f_i - f_j) / (s_i - s_j) and (f_i + f_j) / (s_i + s_j).
 
-    Exact where two values are equal or nearly so; 0 where both are 0, whose slope has no bound.
+    Here f = s^alpha. They are exact for equal or nearly equal values. If both values are 0, the
+    slope is unbounded and the result is 0.
 
     Shapes: s [... k] -> [... k k] each.
     """
@@ -77,7 +78,7 @@ def _backward(gradient: Tensor, q: Tensor, alpha: float) -> Tensor:
     difference, mean = _slopes(s, alpha)
     symmetric, skew = (core + core.mT) / 2, (core - core.mT) / 2
     out = u @ (difference * symmetric + mean * skew) @ vh
-    # What leaves the spans of u and v turns the singular vectors only: f(s) / s of it.
+    # The part outside the spans of u and v only rotates singular vectors; its factor is f(s) / s.
     turn = torch.where(s > 0, _power(s, alpha) / torch.where(s > 0, s, 1), 0)
     out = out + ((right - u @ core) * turn[..., None, :]) @ vh
     out = out + (u * turn[..., None, :]) @ (left - core @ vh)
@@ -110,7 +111,7 @@ dispatch.in_float32_under_autocast(OPERATOR)
 
 
 def svpn(q: Tensor, *, alpha: float = 0.5) -> Tensor:
-    """Singular values to the power alpha.
+    """Raise singular values to the power alpha.
 
     Shapes: q [... m n] -> the same.
     Raises: ShapeError, SaccadeError (alpha outside (0, 1], another type).

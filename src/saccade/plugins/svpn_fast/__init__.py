@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SvPNFast: calling it picks the implementation for what it is given."""
+"""SvPNFast; a call picks the implementation for its input."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ def _call(
     iterations: int = 1,
     epsilon: float = 1e-5,
 ) -> Any:
-    """SvPN by a few power iterations: the first singular values are found, the rest is scaled.
+    """Approximate SvPN by power iterations: find the first singular values, scale the rest.
 
-    Shapes: q [... m n], v0 [n] (where each search begins) -> as q.
+    Shapes: q [... m n], v0 [n] (start of each iteration) -> as q.
     Raises: ShapeError, SaccadeError (an attribute out of its range, another type).
     Source: Xie et al. 2021 (SoT), eq. 6 to 8; epsilon = 0 is eq. 8 with 0/0 = 0.
     """
@@ -29,7 +29,7 @@ def _call(
         "epsilon": epsilon,
     }
     if is_tensor(q):
-        # A plain import: torch.compile cannot look through import_module.
+        # A plain import: torch.compile cannot trace import_module.
         from saccade.plugins.svpn_fast import eager
 
         return eager.svpn_fast(q, v0, **values)

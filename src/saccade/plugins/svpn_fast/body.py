@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SvPNFast as an ONNX function body of standard operators: one Loop over all power iterations."""
+"""SvPNFast as an ONNX function body of standard operators, one Loop for all iterations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from saccade.plugins.svpn_fast.contract import SMALLEST_NORM
 
 
 def svpn_fast(opset: int = 20) -> onnx.FunctionProto:
-    """Body of `saccade::SvPNFast`, in float32 whatever the type.
+    """Return the body of `saccade::SvPNFast`, computed in float32 for every type.
 
-    Each matrix is divided by its largest entry c, so that squares stay in float32's range; what
-    the contract says of a norm, then holds of c times the norm.
+    Each matrix is divided by its largest entry c, so that squares stay in float32's range. Limits
+    on norms in the contract therefore apply to c times the norm.
 
     Shapes: Q [... m n], v0 [n] -> Y [... m n].
     Source: Xie et al. 2021 (SoT), eq. 6 to 8.
@@ -45,9 +45,9 @@ def svpn_fast(opset: int = 20) -> onnx.FunctionProto:
 
 @dataclass(frozen=True)
 class _Scaled:
-    """Matrices and the start, both filled up with zeros to whole vectors.
+    """Matrices and the start vector, padded with zeros to whole vectors.
 
-    A zero matrix is added behind: in a batch of one, ONNX Runtime would sum in another order.
+    A zero matrix is appended: for a batch of one, ONNX Runtime would sum in another order.
     """
 
     shape: str  # b - 1, m and n
@@ -79,7 +79,7 @@ def _scaled(graph: BodyGraph) -> _Scaled:
 
 
 def _peel(graph: BodyGraph, scaled: _Scaled, alpha: str, steps: str, iterations: str) -> list[str]:
-    """Rest of x after the sum of s^alpha u v', and the last s.
+    """Return the rest of x, the sum of s^alpha u v', and the last s.
 
     Shapes: -> [b rows columns], [b rows columns], [b 1 1].
     """

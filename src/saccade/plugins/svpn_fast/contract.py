@@ -7,7 +7,7 @@ from saccade.plugins.contract import Attribute, Port, op
 from saccade.plugins.svpn.contract import ALPHA, spectral_norm
 from saccade.schema import Range
 
-# A vector shorter than it is not lengthened to 1.
+# A vector shorter than this is not normalized.
 SMALLEST_NORM = 1e-12
 
 
@@ -37,7 +37,10 @@ def svpn_fast(
     iterations: int = 1,
     epsilon: float = 1e-5,
 ) -> np.ndarray:
-    """Shapes: q [... m n], v0 [n] -> as q."""
+    """Approximate SvPN by power iterations from v0.
+
+    Shapes: q [... m n], v0 [n] -> as q.
+    """
     rest, start = np.asarray(q, np.float64).copy(), np.asarray(v0, np.float64)
     total = np.zeros_like(rest)
     s = np.zeros((*rest.shape[:-2], 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SvPNFast in torch: operator, gradient through the iteration, the form without a kernel."""
+"""SvPNFast in torch: operator, gradient through the iteration, implementation without kernels."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ from saccade.plugins import derivatives, dispatch
 from saccade.plugins.svpn_fast.contract import SMALLEST_NORM
 from saccade.plugins.svpn_fast.contract import svpn_fast as contract
 
-_COST = 4  # of an element, in elements of sparsemax
+_COST = 4  # per element, in elements of sparsemax
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -19,7 +19,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _power(s: Tensor, exponent: float) -> Tensor:
-    """s to a power, with slope 0 instead of infinity where nothing was found."""
+    """Compute a power of s, with slope 0 instead of infinity where s is 0."""
     positive = s > 0
     return torch.where(positive, torch.where(positive, s, 1) ** exponent, float(exponent == 0))
 
@@ -27,9 +27,9 @@ def _power(s: Tensor, exponent: float) -> Tensor:
 def _plain(
     q: Tensor, v0: Tensor, alpha: float, singular_values: int, iterations: int, epsilon: float
 ) -> Tensor:
-    """The iteration in operations that torch can differentiate.
+    """Run the iteration in operations that torch can differentiate.
 
-    Shapes: q [... m n], v0 [n], or with as many of q's leading axes as it likes -> as q.
+    Shapes: q [... m n], v0 [n], optionally with leading axes of q -> as q.
     """
     rest, total = q, torch.zeros_like(q)
     between = (1,) * (q.dim() - 1 - v0.dim())
@@ -71,9 +71,9 @@ def _forward(q: Tensor, v0: Tensor, *numbers: Any) -> Tensor:
 
 
 def _differentiable(q: Tensor, v0: Tensor, *numbers: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Both, in the type of the computation, and the answer as a function of them."""
+    """Return q and v0 in the type of the computation, and the answer as a function of them."""
     computed = dispatch.wide(q.dtype)
-    # An operator is called with autograd switched off below it; here it is the computation.
+    # Inside an operator, autograd is disabled; here it does the computation.
     key = torch._C.DispatchKey.AutogradFunctionality
     with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(key, False):
         q, v0 = (tensor.detach().to(computed).requires_grad_() for tensor in (q, v0))
@@ -89,7 +89,7 @@ def _backward(gradient: Tensor, q: Tensor, v0: Tensor, *numbers: Any) -> tuple[T
 
 
 def _along(moved_q: Tensor, moved_v0: Tensor, q: Tensor, v0: Tensor, *numbers: Any) -> Tensor:
-    """The answer's tangent: the gradient is linear in its cotangent, and its transpose is this."""
+    """Compute the answer's tangent as the transpose of the gradient's linear map."""
     if q.numel() == 0:
         return torch.zeros_like(q)
     key = torch._C.DispatchKey.AutogradFunctionality
@@ -148,7 +148,7 @@ def svpn_fast(
     iterations: int = 1,
     epsilon: float = 1e-5,
 ) -> Tensor:
-    """SvPN by a few power iterations from v0: the first values are found, the rest is scaled.
+    """Approximate SvPN by power iterations from v0: find the first values, scale the rest.
 
     Shapes: q [... m n], v0 [n] -> as q.
     Raises: ShapeError, SaccadeError (an attribute out of its range, another type).

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TVMax and MaskedTVMax as ONNX function bodies of standard operators.
 
-TensorRT sorts at most 3,840 cells, and so builds them for grids up to that size.
+TensorRT sorts at most 3,840 cells, so it can build them only for grids up to that size.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from saccade.plugins.tvmax.reference import MASKED_AT_MOST
 
 
 def groups(graph: BodyGraph, problem: Problem, u: str) -> str:
-    """The largest cell number of each cell's group [b 1 n]; edges inside the box join."""
+    """Return the largest cell number of each cell's group [b 1 n]; unsaturated edges join cells."""
     inside = graph("Less", graph("Abs", u), problem.limit)
     joined = graph("Cast", inside, to=TensorProto.FLOAT)
 
@@ -26,7 +26,7 @@ def groups(graph: BodyGraph, problem: Problem, u: str) -> str:
         ahead = inner("Concat", *problem.shifts.ahead(inner, label), axis=1)
         edges = inner("Mul", inner("Max", label, ahead), joined)
         after = inner("Max", label, *problem.shifts.around(inner, edges))
-        # A label is the number of a cell of the group, whose own label is as good or better.
+        # A label is the number of a cell in the group, whose own label is at least as large.
         for _jump in range(2):
             cell = inner("Cast", after, to=TensorProto.INT64)
             after = problem.pick(inner, after, cell)
@@ -38,11 +38,11 @@ def groups(graph: BodyGraph, problem: Problem, u: str) -> str:
 
 
 def group_averages(graph: BodyGraph, problem: Problem, x: str, label: str) -> str:
-    """Average of x over the cells of equal label [b 1 n].
+    """Return the average of x over the cells of equal label [b 1 n].
 
-    Not every runtime can add up while scattering, so cells are sorted by label: a group's sum is
-    the difference of the running sums at its ends, which are scattered to where its label points.
-    Summed are differences from the cell there: they are small, and so is the rounding.
+    Not every runtime can add while scattering, so cells are sorted by label. A group's sum is the
+    difference of the running sums at its ends, which are scattered to the cell of its label. The
+    sums are of differences from that cell, which are small, so rounding is small too.
     """
     n, cell = problem.shifts.n, graph("Cast", label, to=TensorProto.INT64)
     base = problem.pick(graph, x, cell)
@@ -56,7 +56,7 @@ def group_averages(graph: BodyGraph, problem: Problem, x: str, label: str) -> st
     early = graph("Slice", slot, [0], but_last, [2])
     late = graph("Slice", slot, [1], n, [2])
     same = graph("Equal", early, late)
-    # What is not the end of a group goes to one more slot, which nobody reads.
+    # Cells that are not the end of a group go to an extra slot, which is never read.
     last = graph("Slice", slot, but_last, n, [2])
     ends = graph("Concat", graph("Where", same, n, early), last, axis=2)
     starts = graph("Where", same, n, late)
@@ -72,15 +72,15 @@ def group_averages(graph: BodyGraph, problem: Problem, x: str, label: str) -> st
     return graph("Add", base, problem.pick(graph, average, cell))
 
 
-# Rounds before the first check, and how many more before each later one: a check costs about as
+# Rounds before the first check, and the increment before each later one: a check costs about as
 # much as ten rounds.
 _FIRST_ROUNDS, _MORE_ROUNDS = 12, 4
 
 
 def solve(graph: BodyGraph, problem: Problem, tolerance: str, max_iterations: str) -> list[str]:
-    """p [b 1 n] and a bound [b 1 1] on its distance from the solution.
+    """Return p [b 1 n] and a bound [b 1 1] on its distance from the solution.
 
-    Each pass of the loop is some rounds and one check; grids that met the tolerance keep their p.
+    Each pass of the loop has some rounds and one check. Grids within the tolerance keep their p.
     """
     dual = graph("Mul", problem.limit, 0.0)
     age = graph("ReduceSum", dual, [1, 2], keepdims=1)
@@ -126,10 +126,10 @@ def _in_box(graph: BodyGraph, problem: Problem, dual: str) -> str:
 def _rounds(
     graph: BodyGraph, problem: Problem, count: str, u: str, y: str, age: str
 ) -> Sequence[str]:
-    """Projected ascent on the dual from the extrapolated point y, with momentum.
+    """Run projected ascent on the dual from the extrapolated point y, with momentum.
 
-    `age` [b 1 1] counts rounds since a grid's last restart, which comes when a step goes back on
-    the momentum. The step 1/8 is one over the largest eigenvalue of DD'.
+    `age` [b 1 1] counts rounds since a grid's last restart. A grid restarts when a step points
+    against the momentum. The step 1/8 is one over the largest eigenvalue of DD'.
     """
     least = graph("Neg", problem.limit)
 
@@ -150,12 +150,12 @@ def _rounds(
 
 
 def _best_point(graph: BodyGraph, problem: Problem, u: str) -> tuple[str, str]:
-    """The better of x = z - D'u and its averages over groups, with its bound.
+    """Return the better of x = z - D'u and its averages over groups, with its bound.
 
     Any u in the box certifies any x: ||x - x*|| <= sqrt(2 gap), where the gap is
     1/2 ||z - D'u - x||^2 + sum over edges of (limit |d| - u d), d = x_i - x_j; both terms are
-    >= 0, so nothing cancels. The second cannot become small for x = z - D'u, whose fused cells
-    differ by rounding; for the averages it is 0 there.
+    >= 0, so nothing cancels. For x = z - D'u the second term cannot become small, because its fused
+    cells differ by rounding; for the averages it is 0 there.
     """
     x = problem.primal(graph, u)
     averages = group_averages(graph, problem, x, groups(graph, problem, u))
@@ -176,24 +176,23 @@ def _best_point(graph: BodyGraph, problem: Problem, u: str) -> tuple[str, str]:
 
 
 def _screened(graph: BodyGraph, problem: Problem, x: str, bound: str, threshold: str) -> Problem:
-    """The problem without the cells that cannot have a weight.
+    """Remove the cells that cannot have a weight from the problem.
 
-    The solution and its threshold are so near x and the threshold of x that a cell below it by
-    sqrt(2) times the bound stays below. What is left converges sooner, as weights rest on few
-    cells.
+    The solution and its threshold are so close to x and its threshold that a cell lower by sqrt(2)
+    times the bound stays below. The rest converges faster, because few cells have weights.
     """
     reach = graph("Add", graph("Mul", bound, 1.5), 1e-6)
     near = graph("GreaterOrEqual", x, graph("Sub", threshold, reach))
     return problem.without(graph, graph("And", problem.cells, near))
 
 
-# Runtimes add up a row in an order that depends on where in memory it starts; with rows of whole
-# vectors it is the same order for every grid of a batch.
+# Runtimes sum a row in an order that depends on its memory address; with rows of whole vectors, the
+# order is the same for every grid of a batch.
 _VECTOR = 8
 
 
 def tvmax(opset: int = 20) -> onnx.FunctionProto:
-    """Body of `saccade::TVMax`.
+    """Return the body of `saccade::TVMax`.
 
     Shapes: Z [... h w] -> P [... h w], error [...] (float32).
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 6, Proposition 1;
@@ -203,7 +202,7 @@ def tvmax(opset: int = 20) -> onnx.FunctionProto:
 
 
 def masked_tvmax(opset: int = 20) -> onnx.FunctionProto:
-    """Body of `saccade::MaskedTVMax`.
+    """Return the body of `saccade::MaskedTVMax`.
 
     Shapes: Z [... h w], sizes [... 2] int64 -> P [... h w], error [...] (float32).
     Source: as tvmax.
@@ -213,11 +212,11 @@ def masked_tvmax(opset: int = 20) -> onnx.FunctionProto:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Grids as rows [b 1 n], n padded to whole vectors."""
+    """Grids as rows [b 1 n], with n padded to whole vectors."""
 
     shape: str
     leading: str
-    cells: str  # h w, as a vector of one like the next
+    cells: str  # h w, as a vector of one number, like the next
     n: str
     z: str
     inside: str  # bool [1 1 n] or [b 1 n]
@@ -272,10 +271,10 @@ def _rows(graph: BodyGraph, sizes: str | None) -> _Rows:
 
 
 def _problem(graph: BodyGraph, rows: _Rows, lam: str) -> tuple[Problem, str]:
-    """The problem of the cells that may get a weight, and the grids that have no answer.
+    """Return the problem of the cells that may get a weight, and the grids without an answer.
 
-    A cell more than 1 + 8 lam under the maximum has no weight: x is at most 4 lam above z there
-    and 4 lam below the largest z somewhere, and sparsemax cuts 1 under the largest x.
+    A cell more than 1 + 8 lam below the maximum has no weight: x is at most 4 lam above z there and
+    at most 4 lam below the largest z somewhere, and sparsemax cuts at 1 below the largest x.
     """
     number = graph("Less", rows.z, float("inf"))
     bad = graph("And", rows.inside, graph("Not", number))

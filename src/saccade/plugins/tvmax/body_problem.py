@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grids as rows in the TVMax bodies: neighbours, and the problem of the cells that take part.
+"""Grids as rows in the TVMax bodies: neighbors, and the problem restricted to some cells.
 
-A grid is one row of cells [b 1 n], so that a neighbour is a shift of the row; the dual u [b 2 n]
-has a channel for the edge to the cell below and one for the edge to the cell on the right.
+A grid is one row of cells [b 1 n], so neighbors are shifts of the row. The dual u [b 2 n] has a
+channel for the edge to the cell below and one for the edge to the cell on the right.
 """
 
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ LOWEST = -3.4e38
 
 @dataclass(frozen=True)
 class Shifts:
-    """Neighbours of the cells of grids that are stored as one row; they wrap around at the ends.
+    """Neighbors of cells in grids that are stored as one row; they wrap around at the ends.
 
-    Edges that cross a border have the limit 0, so what comes around is never used.
+    Edges that cross a border have the limit 0, so wrapped values are never used.
     """
 
-    n: str  # cells of a row, padding included, as a vector of one
+    n: str  # cells of a row with padding, as a vector of one number
     below: tuple[str, str]  # start and end of the cells below, in two copies of the row
     right: tuple[str, str]
-    from_above: tuple[str, str]  # the same of what the edges into a cell carry, channel first
+    from_above: tuple[str, str]  # the same for values of the edges into a cell, channel first
     from_left: tuple[str, str]
 
     @classmethod
     def of(cls, graph: BodyGraph, n: str, width: str) -> "Shifts":
-        """`n` and `width` are vectors of one."""
+        """Make the shifts; `n` and `width` are vectors of one number."""
         above = graph("Sub", n, width)
         left = graph("Sub", n, [1])
         return cls(
@@ -46,20 +46,20 @@ class Shifts:
         )
 
     def ahead(self, graph: BodyGraph, cells: str) -> tuple[str, str]:
-        """Cells below each cell and right of it, each [b c n]."""
+        """Return the cells below and to the right of each cell, each [b c n]."""
         twice = graph("Concat", cells, cells, axis=2)
         down, right = (graph("Slice", twice, *cut, [2]) for cut in (self.below, self.right))
         return down, right
 
     def between(self, graph: BodyGraph, cells: str, edges: str) -> str:
-        """`edges` [b 2 n] where both ends are in `cells` (bool), otherwise 0."""
+        """Return `edges` [b 2 n] with both ends in `cells` (bool), and 0 for others."""
         present = graph("Cast", cells, to=TensorProto.FLOAT)
         ahead = graph("Concat", *self.ahead(graph, present), axis=1)
-        # Written as one product of both masks, TensorRT-RTX 1.7 cannot compile it for many sizes.
+        # As a single product of both masks, TensorRT-RTX 1.7 cannot compile this for many sizes.
         return graph("Mul", graph("Mul", edges, present), ahead)
 
     def around(self, graph: BodyGraph, edges: str) -> tuple[str, str, str, str]:
-        """Per cell its edges down, right, up and left, each [b 1 n]."""
+        """Return each cell's edges down, right, up and left, each [b 1 n]."""
         twice = graph("Concat", edges, edges, axis=2)
         up, left = (
             graph("Slice", twice, *cut, [1, 2]) for cut in (self.from_above, self.from_left)
@@ -72,30 +72,30 @@ class Shifts:
 class Problem:
     """min over x of 1/2 ||x - z||^2 + sum over edges of limit |x_i - x_j|."""
 
-    z: str  # [b 1 n], 0 in cells that take no part
+    z: str  # [b 1 n], 0 in excluded cells
     limit: str  # [b 2 n], lam or 0
-    cells: str  # bool [b 1 n]: those that take part
+    cells: str  # bool [b 1 n]: included cells
     index: str  # [b 1 n], the number of each cell, float32
-    first: str  # int64 [b 1 1], where each grid begins when all are one row
+    first: str  # int64 [b 1 1], where each grid starts if all are one row
     shifts: Shifts
 
     def primal(self, graph: BodyGraph, dual: str) -> str:
-        """z - D'u."""
+        """Return z - D'u."""
         down, right, up, left = self.shifts.around(graph, dual)
         return graph("Sub", graph("Sum", self.z, up, left), graph("Add", down, right))
 
     def pick(self, graph: BodyGraph, values: str, cell: str) -> str:
-        """`values` [b 1 n] at the cells numbered `cell` (int64 [b 1 n]) of the same grid.
+        """Return `values` [b 1 n] at the cells numbered `cell` (int64 [b 1 n]) of the same grid.
 
-        Not GatherElements: onnx's evaluator takes fewer than 32 numbers there.
+        GatherElements is not used: onnx's evaluator accepts fewer than 32 numbers there.
         """
         row = graph("Reshape", values, [-1])
         return graph("Gather", row, graph("Add", cell, self.first), axis=0)
 
     def without(self, graph: BodyGraph, cells: str) -> "Problem":
-        """Only `cells` take part: their edges to others are dropped, each for lam off z.
+        """Exclude all cells but `cells`; each removed edge lowers z of the remaining cell by lam.
 
-        For a cell whose x lies below that of its neighbour, this changes nothing above it.
+        If an excluded cell's x is below that of its neighbor, the neighbor's x does not change.
         """
         limit = self.shifts.between(graph, cells, self.limit)
         lost = graph("Sum", *self.shifts.around(graph, graph("Sub", self.limit, limit)))
@@ -104,9 +104,10 @@ class Problem:
 
 
 def projection(graph: BodyGraph, problem: Problem, x: str) -> tuple[str, str]:
-    """Sparsemax of the cells that take part, the others get 0; and its threshold [b 1 1].
+    """Return sparsemax of the included cells (0 for others), and its threshold [b 1 1].
 
-    Newton's method on the threshold, from below: it can only rise, so a row that has ended stays.
+    Newton's method on the threshold, from below: it can only rise, so a finished row does not
+    change.
     """
     masked = graph("Where", problem.cells, x, LOWEST)
     top = graph("ReduceMax", masked, [2], keepdims=1)
@@ -120,7 +121,7 @@ def projection(graph: BodyGraph, problem: Problem, x: str) -> tuple[str, str]:
 
     start = graph("Sub", graph("Mul", top, 0.0), 1.0)
     (threshold,) = graph.loop(problem.shifts.n, [(start, TensorProto.FLOAT)], rise)
-    # The last step is taken on the weights, which have digits that the threshold has not.
+    # The last step is done on the weights, which have more digits than the threshold.
     p = graph("Relu", graph("Sub", z, threshold))
     step = graph("Mul", graph("Sign", p), _newton_step(graph, p))
     return graph("Relu", graph("Sub", p, step)), graph("Add", top, threshold)

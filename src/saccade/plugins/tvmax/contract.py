@@ -7,7 +7,7 @@ from saccade.plugins.contract import Attribute, Port, op
 from saccade.plugins.tvmax.reference import masked_grids, whole_grids
 from saccade.schema import Range
 
-# What float32 arithmetic can certify; a smaller tolerance is raised to it there.
+# The smallest error that float32 can certify; there, a smaller tolerance is raised to it.
 SMALLEST_FLOAT32_TOLERANCE = 1e-5
 
 _ATTRIBUTES = (
@@ -16,7 +16,7 @@ _ATTRIBUTES = (
     Attribute("max_iterations", 2000, "a whole number >= 1", Range(1)),
 )
 _OUTPUTS = (Port("P", "... h w"), Port("error", "...", "float32"))
-# The reference is exact to 1e-9; an answer at the default tolerance is 1e-6 away at most.
+# The reference is exact to 1e-9; with the default tolerance, answers are at most 1e-6 away.
 _TOLERANCE = {"float64": 1e-6, "float32": 1e-5, "float16": 1e-3}
 
 
@@ -30,7 +30,10 @@ _TOLERANCE = {"float64": 1e-6, "float32": 1e-5, "float16": 1e-3}
 def tvmax(
     z: np.ndarray, *, lam: float = 0.01, tolerance: float = 1e-6, max_iterations: int = 2000
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Shapes: z [... h w] -> p [... h w], error [...]."""
+    """Compute sparse attention over each grid.
+
+    Shapes: z [... h w] -> p [... h w], error [...].
+    """
     return whole_grids(z, lam=lam)
 
 
@@ -49,5 +52,8 @@ def masked_tvmax(
     tolerance: float = 1e-6,
     max_iterations: int = 2000,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Shapes: z [... h w], sizes [... 2] -> p [... h w], 0 outside a grid; error [...]."""
+    """Compute TVMax of the top-left part of each grid.
+
+    Shapes: z [... h w], sizes [... 2] -> p [... h w], 0 outside that part; error [...].
+    """
     return masked_grids(z, sizes, lam=lam)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TVMax on any graph in torch: an accelerated dual iteration over the batch, groups, a bound.
+"""TVMax on any graph in torch: an accelerated dual iteration with fused groups and an error bound.
 
-The dual variable u gives each edge a flow of at most lam; x = z - D'u is what is left of z, and
-the answer is the simplex' nearest point to it. Everything is float64, batch first.
+The dual variable u gives each edge a flow of at most lam. What remains of z is x = z - D'u, and
+the answer is the point of the simplex nearest to x. Everything is float64, batch first.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -13,28 +13,31 @@ from torch import Tensor
 from saccade.plugins.sparsemax.eager import threshold
 from saccade.plugins.tvmax.reference import MASKED_AT_MOST
 
-# Weights that differ by no more are equal, and weights below the other are the rounding of a cell
-# on the threshold: at a tie, cells of equal weight are one group (Proposition 2).
+# Weights that differ by at most the first are equal, so that tied cells form one group (Proposition
+# 2). Weights below the second are rounding in a cell on the threshold.
 _EQUAL, _NO_WEIGHT = 1e-12, 1e-15
-# Rounds before the first look at the bound, and how the distance of looks grows.
+# Rounds before the bound is first computed, and how this interval grows.
 _FIRST_LOOK, _GROWTH = 8, 1.2
 
 
 @dataclass(frozen=True)
 class Edges:
-    """Pairs of vertices, and the maps from values of vertices to values of edges and back."""
+    """Edges of a graph, and the maps from vertex values to edge values and back."""
 
     vertices: int
     first: Tensor  # [e]
     second: Tensor  # [e]
-    exists: Tensor  # [e]: others are there for the layout's sake and never carry a flow
+    exists: Tensor  # [e]: the others only fill the layout and never carry a flow
 
     def differences(self, x: Tensor) -> Tensor:
-        """Shapes: x [b n] -> [b e]."""
+        """Return the difference across each edge.
+
+        Shapes: x [b n] -> [b e].
+        """
         return x[:, self.first] - x[:, self.second]
 
     def pulls(self, u: Tensor) -> Tensor:
-        """The transpose of `differences`.
+        """Apply the transpose of `differences`.
 
         Shapes: u [b e] -> [b n].
         """
@@ -42,7 +45,7 @@ class Edges:
         return out.index_add_(1, self.first, u).index_add_(1, self.second, u, alpha=-1)
 
     def step(self) -> float:
-        """One over a bound of the largest eigenvalue of D D'."""
+        """One over a bound on the largest eigenvalue of D D'."""
         present = self.exists.to(torch.int64)
         degree = self.first.new_zeros(self.vertices)
         degree.index_add_(0, self.first, present).index_add_(0, self.second, present)
@@ -50,7 +53,7 @@ class Edges:
         return 1 / max(1, int(both.max())) if len(both) else 1.0
 
     def components(self, fused: Tensor) -> Tensor:
-        """The smallest vertex that each vertex is connected with by fused edges.
+        """Return the smallest vertex that each vertex is connected to by fused edges.
 
         Shapes: fused [b e], bool -> [b n].
         """
@@ -61,7 +64,7 @@ class Edges:
             here, there = labels.gather(1, ends[0]), labels.gather(1, ends[1])
             lower = torch.where(fused, torch.minimum(here, there), n)
             numbers = labels
-            # The ends themselves, and what they were joined with before.
+            # The ends themselves, and the vertices that they were joined with before.
             for target in (*ends, here, there):
                 numbers = numbers.scatter_reduce(1, target, lower, "amin")
             numbers = numbers.gather(1, numbers)
@@ -72,7 +75,7 @@ class Edges:
 
 @dataclass(frozen=True)
 class GridEdges(Edges):
-    """The neighbours in an h x w grid: slices instead of look-ups."""
+    """The edges of an h x w grid, with slices instead of index lookups."""
 
     h: int
     w: int
@@ -93,7 +96,7 @@ class GridEdges(Edges):
 
 
 def grid_edges(h: int, w: int, device: torch.device) -> GridEdges:
-    """Each cell's edge down and its edge to the right."""
+    """Return each cell's edge down and its edge to the right."""
     cell = torch.arange(h * w, device=device)
     down, right = cell < (h - 1) * w, cell % w < w - 1
     second = torch.cat([torch.where(down, cell + w, cell), torch.where(right, cell + 1, cell)])
@@ -102,11 +105,11 @@ def grid_edges(h: int, w: int, device: torch.device) -> GridEdges:
 
 @dataclass(frozen=True)
 class _Problem:
-    """The samples still open: inputs, and where the iteration stands."""
+    """The unfinished samples: inputs and state of the iteration."""
 
-    index: Tensor  # [b], place in the batch
+    index: Tensor  # [b], position in the batch
     z: Tensor  # [b n]
-    cells: Tensor  # [b n], which vertices take part
+    cells: Tensor  # [b n], which vertices are included
     bound: Tensor  # [b e], largest flow
     u: Tensor  # [b e], flow
     ahead: Tensor  # [b e], flow extrapolated
@@ -121,10 +124,10 @@ class _Problem:
 def solve(
     z: Tensor, inside: Tensor, edges: Edges, lam: float, tolerance: float, max_iterations: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights, a bound of their Euclidean error, and the fused group of each vertex.
+    """Return the weights, a bound on their Euclidean error, and the fused group of each vertex.
 
     Shapes: z [b n], inside [b n] (which vertices are part of the sample)
-        -> p [b n] float64, error [b] float64, groups [b n] int32 (-1: takes no part).
+        -> p [b n] float64, error [b] float64, groups [b n] int32 (-1: not included).
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), Propositions 1 and 2;
         Beck and Teboulle 2009 (fast gradient-based total variation), section 4.
     """
@@ -134,7 +137,7 @@ def solve(
     broken |= inside.any(1) & ~(inside & free).any(1)
     cells = inside & free & ~broken[:, None]
     masked = (inside & ~free).double()
-    # A masked neighbour pulls with all of lam.
+    # A masked neighbor pulls with the full lam.
     z = z.masked_fill(~cells, 0) + lam * edges.pulls(edges.differences(masked))
     together = cells[:, edges.first] & cells[:, edges.second] & edges.exists
     idle = ~cells.any(1, keepdim=True)
@@ -172,7 +175,7 @@ def _iterate(
         better = bound < error[problem.index]
         rows = problem.index[better]
         p[rows], error[rows], groups[rows] = solution[better], bound[better], joined[better]
-        # A sample that is done is left alone, so that others do not change it.
+        # A finished sample is not processed any more, so that others do not affect it.
         problem = problem.kept(bound > tolerance)
         if done == max_iterations or len(problem.index) == 0:
             return p, error, groups
@@ -186,7 +189,7 @@ def _round(now: _Problem, edges: Edges, step: float) -> _Problem:
     x = now.z - edges.pulls(now.ahead)
     u = torch.clamp(now.ahead + step * edges.differences(x), -now.bound, now.bound)
     moved = u - now.u
-    # Momentum that points back is dropped (O'Donoghue and Candes 2015).
+    # Momentum against the step is dropped (O'Donoghue and Candes 2015).
     turned = ((now.ahead - u) * moved).sum(1, keepdim=True) > 0
     age = torch.where(turned, 1, (1 + torch.sqrt(1 + 4 * now.age**2)) / 2)
     momentum = torch.where(turned, 0, (now.age - 1) / age)
@@ -194,7 +197,7 @@ def _round(now: _Problem, edges: Edges, step: float) -> _Problem:
 
 
 def _certified(now: _Problem, edges: Edges, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The better of the point that u gives and the same with its groups averaged."""
+    """Return the better of the point from u and the same with averaged groups."""
     x = now.z - edges.pulls(now.u)
     groups = edges.components(now.u.abs() < now.bound)
     size = torch.zeros_like(x).scatter_add_(1, groups, torch.ones_like(x))
@@ -205,7 +208,7 @@ def _certified(now: _Problem, edges: Edges, tolerance: float) -> tuple[Tensor, T
     bounds = []
     for p in (plain, fused):
         steps = edges.differences(p)
-        # The gap of the primal value at p and the dual value at u, each term >= 0.
+        # The gap between the primal value at p and the dual value at u; each term is >= 0.
         gap = 0.5 * (p - plain).square().sum(1) + (p * below).sum(1)
         gap += (now.bound * steps.abs() - now.u * steps).clamp_(min=0).sum(1)
         bounds.append((2 * gap).sqrt())
@@ -215,7 +218,7 @@ def _certified(now: _Problem, edges: Edges, tolerance: float) -> tuple[Tensor, T
 
 
 def _nearest(x: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """The simplex' nearest point, and how far each cell is below its threshold."""
+    """Return the nearest point of the simplex, and how far each cell is below the threshold."""
     z = x.masked_fill(~cells, -torch.inf)
     z = z - z.amax(1, keepdim=True)
     above = z - threshold(z)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TVMax and MaskedTVMax in torch: operators, the gradient by groups, the form without kernels."""
+"""TVMax and MaskedTVMax in torch: operators, gradient, implementation without kernels."""
 
 import math
 import warnings
@@ -18,11 +18,11 @@ from saccade.plugins.tvmax.contract import masked_tvmax as masked_contract
 from saccade.plugins.tvmax.contract import tvmax as contract
 
 Answer = tuple[Tensor, Tensor, Tensor]
-_COST = 256  # of a cell, in elements of sparsemax
+_COST = 256  # per cell, in elements of sparsemax
 
 
 class ToleranceWarning(RuntimeWarning):
-    """Some grids ran out of iterations; their bound is in `error`."""
+    """Some grids did not converge within max_iterations; `error` has their bounds."""
 
 
 @dispatch.bfloat16_in_float32
@@ -32,7 +32,7 @@ def _solved(
     *attributes: Any,
     groups: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Weights, bound and (if asked for) groups, by the kernel or by the torch form."""
+    """Compute weights, bound and (optionally) groups, with the kernel or in torch."""
     op, inputs = _contract_of(sizes)
     dispatch.checked(op, z, *inputs, **dict(zip(op.attributes, attributes, strict=True)))
     _check_sizes(z, sizes)
@@ -66,7 +66,7 @@ def _check_sizes(z: Tensor, sizes: Tensor | None) -> None:
     if bool(wrong.any()):
         raise SaccadeError(
             f"{masked_contract.name}: sizes has {flat[wrong][0].tolist()}, expected 0 to {h} rows "
-            f"and 0 to {w} columns. Give the part of each grid that takes part."
+            f"and 0 to {w} columns. Pass height and width of the included part of each grid."
         )
 
 
@@ -114,20 +114,24 @@ def _torch_form(
 def warn_above(
     error: Tensor, tolerance: float, max_iterations: int, name: str, dtype: torch.dtype
 ) -> None:
-    """One warning a process (as Python's filters have it) where a bound is too large."""
+    """Warn if a bound is too large; by default Python shows the warning once per process."""
     if dtype != torch.float64:
         tolerance = max(tolerance, SMALLEST_FLOAT32_TOLERANCE)
     if bool((error > tolerance).any()):
         warnings.warn(
-            f"{name}: some grids are not known to be within {tolerance:g} of the answer after "
-            f"max_iterations={max_iterations}. Raise it or the tolerance; `error` has the bounds.",
+            f"{name}: after max_iterations={max_iterations}, some grids may be more than "
+            f"{tolerance:g} from the answer; `error` has the bounds. Raise max_iterations or the "
+            "tolerance.",
             ToleranceWarning,
             stacklevel=2,
         )
 
 
 def _backward(gradient: Tensor, p: Tensor, groups: Tensor) -> Tensor:
-    """Shapes: p, groups [... n], gradient with the same cells in any shape -> as gradient."""
+    """Compute the gradient of the logits.
+
+    Shapes: p, groups [... n], gradient with the same cells in any shape -> as gradient.
+    """
     shape, given, computed = gradient.shape, p.dtype, dispatch.wide(p.dtype)
     p, gradient = p.to(computed).contiguous(), gradient.to(computed).reshape(p.shape).contiguous()
     groups = groups.contiguous()
@@ -142,7 +146,7 @@ def _backward(gradient: Tensor, p: Tensor, groups: Tensor) -> Tensor:
 
 
 def _group_rule(p: Tensor, groups: Tensor, gradient: Tensor) -> Tensor:
-    """Sparsemax's rule, then the mean of each group.
+    """Apply sparsemax's rule, then average each group.
 
     Shapes: p, groups, gradient [... n] -> the same.
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), Algorithm 1.
@@ -180,8 +184,8 @@ MASKED_OPERATOR = dispatch.define(
     _two_of,
     lambda *arguments: _fake(masked_contract, *arguments),
 )
-# What the two become where a gradient is wanted: the backward pass needs the groups. It has the
-# gradient itself, for a second transform around the one that wanted the first.
+# Used instead of the two operators if a gradient is needed: the backward pass needs the groups. It
+# has a gradient too, for a second transform around the first.
 WITH_GROUPS = dispatch.define(
     "tvmax_with_groups",
     "(Tensor z, Tensor? sizes, float lam, float tolerance, int max_iterations)"
@@ -217,7 +221,7 @@ derivatives.differentiate(
 )
 derivatives.differentiate(MASKED_OPERATOR, BACKWARD, _keeping_two, constant=(1,))
 derivatives.differentiate(WITH_GROUPS, BACKWARD, _keeping, constant=(1, 2))
-# The support is a union of groups, so the Jacobian is symmetric: its gradient is the same rule.
+# The support is a union of groups, so the Jacobian is symmetric and its gradient the same rule.
 derivatives.differentiate(
     BACKWARD,
     BACKWARD,
@@ -230,7 +234,7 @@ for operator in (OPERATOR, MASKED_OPERATOR):
 def tvmax(
     z: Tensor, *, lam: float = 0.01, tolerance: float = 1e-6, max_iterations: int = 2000
 ) -> tuple[Tensor, Tensor]:
-    """Sparse attention over a grid whose neighbouring cells like to be equal, and its bound.
+    """Compute sparse attention over a grid that favors equal neighbors, and its error bound.
 
     Shapes: z [... h w] -> p [... h w], error [...] float32 (without a gradient).
     Raises: ShapeError, SaccadeError (an attribute out of its range, another type).
@@ -250,7 +254,7 @@ def masked_tvmax(
     tolerance: float = 1e-6,
     max_iterations: int = 2000,
 ) -> tuple[Tensor, Tensor]:
-    """TVMax of the top-left part of each grid, 0 elsewhere.
+    """Compute TVMax of the top-left part of each grid, and 0 elsewhere.
 
     Shapes: z [... h w], sizes [... 2] (height, width) -> p [... h w], error [...] float32.
     Raises: ShapeError, SaccadeError (sizes that do not fit, an attribute, another type).

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generalized fused sparse attention: TVMax on any graph instead of a grid."""
+"""Generalized fused sparse attention, which is TVMax on any graph."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ def _checked(z: Tensor, edges: Tensor, *attributes: Any) -> None:
     if edges.dim() != 2 or edges.shape[1] != 2 or edges.dtype != torch.int64:
         raise ShapeError(
             f"{_NAME}: edges is {dispatch.name_of(edges.dtype)} {list(edges.shape)}, expected "
-            "int64 [e 2]: a row names the two vertices of an edge."
+            "int64 [e 2], where each row has the two vertices of an edge."
         )
 
 
@@ -39,13 +39,13 @@ def _check_values(edges: Tensor, n: int) -> None:
     if len(loops):
         raise SaccadeError(
             f"{_NAME}: edges has {loops[0].tolist()}, expected two different vertices. "
-            "Leave such rows out: they cost nothing."
+            "Leave such rows out: they have no effect."
         )
     pairs, times = edges.sort(1).values.unique(dim=0, return_counts=True)
     if len(pairs) < len(edges):
         raise SaccadeError(
             f"{_NAME}: edges has {pairs[times > 1][0].tolist()} more than once, expected each pair "
-            "once, in either direction. torch.unique(edges.sort(1).values, dim=0) leaves one."
+            "once, in either direction. Use torch.unique(edges.sort(1).values, dim=0)."
         )
 
 
@@ -101,14 +101,14 @@ def gfusedmax(
     max_iterations: int = 2000,
     return_error: bool = False,
 ) -> Any:
-    """The minimiser over the simplex of 1/2 ||p - z||^2 + lam sum over edges of |p_i - p_j|.
+    """Minimize 1/2 ||p - z||^2 + lam sum over edges of |p_i - p_j| over the simplex.
 
-    On a grid's edges it is TVMax, on a chain the 1D fused case, without edges sparsemax. A
-    vertex of -1e8 or less is masked, as in TVMax.
+    With a grid's edges this is TVMax, with a chain 1D fused attention, without edges sparsemax. A
+    vertex with a logit of -1e8 or less is masked, as in TVMax.
 
     Shapes: z [... n], edges [e 2] int64, each pair once -> p [... n]; with return_error also a
-        bound of its Euclidean error [...].
-    Units:  z are logits, lam is in logits; tolerance and error are Euclidean distances of p.
+        bound on its Euclidean error [...].
+    Units: z are logits, lam is in logits; tolerance and error are Euclidean distances of p.
     Raises: ShapeError, SaccadeError (a vertex out of range, a loop, a pair twice, an attribute).
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 7, Propositions 1, 2.
     """

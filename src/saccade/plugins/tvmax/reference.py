@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """TVMax in NumPy float64: exact up to rounding, by splitting the grid along minimum cuts.
 
-A set of cells that is fused in the solution has the mean m of its supplies, and the surplus over m
-can be routed to the cells below m through its edges, each of which carries at most lam. Where the
-surplus cannot be routed, the minimum cut separates cells above m from cells at most m: its edges
-are saturated, and both sides are solved on their own (Chambolle and Darbon 2009, section 4).
+A set of cells that is fused in the solution has the mean m of its supplies: the surplus over m can
+be routed to the cells below m through its edges, each with a flow of at most lam. If the surplus
+cannot be routed, the minimum cut separates cells above m from cells of at most m. The edges of the
+cut are saturated, and both sides are solved separately (Chambolle and Darbon 2009, section 4).
 """
 
 from collections import deque
@@ -14,17 +14,17 @@ import numpy as np
 
 from saccade.errors import SaccadeError
 
-# A logit at or below it is a masked cell, as official code writes one (-1e9).
+# A cell with a logit of at most this is masked; the official code uses -1e9.
 MASKED_AT_MOST = -1e8
 # Surpluses below this fraction of the largest number count as routed.
 _ROUTED = 1e-13
-# A weight below this fraction is the rounding of a cell that lies on the threshold: a tie keeps it
-# out of the support, which the gradient sees.
+# A weight below this fraction is rounding in a cell on the threshold. Such a tie is not part of the
+# support, which matters for the gradient.
 _NO_WEIGHT = 1e-15
 
 
 class _Network:
-    """Supplies on the vertices of a graph, and a flow of at most `lam` along each edge."""
+    """Supplies on the vertices of a graph, with a flow of at most `lam` along each edge."""
 
     def __init__(self, supplies: np.ndarray, edges: np.ndarray, lam: float) -> None:
         self.supplies, self.edges, self.lam = supplies.tolist(), edges.tolist(), lam
@@ -37,7 +37,7 @@ class _Network:
             self.near[j].append((edge, i, -1))
 
     def value(self, i: int) -> float:
-        """Rest of the supply of i when the flow has left and entered."""
+        """Return the rest of the supply of i after all flows out of and into it."""
         return self.supplies[i] - sum(sign * self.flow[edge] for edge, _, sign in self.near[i])
 
     def _inside(self, i: int) -> list[tuple[int, int, int]]:
@@ -46,7 +46,7 @@ class _Network:
         ]
 
     def pieces(self, vertices: Sequence[int]) -> list[list[int]]:
-        """The connected parts of a set, each numbered by its first vertex."""
+        """Return the connected parts of a set of vertices, ordered by their first vertex."""
         pieces, left = [], set(vertices)
         for i in vertices:
             self.member[i] = -1
@@ -65,7 +65,7 @@ class _Network:
         return pieces
 
     def above_mean(self, piece: list[int]) -> list[int]:
-        """Routes what it can to the mean; the source side of the minimum cut, empty if fused."""
+        """Route surplus to the mean; return the source side of the minimum cut, empty if fused."""
         kept = [self.value(i) for i in piece]
         mean = float(np.mean(kept))
         surplus = {i: value - mean for i, value in zip(piece, kept, strict=True)}
@@ -124,7 +124,7 @@ class _Network:
 def fused(
     supplies: np.ndarray, edges: np.ndarray, lam: float
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """The fused signal approximator of a graph: value and group of each vertex, duality gap.
+    """Solve the fused signal approximator of a graph: value and group per vertex, duality gap.
 
     Shapes: supplies [n], edges [e 2] -> values [n], groups [n] (number of the first vertex).
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 4, Proposition 2.
@@ -152,7 +152,10 @@ def fused(
 
 
 def grid_edges(h: int, w: int) -> np.ndarray:
-    """Shapes: -> [e 2], pairs of neighbours in an h x w grid, row-major."""
+    """Return the pairs of neighbors in an h x w grid, row-major.
+
+    Shapes: -> [e 2].
+    """
     at = np.arange(h * w).reshape(h, w)
     down = np.stack([at[:-1].ravel(), at[1:].ravel()], 1)
     right = np.stack([at[:, :-1].ravel(), at[:, 1:].ravel()], 1)
@@ -177,7 +180,7 @@ def _solved(z: np.ndarray, lam: float) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def prox(z: np.ndarray, lam: float) -> np.ndarray:
-    """Total-variation proximal point of one grid; -inf at masked cells.
+    """Compute the total-variation proximal point of one grid; -inf at masked cells.
 
     Shapes: z [h w] -> same.
     """
@@ -185,7 +188,7 @@ def prox(z: np.ndarray, lam: float) -> np.ndarray:
 
 
 def groups(z: np.ndarray, lam: float) -> np.ndarray:
-    """The fused group of each cell of one grid: index of its first cell; -1 if masked or NaN.
+    """Return the fused group of each cell: the index of its first cell, -1 if masked or NaN.
 
     Shapes: z [h w] -> same, int64.
     """
@@ -196,7 +199,7 @@ def _sparsemax(values: np.ndarray) -> np.ndarray:
     flat = values.ravel() - values.max()
     ordered = np.sort(flat)[::-1]
     sums = np.cumsum(ordered) - 1
-    # Cells on the threshold count or not, as rounding has it: any number of them gives the same.
+    # Rounding decides whether cells on the threshold count; the result is the same either way.
     support = np.count_nonzero(np.arange(1, flat.size + 1) * ordered > sums)
     weights = values - values.max() - sums[support - 1] / support
     return np.where(weights > _NO_WEIGHT * max(1.0, abs(values.max())), weights, 0.0)
@@ -212,7 +215,7 @@ def _one(z: np.ndarray, lam: float) -> tuple[np.ndarray, float]:
 
 
 def whole_grids(z: np.ndarray, *, lam: float) -> tuple[np.ndarray, np.ndarray]:
-    """TVMax of each grid, and a bound of its Euclidean error.
+    """Compute TVMax of each grid, and a bound on its Euclidean error.
 
     Shapes: z [... h w] -> p [... h w], error [...].
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), Proposition 1.
@@ -222,7 +225,7 @@ def whole_grids(z: np.ndarray, *, lam: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def masked_grids(z: np.ndarray, sizes: np.ndarray, *, lam: float) -> tuple[np.ndarray, np.ndarray]:
-    """TVMax of the top-left part of each grid, 0 elsewhere.
+    """Compute TVMax of the top-left part of each grid, and 0 elsewhere.
 
     Shapes: z [... h w], sizes [... 2] (height, width) -> p [... h w], error [...].
     Raises: SaccadeError if a size does not fit into the grid.
@@ -232,7 +235,7 @@ def masked_grids(z: np.ndarray, sizes: np.ndarray, *, lam: float) -> tuple[np.nd
         wrong = sizes[((sizes < 0) | (sizes > (h, w))).any(-1)][0].tolist()
         raise SaccadeError(
             f"saccade::MaskedTVMax: sizes has {wrong}, expected 0 to {h} rows and 0 to {w} "
-            "columns. Give the height and width of the part of each grid that takes part."
+            "columns. Pass height and width of the included part of each grid."
         )
     p, error = np.zeros(z.shape), np.zeros(z.shape[:-2])
     for index in np.ndindex(*z.shape[:-2]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Score and speed of every variant of an artefact folder, in process and through a server."""
+"""Measure score and speed of every variant of an artefact folder, with and without a server."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -38,21 +38,21 @@ from saccade.serving.repository.installation import check_installation, find_ins
 from saccade.serving.repository.runtimes.registry import served_runtime
 
 DISTINCT_REQUESTS = 64
-IN_PROCESS_SHARE = 1 / 6  # of the seconds a point, for each of the seven batch sizes
+IN_PROCESS_SHARE = 1 / 6  # of the seconds per point, for each of the seven batch sizes
 Samples = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Report of a benchmark; report.json in its folder holds the raw samples as well."""
+    """Report of a benchmark. The report.json in its folder also contains the raw samples."""
 
     folder: Path
     full: dict[str, Any]
-    frontier: Path | None = None  # of the folder that was measured
-    narrower: tuple[str, ...] = ()  # what frontier.json has more of, which is therefore kept
+    frontier: Path | None = None  # frontier.json of the measured folder
+    narrower: tuple[str, ...] = ()  # why an existing, larger frontier.json was kept
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures without the raw samples and the pictures."""
+        """Return the figures without the raw samples and the images."""
         variants = [
             {key: value for key, value in variant.items() if key != "samples"}
             for variant in self.full["variants"]
@@ -64,7 +64,7 @@ class BenchReport:
         return data
 
     def to_text(self) -> Any:
-        """The tables, for a terminal."""
+        """Return the tables for a terminal."""
         from rich.console import Group
         from rich.text import Text
 
@@ -73,9 +73,9 @@ class BenchReport:
 
     def _kept(self) -> str:
         return (
-            f"{self.frontier}: kept as it was, since it contains a larger measurement: "
-            f"{'; '.join(self.narrower)}. This one is in {self.folder} alone. To replace the "
-            "larger one, run the command again with --replace-frontier."
+            f"{self.frontier}: was not changed, because it contains a larger measurement: "
+            f"{'; '.join(self.narrower)}. This measurement is in {self.folder} only. To replace "
+            "the larger one, run the command again with --replace-frontier."
         )
 
 
@@ -85,22 +85,22 @@ def bench(
     *,
     progress: Report | None = bar,
 ) -> BenchReport | RunningReport:
-    """Measure every variant, write the report, and set the folder's frontier.json.
+    """Measure every variant, write the report, and update the folder's frontier.json.
 
-    With `options.url` and no folder, the variants of a server that runs already; no frontier is
-    written then, since nobody knows here what that server's machine is.
-    A frontier.json with a larger measurement of the same (more samples, through a server) is left
-    as it is, unless the options ask to replace it.
-    Nothing is written before everything is measured: an interrupted run leaves the previous
-    report and frontier as they were.
-    Raises: SaccadeError for data or a folder that does not fit, ServerFailed if the server does.
+    With `options.url` instead of a folder, the variants of a running server are measured. No
+    frontier is written then, because the server's machine is unknown here. A frontier.json with a
+    larger measurement of the same variants (more samples, through a server) is kept, unless the
+    options request to replace it. Nothing is written before everything is measured: an interrupted
+    run leaves the previous report and frontier unchanged.
+
+    Raises: SaccadeError for unsuitable data or folders, ServerFailed if the server fails.
     """
     refuse_existing(options.out, force=options.force)
     if (folder is None) == (options.url is None):
         found = "both" if folder else "neither"
         raise SaccadeError(
-            f"found {found}, expected a folder of artefacts or --url HOST:PORT of a server that "
-            "runs. Give one of them: saccade bench FOLDER --out REPORT"
+            f"found {found}, expected a folder of artefacts or --url HOST:PORT of a running "
+            "server. Pass one of them: saccade bench FOLDER --out REPORT"
         )
     with reporting(progress):
         if folder is None:
@@ -141,7 +141,7 @@ def _bench(workload: "_Workload", options: BenchOptions) -> BenchReport:
     full["examples"] = shown_examples(workload.models, options, workload.results)
     with new_folder(options.out, force=options.force) as out:
         report.write_report(full, out)
-        # Before the report appears: a run that was killed between can be repeated as it was.
+        # Before the report appears: after a kill in between, the same command can be repeated.
         narrower: tuple[str, ...] = ()
         try:
             workload.folder.merge(entries, over_larger=options.replace_frontier)
@@ -152,7 +152,7 @@ def _bench(workload: "_Workload", options: BenchOptions) -> BenchReport:
 
 @dataclass(frozen=True)
 class _Workload:
-    """Workload: variants under measurement, their scores, and their requests."""
+    """The variants to measure, their scores, and their requests."""
 
     folder: ArtefactFolder
     models: Sequence[EvaluatedModel]
@@ -162,11 +162,14 @@ class _Workload:
 
 
 def check_served_here(runtime: Runtime) -> None:
-    """Raises: SaccadeError if no server of this machine runs what this runtime does."""
+    """Check that the bundled server can run the runtime's files here.
+
+    Raises: SaccadeError if it cannot.
+    """
     if runtime.served is None or not served_runtime(runtime.name).bundled:
         raise SaccadeError(
-            f"--runtime {runtime.name}: the bundled server does not run it. Measure it without a "
-            "server: --no-server"
+            f"--runtime is {runtime.name}, but the bundled server does not have this runtime. To "
+            "measure it without a server, pass --no-server."
         )
     check_installation(find_installation())
 
@@ -210,7 +213,7 @@ def _through_servers(
     samples: Samples,
     advance: Advance,
 ) -> tuple[str, tuple[Entry, ...]]:
-    """The server's version, and the entries with what was measured through it."""
+    """Measure through servers; return the server's version and the entries with the figures."""
     precision = {entry.variant: entry.precision for entry in entries}
     load_results: dict[str, dict[served.Place, list[LoadResult]]] = {name: {} for name in precision}
     kernels = workload.ops == "kernels"

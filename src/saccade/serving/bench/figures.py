@@ -1,42 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report's figures in words: scores in their unit, and what the budget saves."""
+"""A report's figures as text: scores in their unit, and what the budget saves."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from saccade.exporter.artefact.frontier import ROUNDS
 
-# `fraction` is what files of the first release say.
+# Files of the first release have `fraction`.
 _SHARES = ("share", "fraction")
-# Units that say no more than the score's name.
-_BUSY = 0.5  # of the cores: an idle machine is far below
-_STEADY = 1.25  # rounds that differ by no more are usual
+_BUSY = 0.5  # load per core; an idle machine is far below
+_STEADY = 1.25  # rounds usually differ by no more than this ratio
+# Units that add nothing to the score's name.
 _PLAIN = ("index", "CIDEr-D")
 
 
 def is_share(score: dict[str, Any]) -> bool:
-    """True if the score is a share in [0, 1], shown in per cent."""
+    """Return whether the score is a share in [0, 1], shown as a percentage."""
     return score["unit"] in _SHARES
 
 
 def shown(score: dict[str, Any], value: float) -> float:
-    """A value of this score as it is printed and drawn: shares in per cent."""
+    """Return a value of this score as it is printed and drawn: shares as percentages."""
     return 100 * value if is_share(score) else value
 
 
 def score_text(score: dict[str, Any]) -> str:
-    """The value with its sign."""
+    """Return the value with a percent sign if it is a share."""
     value = shown(score, score["value"])
     return f"{value:.2f} %" if is_share(score) else f"{value:.3f}"
 
 
 def bare_text(score: dict[str, Any]) -> str:
-    """The value under a heading that names the unit."""
+    """Return the value for a column whose heading has the unit."""
     return score_text(score).removesuffix(" %")
 
 
 def interval_text(score: dict[str, Any]) -> str:
-    """The 95 % interval."""
+    """Return the 95 % interval."""
     if score["interval"] is None:
         return "-"
     low, high = (shown(score, bound) for bound in score["interval"])
@@ -46,7 +46,7 @@ def interval_text(score: dict[str, Any]) -> str:
 
 
 def heading(score: dict[str, Any]) -> str:
-    """The name of the score with its unit."""
+    """Return the name of the score with its unit."""
     if is_share(score):
         return f"{score['name']} %"
     if score["unit"] in _PLAIN or score["unit"] == score["name"]:
@@ -55,7 +55,7 @@ def heading(score: dict[str, Any]) -> str:
 
 
 def throughput_of(variant: dict[str, Any]) -> tuple[float, str]:
-    """The throughput that stands for a variant, and where it was measured.
+    """Return the throughput that represents a variant, and where it was measured.
 
     Units: inferences per second.
     """
@@ -75,27 +75,30 @@ def _speed_point(variant: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def noise_text(report: dict[str, Any]) -> str:
-    """What made speeds uncertain: a busy machine, or rounds that differ; empty without either."""
+    """Return a warning if the machine was busy or the rounds differ much, else an empty string."""
     machine, found = report["machine"], []
     load, cores = machine.get("load_average", 0.0), machine.get("cores", 1)
     if load > _BUSY * cores:
         of = f"{cores} core{'s' * (cores != 1)}"
-        found.append(f"the load average was {load:.1f} on {of} when it began")
+        found.append(f"the load average was {load:.1f} on {of} at the start")
     spread = max((_spread(variant) for variant in report["variants"]), default=1.0)
     if spread > _STEADY:
         found.append(f"rounds of one variant differ by up to {spread:.1f} times")
     if not found:
         return ""
-    return f"Noisy machine: {' and '.join(found)}. Repeat on an idle one before you trust speeds."
+    return (
+        f"Noisy machine: {' and '.join(found)}. Measure again on an idle machine before you trust "
+        "the speeds."
+    )
 
 
 def has_rounds(variants: Sequence[dict[str, Any]]) -> bool:
-    """True if costs were compared by their rounds, and not by one figure, as by older releases."""
+    """Return whether costs were compared by rounds; older releases compared single figures."""
     return all(_speed_point(variant)[0].get(ROUNDS) for variant in variants)
 
 
 def _spread(variant: dict[str, Any]) -> float:
-    """The fastest round by the slowest, of the throughput that stands for a variant."""
+    """Return the ratio of the fastest to the slowest round of a variant's throughput."""
     rates = _speed_point(variant)[0].get(ROUNDS, ())
     if cost := variant.get("costs", {}).get("throughput"):
         rates = cost["least"], cost["most"]
@@ -103,23 +106,23 @@ def _spread(variant: dict[str, Any]) -> float:
 
 
 def ops_text(report: dict[str, Any]) -> str:
-    """Execution of custom ops, where a variant has any; reports of older releases do not say it."""
+    """Return how custom ops ran, if there are any; reports of older releases do not have it."""
     kinds = sorted({variant["ops"] for variant in report["variants"] if variant.get("ops")})
     return f"custom ops by {' and '.join(kinds)}" if kinds else ""
 
 
 def saves_bytes(variant: dict[str, Any]) -> bool:
-    """True if the budget saves bytes of an embedding rather than time."""
+    """Return whether the budget saves bytes of an embedding rather than time."""
     return variant.get("embedding_bytes") is not None
 
 
 def cost_of(variant: dict[str, Any]) -> float:
-    """Cost that places a variant on the picture: bytes an embedding, or inferences per second."""
+    """Return a variant's place in the image: bytes per embedding, or inferences per second."""
     return float(variant["embedding_bytes"]) if saves_bytes(variant) else throughput_of(variant)[0]
 
 
 def works(variant: dict[str, Any]) -> list[tuple[str, dict[str, Any], dict[str, Any] | None]]:
-    """Each kind of request: how it is called, and its figures in process and through gRPC."""
+    """Return each kind of request: its title, and its figures in process and through gRPC."""
     beside = [
         name for name, figures in variant["in_process"].items() if "best_batch" in _keys(figures)
     ]
@@ -137,7 +140,7 @@ def works(variant: dict[str, Any]) -> list[tuple[str, dict[str, Any], dict[str, 
 
 
 def points(served: dict[str, Any], prefix: str) -> list[str]:
-    """The names of the points through the server that begin so, fewest clients first."""
+    """Return the points through the server with this prefix, fewest clients first."""
     names = [name for name in served if name.startswith(prefix)]
     return sorted(names, key=lambda name: int(name.rpartition("_")[2]))
 

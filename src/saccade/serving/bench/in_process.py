@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of a variant without a server, at several batch sizes."""
+"""Measure the speed of a variant without a server, at several batch sizes."""
 
 import math
 import time
@@ -15,15 +15,15 @@ from saccade.models.interface import Arrays
 from saccade.progress import Advance
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_AS_FAST_AS = 0.95  # of the highest throughput: below that, the difference is more than noise
+_AS_FAST_AS = 0.95  # share of the highest throughput; below it, the difference is not just noise
 _USUAL_BATCH = 8
-_LONGEST_CALL_S = 5.0  # where a call takes longer, larger batches are left out
-_WARM_S = 0.5  # calls longer than that are not repeated to warm up
+_LONGEST_CALL_S = 5.0  # if a call takes longer, larger batches are left out
+_WARM_S = 0.5  # longer calls are not repeated to warm up
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Measured(Protocol):
-    """Function under measurement, and the inputs that it is called with, [n ...] each."""
+    """A function to measure, and its inputs, [n ...] each."""
 
     @property
     def title(self) -> str: ...
@@ -37,28 +37,28 @@ class Measured(Protocol):
 
 @dataclass
 class Calls:
-    """Durations of equal calls to one session, gathered over several rounds.
+    """Durations of equal calls to one session, collected over several rounds.
 
-    Units: seconds a call; core_s is CPU time of all calls together.
+    Units: seconds per call; core_s is the CPU time of all calls together.
     """
 
     batch: int
     seconds: list[float] = field(default_factory=list)
     core_s: float = 0.0
-    rounds: list[float] = field(default_factory=list)  # inferences per second of each
+    rounds: list[float] = field(default_factory=list)  # inferences per second of each round
 
     @property
     def inferences_per_second(self) -> float:
-        """Samples over time, all calls together."""
+        """Samples per second over all calls."""
         return self.batch * len(self.seconds) / sum(self.seconds)
 
     @property
     def core_ms_per_image(self) -> float:
-        """CPU time a sample, in milliseconds."""
+        """CPU time per sample. Units: milliseconds."""
         return 1e3 * self.core_s / (self.batch * len(self.seconds))
 
     def summary(self) -> dict[str, Any]:
-        """Throughput and quantiles, as the frontier stores them."""
+        """Return throughput and quantiles, as the frontier stores them."""
         quantiles = np.percentile(1e3 * np.asarray(self.seconds), (50, 95, 99))
         names = ("p50_ms", "p95_ms", "p99_ms")
         return {
@@ -71,15 +71,15 @@ class Calls:
 
 
 def sample(run: Runner, inputs: Arrays, calls: Calls, *, seconds: float) -> None:
-    """Call with the same batch for a while and add the durations to `calls`.
+    """Call `run` with the same batch for some seconds, and add the durations to `calls`.
 
-    Shapes: inputs [n ...]; the batch repeats them as often as it takes.
+    Shapes: inputs [n ...]; the batch repeats them as often as needed.
     """
     batch = {
         name: np.resize(array, (calls.batch, *array.shape[1:])) for name, array in inputs.items()
     }
     if not calls.seconds or calls.seconds[-1] < _WARM_S:
-        run(batch)  # the first call of a shape plans its memory
+        run(batch)  # the first call with a shape allocates memory
     core = time.process_time()
     end = time.perf_counter() + seconds
     first = len(calls.seconds)
@@ -97,7 +97,7 @@ def sample(run: Runner, inputs: Arrays, calls: Calls, *, seconds: float) -> None
 
 @dataclass(frozen=True)
 class InProcess:
-    """One kind of request without a server: its calls by batch size."""
+    """Calls of one kind of request without a server, by batch size."""
 
     calls: dict[int, Calls]
 
@@ -107,15 +107,15 @@ class InProcess:
         return best_batch(self.calls)
 
     def summary(self) -> dict[str, Any]:
-        """The figures as the frontier stores them."""
+        """Return the figures as the frontier stores them."""
         points = {f"batch_{size}": calls.summary() for size, calls in self.calls.items()}
         return {"threads": 1, "best_batch": self.best_batch, **points}
 
 
 def best_batch(calls: Mapping[int, Calls]) -> int:
-    """Of the batch sizes that reach nearly the highest throughput, the one nearest to eight.
+    """Return the batch size nearest to eight among those with nearly the highest throughput.
 
-    A smaller batch costs the server more for each request, a larger one makes requests wait.
+    A smaller batch costs the server more per request, and a larger one makes requests wait.
     """
     rates = {size: one_calls.inferences_per_second for size, one_calls in calls.items()}
     near = [size for size in rates if rates[size] >= _AS_FAST_AS * max(rates.values())]
@@ -125,11 +125,11 @@ def best_batch(calls: Mapping[int, Calls]) -> int:
 def measure(
     works: Mapping[_Key, Measured], *, seconds: float, rounds: int, advance: Advance
 ) -> dict[_Key, InProcess]:
-    """The speed of each at each batch size, taking turns.
+    """Measure the speed of each work at each batch size, in turn.
 
-    Where a call takes more than 5 s, larger batches are left out.
+    If a call takes more than 5 s, larger batches are left out.
 
-    Units:  seconds for each work and batch size over all rounds.
+    Units:  seconds per work and batch size, over all rounds.
     """
     calls: dict[_Key, dict[int, Calls]] = {key: {} for key in works}
     for turn in range(rounds):

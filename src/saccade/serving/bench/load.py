@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closed-loop load on a server from a process of its own, and what its clients saw in one window.
+"""Closed-loop load on a server from a separate process, measured by its clients in one window.
 
-A run has a warm-up and a window without a break between them. Requests that complete inside
-the window count, so neither the first answers nor the last ones bend the throughput; CPU
-time and the server's statistics are read at the same two edges. Requests are serialised before
-the run, answers are parsed in it.
+A run has a warm-up and then a window, without a break between them. Requests that complete inside
+the window count, so neither the first nor the last answers distort the throughput. CPU time and
+the server's statistics are read at the two ends of the window. Requests are serialized before the
+run; answers are parsed during it.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 class Stream:
     """A group of clients that send the same kind of request, each waiting for its answer.
 
-    Units: images counts per request; requests are serialised ModelInferRequest messages.
+    Units: images per request; requests are serialized ModelInferRequest messages.
     """
 
     name: str
@@ -48,10 +48,9 @@ class StreamResult:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """One window: its length, each stream by name, and who used the CPU.
+    """One window: its length, each stream by name, and the CPU time of both sides.
 
-    Units: seconds; statistics holds, for each model, cumulative counts and nanoseconds spent
-    in the window by the server's own account.
+    Units: seconds; statistics has the server's counts and nanoseconds of the window per model.
     """
 
     seconds: float
@@ -63,7 +62,7 @@ class LoadResult:
 
 @dataclass(frozen=True)
 class Order:
-    """One window of load, as the process is asked for it."""
+    """The order that the process receives: one window of load."""
 
     url: str
     server_pid: int
@@ -74,27 +73,28 @@ class Order:
 
 
 class LoadWorker(Worker):
-    """A process that loads the server at `url`; a context manager that ends it."""
+    """A process that puts load on the server at `url`; a context manager that stops it."""
 
     def __init__(self, module: str, url: str) -> None:
         super().__init__(module)
         self.url = url
 
     def load(self, order: Any, kind: type[_T]) -> _T:
-        """Results of an order.
+        """Carry out an order and return its results.
 
-        Raises: ServerFailed if the process ends.
+        Raises: ServerFailed if the process stops.
         """
         try:
             return self.ask(order, kind)
         except WorkerEnded as ended:
             raise ServerFailed(
-                f"The load generator ended ({ended}) while it loaded {self.url}. {ended.last_words}"
+                f"The load generator stopped ({ended}) while it sent requests to {self.url}. "
+                f"{ended.last_words}"
             ) from ended
 
 
 class LoadGenerator(LoadWorker):
-    """Clients that wait for each answer before they ask again."""
+    """Clients that wait for each answer before they send the next request."""
 
     def __init__(self, url: str, *, server_pid: int = 0, timeout_s: float = 30) -> None:
         super().__init__(__name__, url)
@@ -102,26 +102,26 @@ class LoadGenerator(LoadWorker):
         self.timeout_s = timeout_s
 
     def run(self, streams: Sequence[Stream], *, seconds: float, warmup_s: float) -> LoadResult:
-        """Load the server with all streams at once and report one window.
+        """Put the load of all streams on the server together, and return one window.
 
-        Raises: ServerFailed if requests fail inside the window or the process ends.
+        Raises: ServerFailed if the process stops.
         """
         order = Order(self.url, self.server_pid, self.timeout_s, seconds, warmup_s, tuple(streams))
         return self.load(order, LoadResult)
 
 
 def refuse_errors(result: LoadResult, url: str) -> LoadResult:
-    """The same result, or an error where a request failed: a figure must not hide failures.
+    """Return the result unchanged, unless a request failed: a figure must not hide failures.
 
-    Raises: ServerFailed with the count and the first failure.
+    Raises: ServerFailed with the number of failures and the first one.
     """
     for name, stream in result.streams.items():
         if stream.errors or not stream.latencies_ms:
             total = sum(stream.errors.values())
             raise ServerFailed(
-                f"{name} at {url}: {total} requests failed and {len(stream.latencies_ms)} were "
-                f"answered ({stream.first_error or 'none came in time'}). "
-                "Look at the server's log."
+                f"{name} at {url}: {total} request{'s' * (total != 1)} failed, and "
+                f"{len(stream.latencies_ms)} got an answer "
+                f"({stream.first_error or 'no answer came in time'}). See the server's log."
             )
     return result
 
@@ -137,9 +137,9 @@ class _Clients:
         self.done: list[tuple[float, float]] = []
         self.failed: list[tuple[float, str, str]] = []
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        # Without a pool of its own, two streams would share one connection.
+        # Without separate pools, two streams would share one connection.
         own = ("grpc.use_local_subchannel_pool", 1)
-        # Of an address with several replicas, ipv4:HOST:PORT,HOST:PORT, each in its turn.
+        # If the address has several replicas, ipv4:HOST:PORT,HOST:PORT, they are used in turn.
         turns = ("grpc.lb_policy_name", "round_robin")
         self.channel = grpc.aio.insecure_channel(order.url, options=[*unlimited, own, turns])
         self.call = self.channel.unary_unary(
@@ -172,7 +172,7 @@ class _Clients:
                 self.done.append((start, time.perf_counter()))
 
     async def counts(self) -> dict[str, Any]:
-        """Counts of the server for every model: the router's variants show up in it too."""
+        """Return the server's statistics of every model, including the router's variants."""
         from tritonclient.grpc import service_pb2
 
         answer = await self.statistics(service_pb2.ModelStatisticsRequest())
@@ -199,7 +199,7 @@ class _Clients:
 
 
 def main(order: Order) -> LoadResult:
-    """Load the server, in a process of its own."""
+    """Put load on the server. Runs in the separate process."""
     return asyncio.run(_measure(order))
 
 
@@ -216,7 +216,7 @@ async def _measure(order: Order) -> LoadResult:
     statistics = await groups[0].counts()
     before = _clocks(server)
     await asyncio.sleep(order.seconds)
-    # A model slower than the window is still measured: on its first answer.
+    # A model that is slower than the window is still measured, by its first answer.
     latest = before["time"] + order.seconds + order.timeout_s
     while time.perf_counter() < latest and not all(g.answered(before["time"]) for g in groups):
         await asyncio.sleep(0.01)
@@ -259,7 +259,7 @@ def _counts(statistics: Any) -> dict[str, Any]:
 
 
 def _differences(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    # The server lists a model from its first inference on.
+    # The server lists a model only after its first inference.
     return {model: _difference(counts, before.get(model, {})) for model, counts in after.items()}
 
 

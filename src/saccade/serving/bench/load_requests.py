@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests serialised before a run, and the answer to a single one."""
+"""Serialize requests before a run, and get the answer to a single one."""
 
 import io
 import struct
@@ -23,10 +23,10 @@ def request(
     outputs: tuple[str, ...],
     parameters: Mapping[str, str] | None = None,
 ) -> bytes:
-    """A ModelInferRequest, serialised.
+    """Return a serialized ModelInferRequest.
 
-    Shapes: inputs [b ...]; of objects that are bytes, or of numbers. A number a row becomes a
-        column, as the server declares it.
+    Shapes: inputs [b ...], of numbers or of objects that are bytes. An input [b] is sent as [b 1],
+        as the server declares it.
     """
     from tritonclient.grpc import service_pb2
 
@@ -48,7 +48,7 @@ def request(
 
 
 def png_files(images: np.ndarray) -> np.ndarray:
-    """Images as the bytes of PNG files.
+    """Return images as the bytes of PNG files.
 
     Shapes: uint8 [b h w c] -> object [b 1].
     """
@@ -59,7 +59,7 @@ def png_files(images: np.ndarray) -> np.ndarray:
 
 
 def ask(url: str, message: bytes, *, timeout_s: float = 30) -> Answer:
-    """The answer to one serialised request, by output name.
+    """Send one serialized request and return its answer, by output name.
 
     Raises: ServerFailed if the server refuses it or does not answer.
     """
@@ -76,7 +76,7 @@ def ask(url: str, message: bytes, *, timeout_s: float = 30) -> Answer:
             )
         except grpc.RpcError as error:
             raise ServerFailed(
-                f"{url}: {error.code().name}: {error.details()}. Look at the server's log."
+                f"{url}: {error.code().name}: {error.details()}. See the server's log."
             ) from error
     result = InferResult(answer)
     return {
@@ -85,7 +85,7 @@ def ask(url: str, message: bytes, *, timeout_s: float = 30) -> Answer:
 
 
 def server_version(url: str) -> str:
-    """The server's own name and version."""
+    """Return the name and version that the server reports."""
     with closing(connect(url)) as connection:
         answer = connection.get_server_metadata(client_timeout=30)
     return f"{answer.name} {answer.version}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open-loop load from a process of its own: requests come when they come, answered or not.
+"""Open-loop load from a separate process: requests arrive whether earlier ones are answered or not.
 
-Arrivals are a Poisson process with a seed. Requests are serialised before the run and answers
-are not parsed, so that the generator stays cheap; how far it fell behind its own plan is told.
+Arrivals are a Poisson process with a seed. Requests are serialized before the run and answers are
+not parsed, so the generator needs little CPU time. The result has how late it sent each request.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Requests that arrive at a rate, whatever happens to those before them.
+    """Requests that arrive at a rate, whatever happens to earlier ones.
 
     Units: rate is requests per second; deadline_s is the gRPC deadline.
     """
@@ -37,8 +37,9 @@ class Arrivals:
 class OpenLoadResult:
     """Results of an open load, request by request.
 
-    Units: milliseconds from sending; lag_ms is how late each was sent, against the plan.
-    `after_end` counts those answers that came when no more requests did.
+    `after_end` is the number of answers that came after the last request was sent.
+
+    Units: milliseconds after sending; lag_ms is how much later than planned each was sent.
     """
 
     sent: int
@@ -51,35 +52,35 @@ class OpenLoadResult:
     first_errors: dict[str, str]
 
     def statuses(self) -> Counter[str]:
-        """Number of requests by the way they ended."""
+        """Return the number of requests by final status."""
         ends = {status: len(times) for status, times in self.failed_ms.items()}
         return Counter({"OK": len(self.answered_ms), **ends})
 
 
 @dataclass(frozen=True)
 class Order:
-    """Order that the process is given."""
+    """The order that the process receives."""
 
     url: str
     arrivals: Arrivals
 
 
 class OpenLoad(LoadWorker):
-    """Requests that are sent on time, whatever became of those before them."""
+    """A generator that sends requests on time, whatever happened to earlier ones."""
 
     def __init__(self, url: str) -> None:
         super().__init__(__name__, url)
 
     def run(self, arrivals: Arrivals) -> OpenLoadResult:
-        """Send all of them and wait for what comes of the last.
+        """Send all requests, and wait until the last one is answered or has failed.
 
-        Raises: ServerFailed if the process ends.
+        Raises: ServerFailed if the process stops.
         """
         return self.load(Order(self.url, arrivals), OpenLoadResult)
 
 
 class _Run:
-    """One order: its channels, and what has come back so far."""
+    """One order: its channels, and the results so far."""
 
     def __init__(self, order: Order) -> None:
         import grpc
@@ -88,14 +89,14 @@ class _Run:
         options = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
-            # Of an address with several replicas, ipv4:HOST:PORT,HOST:PORT, each in its turn.
+            # If the address has several replicas, ipv4:HOST:PORT,HOST:PORT, they are used in turn.
             ("grpc.lb_policy_name", "round_robin"),
         ]
         self.channels = [
             grpc.aio.insecure_channel(order.url, options=options)
             for _ in range(order.arrivals.channels)
         ]
-        # Without functions that read and write messages, bytes go through as they are.
+        # Without serializers and deserializers, bytes pass through unchanged.
         self.calls = [channel.unary_unary(_METHOD) for channel in self.channels]
         self.answered_ms: list[float] = []
         self.after_end, self.ended = 0, False
@@ -123,7 +124,7 @@ class _Run:
 
 
 def main(order: Order) -> OpenLoadResult:
-    """Load the server, in a process of its own."""
+    """Put load on the server. Runs in the separate process."""
     return asyncio.run(_load(order))
 
 
@@ -160,13 +161,13 @@ async def _load(order: Order) -> OpenLoadResult:
 
 
 def with_timeout(message: Any, timeout_us: int) -> bytes:
-    """A request that says how long its caller waits, serialised."""
+    """Return a serialized request with a timeout parameter: how long its caller waits."""
     message.parameters["timeout"].int64_param = timeout_us
     return bytes(message.SerializeToString())
 
 
 def quantiles(values_ms: Sequence[float]) -> dict[str, float] | None:
-    """The middle and the upper end of some times, None of none."""
+    """Return p50, p95 and p99 of some times; None if there are none."""
     if not values_ms:
         return None
     import numpy as np

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of what measures variants, and of a benchmark."""
+"""Options of measurements and of a benchmark."""
 
 import math
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ class MeasureOptions(PathFields):
 
     out: Path  # folder for report.json, report.html and frontier.png
     # digits, digits-sum, shapes, tetrominoes, a folder of class folders, or an .npz; its test
-    # part is read; default: what the model was trained on, or else the family's generated data
+    # part is used; default: the training data of the model, or else the family's generated data
     data: str | None = None
-    force: bool = False  # replace what stands at --out
-    task: TaskName | None = None  # what is scored; default: the family's own
-    limit: int | None = None  # test samples to score, at most
+    force: bool = False  # replace an existing folder at --out
+    task: TaskName | None = None  # task to score; default: the family's main task
+    limit: int | None = None  # most test samples to score
     server: bool = True  # also measure through a server; --no-server: measure in process only
-    runtime: RuntimeName = DEFAULT  # what runs the variants
-    # run custom ops by our kernels where they can be built; --no-op-library: run custom ops by
-    # their ONNX function bodies
+    runtime: RuntimeName = DEFAULT  # runtime for the variants
+    # run custom ops with saccade's kernels if they can be built; --no-op-library: run custom ops
+    # with their ONNX function bodies
     op_library: bool = True
     seconds: float = 1.5  # measured time per point, over all rounds
-    rounds: int = 5  # variants take turns this often; intervals of speeds need two or more
-    concurrency: tuple[int, ...] = (1, 4, 16)  # clients that wait for an answer each
-    seed: int = 0  # of the order of the turns
+    rounds: int = 5  # how often each variant is measured; intervals of speeds need two or more
+    concurrency: tuple[int, ...] = (1, 4, 16)  # numbers of clients that each wait for an answer
+    seed: int = 0  # seed for the order of the measurements
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +42,8 @@ class MeasureOptions(PathFields):
             raise SaccadeError(f"--rounds is {self.rounds}, expected 1 to 1000.")
         if not self.concurrency or not all(1 <= count <= 256 for count in self.concurrency):
             raise SaccadeError(
-                f"--concurrency is {self.concurrency}, expected numbers from 1 to 256, like 1,4,16."
+                f"--concurrency is {self.concurrency}, expected numbers from 1 to 256, such as "
+                "1,4,16."
             )
 
 
@@ -52,5 +53,5 @@ class BenchOptions(MeasureOptions):
 
     # let this measurement replace a larger one (more samples, a server, rounds) in frontier.json
     replace_frontier: bool = False
-    url: str | None = None  # in place of a folder: a server that runs already, HOST:PORT of gRPC
-    model: str | None = None  # with --url, the router to measure; default: the only one there
+    url: str | None = None  # instead of a folder: gRPC address of a running server, HOST:PORT
+    model: str | None = None  # with --url: the router to measure; default: the only one there

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frontier as a picture: score against what the budget saves, from the report alone."""
+"""Draw the frontier: score against what the budget saves, from the report alone."""
 
 import io
 from typing import Any
@@ -18,21 +18,21 @@ from saccade.serving.bench.report_charts import short_name
 
 _MARKERS = {"fp32": "o", "fp16": "s", "bf16": "D", "int8": "^"}
 _FRONTIER, _DOMINATED, _GRID, _INK = "#0b6e99", "#8a8f98", "#e3e6ea", "#22262b"
-# From this ratio of fastest to slowest on, a linear axis would squeeze the slow half together.
+# From this ratio of fastest to slowest, a linear axis would squeeze the slow half together.
 _LOG_FROM_RATIO = 4.0
-_CROWDED = 5  # more points than that are named by budget alone: the tables say the rest
+_CROWDED = 5  # with more points, labels are budgets only: the tables have the rest
 
 
 def frontier_png(report: dict[str, Any]) -> bytes:
-    """The picture as PNG bytes.
+    """Return the image as PNG bytes.
 
     Raises: MissingPackage without matplotlib.
     """
     matplotlib = require("matplotlib", extra="bench")
     buffer = io.BytesIO()
-    # A name is text, whatever signs are in it: between two dollars it would be read as a formula.
+    # Names are plain text: matplotlib would read text between two dollar signs as a formula.
     with matplotlib.rc_context({"text.parse_math": False}):
-        # Without a date and a version in it, the same figures give the same bytes.
+        # Without a date and a version, the same figures give the same bytes.
         _figure(report).savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
@@ -66,8 +66,8 @@ def _draw_frontier(axes: Any, variants: list[dict[str, Any]]) -> None:
     )
     if not kept:
         return
-    # A staircase: who wants a speed between two points gets the best score at least that fast,
-    # and who has room for so many bytes the best score of at most as many.
+    # A staircase. For a speed between two points it shows the best score that is at least as fast;
+    # for a number of bytes, the best score with at most as many.
     places, scores = zip(*kept, strict=True)
     best = max if variants[0]["score"]["higher_is_better"] else min
     if saves_bytes(variants[0]):
@@ -91,14 +91,14 @@ def _axis(report: dict[str, Any]) -> str:
 
 
 def _rounds(variant: dict[str, Any]) -> tuple[float, float]:
-    """The least and the most of single rounds, where a sweep kept them apart."""
+    """Return the lowest and highest value of single rounds, if a sweep recorded them."""
     name = "embedding bytes" if saves_bytes(variant) else "throughput"
     cost = variant.get("costs", {}).get(name)
     return (cost["least"], cost["most"]) if cost else (cost_of(variant), cost_of(variant))
 
 
 def _name_markers(axes: Any, variants: list[dict[str, Any]]) -> None:
-    """Name the precision of each marker's shape, where there are several."""
+    """Add a legend of the markers' precisions, if there are several."""
     from matplotlib.lines import Line2D
 
     precisions = [
@@ -130,13 +130,13 @@ def _draw_point(axes: Any, variant: dict[str, Any]) -> None:
 
 
 def _name_points(axes: Any, report: dict[str, Any]) -> None:
-    """Words beside each point, on the side where they cover least."""
+    """Label each point on the side where the label covers least."""
     axes.figure.draw_without_rendering()
     inside = axes.get_window_extent()
-    # A point counts beside its bar: words rather cross a thin line, and do where there are many.
+    # A label may rather cross a thin bar than a point; if there are many points, bars do not count.
     boxes = (_point,) if _is_crowded(report) else (_bar, _point)
     taken = [box(axes, variant) for variant in report["variants"] for box in boxes]
-    # Dominated points lie under the frontier: their words look for room to the lower left first.
+    # Dominated points are below the frontier: try the lower left first for their labels.
     for variant in sorted(
         report["variants"], key=lambda one_variant: one_variant["dominated_by"] is not None
     ):
@@ -167,12 +167,12 @@ _SIDES_OF_DOMINATED = tuple((-right, -up) for right, up in _SIDES)
 
 
 def _bar(axes: Any, variant: dict[str, Any]) -> Any:
-    """The box, in pixels, that an interval takes."""
+    """Return the box of an interval. Units: pixels."""
     return _box(axes, [(cost_of(variant), bound) for bound in _ends(variant)])
 
 
 def _point(axes: Any, variant: dict[str, Any]) -> Any:
-    """The box, in pixels, that a point takes."""
+    """Return the box of a point. Units: pixels."""
     return _box(axes, [(cost_of(variant), _height(variant))] * 2)
 
 
@@ -183,7 +183,7 @@ def _box(axes: Any, ends: list[tuple[float, float]]) -> Any:
 
 
 def _common(one: Any, other: Any) -> float:
-    """Area that two boxes share, in square pixels."""
+    """Return the area that two boxes share. Units: square pixels."""
     width = min(one.x1, other.x1) - max(one.x0, other.x0)
     height = min(one.y1, other.y1) - max(one.y0, other.y0)
     return float(max(0.0, width) * max(0.0, height))
@@ -208,7 +208,7 @@ def _dress(axes: Any, report: dict[str, Any]) -> None:
     first = report["variants"][0]
     places = [end for variant in report["variants"] for end in _rounds(variant)]
     low, high = min(places), max(places)
-    left, right = 0.12, 0.4  # room for the words beside the rightmost point
+    left, right = 0.12, 0.4  # room for the label of the rightmost point
     if high / low >= _LOG_FROM_RATIO:
         from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -219,7 +219,7 @@ def _dress(axes: Any, report: dict[str, Any]) -> None:
     else:
         span = high - low or high
         axes.set_xlim(low - left * span, high + right * span)
-    if saves_bytes(first):  # few sizes, each a budget's own
+    if saves_bytes(first):  # there are few sizes, one per budget
         axes.set_xticks(sorted(set(places)))
         axes.set_xticks([], minor=True)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -237,13 +237,14 @@ def _dress(axes: Any, report: dict[str, Any]) -> None:
 def _caption(report: dict[str, Any]) -> str:
     machine = report["machine"]
     bytes_saved = saves_bytes(report["variants"][0])
-    fast = "surely no slower" if has_rounds(report["variants"]) else "as fast"
+    fast = "surely no slower" if has_rounds(report["variants"]) else "at least as fast"
     cheap = "no larger" if bytes_saved else fast
     swept = "costs" in report["variants"][0] and not bytes_saved
-    rounds = "; across: rounds" if swept else ""
-    named = " Numbers: budgets." if _is_crowded(report) else ""
+    rounds = ", horizontal bars the range of rounds" if swept else ""
+    named = " Numbers are budgets." if _is_crowded(report) else ""
     return (
         f"{machine['runtime']}, 1 thread, on {machine['device']}. {report['data']['n']} test "
-        f"samples, bars are 95 % intervals{rounds}.\nHollow: dominated, that is, another variant "
-        f"is {cheap} and better beyond the paired 95 % interval of the difference.{named}"
+        f"samples.\nVertical bars are 95 % intervals{rounds}.{named} Hollow points are dominated: "
+        f"another variant is\n{cheap} and scores better, beyond the paired 95 % interval of the "
+        "difference."
     )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade plan`: replicas, cores and budgets for a load, from what a benchmark measured.
+"""`saccade plan`: replicas, cores and budgets for a load, from the figures of a benchmark.
 
-A replica is taken for one queue. What it answers at most is the best rate that was measured through
-its router; a request's time is that on an idle replica and the wait before it. The wait is that of
-a single server with exponential service times (M/M/1; several budgets: M/G/1 by Pollaczek and
-Khinchine, with an exponential tail). Real ones vary less, so that it is meant to lie above.
+A replica is modeled as one queue. Its capacity is the best rate that was measured through its
+router. A request's time is its time on an idle replica plus the wait in the queue. The wait is that
+of a single server with exponential service times (M/M/1; for several budgets: M/G/1 by Pollaczek
+and Khinchine, with an exponential tail). Real service times vary less, so the estimate is meant to
+be an upper one.
 """
 
 import math
@@ -26,26 +27,26 @@ from saccade.serving.repository.checks import measurements
 
 _UNDER_LOAD = "router_concurrency_"
 _ALONE = "router_concurrency_1"
-_SHARES = 100  # a mix is told in whole per cent of the requests
+_SHARES = 100  # the shares of a mix are whole percentages of the requests
 _CORES = re.compile(r", (\d+) cores?$")
-_COLUMNS = ("variant", "budget", "score", "lost", "a replica, per second", "idle", "")
+_COLUMNS = ("variant", "budget", "score", "lost", "per second per replica", "idle", "")
 
 
 @dataclass(frozen=True)
 class PlanOptions(PathFields):
-    """Options of a plan: the load, and what its answers have to be.
+    """Options of a plan: the load, and the required time and score of its answers.
 
     Raises: SaccadeError for a number out of range.
     """
 
-    rps: float  # requests per second, of one image each
-    slo_ms: float  # milliseconds within which the percentile of the answers has to come
+    rps: float  # requests per second, with one image each
+    slo_ms: float  # longest time of an answer at the percentile, in milliseconds
     # share of the full budget's score that may be lost: 0.01 of a score of 0.93 is 0.0093
     max_risk: float = 0.0
-    percentile: Literal[95, 99] = 95  # of the answers' times
-    max_utilisation: float = 0.8  # of a replica, however long the SLO is
-    spare: int = 0  # replicas beyond those that the load needs
-    device: str | None = None  # whose figures count, if the frontier has those of several
+    percentile: Literal[95, 99] = 95  # percentile of the answers' times
+    max_utilisation: float = 0.8  # highest utilization of a replica, however long the SLO is
+    spare: int = 0  # replicas to add to those that the load needs
+    device: str | None = None  # device whose figures to use, if the frontier has several
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,11 +54,13 @@ class PlanOptions(PathFields):
             if not (math.isfinite(value := getattr(self, name)) and value > 0):
                 raise SaccadeError(f"{_flag(name)} is {value}, expected a number above 0.")
         if not 0 <= self.max_risk < 1:
-            raise SaccadeError(f"--max-risk is {self.max_risk}, expected a share: 0 to below 1.")
+            raise SaccadeError(
+                f"--max-risk is {self.max_risk}, expected a share of at least 0 and below 1."
+            )
         if not 0 < self.max_utilisation < 1:
             raise SaccadeError(
-                f"--max-utilisation is {self.max_utilisation}, expected a share between 0 and 1: "
-                "at 1 requests wait without end."
+                f"--max-utilisation is {self.max_utilisation}, expected a share above 0 and below "
+                "1: at 1, requests would wait forever."
             )
         if not 0 <= self.spare <= 1000:
             raise SaccadeError(f"--spare is {self.spare}, expected 0 to 1000.")
@@ -65,10 +68,11 @@ class PlanOptions(PathFields):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One variant as a plan sees it.
+    """The figures of one variant that a plan uses.
 
-    Units: capacity is requests per second of one replica; idle_ms is the percentile of the time of
-    one request at a time; cpu_s is core seconds of the server a request, where that was measured.
+    Units: capacity is requests per second of one replica; idle_ms is the percentile of a request's
+        time with one request at a time; cpu_s is core seconds of the server per request, if
+        measured.
     """
 
     variant: str
@@ -84,33 +88,33 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Mix:
-    """Variants, and the shares of the requests that they answer."""
+    """Variants, and the share of the requests that each one answers."""
 
     parts: tuple[tuple[Candidate, float], ...]
 
     @property
     def service_s(self) -> float:
-        """Mean time that a request occupies a replica."""
+        """Mean time for which a request occupies a replica. Units: seconds."""
         return sum(share / part.capacity for part, share in self.parts)
 
     @property
     def lost(self) -> float:
-        """Share of the full score that is lost; what scores more makes up for nothing."""
+        """Share of the full score that is lost; a variant that scores more offsets nothing."""
         return sum(share * part.lost for part, share in self.parts)
 
     @property
     def idle_ms(self) -> float:
-        """Percentile of a request's time without others, of the slowest variant."""
+        """Percentile of a request's time on an idle replica, for the slowest variant."""
         return max(part.idle_ms for part, _ in self.parts)
 
     @property
     def cpu_s(self) -> float | None:
-        """Core seconds of the server a request."""
+        """Core seconds of the server per request; None if not measured."""
         used = [(part.cpu_s, share) for part, share in self.parts]
         return None if any(s is None for s, _ in used) else sum((s or 0) * p for s, p in used)
 
     def wait_ms(self, utilisation: float, percentile: int) -> float:
-        """Percentile of the wait before service.
+        """Return a percentile of the wait before service.
 
         Source: Pollaczek and Khinchine's mean; P(wait > t) = u exp(-t u / mean), exact for M/M/1.
         """
@@ -122,15 +126,15 @@ class Mix:
         return 1e3 * mean_if_any * math.log(utilisation / beyond)
 
     def time_ms(self, utilisation: float, percentile: int) -> float:
-        """Percentile of a request's time, an estimate meant to lie above."""
+        """Return an upper estimate of a percentile of a request's time."""
         return self.idle_ms + self.wait_ms(utilisation, percentile)
 
     def utilisation_within(self, slo_ms: float, percentile: int) -> float:
-        """The highest utilisation whose time is within the SLO; 0 where none is."""
+        """Return the highest utilization whose time is within the SLO; 0 if there is none."""
         if self.idle_ms > slo_ms:
             return 0.0
         low, high = 0.0, 1.0
-        for _ in range(40):  # the time only grows with it
+        for _ in range(40):  # bisection: the time only grows with utilization
             middle = (low + high) / 2
             within = middle < 1 and self.time_ms(middle, percentile) <= slo_ms
             low, high = (middle, high) if within else (low, middle)
@@ -139,10 +143,10 @@ class Mix:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a load needs, and how that was worked out.
+    """What a load needs, and how that was computed.
 
-    Units: cores is those of the machine that a replica was measured on, times the replicas; gpus is
-    one a replica, where the variants run on them.
+    Units: cores is the number of cores of the measured machine times the replicas; gpus is one per
+        replica if the variants run on GPUs.
     """
 
     options: PlanOptions
@@ -159,26 +163,26 @@ class Plan:
 
     @property
     def replicas(self) -> int:
-        """Replicas, the spare ones among them."""
+        """Number of replicas, including the spare ones."""
         return self.needed + self.options.spare
 
     @property
     def utilisation(self) -> float:
-        """Utilisation of each replica."""
+        """Utilization of each replica."""
         return self.options.rps * self.mix.service_s / self.replicas
 
     @property
     def time_ms(self) -> float:
-        """Percentile of a request's time at that utilisation."""
+        """Percentile of a request's time at that utilization."""
         return self.mix.time_ms(self.utilisation, self.options.percentile)
 
     @property
     def cores(self) -> int | None:
-        """Cores of all replicas, if the device says how many it has."""
+        """Cores of all replicas, if the device's name has its number of cores."""
         return None if self.cores_each is None else self.replicas * self.cores_each
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         cpu_s = self.mix.cpu_s
         return {
             "load": asdict(self.options),
@@ -203,23 +207,23 @@ class Plan:
         }
 
     def to_text(self) -> Any:
-        """For a reader."""
+        """Return the plan for a terminal, as a rich renderable."""
         return _rendered(self)
 
 
 def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> Plan:
-    """The fewest replicas that carry the load, and of the mixes that need so few the best-scoring.
+    """Return the fewest replicas that carry the load, and the best-scoring mix that needs so few.
 
     Raises: SaccadeError for a folder that was not measured through a router under load, GateFailed
-        if nothing that was measured answers within the SLO.
+        if no measured variant answers within the SLO.
     """
     folder = measured_folder(ArtefactFolder.open(folder))
-    folder.manifests  # noqa: B018 - what is no folder of artefacts cannot be measured either
+    folder.manifests  # noqa: B018 - refuses a folder that has no artefacts
     entries = list(measurements(folder, options.device).values())
     if not entries:
         raise SaccadeError(
-            f"{folder}: has no {FRONTIER}, expected what a benchmark measured on the machine that "
-            f"is planned with. Measure it there: saccade bench {folder} --out REPORT"
+            f"{folder}: has no {FRONTIER}, expected measurements from the kind of machine that you "
+            f"plan for. Run there: saccade bench {folder} --out REPORT"
         )
     candidates, left_out = _candidates(folder, entries, options.percentile)
     mix, needed = _best(candidates, options)
@@ -246,12 +250,13 @@ def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> Plan:
 def _candidates(
     folder: ArtefactFolder, entries: Sequence[Entry], percentile: int
 ) -> tuple[list[Candidate], list[str]]:
-    """Variants that were measured through the router under load, and the names of the others."""
+    """Return the variants measured through the router under load, and the names of the others."""
     full = max(entries, key=lambda entry: (entry.budget, _goodness(entry)))
     if full.score.value <= 0:
         raise SaccadeError(
-            f"{folder}: {full.variant} has a {full.score.name} of {full.score.value:g}, expected "
-            "one above 0, of which a share could be lost. Score it otherwise: saccade bench --task"
+            f"{folder}: {full.variant} has a {full.score.name} of {full.score.value:g}, expected a "
+            "score above 0, so that a share of it can be lost. Choose another score with: saccade "
+            "bench --task"
         )
     candidates, left_out = [], []
     for entry in entries:
@@ -261,8 +266,8 @@ def _candidates(
             candidates.append(candidate)
     if not candidates:
         raise SaccadeError(
-            f"{folder}: its figures are of no server, or of its router with one client at a time "
-            "only, expected those with several clients. Measure them with: "
+            f"{folder}: was measured without a server, or through its router with only one client "
+            "at a time, expected figures with several clients. Measure them with: "
             f"saccade bench {folder} --out REPORT"
         )
     return candidates, left_out
@@ -314,15 +319,15 @@ def _best(candidates: Sequence[Candidate], options: PlanOptions) -> tuple[Mix, i
             found.append((max(1, math.ceil(load / allowed - 1e-9)), mix.lost, load, mix))
     if not found:
         raise GateFailed(_why_none(candidates, options))
-    # Fewest replicas, then least lost, then no mix where one variant does, then least busy.
+    # Fewest replicas, then smallest loss, then a single variant over a mix, then least busy.
     best = min(found, key=lambda each: (each[0], each[1], len(each[3].parts), each[2]))
     return best[3], best[0]
 
 
 def _mixes(candidates: Sequence[Candidate], max_risk: float) -> Iterator[Mix]:
-    """Each variant alone and each two of them, as far as they lose no more.
+    """Yield each variant alone and each mix of two variants that lose no more than `max_risk`.
 
-    More than two are never needed: one condition on shares that add up to one.
+    A mix of more than two is never needed: there is one condition on shares that add up to one.
     """
     alone = [Mix(((one, 1.0),)) for one in candidates]
     pairs = (
@@ -334,21 +339,21 @@ def _mixes(candidates: Sequence[Candidate], max_risk: float) -> Iterator[Mix]:
 
 
 def _why_none(candidates: Sequence[Candidate], options: PlanOptions) -> str:
-    said = f"loses at most {options.max_risk:g} of the score"
     allowed = [each for each in candidates if each.lost <= options.max_risk]
     if not allowed:
         least = min(candidates, key=lambda each: each.lost)
         return (
-            f"--max-risk {options.max_risk:g}: found no variant that {said} and has figures under "
-            f"load: the best that has, {least.variant}, loses {least.lost:.4f}. Expected one: "
-            "allow as much, or measure the full budget too."
+            f"--max-risk is {options.max_risk:g}, but no variant with figures under load loses so "
+            f"little of the score. The best one, {least.variant}, loses {least.lost:.4f}. Pass a "
+            "larger --max-risk, or measure the full budget under load too."
         )
     fastest = min(allowed, key=lambda each: each.idle_ms)
     return (
-        f"--slo-ms {options.slo_ms:g}: found no variant that {said} with a p{options.percentile} "
-        f"of at most that: the fastest of {len(allowed)}, {fastest.variant}, takes "
-        f"{fastest.idle_ms:.2f} ms on an idle replica, however many there are. Expected one "
-        "within it: allow more time, a larger --max-risk, or measure a smaller budget too."
+        f"--slo-ms is {options.slo_ms:g}, but no variant that loses at most "
+        f"{options.max_risk:g} of the score has a p{options.percentile} within it. The fastest of "
+        f"{len(allowed)}, {fastest.variant}, takes {fastest.idle_ms:.2f} ms on an idle replica, so "
+        "more replicas do not help. Pass a larger --slo-ms or --max-risk, or measure a smaller "
+        "budget too."
     )
 
 
@@ -357,44 +362,44 @@ def _flag(name: str) -> str:
 
 
 def _arithmetic(made: Plan) -> list[str]:
-    """Each step with its numbers."""
+    """Return each step of the calculation with its numbers."""
     options, mix = made.options, made.mix
     lines = [
-        f"{part.variant}: a replica answers {part.capacity:,.1f} requests/s at most (router, "
+        f"{part.variant}: a replica answers at most {part.capacity:,.1f} requests/s (router, "
         f"{part.clients} clients; rounds {part.rounds[0]:,.1f} to {part.rounds[1]:,.1f})"
         for part, _ in mix.parts
     ]
     shares = " + ".join(f"{share:.2f} / {part.capacity:,.1f}" for part, share in mix.parts)
     load = options.rps * mix.service_s
-    lines.append(f"load: {options.rps:,g} x ({shares}) = {load:.3f} replicas at full use")
+    lines.append(f"load: {options.rps:,g} x ({shares}) = {load:.3f} replicas at full utilization")
     lines.append(
-        f"p{options.percentile} within {options.slo_ms:g} ms: {mix.idle_ms:.2f} ms idle, and the "
-        f"wait before it up to a utilisation of {made.within_slo:.3f} (queue with exponential "
-        "service, an upper estimate)"
+        f"p{options.percentile} within {options.slo_ms:g} ms: {mix.idle_ms:.2f} ms on an idle "
+        f"replica plus the wait, up to a utilization of {made.within_slo:.3f} (queue with "
+        "exponential service times, an upper estimate)"
     )
     lines.append(
-        f"replicas: {load:.3f} / {made.allowed:.3f} (the smaller of that and --max-utilisation "
-        f"{options.max_utilisation:g}) = {load / made.allowed:.3f}, so {made.needed}"
-        + (f", and {options.spare} spare" if options.spare else "")
+        f"replicas: {load:.3f} / {made.allowed:.3f} (the smaller of this utilization and "
+        f"--max-utilisation {options.max_utilisation:g}) = {load / made.allowed:.3f}, so "
+        f"{made.needed}" + (f", plus {options.spare} spare" if options.spare else "")
     )
     lines.append(
-        f"at {made.replicas}: utilisation {made.utilisation:.3f}, p{options.percentile} "
+        f"with {made.replicas}: utilization {made.utilisation:.3f}, p{options.percentile} "
         f"{made.time_ms:.2f} ms by the same estimate"
     )
     lines.append(
-        f"score: {100 * mix.lost:.3f} % of the full one is lost, of {100 * options.max_risk:g} % "
-        f"allowed, by the scores of {made.samples} samples"
+        f"score: {100 * mix.lost:.3f} % of the full score is lost, {100 * options.max_risk:g} % "
+        f"is allowed, by the scores of {made.samples} samples"
     )
     if mix.cpu_s is not None:
         lines.append(
-            f"CPU: {options.rps:,g} x {1e3 * mix.cpu_s:.3f} ms of the server a request = "
-            f"{options.rps * mix.cpu_s:.2f} cores busy"
+            f"CPU: {options.rps:,g} x {1e3 * mix.cpu_s:.3f} ms of the server per request = "
+            f"{options.rps * mix.cpu_s:.2f} busy cores"
         )
     return lines
 
 
 def _rendered(made: Plan) -> Any:
-    """Answer, arithmetic and every variant's figures."""
+    """Return the answer, the calculation, and every variant's figures."""
     import rich.box
     from rich.console import Group
     from rich.table import Table
@@ -403,9 +408,9 @@ def _rendered(made: Plan) -> Any:
     replicas = f"{made.replicas} replica{'s' if made.replicas != 1 else ''}"
     size = []
     if made.cores is not None:
-        size.append(f"{made.cores} cores, {made.cores_each} each")
+        size.append(f"{made.cores} core{'s' * (made.cores != 1)}, {made.cores_each} each")
     if made.on_gpu:
-        size.append(f"{made.replicas} GPUs, one each")
+        size.append(f"{made.replicas} GPU{'s' * (made.replicas != 1)}, one each")
     lines = [f"{replicas}{': ' if size else ''}{', '.join(size)}."]
     for part, share in made.mix.parts:
         lines.append(f"{100 * share:.0f} % of the requests with --budget {part.budget:g}.")
@@ -416,7 +421,7 @@ def _rendered(made: Plan) -> Any:
         f"Measured on {made.measured_on}.",
     ]
     if made.left_out:
-        lines.append(f"Without figures under load: {', '.join(made.left_out)}.")
+        lines.append(f"Left out (no figures under load): {', '.join(made.left_out)}.")
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="")
     for index, name in enumerate(_COLUMNS):
         words = index in (0, len(_COLUMNS) - 1)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws the charts of a report page. Texts in the data are foreign: plain() before they are drawn.
+// Draws the charts of a report page. Strings in the data are untrusted: pass them through plain().
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -7,13 +7,13 @@
   const root = document.documentElement;
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   const narrow = () => window.innerWidth < 640;
-  // Known apart by all common kinds of colour vision, on white and on black.
+  // Distinguishable with all common kinds of color vision, on white and on black.
   const SERIES = ["#2f8fc4", "#e08a00", "#12a07a", "#c2569b", "#d9503f", "#7b7fe0", "#9a7a3c", "#7f8790"];
   const SYMBOLS = { fp32: "circle", fp16: "square", bf16: "diamond", int8: "triangle-up" };
   const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false };
   const chosen = { axis: 0, path: 0, load: 0, point: -1 };
 
-  // plotly.js reads a few tags and entities in its texts.
+  // plotly.js interprets a few tags and entities in its strings.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
   const digits = (value) => {
@@ -38,7 +38,7 @@
     };
   }
 
-  // Ticks of a logarithmic axis at 1, 2 and 5, or where these are too many at 1.
+  // Ticks of a logarithmic axis at 1, 2 and 5; at fewer steps if these are too many.
   function logTicks(low, high) {
     const within = (steps) => {
       const values = [];
@@ -63,7 +63,7 @@
     return { title, type: "log", range: [Math.log10(from), Math.log10(to)], ...logTicks(from, to) };
   }
 
-  // Who has room for so much cost gets the best score of all that cost no more.
+  // For each cost, the best score of all variants that cost no more.
   function staircase(axis) {
     const better = data.higher_is_better ? Math.max : Math.min;
     const sign = axis.more_is_better ? -1 : 1;
@@ -89,7 +89,7 @@
     ];
   }
 
-  // The side of each point on which its label covers least: other points and labels.
+  // The side of each point on which its label covers the least of other points and labels.
   function labelSides(axis) {
     const plot = at("frontier-plot"), scale = (value) => (axis.log ? Math.log(value) : value);
     const spread = (values, size) => {
@@ -148,11 +148,11 @@
     }), CONFIG);
     const better = axis.more_is_better ? "further right" : "further left";
     at("frontier-note").textContent = [
-      `Cheaper is ${better}. Numbers at the points are budgets; vertical bars are the scores' 95 % intervals`,
-      axis.bars ? `, horizontal ones the ${axis.bars}. ` : ". ",
+      `Points ${better} are cheaper. The numbers at the points are budgets. Vertical bars are the scores' 95 % intervals`,
+      axis.bars ? `, and horizontal bars are the ${axis.bars}. ` : ". ",
       axis.judged
-        ? "Hollow: dominated, another variant surely costs no more and scores better, both beyond their paired intervals."
-        : "By this cost no variant is marked as dominated; the line is the best score measured at up to that cost.",
+        ? "Hollow points are dominated: another variant surely costs no more and scores better, both beyond their paired intervals."
+        : "For this cost, no variant is marked as dominated. The line is the best score measured at up to that cost.",
     ].join("");
   }
 
@@ -191,7 +191,7 @@
         legendgroup: series, lowerfence: read("p5"), q1: read("p25"), median: read("p50"), q3: read("p75"),
         upperfence: read("p95"), marker: { color: tint }, line: { color: tint, width: 1.5 }, hoverinfo: "skip",
       });
-      // A box with given quartiles has no text of its own: an invisible bar of the same group has it.
+      // A box with given quartiles has no hover text: an invisible bar of the same group has it.
       traces.push({
         type: "bar", x: known.map((index) => labels[index]), base: read("p5"), offsetgroup: series, legendgroup: series,
         y: known.map((index) => boxes[index].p99 - boxes[index].p5), marker: { color: "rgba(0,0,0,0)" }, showlegend: false,
@@ -249,7 +249,7 @@
     table.replaceChildren(head, body);
   }
 
-  // Buttons of which one is pressed, as radio inputs: arrow keys and screen readers know them.
+  // Exclusive buttons as radio inputs, which arrow keys and screen readers support.
   function choices(id, labels, key, draw) {
     const set = at(id);
     labels.forEach((text, index) => {

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A benchmark's figures as tables, a picture and a page, all made from one JSON object.
+"""Show a benchmark's figures as tables, an image and a page, all from one JSON object.
 
-`python -m saccade.serving.bench.report build/report/report.json` draws picture and page again.
+`python -m saccade.serving.bench.report build/report/report.json` draws the image and the page
+again.
 """
 
 import json
@@ -29,11 +30,11 @@ from saccade.serving.bench.report_tables import WORDS, count, tables
 
 SCHEMA = "saccade.report"
 VERSION = 2
-_NEAR = 0.03  # of a share, or else of the largest variant's score: counts as little
+_NEAR = 0.03  # small loss: absolute for shares, else relative to the largest variant's score
 
 
 def render(report: dict[str, Any]) -> Any:
-    """The tables for a terminal, as one rich renderable."""
+    """Return the tables for a terminal, as one rich renderable."""
     import rich.box
     import rich.table
     from rich.console import Group
@@ -61,7 +62,7 @@ def render(report: dict[str, Any]) -> Any:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """Where and on what the figures were taken, and whether the machine was busy, in sentences."""
+    """Describe what was measured on which machine, and whether the machine was busy."""
     machine, data = report["machine"], report["data"]
     served = f"; server: {report['server']}" if report["server"] else "; without a server"
     ops = f", {text}" if (text := ops_text(report)) else ""
@@ -80,7 +81,7 @@ def write_report(report: dict[str, Any], folder: Path) -> None:
 
 
 def draw(report: dict[str, Any], folder: Path) -> None:
-    """Write frontier.png and report.html, which needs nothing beside itself."""
+    """Write frontier.png and report.html. The page needs no other file."""
     picture = frontier_png(report)
     whole = page(report, picture).encode()
     write_atomically(folder / "frontier.png", picture)
@@ -88,7 +89,7 @@ def draw(report: dict[str, Any], folder: Path) -> None:
 
 
 def page(report: dict[str, Any], picture: bytes) -> str:
-    """The report as one HTML page with everything inside it.
+    """Return the report as one self-contained HTML page.
 
     Raises: MissingPackage without plotly.
     """
@@ -98,11 +99,12 @@ def page(report: dict[str, Any], picture: bytes) -> str:
 
 
 def headline(report: dict[str, Any]) -> str:
-    """The cheapest variant that gives up little, against the largest."""
+    """Compare the cheapest variant that loses little with the largest, in a sentence."""
     variants = report["variants"]
     kept = [variant for variant in variants if variant["dominated_by"] is None]
     what = "bytes of an embedding" if saves_bytes(variants[0]) else "throughput"
-    standing = f"{len(kept)} of {len(variants)} variants are on the frontier of score and {what}."
+    are = f"variant{'s' * (len(variants) != 1)} {'is' if len(kept) == 1 else 'are'}"
+    standing = f"{len(kept)} of {len(variants)} {are} on the frontier of score and {what}."
     if failed := len(report.get("failed", ())):
         standing += f" {failed} point{'s' if failed > 1 else ''} failed: see below."
     full = variants[0]
@@ -117,7 +119,7 @@ def headline(report: dict[str, Any]) -> str:
     near = [variant for variant in others if lost(variant) <= little]
     if not near:
         most = f"{_difference(score, little)} of {full['variant']}"
-        return f"{standing} No other scores within {most}." if others else standing
+        return f"{standing} No other variant on it scores within {most}." if others else standing
     if saves_bytes(full):
         small = min(near, key=cost_of)
         gain = f"an embedding {cost_of(full) / cost_of(small):.1f} times smaller than that"
@@ -125,9 +127,9 @@ def headline(report: dict[str, Any]) -> str:
         small = max(near, key=cost_of)
         gain = f"{cost_of(small) / cost_of(full):.1f} times the throughput"
     apart = _difference(score, lost(small))
-    told = f"score {apart} {'lower' if sign * lost(small) >= 0 else 'higher'}"
+    told = f"with a score {apart} {'lower' if sign * lost(small) >= 0 else 'higher'}"
     if apart == _difference(score, 0):
-        told = "the same score"
+        told = "with the same score"
     return (
         f"{standing} {small['variant']} keeps {small['kept']} of {small['total']} "
         f"{small['unit']}: {gain} of {full['variant']}, {told}."
@@ -135,7 +137,7 @@ def headline(report: dict[str, Any]) -> str:
 
 
 def _difference(score: dict[str, Any], value: float) -> str:
-    """Difference of two values of that score."""
+    """Return a difference between two values of a score as text."""
     apart = abs(shown(score, value))
     return f"{apart:.1f} points" if is_share(score) else f"{apart:.3f}"
 
@@ -143,7 +145,7 @@ def _difference(score: dict[str, Any], value: float) -> str:
 def _alternative(report: dict[str, Any]) -> str:
     def words(variant: dict[str, Any]) -> str:
         place = (
-            f"{variant['embedding_bytes']:,} bytes an embedding"
+            f"{variant['embedding_bytes']:,} bytes per embedding"
             if saves_bytes(variant)
             else f"{count(throughput_of(variant)[0])} per second"
         )
@@ -155,9 +157,9 @@ def _alternative(report: dict[str, Any]) -> str:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """A report.json as written by `write_report`.
+    """Read a report.json that `write_report` wrote.
 
-    Raises: SaccadeError for a missing or foreign file, and for an unknown version.
+    Raises: SaccadeError for a missing or foreign file, or an unknown version.
     """
     try:
         report = parse_json(read_bounded(path, limits.JSON_BYTES))
@@ -168,22 +170,23 @@ def read_report(path: Path) -> dict[str, Any]:
     version = (report.get("schema"), report.get("version")) if isinstance(report, dict) else None
     if version != (SCHEMA, VERSION):
         raise SaccadeError(
-            f"{path}: is {version}, expected {(SCHEMA, VERSION)}. Write it with: saccade bench"
+            f"{path}: has schema and version {version}, expected {(SCHEMA, VERSION)}. Write it "
+            "with: saccade bench"
         )
     return dict(report)
 
 
 def draw_again(path: Path) -> None:
-    """Picture and page beside a report.json, from it alone.
+    """Draw the image and the page again, next to a report.json and from it alone.
 
-    Raises: SaccadeError for what `read_report` refuses, and for a report that lacks something.
+    Raises: SaccadeError if `read_report` refuses the file, or the report is incomplete.
     """
     report = read_report(path)
     try:
         draw(report, path.parent)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise SaccadeError(
-            f"{path}: is damaged or was edited ({error!r:.100}). Write it with: saccade bench"
+            f"{path}: is damaged or was edited ({error!r:.100}). Write it again with: saccade bench"
         ) from error
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers behind a report page's charts, from the report's JSON object alone."""
+"""Numbers for the charts of a report page, from the report's JSON object alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from saccade.serving.bench.figures import (
 )
 
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
-_LOG_FROM_RATIO = 4.0  # from this ratio of largest to smallest on, an axis is logarithmic
+_LOG_FROM_RATIO = 4.0  # an axis is logarithmic from this ratio of largest to smallest value
 # Parts of a request's time through the router, in the order in which they are drawn.
 STAGES = (
     "model computes",
@@ -33,20 +33,20 @@ Spread = tuple[float, float, float]  # value, least, most
 
 @dataclass(frozen=True)
 class Axis:
-    """A cost that the frontier can be drawn against."""
+    """A cost to draw the frontier against."""
 
     name: str
-    title: str  # on its switch
+    title: str  # on its button
     label: str  # on the chart
     unit: str
     more_is_better: bool
-    bars: str  # what the horizontal bars are; empty without bars
-    cost: str  # its name among a sweep's costs, which say who is dominated; empty: none does
+    bars: str  # meaning of the horizontal bars; empty: no bars
+    cost: str  # name of the cost in a sweep, which marks dominated variants; empty: not in a sweep
     of: Callable[[Variant], Spread | None]
 
 
 def charts(report: dict[str, Any]) -> dict[str, Any]:
-    """Everything that the page's script draws."""
+    """Return everything that the page's script draws."""
     variants = report["variants"]
     return {
         "score": heading(variants[0]["score"]),
@@ -59,7 +59,7 @@ def charts(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def short_name(report: dict[str, Any], name: str) -> str:
-    """A variant's name without the model's."""
+    """Return a variant's name without the name of the model."""
     return name.removeprefix(f"{report['model']}-") or name
 
 
@@ -81,15 +81,15 @@ def _variant(report: dict[str, Any], variant: Variant) -> dict[str, Any]:
 
 
 def axes(report: dict[str, Any]) -> list[Axis]:
-    """Every cost that all variants have and that does not have one value for all, main one first.
+    """Return the costs that all variants have and that differ between them, the main cost first.
 
-    The main one is what the picture shows: bytes where the budget saves these, else throughput.
+    The main cost is the one in the image: bytes if the budget saves bytes, else throughput.
     """
     variants = report["variants"]
     _, where = throughput_of(variants[0])
     role = variants[0]["files"][0]["role"]
     component = f", component {role}" if role else ""
-    rounds, half = "least and most of single rounds", "middle half of the calls"
+    rounds, half = "range of single rounds", "middle half of the calls"
     inside = Axis(
         "in-process", "Images/s, in process", "Images per second, in process, best batch",
         "images/s", True, half, "", _rate_inside,
@@ -161,7 +161,7 @@ def _is_main(axis: Axis, variant: Variant) -> bool:
 
 
 def _is_judged(axis: Axis, variant: Variant) -> bool:
-    """True if variants were compared by this cost with the scores' intervals."""
+    """Return whether variants were compared by this cost, with the intervals of the scores."""
     return _is_main(axis, variant) or "dominated_by" in _swept(axis.cost, variant)
 
 
@@ -223,7 +223,7 @@ def _call(variant: Variant) -> Spread | None:
 
 
 def _quarters(variant: Variant, batch: int) -> tuple[float, float] | None:
-    """Between which a half of the calls lies, in seconds; none without raw samples."""
+    """Return the quartiles of the calls' times; None without raw samples. Units: seconds."""
     seconds = variant.get("samples", {}).get("in_process_s", {}).get(str(batch))
     if not seconds:
         return None
@@ -240,7 +240,8 @@ def _latency(variant: Variant) -> Spread | None:
 
 
 def _macs(variant: Variant) -> Spread | None:
-    # Of the component that takes the image: others answer requests of their own, or many a request.
+    # Only the component that takes the image: others answer separate requests, or run many times
+    # per request.
     value = float(variant["files"][0]["multiply_adds"])
     return value, value, value
 
@@ -250,7 +251,7 @@ def _memory(variant: Variant) -> Spread | None:
 
 
 def latencies(variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """Percentiles of a request's time by path and concurrency; none without raw samples.
+    """Return percentiles of a request's time by path and concurrency; empty without raw samples.
 
     Units: milliseconds.
     """
@@ -292,11 +293,12 @@ def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def stages(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Where the time of a request through the router goes, by concurrency.
+    """Return where the time of a request through the router goes, by concurrency.
 
-    The server accounts for the router and for the variant behind it. What is left of a caller's
+    The server's statistics cover the router and the variant that it calls. The rest of a caller's
     time is decoding, waiting in the router, sending the answer, and the connection.
-    Units: milliseconds of a request, in the order of STAGES; none where no raw samples are.
+
+    Units: milliseconds of a request, in the order of STAGES; empty without raw samples.
     """
     variants = report["variants"]
     loads = []
@@ -313,7 +315,7 @@ def _stages(model: str, variant: Variant, name: str) -> list[float] | None:
     accounts = [_account(rounds, file["name"]) for file in variant["files"]]
     called = [account for account in accounts if account]
     latencies_ms = _raw_ms(variant, name)
-    # Of a request that makes many calls it is not known which of them waited for each other.
+    # If a request makes many calls, it is unknown which of them waited for each other.
     if router is None or len(called) != 1 or not latencies_ms:
         return None
     (own,) = called
@@ -328,7 +330,7 @@ def _stages(model: str, variant: Variant, name: str) -> list[float] | None:
 
 
 def _account(rounds: Sequence[Mapping[str, Any]], model: str) -> dict[str, float] | None:
-    """The server's account of a model: milliseconds of a call, by part."""
+    """Return the server's statistics of a model by part. Units: milliseconds per call."""
     accounts = [one["statistics"][model] for one in rounds if model in one.get("statistics", {})]
     requests = sum(account["requests"] for account in accounts)
     if not requests:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report's JSON object, from what was measured of each variant."""
+"""Make a report's JSON object from the measurements of each variant."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +23,7 @@ _REPORTED_OPTIONS = ("seconds", "rounds", "concurrency", "seed", "op_library")
 
 @dataclass(frozen=True)
 class Measurement:
-    """One variant: its figures, and the raw values behind them."""
+    """The figures of one variant, and the raw values that they come from."""
 
     variant: VariantFiles
     result: EvaluationResult
@@ -31,7 +31,7 @@ class Measurement:
     samples: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands in a report."""
+        """Return the variant's entry in a report."""
         return {
             **asdict(self.entry),
             **cost(self.variant),
@@ -41,7 +41,7 @@ class Measurement:
 
 
 def content(measured: Sequence[Measurement], options: MeasureOptions) -> dict[str, Any]:
-    """Everything that stands in report.json but the machine and the server."""
+    """Return the content of report.json, without the machine and the server."""
     first = measured[0]
     return {
         "schema": SCHEMA,
@@ -62,7 +62,7 @@ def content(measured: Sequence[Measurement], options: MeasureOptions) -> dict[st
 def raw_samples(
     result: EvaluationResult, inside: Mapping[tuple[str, str], InProcess]
 ) -> dict[str, Any]:
-    """The raw values of one variant before anything went through a server."""
+    """Return the raw values of one variant that were measured without a server."""
     values = result.samples
     whole = np.array_equal(values, values.astype(int))
     samples: dict[str, Any] = {
@@ -79,9 +79,9 @@ def raw_samples(
 def add_served(
     samples: dict[str, Any], results: Mapping[served.Place, Sequence[LoadResult]]
 ) -> dict[str, Any]:
-    """The entry's `grpc` of one variant; the raw values go into its samples.
+    """Return the `grpc` entry of one variant, and add the raw values to its samples.
 
-    Each result holds one stream, that of its place.
+    Each result contains one stream, the one of its place.
     """
     summaries: dict[str, Any] = {}
     for (_, role, point), rounds in results.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sample answers in a report's JSON object: texts, and pictures as small PNG files."""
+"""Sample answers in a report's JSON object: text, and images as small PNG files."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ from saccade.models.scores.results import EvaluationResult
 from saccade.serving.bench.load_requests import png_files
 from saccade.serving.bench.options import MeasureOptions
 
-_MOST_PX = 160  # of the longer side: a page holds hundreds of them
-_DIM = 0.22  # of the light that is left where nothing was looked at
-# Of slots, told apart by all common kinds of colour vision (Okabe and Ito 2008).
+_MOST_PX = 160  # longer side: a page has hundreds of images
+_DIM = 0.22  # brightness of pixels where the model did not look
+# Colors of slots, distinguishable with all common kinds of color vision (Okabe and Ito 2008).
 _COLOURS = (
     (86, 180, 233), (230, 159, 0), (0, 158, 115), (240, 228, 66), (0, 114, 178),
     (213, 94, 0), (204, 121, 167), (150, 150, 150),
@@ -28,7 +28,7 @@ def shown_examples(
     options: MeasureOptions,
     results: Mapping[str, EvaluationResult],
 ) -> dict[str, Any]:
-    """Some samples with each variant's answer, and on how many samples the scores differ."""
+    """Return some samples with each variant's answer, and how many samples scored differently."""
     data = options.data or results[models[0].name].data
     asked = EvaluateOptions(data, task=options.task, limit=options.limit)
     values = {model.name: results[model.name].samples for model in models}
@@ -62,7 +62,7 @@ def _example(example: Example, values: Mapping[str, np.ndarray]) -> dict[str, An
 
 
 def focused(image: np.ndarray, focus: np.ndarray) -> np.ndarray:
-    """The image, dark where it was not looked at; for slots in a colour each.
+    """Return the image, darkened where the model did not look; each slot has its own color.
 
     Shapes: image uint8 [h w c], focus [rows columns] -> uint8 [h w 3].
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as one HTML page: charts by plotly.js, tables and answers as plain HTML.
+"""Write a report as one HTML page: charts by plotly.js, tables and answers as plain HTML.
 
-The page loads nothing. Its policy names the hash of every script and style that may run, so that
-a text that slipped through would not. Without scripts the tables and the picture are left.
+The page loads nothing. Its policy lists the hash of every script and style that may run, so text
+that escaped the escaping would not run. Without scripts, the tables and the image remain.
 """
 
 import base64
@@ -23,18 +23,18 @@ from saccade.serving.bench.figures import is_share
 from saccade.serving.bench.report_charts import charts, short_name
 from saccade.serving.bench.report_tables import WORDS, Table, tables
 
-# Styles for maps, which plotly.js adds unless an element of that id is there. No map is drawn.
+# Styles for maps, which plotly.js adds unless an element with that id exists. No map is drawn.
 _STYLE_ID = re.compile(r'getElementById\("([0-9a-f]{64})"\)')
 _FACTS = (
     ("processor", "Processor"), ("cores", "Cores"), ("memory_mib", "Memory, MiB"),
-    ("load_average", "Load average when it began"), ("system", "System"), ("python", "Python"),
+    ("load_average", "Load average at the start"), ("system", "System"), ("python", "Python"),
     ("runtime", "Runtime"),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Words:
-    """The texts of a page: its title, what it found, on what, and the picture in words."""
+    """The texts of a page: title, finding, what was measured, and a description of the image."""
 
     title: str
     headline: str
@@ -43,7 +43,7 @@ class Words:
 
 
 def whole_page(report: dict[str, Any], picture: bytes, words: Words) -> str:
-    """The page.
+    """Return the page as HTML.
 
     Raises: MissingPackage without plotly.
     """
@@ -67,7 +67,7 @@ def whole_page(report: dict[str, Any], picture: bytes, words: Words) -> str:
 
 
 def escape(text: str) -> str:
-    """A text for HTML; what would turn the order of letters is written out, as in a terminal."""
+    """Escape text for HTML; characters that reverse text are spelled out, as in a terminal."""
     return html.escape(escaped(text))
 
 
@@ -77,18 +77,18 @@ def _own(name: str) -> str:
 
 @cache
 def _library() -> str:
-    """plotly.js, as the installed package brings it.
+    """Return plotly.js from the installed package.
 
-    Raises: SaccadeError if the package has none that can stand in a page.
+    Raises: SaccadeError if it cannot be embedded in a page.
     """
     package = require("plotly", extra="bench")
     file = resources.files(package).joinpath("package_data", "plotly.min.js")
-    # An end of line is read as one sign by a browser, and the hash is of what it reads.
+    # A browser reads any line ending as one character, and hashes what it reads.
     text = file.read_bytes().decode().replace("\r\n", "\n").strip("\n")
     if "</script" in text.lower() or "<!--" in text or "\r" in text:
         raise SaccadeError(
-            "plotly.min.js of the installed plotly cannot stand inside a page. Install another "
-            "release: pip install 'plotly>=6'"
+            "plotly.min.js of the installed plotly package cannot be embedded in a page. Install "
+            "another release: pip install 'plotly>=6'"
         )
     return text
 
@@ -98,7 +98,7 @@ def _style_ids(library: str) -> list[str]:
 
 
 def _policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
-    """Content-Security-Policy: these scripts, these styles and pictures inside the page."""
+    """Return the Content-Security-Policy: these scripts and styles, and embedded images."""
     return (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; "
         f"style-src {' '.join(map(_hash, styles))}; img-src data:; "
@@ -111,13 +111,13 @@ def _hash(text: str) -> str:
 
 
 def _json(content: Any) -> str:
-    """JSON inside a script element, which no text in it can end."""
+    """Return JSON for a script element; no text in it can end the element."""
     text = json.dumps(_shown(content), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _shown(content: Any) -> Any:
-    """The same with every text as a reader may see it."""
+    """Return the content with every string escaped as for a terminal."""
     if isinstance(content, str):
         return escaped(content)
     if isinstance(content, dict):
@@ -181,14 +181,14 @@ def _fact(value: Any) -> str:
 
 
 def _examples(report: dict[str, Any]) -> str:
-    """Samples with every variant's answer; nothing for a report without them."""
+    """Return samples with every variant's answer, or an empty string if the report has none."""
     examples = report.get("examples") or {}
     if not examples.get("shown"):
         return ""
     focus = any(
         answer["focus"] for example in examples["shown"] for answer in example["answers"].values()
     )
-    seen = " The picture beside an answer shows where the model looked, or its slots." * focus
+    seen = " The image next to an answer shows where the model looked, or its slots." * focus
     note = f"{_chosen(report, examples)}{seen}"
     cards = "".join(_example(report, example) for example in examples["shown"])
     return (
@@ -198,17 +198,20 @@ def _examples(report: dict[str, Any]) -> str:
 
 
 def _chosen(report: dict[str, Any], examples: dict[str, Any]) -> str:
-    """Which samples these are."""
+    """Describe how the samples were chosen."""
     differ, every = examples["disagreements"], examples["samples"]
     if len(report["variants"]) == 1:
-        return f"The first of {every:,} test samples."
+        return f"These are the first of {every:,} test samples."
     if not differ:
-        return f"All variants score the same on each of {every:,} test samples. The first of them."
+        return (
+            f"All variants score the same on each of the {every:,} test samples. These are the "
+            "first samples."
+        )
     agree = any(not _differs(example) for example in examples["shown"])
-    also = ", then some on which they agree" * agree
+    also = ", then some on which the variants agree" * agree
     return (
-        f"On {differ:,} of {every:,} test samples the variants score differently. "
-        f"First the samples whose scores are furthest apart{also}."
+        f"On {differ:,} of {every:,} test samples the variants score differently. The samples "
+        f"whose scores are furthest apart come first{also}."
     )
 
 
@@ -223,7 +226,7 @@ def _example(report: dict[str, Any], example: dict[str, Any]) -> str:
         for variant in report["variants"]
         if variant["variant"] in answers
     )
-    picture = _image(example["image"], f"{number}, {example['truth'] or 'a picture'}", "sample")
+    picture = _image(example["image"], f"{number}, {example['truth'] or 'an image'}", "sample")
     return (
         f'<article class="card"><header><h3>{number}</h3>{mark}</header>'
         f'<div class="asked">{picture}<div>{question}{truth}</div></div>'
@@ -262,6 +265,6 @@ def _answer(report: dict[str, Any], variant: dict[str, Any], answer: dict[str, A
 def _image(data: str | None, alt: str, css: str) -> str:
     if not data:
         return ""
-    # The data comes out of a file: nothing but base64 may stand there.
+    # The data comes from a file: it must be base64 and nothing else.
     clean = base64.b64encode(base64.b64decode(data, validate=True)).decode()
     return f'<img class="{css}" alt="{escape(alt)}" src="data:image/png;base64,{clean}">'

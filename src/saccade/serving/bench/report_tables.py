@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a benchmark's report: headings and cells as text."""
+"""Tables of a benchmark's report: headings and cells as text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ class Table:
 
 
 _DOMINATED = "dominated by"
-WORDS = (_DOMINATED, "score", "on the frontier of", "stage", "reason")  # columns that hold words
+WORDS = (_DOMINATED, "score", "on the frontier of", "stage", "reason")  # columns of words
 _BATCHES = ("batch_1", "batch_64")
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """The report's tables, in the order in which they are read."""
+    """Return the report's tables in reading order."""
     variants = report["variants"]
     tables = [_score(variants)]
     if variants[0]["scores"]:
@@ -62,7 +62,7 @@ def _score(variants: Sequence[dict[str, Any]]) -> Table:
         if top5:
             row.append("-" if variant["top5"] is None else f"{100 * variant['top5']:.2f}")
         rows.append((*row, variant["dominated_by"] or ""))
-    note = "Bytes: of one embedding, which is what the budget saves." if saves_bytes(first) else ""
+    note = "Bytes: size of one embedding, which the budget reduces." if saves_bytes(first) else ""
     return Table("Score", tuple(columns), tuple(rows), note)
 
 
@@ -97,7 +97,7 @@ def _throughput(variants: Sequence[dict[str, Any]], ops: str) -> Table:
     note = f"Batches: in process, one thread{f', {ops}' if ops else ''}."
     if served:
         kind = "router" if served[0].startswith("router") else "gRPC"
-        note += f" {kind} xN: N clients, one sample a request."
+        note += f" {kind} xN: N clients, one sample per request."
     return Table("Inferences per second", columns, rows, note)
 
 
@@ -114,7 +114,7 @@ def _latency(variants: Sequence[dict[str, Any]]) -> Table:
         100 * grpc[name]["client_cpu_share"] for _, grpc in every for name in names if name in grpc
     ]
     note = (
-        "p50/p95/p99 of a request. gRPC: raw tensors to the variant; router: images as PNG. "
+        "p50/p95/p99 of a request's time. gRPC: raw tensors to the variant; router: images as PNG. "
         f"The load generator used {min(shares):.0f} to {max(shares):.0f} % of all CPU time."
     )
     columns = ("variant", *map(_clients, names))
@@ -135,12 +135,12 @@ def _cost(variants: Sequence[dict[str, Any]]) -> Table:
         for variant in variants
         for file in variant["files"]
     )
-    note = "Peak: the most that the activations of one sample occupy at once."
+    note = "Peak: the most memory that the activations of one sample occupy at any time."
     return Table("Cost of one sample", columns, rows, note)
 
 
 def _served_points(variants: Sequence[dict[str, Any]]) -> list[str]:
-    """Points of throughput measured through a server: at the variants, else at the router."""
+    """Return the points measured through a server: at the variants, else at the router."""
     return _all_points(variants, "concurrency_") or _all_points(variants, "router_concurrency_")
 
 
@@ -154,7 +154,7 @@ def _clients(point: str) -> str:
 
 
 def count(value: float) -> str:
-    """A rate with as many digits as were measured."""
+    """Return a rate as text, with no more digits than were measured."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
@@ -175,7 +175,7 @@ def _quantiles(point: dict[str, Any] | None) -> str:
 
 
 _BYTES = "embedding bytes"
-# By name of a cost: its heading, what it is divided by, and how it is written.
+# Name of a cost -> heading, divisor and format.
 _COSTS = {
     "throughput": ("per second", 1.0, ",.0f"),
     "latency": ("p95 ms", 1.0, ".2f"),
@@ -185,7 +185,7 @@ _COSTS = {
 
 
 def swept_tables(report: dict[str, Any]) -> list[Table]:
-    """The tables of a sweep, in the order in which they are read; none of a benchmark."""
+    """Return the tables of a sweep in reading order; a benchmark has none."""
     tables = []
     if any("costs" in variant for variant in report["variants"]):
         tables.append(_frontiers(report["variants"]))
@@ -213,16 +213,16 @@ def _frontiers(variants: Sequence[dict[str, Any]]) -> Table:
     sure = has_rounds(variants)
     by_rounds = "Surely: by the paired 95 % interval over the rounds. " if sure else ""
     note = (
-        f"On the frontier of a cost: no variant that {'surely ' * sure}costs no more scores better "
-        f"beyond the paired 95 % interval of the difference. {by_rounds}In brackets the least and "
-        "the most of single rounds. "
+        f"A variant is on the frontier of a cost unless another one {'surely ' * sure}costs no "
+        "more and scores better, beyond the paired 95 % interval of the difference. "
+        f"{by_rounds}In parentheses: the lowest and highest value of single rounds. "
         f"Costs: {'; '.join(of)}."
     )
     return Table("Frontiers", columns, tuple(rows), note)
 
 
 def _standing(costs: dict[str, Any], names: Sequence[str]) -> str:
-    """Frontiers that it is on."""
+    """Return the names of the frontiers that the variant is on, as text."""
     off = [name for name in names if costs[name].get("dominated_by") is not None]
     if len(off) == len(names):
         return "none"
@@ -232,7 +232,10 @@ def _standing(costs: dict[str, Any], names: Sequence[str]) -> str:
 
 
 def _told_apart(variants: Sequence[dict[str, Any]]) -> list[str]:
-    """The costs that all have, first the one that the budget saves, but no size that all share."""
+    """Return the costs that all variants have, without an embedding size that all share.
+
+    The cost that the budget saves comes first.
+    """
     names = [name for name in _COSTS if all(name in variant["costs"] for variant in variants)]
     if _BYTES in names and len({variant["costs"][_BYTES]["value"] for variant in variants}) == 1:
         names.remove(_BYTES)
@@ -242,8 +245,8 @@ def _told_apart(variants: Sequence[dict[str, Any]]) -> list[str]:
 def _failed(failed: Sequence[dict[str, Any]]) -> Table:
     rows = tuple((failure["variant"], failure["stage"], failure["reason"]) for failure in failed)
     note = (
-        "Tried again with --retry. The gate's limits are options of `saccade export`; what that "
-        "writes is measured by `saccade bench`."
+        "To try these points again, pass --retry. The gate's limits are options of `saccade "
+        "export`; to measure what it writes, run `saccade bench`."
     )
     return Table("Failed", ("variant", "stage", "reason"), rows, note)
 
@@ -260,7 +263,7 @@ def _engines(engines: Sequence[dict[str, Any]]) -> Table:
         for engine in engines
     )
     columns = ("plan", "engine", "compute capability", "MiB", "build seconds")
-    return Table("Engines", columns, rows, "Built, not run: an engine needs a GPU.")
+    return Table("Engines", columns, rows, "Built but not run: that needs a GPU.")
 
 
 def _spread(cost: dict[str, Any], divisor: float, form: str) -> str:

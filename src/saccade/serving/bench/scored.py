@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A variant's scores and cost as the frontier and the report hold them."""
+"""A variant's scores and cost, as in the frontier and the report."""
 
 import math
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def entry_of_result(
     machine: Machine,
     ops: Ops,
 ) -> Entry:
-    """The frontier's entry, before anything went through a server."""
+    """Return the frontier's entry with the measurements without a server."""
     inside = measured[variant.name, ""].summary()
     for name, role in measured:
         if name == variant.name and role:
@@ -54,12 +54,12 @@ def entry_of_result(
 
 
 def further_scores(result: EvaluationResult) -> list[dict[str, Any]]:
-    """Scores that the task has beside its main one."""
+    """Return the scores of the task other than its main score."""
     return [asdict(score) for score in result.scores[1:] if score.name != _BESIDE_THE_SCORE]
 
 
 def cost(variant: VariantFiles) -> dict[str, Any]:
-    """Cost by the manifests of its files."""
+    """Return a variant's cost from the manifests of its files."""
     entry = variant.main.variant
     return {
         "kept": entry.kept,
@@ -97,7 +97,7 @@ def _score(result: EvaluationResult) -> Score:
 
 
 def embedding_bytes(manifest: Manifest) -> int | None:
-    """Of one embedding, where the variant answers with one of a fixed size."""
+    """Return the size of one embedding; None if the variant returns none of a fixed size."""
     spec = next((spec for spec in manifest.outputs if spec.name == "embedding"), None)
     axes = spec.axes.split()[1:] if spec else []
     if spec is None or not all(axis.isdigit() for axis in axes):

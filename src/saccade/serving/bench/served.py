@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants behind a server: the requests, a check of their answers, and what rounds add up to."""
+"""Requests to variants in a server, a check of their answers, and the figures of all rounds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ Place = tuple[str, str, str]  # variant, role (empty for plain requests), name o
 
 
 def tensor_request(model: str, images: np.ndarray, *outputs: str) -> bytes:
-    """A request to a variant that takes images, serialised: its own input as it is.
+    """Return a serialized request to a variant that takes images, with a raw tensor.
 
     Shapes: images uint8 [b h w c].
     """
@@ -26,7 +26,7 @@ def tensor_request(model: str, images: np.ndarray, *outputs: str) -> bytes:
 
 
 def encoded_request(router: str, images: np.ndarray, budget: float, *outputs: str) -> bytes:
-    """A request to the router, serialised: images as PNG files and the budget wanted.
+    """Return a serialized request to the router, with images as PNG files and a budget.
 
     Shapes: images uint8 [b h w c].
     """
@@ -35,20 +35,21 @@ def encoded_request(router: str, images: np.ndarray, budget: float, *outputs: st
 
 
 def check_answers(url: str, variant: str, message: bytes, expected: Arrays, precision: str) -> None:
-    """Stop if the server does not answer what the artefact answers in process.
+    """Check that the server's answer is the answer of the artefact in process.
 
-    The batch that it is computed in, or an engine, may round an answer as the gate lets the type.
+    The batch of the computation, or an engine, may change an answer as much as the gate allows.
 
-    Shapes: expected holds the outputs to compare, of the same rows as the request.
-    Raises: ServerFailed with both answers.
+    Shapes: expected has the outputs to compare, for the same rows as the request.
+    Raises: ServerFailed with both answers if they differ.
     """
     answer: Answer = ask(url, message)
     for name, wanted in expected.items():
         actual = answer.get(name)
         if not _same(actual, wanted, precision):
             raise ServerFailed(
-                f"{variant} at {url} answers {name} {_shown(actual)}, in process it is "
-                f"{_shown(wanted)}. Write the repository again and restart the server."
+                f"{variant} at {url} answers with {name} {_shown(actual)}, expected "
+                f"{_shown(wanted)} as in process. Write the repository again and restart the "
+                "server."
             )
 
 
@@ -65,13 +66,13 @@ def _shown(values: Any) -> str:
 
 
 def routed_to(url: str, work: Work) -> str:
-    """The variant that the router chooses for a budget."""
+    """Return the variant that the router chooses for the budget of a work."""
     answer = ask(url, work.routed(0, "variant"))["variant"]
     return answer[0].decode() if isinstance(answer, list) else ""
 
 
 def point(stream: Stream, results: list[LoadResult]) -> dict[str, Any]:
-    """One point of the frontier: throughput, quantiles and the load generator's share."""
+    """Return one point of the frontier: throughput, quantiles, the load generator's CPU share."""
     latencies = np.concatenate([result.streams[stream.name].latencies_ms for result in results])
     quantiles = np.percentile(latencies, (50, 95, 99))
     client = sum(result.client_cpu_s for result in results)
@@ -95,7 +96,7 @@ def point(stream: Stream, results: list[LoadResult]) -> dict[str, Any]:
 
 
 def raw(stream: Stream, result: LoadResult) -> dict[str, Any]:
-    """Everything one round saw of one stream, as plain values."""
+    """Return everything that one round measured of one stream, as plain values."""
     return {
         "seconds": result.seconds,
         "latencies_ms": list(result.streams[stream.name].latencies_ms),
@@ -106,7 +107,7 @@ def raw(stream: Stream, result: LoadResult) -> dict[str, Any]:
 
 
 def streams(url: str, works: Sequence[Work], concurrency: Sequence[int]) -> dict[Place, Stream]:
-    """Streams to measure of each work: raw tensors to the variant, and a caller's to the router.
+    """Return the streams to measure for each work: to the variant, and through the router.
 
     Raises: ServerFailed if a variant does not answer as expected.
     """
@@ -119,10 +120,10 @@ def streams(url: str, works: Sequence[Work], concurrency: Sequence[int]) -> dict
             for count in concurrency:
                 stream = Stream(f"{work.title}, {count} clients", work.model, count, direct)
                 streams[(*work.key, f"concurrency_{count}")] = stream
-        # Of two precisions of one budget the router takes the faster: only that one is measured.
+        # Of two precisions of a budget, the router uses the faster: only that one is measured.
         if routed_to(url, work) == work.variant:
             routed = tuple(work.routed(index) for index in rows)
-            # With one client for the latency, with more for what a replica answers at most.
+            # One client for the latency, more for the highest rate of a replica.
             for count in sorted({1, *concurrency}):
                 name = f"{work.title}, routed, {count} clients"
                 stream = Stream(name, work.router, count, routed)

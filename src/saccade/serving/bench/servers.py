@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers to measure with: of our own, one per precision, or one that runs already.
+"""Servers to measure with: one started per precision, or one that is running already.
 
-A router hides the slower of two variants of one budget.
+There is one server per precision because a router never chooses the slower of two variants of one
+budget.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
 
 _WARMUP_S = 0.15
-_DISTINCT = 64  # requests of a stream
+_DISTINCT = 64  # distinct requests per stream
 # Free ports, no probes in between, and no restart that would mix two servers into one figure.
 _QUIET = ServeOptions(
     grpc_port=0, http_port=0, metrics_port=0, ready_port=0, probe_interval_s=600, restart=False
@@ -44,7 +45,7 @@ _QUIET = ServeOptions(
 
 @dataclass(frozen=True)
 class ServerUnderLoad:
-    """The server of one precision's variants, and what loads it."""
+    """The server of one precision's variants, and its load generator."""
 
     url: str
     version: str
@@ -53,7 +54,7 @@ class ServerUnderLoad:
     def measure(
         self, streams: Mapping[served.Place, Stream], *, seconds: float, seed: int, advance: Advance
     ) -> dict[served.Place, LoadResult]:
-        """Each stream alone, once, in an order drawn anew: drift meets all alike.
+        """Measure each stream alone, once, in random order so that drift affects all equally.
 
         Raises: ServerFailed if any request fails.
         """
@@ -67,7 +68,7 @@ class ServerUnderLoad:
 
 
 def by_precision(folder: ArtefactFolder, entries: Sequence[Entry]) -> dict[str, ArtefactFolder]:
-    """By precision, the folder with the variants of these entries, and these as its frontier."""
+    """Split a folder by precision: the variants of these entries, with these as the frontier."""
     folders = {}
     for precision in sorted({entry.precision for entry in entries}):
         own = {entry.variant: entry for entry in entries if entry.precision == precision}
@@ -80,13 +81,13 @@ def by_precision(folder: ArtefactFolder, entries: Sequence[Entry]) -> dict[str, 
 def server_under_load(
     folder: ArtefactFolder, *, runtime: str = DEFAULT, op_library: bool = True
 ) -> Iterator[ServerUnderLoad]:
-    """A server of the folder's variants.
+    """Start a server of the folder's variants, and stop it at the end of the context.
 
     Raises: ServerFailed if it does not start.
     """
     with temporary_folder("bench") as temporary:
         repository = temporary / "repository"
-        # A folder is measured before it is calibrated: an older policy must not be in the way.
+        # A folder is measured before it is calibrated, so an outdated policy must not stop it.
         options = RepositoryOptions(
             repository, runtime=runtime, op_library=op_library, policies=False
         )
@@ -100,20 +101,20 @@ def server_under_load(
 
 @dataclass(frozen=True)
 class RunningReport:
-    """Speed of a running server's variants through its router, and their scores on labelled data.
+    """Speed of a running server's variants through its router, and their scores on labeled data.
 
-    report.json in its folder holds the same.
+    The report.json in its folder has the same content.
     """
 
     folder: Path
     full: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {**self.full, "folder": str(self.folder)}
 
     def to_text(self) -> Any:
-        """A table, for a terminal."""
+        """Return a table for a terminal."""
         from rich import box
         from rich.console import Group
         from rich.table import Table
@@ -136,23 +137,27 @@ class RunningReport:
             )
         words = (
             f"{self.full['model']} at {self.full['url']} ({self.full['server']}), through its "
-            f"router. xN: N clients, inferences per second; ms: p50/p95. Inputs: "
-            f"{self.full['data']}. No frontier.json was changed. {self.folder / 'report.json'}"
+            "router. xN: inferences per second with N clients; ms xN: p50/p95 with N clients. "
+            f"Inputs: {self.full['data']}. No frontier.json was changed. The report is "
+            f"{self.folder / 'report.json'}."
         )
         return Group(table, Text(words))
 
 
 def measure_running(options: BenchOptions) -> RunningReport:
-    """Load each variant of a server that runs already, through its router.
+    """Measure each variant of a running server through its router.
 
-    Every round draws the order anew. With data, its test part is sent, and scored where the model
-    classifies; without, noise of the model's size, of which no score can be told.
-    Raises: SaccadeError for data or a model that does not fit, ServerFailed if the server does.
+    Every round has a new random order. With data, its test part is sent and scored, for which the
+    model has to classify images. Without data, noise of the model's input size is sent, which has
+    no score.
+
+    Raises: SaccadeError for unsuitable data or models, ServerFailed if the server fails.
     """
     assert options.url is not None
     if options.url.startswith(TLS):
         raise SaccadeError(
-            f"--url {options.url}: found TLS, expected HOST:PORT. Measure behind it."
+            f"--url is {options.url}, expected HOST:PORT without TLS. Measure the server directly, "
+            "behind its TLS proxy."
         )
     model = options.model or _only_router(options.url)
     with Client(options.url, model, timeout_s=30) as client:
@@ -193,7 +198,7 @@ def measure_running(options: BenchOptions) -> RunningReport:
         "server": server_version(options.url),
         "data": options.data or "noise",
         "variants": variants,
-        "machine": this_machine().to_dict(),  # of the clients
+        "machine": this_machine().to_dict(),  # machine of the clients
     }
     with new_folder(options.out, force=options.force) as out:
         write_atomically(out / "report.json", json_bytes(full))
@@ -204,7 +209,7 @@ def _only_router(url: str) -> str:
     names = routers_at(url)
     if len(names) > 1:
         raise SaccadeError(
-            f"{url}: found the routers {', '.join(names)}, expected one. Name it with --model."
+            f"{url}: has the routers {', '.join(names)}, expected one. Choose one with --model."
         )
     return names[0]
 
@@ -219,7 +224,10 @@ def _images(view: RouterView, options: BenchOptions) -> tuple[np.ndarray, np.nda
 
 
 def _scores(client: Client, images: np.ndarray, labels: np.ndarray | None) -> dict[str, Any]:
-    """By variant, its top-1 on labelled images; none where the model does not classify."""
+    """Return each variant's top-1 on labeled images; empty without labels.
+
+    Raises: SaccadeError if the model does not classify images.
+    """
     view, scores = client.view(), {}
     if labels is None:
         return {}
@@ -235,7 +243,7 @@ def _scores(client: Client, images: np.ndarray, labels: np.ndarray | None) -> di
 def _streams(
     view: RouterView, images: np.ndarray, options: BenchOptions
 ) -> dict[tuple[str, str], Stream]:
-    """By variant and number of clients, its requests: one image each, as PNG files."""
+    """Return the streams by variant and number of clients: one PNG image per request."""
     files, streams = png_files(images[:_DISTINCT]), {}
     for name in view.variants:
         parameters = {"budget": view.budget(name)}

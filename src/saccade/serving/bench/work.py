@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work of a request of each family: its inputs, what computes it, its outputs."""
+"""The kinds of request to measure for each family: inputs, function and outputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from saccade.serving.bench.load_requests import png_files, request
 class Work:
     """One kind of request of one variant.
 
-    Shapes: inputs [n ...], a row a request.
+    Shapes: inputs [n ...], one row per request.
     """
 
     variant: str
@@ -28,10 +28,10 @@ class Work:
     run: Runner
     inputs: Mapping[str, np.ndarray]
     answers: tuple[str, ...]
-    model: str | None  # that takes the inputs as they are; none where only the router can
+    model: str | None  # model that takes the inputs directly; None if only the router can
     router: str
     encoded: tuple[str, ...] = ()  # inputs that the router takes as image files
-    filled: tuple[str, ...] = ()  # inputs that the router draws itself
+    filled: tuple[str, ...] = ()  # inputs that the router fills in itself
 
     @property
     def key(self) -> tuple[str, str]:
@@ -40,23 +40,23 @@ class Work:
 
     @property
     def title(self) -> str:
-        """For a reader."""
+        """Title for messages."""
         return f"{self.variant} {self.role}".rstrip()
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
 
     def row(self, index: int) -> dict[str, np.ndarray]:
-        """The inputs of one request."""
+        """Return the inputs of one request."""
         return {name: array[index : index + 1] for name, array in self.inputs.items()}
 
     def direct(self, index: int, *outputs: str) -> bytes:
-        """One request to the variant itself, raw tensors."""
+        """Return one serialized request to the variant itself, with raw tensors."""
         assert self.model is not None
         return request(self.model, self.row(index), outputs or self.answers)
 
     def routed(self, index: int, *outputs: str) -> bytes:
-        """One request to the router, as a caller sends it."""
+        """Return one serialized request to the router, as a caller sends it."""
         row = {name: array for name, array in self.row(index).items() if name not in self.filled}
         row |= {name: png_files(row[name]) for name in self.encoded}
         parameters = {"budget": self.setting}
@@ -66,7 +66,7 @@ class Work:
 def works_of(
     variant: VariantFiles, inputs: Mapping[str, Arrays], runners: Mapping[str, Runner]
 ) -> list[Work]:
-    """Work to measure of one variant: plain requests first.
+    """Return the kinds of request to measure for one variant, plain requests first.
 
     Shapes: inputs by role, [n ...] each; runners by role.
     """

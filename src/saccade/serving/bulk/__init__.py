@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bulk inference: a list of shards, each done by whoever takes it, exactly once in the result."""
+"""Bulk inference: any worker may run a shard, and the result contains each one exactly once."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers as columns: which outputs are asked for, and the table that comes of them."""
+"""Answers as columns: the outputs to request, and the table of answers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,23 +16,23 @@ from saccade.serving.client.wire import as_texts
 Ask = Literal["classify", "embed", "caption", "segment", "answer"]
 Precision = Literal["float32", "float16"]
 NAMES = ("variant", "variant_sha256")
-STEPS = "steps"  # variants that were asked: an output of a request with a policy, else 1
+STEPS = "steps"  # how many variants ran: an output of a request with a policy, else 1
 _LABELLED = ("classify", "answer")
 _SEGMENTS = ("slots", "positions", "scales")
 
 
 @dataclass(frozen=True)
 class Form:
-    """The form of the answers: what was asked, and how it is written down."""
+    """The form of the answers: the kind of answer, and its columns."""
 
     ask: str
-    outputs: tuple[str, ...]  # of the router
-    shapes: dict[str, tuple[int, ...]]  # of one answer's arrays, where every answer has the same
+    outputs: tuple[str, ...]  # requested outputs of the router
+    shapes: dict[str, tuple[int, ...]]  # shapes of an answer's arrays, if all answers share them
     top: int = 3
-    dtype: str = "float32"  # of embeddings
+    dtype: str = "float32"  # type of embeddings
 
     def schema(self) -> Any:
-        """The columns of the answers."""
+        """Return the columns of the answers."""
         import pyarrow as pa
 
         number = pa.float16() if self.dtype == "float16" else pa.float32()
@@ -55,9 +55,9 @@ class Form:
     def columns(
         self, arrays: Mapping[str, np.ndarray], labels: Sequence[str]
     ) -> dict[str, list[Any]]:
-        """The columns of some answers but for their ids.
+        """Return the columns of some answers, without their ids.
 
-        Shapes: each array has an answer as its row.
+        Shapes: each array has one row per answer.
         """
         columns: dict[str, list[Any]] = {name: _texts(arrays[name]) for name in NAMES}
         steps = arrays.get(STEPS, np.ones((len(columns["variant"]), 1), np.int32))
@@ -83,9 +83,9 @@ class Form:
 def form_of(
     view: RouterView, ask: Ask | None, top: int, dtype: Precision, *, by_policy: bool = False
 ) -> Form:
-    """The form of the answers of this model; without `ask` of what it is for.
+    """Return the form of this model's answers; without `ask`, of its main kind of answer.
 
-    Raises: SaccadeError if the model does not answer that.
+    Raises: SaccadeError if the model does not give this kind of answer.
     """
     outputs = {spec["name"]: spec["axes"] for spec in view.components[main_role(view)]["outputs"]}
     entry = entry_of(view.family)
@@ -96,8 +96,9 @@ def form_of(
     chosen: str | None = ask or next(iter(able), None)
     if chosen not in able:
         raise SaccadeError(
-            f"--ask {chosen}: {view.model} is a model of family {view.family} that answers "
-            f"{' or '.join(able) or 'nothing in bulk'}. Leave --ask out, or name another model."
+            f"--ask is {chosen}, but {view.model} is a model of family {view.family}, which "
+            f"answers {' or '.join(able) or 'nothing in bulk'}. Leave --ask out, or choose another "
+            "model."
         )
     wanted = {
         "embed": ("embedding",),
@@ -126,7 +127,7 @@ def _best(probabilities: np.ndarray, labels: Sequence[str], top: int) -> dict[st
 
 
 def main_role(view: RouterView) -> str:
-    """The component that takes an image, or the first."""
+    """Return the component that takes an image, or else the first."""
     return next(
         (role for role, part in view.components.items() if part["encoded"]),
         next(iter(view.components)),
@@ -134,6 +135,6 @@ def main_role(view: RouterView) -> str:
 
 
 def _fixed(axes: str) -> tuple[int, ...]:
-    """Sizes behind the batch, where all are numbers; else none."""
+    """Return the sizes after the batch axis if all are numbers, else an empty tuple."""
     sizes = axes.split()[1:]
     return tuple(map(int, sizes)) if all(size.isdigit() for size in sizes) else ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bulk inference: every input of a source answered once, into a Parquet data set."""
+"""Bulk inference: answer every input of a source once, and write a Parquet data set."""
 
 import json
 import time
@@ -54,36 +54,42 @@ _OWN = ("beam", "max_length", "slots", "seed")
 
 @dataclass(frozen=True)
 class BulkReport:
-    """A job that is done."""
+    """Report of a finished job."""
 
     out: str
     variant: str
     answers: int
     errors: int
-    kept: int  # answers and errors of shards that stood there before
+    kept: int  # answers and errors of shards that an earlier run finished
     seconds: float
 
     @property
     def per_second(self) -> float:
-        """Inputs a second, of those that this run did."""
+        """Inputs per second of this run."""
         return (self.answers + self.errors - self.kept) / max(1e-9, self.seconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {**asdict(self), "inputs_per_second": self.per_second}
 
     def to_text(self) -> str:
-        """For a reader."""
+        """Return the report as text for a terminal."""
         new = self.answers + self.errors - self.kept
-        kept = f", {self.kept:,} of them before" if self.kept else ""
+        kept = f", {self.kept:,} of them from an earlier run" if self.kept else ""
+        speed = f"in {self.seconds:.1f} s ({self.per_second:,.0f} per second)"
         lines = [
-            f"{self.answers:,} answers by {self.variant}, {self.errors:,} errors{kept}; "
-            f"{new:,} inputs in {self.seconds:.1f} s, {self.per_second:,.0f} a second.",
-            f"{self.out}/{ANSWERS}: one Parquet data set",
+            f"{_counted(self.answers, 'answer')} by {self.variant} and "
+            f"{_counted(self.errors, 'error')}{kept}. This run processed "
+            f"{_counted(new, 'input')} {speed}.",
+            f"{self.out}/{ANSWERS}: the answers, a Parquet data set",
         ]
         if self.errors:
-            lines.append(f"{self.out}/{ERRORS}: id and reason of what could not be answered")
+            lines.append(f"{self.out}/{ERRORS}: the id of each unanswered input, with the reason")
         return "\n".join(lines)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def bulk(
@@ -92,13 +98,12 @@ def bulk(
     *,
     progress: Report | None = bar,
 ) -> BulkReport:
-    """Answer every input of a source once, and write what was answered as Parquet.
+    """Answer every input of a source once, and write the answers as Parquet.
 
-    A job that was ended in the middle is gone on with by the same call: shards that are done are
-    not done again.
+    To resume an interrupted job, make the same call again: finished shards are not repeated.
 
-    Raises: SaccadeError if there is no input, an id is there twice, the place holds another job,
-        the model does not answer that, or a shard cannot be done; GateFailed with more errors than
+    Raises: SaccadeError if there is no input, an id occurs twice, `out` contains a different job,
+        the model cannot answer `ask`, or a shard fails; GateFailed with more errors than
         `max_errors`; MissingPackage.
     """
     require("pyarrow", extra=EXTRA)
@@ -123,7 +128,7 @@ def bulk(
 def _repository(
     artefact: ArtefactFolder, out: Path, options: BulkOptions, runner: runners.Runner
 ) -> Path:
-    """The repository that answers, if the GPUs at hand can run it."""
+    """Write the repository that answers, and check that this machine's GPUs can run it."""
     try:
         deploy(artefact, options.repository(out, runners.threads_of(options)))
     except SmallProfile as error:
@@ -187,7 +192,7 @@ def _run(
     options: BulkOptions,
     runner: runners.Runner,
 ) -> tuple[int, int]:
-    """All answers and errors that there are in the end; `kept` are those of before."""
+    """Run the shards; return the final numbers of answers and errors, including `kept`."""
     answers, errors = kept
     _check_errors(errors, options)
     if not left:
@@ -199,7 +204,8 @@ def _run(
             answers, errors = answers + done.answers, errors + done.errors
             done_here += done.answers + done.errors
             rate = done_here / max(1e-9, time.monotonic() - began)
-            advance(done.answers + done.errors, f"{rate:,.0f} a second, {errors:,} errors")
+            words = f"{rate:,.0f} per second, {_counted(errors, 'error')}"
+            advance(done.answers + done.errors, words)
             _check_errors(errors, options)
     return answers, errors
 
@@ -207,14 +213,14 @@ def _run(
 def _check_errors(errors: int, options: BulkOptions) -> None:
     if options.max_errors is not None and errors > options.max_errors:
         raise GateFailed(
-            f"{errors} inputs could not be answered, --max-errors allows {options.max_errors}. See "
-            f"{Place(options.out).join(ERRORS)}; what is done is kept, so that the same command "
-            "with a larger --max-errors goes on."
+            f"{_counted(errors, 'input')} could not be answered, but --max-errors allows "
+            f"{options.max_errors}. See {Place(options.out).join(ERRORS)} for the reasons. "
+            "Finished shards are kept: to resume, run the same command with a larger --max-errors."
         )
 
 
 def _left(out: Place, plan: Plan) -> tuple[list[int], tuple[int, int]]:
-    """Shards without a file of answers; of the others how many answers and errors they have."""
+    """Return the shards without a file of answers, and the answers and errors of the others."""
     done = {index_of(name) for name, _ in out.join(ANSWERS).files() if name.startswith("part-")}
     wrong = {index_of(name) for name, _ in out.join(ERRORS).files() if name.startswith("part-")}
     inputs = sum(min(plan.shard, plan.inputs - index * plan.shard) for index in done)
@@ -235,8 +241,8 @@ def _finished(
     answers, errors = counts
     if answers + errors != plan.inputs:
         raise SaccadeError(
-            f"{out}: {answers} answers and {errors} errors of {plan.inputs} inputs. Somebody "
-            "changed its files: choose another place with --out."
+            f"{out}: has {_counted(answers, 'answer')} and {_counted(errors, 'error')}, expected "
+            f"{plan.inputs:,} in all: its files were changed. Choose another --out."
         )
     seconds = time.monotonic() - began
     by = answered_by(plan.variant, plan.parameters)
@@ -253,7 +259,10 @@ def _routes(repository: Path, model: str) -> dict[str, Any]:
 
 
 def _chosen(repository: Path, model: str, parameters: dict[str, str], own: list[str]) -> str:
-    """The variant that the router will take; it says so where there is none."""
+    """Return the variant that the router will choose.
+
+    Raises: SaccadeError with the router's message if it would refuse.
+    """
     router: Any = "saccade.model_repository.router"
     routes = import_module(f"{router}.routes").read_routes(repository / model / "1" / "routes.json")
     choose = import_module(f"{router}.choose")
@@ -265,7 +274,7 @@ def _chosen(repository: Path, model: str, parameters: dict[str, str], own: list[
 
 def _parameters(options: BulkOptions) -> dict[str, str]:
     followed = options.policy is not None or options.max_risk is not None
-    # A job's answers are certified: what one variant fails at fails the job, and is asked again.
+    # All answers of a job are certified: if a variant fails, the job fails and can be resumed.
     by = choice(options.budget, policy=options.policy, max_risk=options.max_risk, strict=followed)
     return by | {name: str(getattr(options, name)) for name in _given(options)}
 
@@ -295,7 +304,7 @@ def _only_one(out: Place) -> Iterator[None]:
         out.path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SaccadeError(
-            f"{out}: cannot be written ({error.strerror}). Choose another place with --out."
+            f"{out}: cannot be written ({error.strerror}). Choose another --out."
         ) from error
     with only_writer(out.path):
         yield

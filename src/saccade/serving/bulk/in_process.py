@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A repository's router and its variants in this process: the code that a server would run.
+"""Run a repository's router and its variants in this process, with the code of the server.
 
-Requests take the same way as in the server, decoding included, and ONNX files on CPUs are run by
-the embedded server's own backend, so that answers are the same bit for bit. What that backend does
-not run (plans, files on GPUs) is loaded by its runtime, as a function. The router's files import
-one another, and the server's module, by bare names: this is for a process of its own, one
-repository in its life. Of that module what the router and the backend use is here; metrics and
-cancellation are nobody's, and forgotten.
+Requests take the same path as in the server, including decoding. The bundled server's own backend
+runs ONNX files on CPUs, so answers are the same bit for bit. Plans and files on GPUs, which that
+backend does not run, are loaded by their runtime as functions.
+
+The router's files import each other, and the server's module, by bare names. Use this in a separate
+process, for one repository per process. This file has the part of the server's module that the
+router and the backend use; metrics and cancellation do nothing.
 """
 
 import importlib.util
@@ -34,7 +35,7 @@ _LOGGER = logging.getLogger("saccade.bulk")
 
 
 class TritonError(Exception):
-    """Error that a model sends in place of an answer: a text and the protocol's code."""
+    """Error that a model sends instead of an answer: a message and the protocol's code."""
 
     INVALID_ARG, UNAVAILABLE = "INVALID_ARG", "UNAVAILABLE"
     INTERNAL, CANCELLED = "INTERNAL", "CANCELLED"
@@ -44,16 +45,16 @@ class TritonError(Exception):
         self._code = code
 
     def message(self) -> str:
-        """The text."""
+        """Return the message."""
         return str(self)
 
     def code(self) -> str:
-        """One of the names above."""
+        """Return the code, one of the names above."""
         return self._code
 
 
 class TritonModelException(Exception):
-    """A model that cannot be loaded."""
+    """Raised by a model that cannot be loaded."""
 
 
 class Tensor:
@@ -63,11 +64,11 @@ class Tensor:
         self._name, self._array = name, array
 
     def name(self) -> str:
-        """The name."""
+        """Return the name."""
         return self._name
 
     def as_numpy(self) -> np.ndarray:
-        """The array."""
+        """Return the array."""
         return self._array
 
 
@@ -81,15 +82,15 @@ class InferenceResponse:
         self._error = error
 
     def has_error(self) -> bool:
-        """True if it is one."""
+        """Return whether the answer is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
-        """The error."""
+        """Return the error, or None."""
         return self._error
 
     def reshape(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Give tensors other sizes behind the batch, by name."""
+        """Give tensors new sizes after the batch axis, by name."""
         for name in shapes.keys() & self.tensors.keys():
             array = self.tensors[name].as_numpy()
             self.tensors[name] = Tensor(name, array.reshape(len(array), *shapes[name]))
@@ -101,7 +102,7 @@ class InferenceResponse:
 
 
 class Request:
-    """A request as a model sees it; the answer comes by `on_answer`, from any thread."""
+    """A request as a model sees it. `on_answer` is called with the answer, from any thread."""
 
     def __init__(
         self,
@@ -114,50 +115,50 @@ class Request:
         self._parameters, self._on_answer = json.dumps(dict(parameters)), on_answer
 
     def inputs(self) -> list[Tensor]:
-        """All inputs."""
+        """Return all inputs."""
         return [Tensor(name, array) for name, array in self._inputs.items()]
 
     def input(self, name: str) -> Tensor:
-        """One input."""
+        """Return one input."""
         return Tensor(name, self._inputs[name])
 
     def reshape(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Give inputs other sizes behind the batch, by name."""
+        """Give inputs new sizes after the batch axis, by name."""
         for name, shape in shapes.items():
             self._inputs[name] = self._inputs[name].reshape(len(self._inputs[name]), *shape)
 
     def requested_output_names(self) -> list[str]:
-        """The outputs that are asked for."""
+        """Return the names of the requested outputs."""
         return self._outputs
 
     def parameters(self) -> str:
-        """Request parameters as JSON."""
+        """Return the request's parameters as JSON."""
         return self._parameters
 
     def request_id(self) -> str:
-        """None."""
+        """Return an empty id."""
         return ""
 
     def timeout(self) -> int:
-        """None: who asks waits."""
+        """Return 0: the caller waits without a limit."""
         return 0
 
     def get_response_sender(self) -> "Request":
-        """By which a decoupled model answers."""
+        """Return the object with which a decoupled model sends its answer."""
         return self
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Take the answer."""
+        """Receive the answer."""
         if response is not None and self._on_answer is not None:
             self._on_answer(response)
 
     def is_cancelled(self) -> bool:
-        """Never."""
+        """Return False: requests are never cancelled."""
         return False
 
 
 class _Forgotten:
-    """A family of metrics, and each of its metrics: what is told to them goes nowhere."""
+    """A family of metrics, and each of its metrics; values are discarded."""
 
     COUNTER = "counter"
 
@@ -165,24 +166,24 @@ class _Forgotten:
         pass
 
     def Metric(self, *_: object, **__: object) -> "_Forgotten":  # noqa: N802 - the server's name
-        """A metric of the family."""
+        """Return a metric of the family."""
         return _Forgotten()
 
     def increment(self, value: float) -> None:
-        """Forget it."""
+        """Discard the value."""
 
 
 class InputRefused(SaccadeError):
-    """An input that the model refuses, and would refuse again."""
+    """Raised for an input that the model refuses, and would refuse again."""
 
 
 class InProcess:
-    """The router of a repository, asked one request at a time; variants load when first called."""
+    """The router of a repository, for one request at a time; variants load when first called."""
 
     def __init__(self, repository: Path, model: str) -> None:
         self._repository = repository
         self._variants: dict[str, _Variant] = {}
-        self._error: SaccadeError | None = None  # of a variant, in the last request
+        self._error: SaccadeError | None = None  # a variant's error in the last request
         install(self._run)
         folder = repository / model / VERSION
         sys.path.insert(0, str(folder))
@@ -196,9 +197,9 @@ class InProcess:
         outputs: Sequence[str],
         parameters: Mapping[str, str],
     ) -> dict[str, np.ndarray]:
-        """The outputs of one request, by name.
+        """Return the outputs of one request, by name.
 
-        Raises: InputRefused where the request is at fault, SaccadeError where the model is.
+        Raises: InputRefused if the request is at fault, SaccadeError if the model is.
         """
         answers: SimpleQueue[InferenceResponse] = SimpleQueue()
         _Log.last, self._error = "", None
@@ -213,7 +214,7 @@ class InProcess:
             raise self._error
         if error.code() == TritonError.INVALID_ARG:
             raise InputRefused(error.message())
-        # Callers of a service are told to look into its log; here are they who may read it.
+        # A service refers its callers to its log; here the caller may read the log itself.
         said = f" ({_Log.last})" if _Log.last else ""
         raise SaccadeError(
             f"A request could not be answered: {error.message()}{said}. Try the model with: "
@@ -221,7 +222,7 @@ class InProcess:
         )
 
     def close(self) -> None:
-        """End the router's threads and close the sessions, before the process ends."""
+        """Stop the router's threads and close the sessions before the process exits."""
         self._router.finalize()
         self._variants.clear()
 
@@ -231,7 +232,7 @@ class InProcess:
                 self._variants[name] = self._load(name)
             return self._variants[name].answer(request)
         except SaccadeError as error:
-            self._error = error  # the router would say less
+            self._error = error  # it has more details than the router's error
             return InferenceResponse(error=TritonError(str(error)))
 
     def _load(self, name: str) -> "_Variant":
@@ -249,16 +250,16 @@ class InProcess:
 
 
 class Function:
-    """A component that its runtime runs, asked as a backend is."""
+    """A component that its runtime runs, with the interface of a backend."""
 
     def __init__(self, run: Runner, most_rows: int) -> None:
         self._run = run
-        self._most_rows = most_rows  # of a run; the router's search of captions asks for more
+        self._most_rows = most_rows  # per run; the router's caption search may send more
 
     def execute(self, requests: list[Request]) -> list[InferenceResponse]:
-        """Their answers.
+        """Return the answers to requests.
 
-        Raises: ShapeError for a request whose shapes it does not take; SaccadeError if it fails.
+        Raises: ShapeError for a request with unsuitable shapes; SaccadeError if the run fails.
         """
         return [self._answer(request) for request in requests]
 
@@ -270,7 +271,7 @@ class Function:
 
 
 class _Variant:
-    """A model behind the router, and what the server makes of the shapes on the way to it."""
+    """A model that the router calls, with the changes of shape that the server makes."""
 
     def __init__(self, model: Any, config: dict[str, Any]) -> None:
         self._model = model
@@ -278,7 +279,7 @@ class _Variant:
         self._to_caller = _reshaped(config["output"], "dims")
 
     def answer(self, request: Request) -> InferenceResponse:
-        """Its answer to a request."""
+        """Return the model's answer to a request."""
         request.reshape(self._to_model)
         response: InferenceResponse = self._model.execute([request])[0]
         response.reshape(self._to_caller)
@@ -286,7 +287,7 @@ class _Variant:
 
 
 def _backend(model: RepositoryModel, config: dict[str, Any]) -> Any:
-    """The embedded server's backend, with the model loaded."""
+    """Return the bundled server's backend, with the model loaded."""
     file = resources.files("saccade.model_repository") / "onnxruntime_backend" / "model.py"
     with resources.as_file(file) as path:
         backend = _module("saccade_onnxruntime_backend", path).TritonPythonModel()
@@ -302,7 +303,7 @@ def _backend(model: RepositoryModel, config: dict[str, Any]) -> Any:
 
 
 def _reshaped(tensors: list[dict[str, Any]], to: str) -> dict[str, tuple[int, ...]]:
-    """Sizes behind the batch of tensors with `reshape`: as the model, or as a caller has them."""
+    """Return the sizes after the batch axis of tensors with `reshape`, inside or outside."""
     return {
         tensor["name"]: tuple(
             map(int, tensor["dims"] if to == "dims" else tensor["reshape"].get("shape", ()))
@@ -321,10 +322,10 @@ def _module(name: str, path: Path) -> Any:
 
 
 def install(run: Callable[[str, Request], InferenceResponse]) -> None:
-    """Make it importable in this process; `run` answers what a model asks of another one."""
+    """Make the server's module importable here; `run` answers a model's calls of another model."""
 
     class InferenceRequest:
-        """A call of another model."""
+        """A call of another model by a model."""
 
         def __init__(
             self,
@@ -338,7 +339,7 @@ def install(run: Callable[[str, Request], InferenceResponse]) -> None:
             self._request = Request(arrays, requested_output_names, {})
 
         def exec(self) -> InferenceResponse:
-            """The answer."""
+            """Return the answer."""
             return run(self._model, self._request)
 
     module: Any = ModuleType(SERVER_MODULE)
@@ -353,16 +354,16 @@ def install(run: Callable[[str, Request], InferenceResponse]) -> None:
 
 
 class _Log:
-    """The server's log: what went wrong last is kept for who asked."""
+    """The server's log; the last error is kept for the caller."""
 
     last = ""
 
     @classmethod
     def log_error(cls, text: str) -> None:
-        """Keep it."""
+        """Keep an error."""
         cls.last = text[:1000]
 
     @staticmethod
     def log_warn(text: str) -> None:
-        """Leave it to who listens."""
+        """Pass a warning to Python's logging."""
         _LOGGER.debug(text)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A listing of inputs: an id for each, and where it lies. Whatever the source, one table.
+"""A listing of inputs: the id and location of each, in one table for every kind of source.
 
 Columns: `id`; `file`, the name of a file in the source; `path` of an image that a table names;
-`row` of a table, an array or a tar; `offset` and `size` of bytes that lie in one piece; `text`, a
-question.
+`row` of a table, an array or a tar; `offset` and `size` of contiguous bytes; `text`, a question.
 """
 
 import hashlib
@@ -14,11 +13,11 @@ from saccade.errors import SaccadeError, require
 from saccade.serving.bulk.place import EXTRA, Place
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-_NAMED = 3  # of the ids that are there twice
+_NAMED = 3  # duplicate ids to name in a message
 
 
 def schema() -> Any:
-    """The columns of a listing."""
+    """Return the columns of a listing."""
     pa = require("pyarrow", extra=EXTRA)
     return pa.schema(
         [
@@ -34,7 +33,7 @@ def schema() -> Any:
 
 
 def table_of(columns: Mapping[str, Any]) -> Any:
-    """A listing of columns, lists or arrays; those that are left out are null."""
+    """Make a listing from columns (lists or arrays); missing columns are null."""
     import pyarrow as pa
 
     count = len(next(iter(columns.values())))
@@ -50,9 +49,9 @@ def table_of(columns: Mapping[str, Any]) -> Any:
 
 
 def check_ids(listing: Any, source: Place) -> None:
-    """There is something, each has an id, and no two have the same.
+    """Check that there are inputs, each with a unique id.
 
-    Raises: SaccadeError naming some that are there twice.
+    Raises: SaccadeError that names some duplicate ids.
     """
     import pyarrow.compute as pc
 
@@ -64,22 +63,22 @@ def check_ids(listing: Any, source: Place) -> None:
     ids = listing["id"]
     if missing := ids.null_count + pc.sum(pc.equal(pc.utf8_length(ids), 0)).as_py():
         raise SaccadeError(
-            f"{source}: {missing} of {listing.num_rows} inputs have no id. Fill the id column, or "
-            "name another one with --id-column."
+            f"{source}: {missing} of {listing.num_rows} inputs {'has' if missing == 1 else 'have'} "
+            "no id. Fill in the id column, or choose another one with --id-column."
         )
     if pc.count_distinct(ids).as_py() == listing.num_rows:
         return
     counts = pc.value_counts(ids)
     twice = [entry["values"].as_py() for entry in counts if entry["counts"].as_py() > 1]
     raise SaccadeError(
-        f"{source}: {len(twice)} ids are there more than once, such as "
-        f"{', '.join(map(repr, twice[:_NAMED]))}. Each input needs an id of its own: name another "
-        "column with --id-column, or leave it out for ids made of file and row."
+        f"{source}: {len(twice)} id{' occurs' if len(twice) == 1 else 's occur'} more than once, "
+        f"such as {', '.join(map(repr, twice[:_NAMED]))}. Each input needs a unique id: choose "
+        "another column with --id-column, or leave it out for ids from file and row."
     )
 
 
 def hash_of(listing: Any) -> str:
-    """SHA-256 of a listing's content, in hexadecimal: the same for the same rows in that order."""
+    """Return the SHA-256 of a listing's rows in their order, in hexadecimal."""
     digest = hashlib.sha256()
     for batch in listing.combine_chunks().to_batches(max_chunksize=65_536):
         for column in batch.columns:

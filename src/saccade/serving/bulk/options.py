@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a bulk job: what is asked of which inputs, who works, and where answers go."""
+"""Options of a bulk job: its inputs, the request, the workers, and the output."""
 
 import re
 from dataclasses import dataclass
@@ -19,40 +19,40 @@ _RANGE = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}))?")
 
 @dataclass(frozen=True)
 class BulkOptions(PathFields):
-    """Options of a bulk job. A job whose folder stands there already is gone on with."""
+    """Options of a bulk job. If `out` contains the same job already, it is resumed."""
 
     # a folder of images, or .parquet, .csv, .jsonl, .tar or .npz files; a path or an address
     input: str
     out: str  # folder or address, such as s3://bucket/prefix
-    ask: Ask | None = None  # default: what the model is for
+    ask: Ask | None = None  # kind of answer; default: the model's main one
     budget: float | str | None = None  # 0.5, 2/3, or a name such as fast; default: the largest
-    policy: str | None = None  # in place of a budget: the chain of variants of that name
-    max_risk: float | None = None  # the cheapest policy certified for at most this; 0: full model
-    runner: Literal["local", "ray"] = "local"  # processes of this machine, or Ray Data's actors
+    policy: str | None = None  # instead of a budget: the policy of this name
+    max_risk: float | None = None  # cheapest policy certified for at most this risk; 0: full model
+    runner: Literal["local", "ray"] = "local"  # processes on this machine, or Ray Data's actors
     # processes, or MIN:MAX with --runner ray; default: one per core, on GPUs one per GPU
     workers: str | None = None
-    # of a Ray cluster: auto, or ray://HOST:PORT; default: one of its own, on this machine
+    # address of a Ray cluster: auto, or ray://HOST:PORT; default: a new one on this machine
     address: str | None = None
     runtime: ServedName = DEFAULT  # onnxruntime, or tensorrt, whose plans run on GPUs
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one per kind of GPU
-    # gpu: ONNX Runtime's CUDA provider; default: cpu, of plans gpu
+    # gpu: ONNX Runtime's CUDA provider; default: cpu, for plans gpu
     instances: Literal["cpu", "gpu"] | None = None
-    device: str | None = None  # whose measurements count, if the artefact has several machines'
-    batch: int = 64  # inputs of one request
-    shard: int = 1024  # inputs of one file of answers
-    column: str | None = None  # of images, or their paths, in tables; in tars the suffix
-    id_column: str | None = None  # default: id where there is one, else file and row
-    question_column: str | None = None  # default: question
-    top: int = 3  # labels of each input
-    dtype: Precision = "float32"  # of embeddings
-    labels: Path | None = None  # zero-shot: a text file with a label a line
-    templates: Path | None = None  # with --labels: a line a prompt, with {} for the label
-    beam: int | None = None  # of a captioner's search
-    max_length: int | None = None  # words of a caption, at most
-    slots: int | None = None  # of slot attention
-    seed: int | None = None  # from which slots begin
-    threads: int | None = None  # of ONNX Runtime in each worker; default: cores over workers
-    max_errors: int | None = None  # inputs that cannot be read before the job ends; default: any
+    device: str | None = None  # device whose measurements to use, if the artefact has several
+    batch: int = 64  # inputs per request
+    shard: int = 1024  # inputs per file of answers
+    column: str | None = None  # in tables: images or their paths; in tars: suffix of the images
+    id_column: str | None = None  # column of ids; default: id if it exists, else file and row
+    question_column: str | None = None  # column of questions; default: question
+    top: int = 3  # labels per input
+    dtype: Precision = "float32"  # type of embeddings
+    labels: Path | None = None  # zero-shot: a text file with one label per line
+    templates: Path | None = None  # with --labels: one prompt per line, with {} for the label
+    beam: int | None = None  # width of a captioner's beam search
+    max_length: int | None = None  # most words in a caption
+    slots: int | None = None  # number of slots of slot attention
+    seed: int | None = None  # seed for the initial slots
+    threads: int | None = None  # threads of ONNX Runtime per worker; default: cores over workers
+    max_errors: int | None = None  # most inputs without an answer; default: no limit
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,12 +71,14 @@ class BulkOptions(PathFields):
         least, most = self.worker_range()
         if least != most and self.runner == "local":
             raise SaccadeError(
-                f"--workers is {self.workers}: processes of this machine are as many from first to "
-                "last. Give one number, or pass --runner ray."
+                f"--workers is {self.workers}, expected one number: the number of processes on "
+                "this machine cannot change. Pass one number, or pass --runner ray."
             )
         if self.address is not None and self.runner != "ray":
-            raise SaccadeError(f"--address is {self.address}, but --runner is local. Pass ray.")
-        self.repository(Path())  # which refuses options that the runtime does not have
+            raise SaccadeError(
+                f"--address is {self.address}, but --runner is local. Pass --runner ray as well."
+            )
+        self.repository(Path())  # refuses options that the runtime does not have
 
     @property
     def on_gpu(self) -> bool:
@@ -84,7 +86,7 @@ class BulkOptions(PathFields):
         return self.repository(Path()).on_gpu
 
     def repository(self, out: Path, threads: int | None = None) -> RepositoryOptions:
-        """Options of the repository that answers."""
+        """Return the options of the repository that answers."""
         return RepositoryOptions(
             out=out,
             runtime=self.runtime,
@@ -99,9 +101,9 @@ class BulkOptions(PathFields):
         )
 
     def worker_range(self) -> tuple[int | None, int | None]:
-        """The smallest and largest number of workers, where they are given.
+        """Return the smallest and largest number of workers, or None for both by default.
 
-        Raises: SaccadeError if they are no numbers, or the wrong way round.
+        Raises: SaccadeError if they are not numbers, or in the wrong order.
         """
         if self.workers is None:
             return None, None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder or bucket, by path or address, in which files appear whole or not at all."""
+"""A folder or bucket, by path or address, in which files are written atomically."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from saccade.errors import SaccadeError, require
 from saccade.files import write_atomically
 
-PATIENCE_S = 120.0  # with a store that no longer answers
-PATIENCE_AT_FIRST_S = 15.0  # with one that has not answered yet: its address may be wrong
+PATIENCE_S = 120.0  # for a store that has stopped answering
+PATIENCE_AT_FIRST_S = 15.0  # for a store that has not answered yet: its address may be wrong
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 5.0
 EXTRA = "bulk"
 _FINAL = ("NO_SUCH_BUCKET", "ACCESS_DENIED", "INVALID_ACCESS_KEY", "SIGNATURE", "HTTP status 403")
@@ -21,21 +21,21 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Place:
-    """A folder on this machine, or one behind an address of `pyarrow.fs`: s3://, gs://, hdfs://.
+    """A folder on this machine, or at an address of `pyarrow.fs`: s3://, gs://, hdfs://.
 
-    A store that no longer answers is asked again for two minutes.
+    If a store stops answering, requests are repeated for two minutes.
     """
 
     root: str
-    name: str = ""  # of a file or folder in it
+    name: str = ""  # a file or folder in it
 
     @property
     def is_local(self) -> bool:
-        """True for a path, or a file:// address."""
+        """True for a path or a file:// address."""
         return "://" not in self.root or self.root.startswith("file://")
 
     def reach(self, flag: str) -> None:
-        """Make sure that the store answers; `flag` named the place.
+        """Check that the store answers; `flag` is the option that named it.
 
         Raises: SaccadeError if it does not.
         """
@@ -48,26 +48,26 @@ class Place:
             ) from error
 
     def join(self, name: str) -> "Place":
-        """A file or folder in it."""
+        """Return a file or folder in this place."""
         return Place(self.root, f"{self.name}/{name}" if self.name else name)
 
     def __str__(self) -> str:
-        # Behind a question mark may stand what is nobody's business.
+        # The query of an address may contain secrets.
         return f"{self.root.partition('?')[0].rstrip('/')}/{self.name}".removesuffix("/")
 
     def read(self) -> bytes:
-        """The bytes of the file.
+        """Return the bytes of the file.
 
         Raises: FileNotFoundError if there is none, another OSError if it cannot be read.
         """
         return self._patiently(lambda fs, path: _read(fs, path))
 
     def open(self) -> Any:
-        """The file, to be read anywhere in it."""
+        """Open the file for random access."""
         return self._patiently(lambda fs, path: fs.open_input_file(path))
 
     def write(self, data: bytes) -> None:
-        """Write the file; it is there when all of it is, and replaces what was.
+        """Write the file atomically, replacing an existing one.
 
         Raises: SaccadeError if it cannot be written.
         """
@@ -78,19 +78,19 @@ class Place:
             self._patiently(lambda fs, path: _put(fs, path, data))
         except OSError as error:
             raise SaccadeError(
-                f"{self}: cannot be written ({_first_line(error)}). Name a place with --out that "
-                "can be written, and set the credentials that its store wants."
+                f"{self}: cannot be written ({_first_line(error)}). Choose an --out that can be "
+                "written, and set the credentials that its store needs."
             ) from error
 
     def remove(self) -> None:
-        """Remove the file, where there is one."""
+        """Remove the file if it exists."""
         if self.is_local:
             self.path.unlink(missing_ok=True)
         elif self.exists():
             self._patiently(lambda fs, path: fs.delete_file(path))
 
     def exists(self) -> bool:
-        """Whether there is a file or folder."""
+        """Return whether there is a file or folder."""
         from pyarrow.fs import FileType
 
         return bool(
@@ -98,13 +98,15 @@ class Place:
         )
 
     def is_file(self) -> bool:
-        """Whether it is a file."""
+        """Return whether it is a file."""
         return bool(self._patiently(lambda fs, path: fs.get_file_info(path)).is_file)
 
     def files(self, *, recursive: bool = False) -> Iterator[tuple[str, int]]:
-        """Names of the files in it, with `/` between folders, and their sizes in bytes.
+        """Return the names of the files in it, with `/` between folders, and their sizes.
 
         Links to folders are not followed.
+
+        Units: bytes.
         """
         from pyarrow.fs import FileSelector
 
@@ -117,7 +119,7 @@ class Place:
 
     @property
     def path(self) -> Path:
-        """Of a local place."""
+        """Path of a local place."""
         return Path(self.root.removeprefix("file://")).absolute() / self.name
 
     def _patiently(self, ask: Callable[[Any, str], _T], patience_s: float = PATIENCE_S) -> _T:
@@ -149,8 +151,8 @@ def _connected(root: str) -> tuple[Any, str]:
         connected: tuple[Any, str] = fs.FileSystem.from_uri(root)
     except (ValueError, NotImplementedError) as error:
         raise SaccadeError(
-            f"{place}: is no address that can be used ({_first_line(error)}). Expected a path, or "
-            "an address like s3://bucket/prefix or gs://bucket/prefix."
+            f"{place}: is not a supported address ({_first_line(error)}), expected a path or an "
+            "address such as s3://bucket/prefix or gs://bucket/prefix."
         ) from error
     return connected
 
@@ -162,13 +164,13 @@ def _read(fs: Any, path: str) -> bytes:
 
 
 def _put(fs: Any, path: str, data: bytes) -> None:
-    # An object appears when its stream is closed; one that was not is never seen.
+    # An object appears only when its stream is closed.
     with fs.open_output_stream(path) as stream:
         stream.write(data)
 
 
 def _is_final(error: OSError) -> bool:
-    """True for what asking again does not mend: no such bucket, no right to it."""
+    """Return whether a retry is pointless: there is no such bucket, or access is denied."""
     return isinstance(error, PermissionError) or any(word in str(error) for word in _FINAL)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan of a job, written once: every input in its order, what is asked, and by which variants.
+"""Plan of a job, written once: every input in order, the request, and the variants that answer.
 
-A shard is a row group of the listing. It is done when its file of answers is there.
+A shard is a row group of the listing. It is finished when its file of answers exists.
 """
 
 import io
@@ -23,9 +23,9 @@ from saccade.serving.bulk.sources import Columns, Wanted
 SCHEMA, VERSION = "saccade.bulk", 1
 ANSWERS, ERRORS = "answers", "errors"
 MANIFEST, SUCCESS = "manifest.json", "_SUCCESS"
-REPOSITORY = "_plan/repository.tar"  # for workers of other machines
+REPOSITORY = "_plan/repository.tar"  # for workers on other machines
 _PLAN, _LISTING = "_plan/plan.json", "_plan/listing.parquet"
-# What a plan means that does not contain them: all jobs were done so.
+# Values for plans without these fields: older releases ran all jobs this way.
 _BEFORE: dict[str, Any] = {
     "runtime": DEFAULT,
     "processor": "cpu",
@@ -42,17 +42,17 @@ class Plan:
     version: int
     model: str
     variant: str
-    sha256: dict[str, str]  # of each variant of the model, by name
+    sha256: dict[str, str]  # SHA-256 of each variant of the model, by name
     runtime: str
     processor: str  # cpu or gpu
     engines: dict[str, str]  # SHA-256 of each TensorRT plan, by variant and compute capability
-    policies_sha256: str  # of those that the repository has; empty: none
+    policies_sha256: str  # hash of the repository's policies; empty: none
     input: str
     listing_sha256: str
     inputs: int
-    shard: int  # inputs of one
+    shard: int  # inputs per shard
     batch: int
-    parameters: dict[str, str]  # of each request
+    parameters: dict[str, str]  # parameters of each request
     form: Form
     columns: Columns
     wanted: Wanted
@@ -64,7 +64,7 @@ class Plan:
 
 
 def write_plan(out: Place, plan: Plan, listing: Any) -> None:
-    """Write the listing, then the plan: without that there is no job."""
+    """Write the listing, then the plan: a folder without a plan is not a job."""
     import pyarrow.parquet as pq
 
     data = io.BytesIO()
@@ -74,17 +74,17 @@ def write_plan(out: Place, plan: Plan, listing: Any) -> None:
 
 
 def read_plan(out: Place) -> Plan | None:
-    """The plan that stands at `out`; none where there is nothing.
+    """Return the plan at `out`, or None if there is nothing.
 
-    Raises: SaccadeError if something else stands there.
+    Raises: SaccadeError if `out` has other content.
     """
     try:
         content = parse_json(out.join(_PLAN).read())
     except FileNotFoundError:
         if not all(_is_begun(name) for name, _ in out.files(recursive=True)):
             raise SaccadeError(
-                f"{out}: exists already and holds no bulk job ({_PLAN} is missing). Choose another "
-                "place with --out."
+                f"{out}: exists already and is not a bulk job (it has no {_PLAN}). Choose another "
+                "--out."
             ) from None
         return None
     if not isinstance(content, dict) or (content.get("schema"), content.get("version")) != (
@@ -92,16 +92,15 @@ def read_plan(out: Place) -> Plan | None:
         VERSION,
     ):
         raise SaccadeError(
-            f"{out.join(_PLAN)}: is no plan of this release of saccade. Choose another place with "
-            "--out."
+            f"{out.join(_PLAN)}: is not a plan of this release of saccade. Choose another --out."
         )
     return typed(Plan, _BEFORE | content, f"{out.join(_PLAN)}: ")
 
 
 def check_same(out: Place, old: Plan, new: Plan) -> None:
-    """A job is gone on with as it was begun.
+    """Check that a job is resumed with the options that it was started with.
 
-    Raises: SaccadeError naming what is another.
+    Raises: SaccadeError that names the difference.
     """
     before, now = asdict(old), asdict(new)
     changed = [key for key in before if before[key] != now[key]]
@@ -116,14 +115,14 @@ def check_same(out: Place, old: Plan, new: Plan) -> None:
     }
     first = changed[0]
     raise SaccadeError(
-        f"{out}: holds another job: its {words.get(first, first)} was {_short(before[first])}, now "
-        f"it is {_short(now[first])}. Go on with what it was begun with, or choose another place "
-        "with --out."
+        f"{out}: contains a different job: the {words.get(first, first)} changed from "
+        f"{_short(before[first])} to {_short(now[first])}. Resume it with its original options, or "
+        "choose another --out."
     )
 
 
 def read_shard(out: Place, index: int) -> list[dict[str, Any]]:
-    """The entries of one shard."""
+    """Return the entries of one shard."""
     import pyarrow.parquet as pq
 
     with out.join(_LISTING).open() as file:
@@ -132,17 +131,17 @@ def read_shard(out: Place, index: int) -> list[dict[str, Any]]:
 
 
 def part_name(index: int) -> str:
-    """The name of a shard's file of answers, and of its file of errors."""
+    """Return the name of a shard's file of answers and of its file of errors."""
     return f"part-{index:06}.parquet"
 
 
 def index_of(name: str) -> int:
-    """The shard of such a file."""
+    """Return the shard that a file name from `part_name` belongs to."""
     return int(name.removeprefix("part-").removesuffix(".parquet"))
 
 
 def _is_begun(name: str) -> bool:
-    """True for what a job leaves that was ended before its plan was written."""
+    """Return whether a file may remain from a job that was killed before its plan was written."""
     return name == _LISTING or (name.startswith("_plan/") and is_leftover(Path(name)))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs the shards of a job: processes of this machine, or the actors of Ray Data.
+"""Runners of a job's shards: processes on this machine, or the actors of Ray Data.
 
-Shards may be run twice and by anyone, so that a runner has nothing to remember.
+A shard may be run twice and by any worker, so a runner needs no state.
 """
 
 import io
@@ -30,36 +30,36 @@ from saccade.serving.bulk.plan import REPOSITORY
 from saccade.serving.bulk.shard import Done, Job, Request, main
 from saccade.worker import Worker, WorkerEnded, WorkerNotStarted
 
-TRIES = 3  # of a shard whose process ends: what it holds may end each
+TRIES = 3  # attempts at a shard whose process dies: its content may kill every process
 ON_CPUS = f"--runtime {DEFAULT} --instances cpu"
 _LOOPBACK = "127.0.0.1"
 
 
 class Runner(Protocol):
-    """Workers of a job; what they need is there."""
+    """The workers of a job; everything that they need is available."""
 
     @property
     def gpus(self) -> Sequence[Gpu]:
-        """The GPUs of this machine that they use."""
+        """The GPUs of this machine that the workers use."""
 
     def run(self, job: Job, shards: Sequence[int]) -> Generator[Done]:
-        """Each shard once it is done, in any order.
+        """Yield each shard when it is finished, in any order.
 
-        Raises: SaccadeError if one cannot be done.
+        Raises: SaccadeError if a shard fails.
         """
 
 
 @contextmanager
 def runner_of(options: BulkOptions) -> Iterator[Runner]:
-    """The processes or actors that the options ask for.
+    """Provide the runner that the options select.
 
-    Raises: SaccadeError if there is no such cluster, or no GPU where workers need one;
+    Raises: SaccadeError if there is no such cluster, or no GPU for workers that need one;
         MissingPackage.
     """
     if options.runner == "local":
         yield _local(options)
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to its maker otherwise
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray sends usage reports
     core = require("ray", extra=EXTRA)
     data = require("ray.data", extra=EXTRA)
     began = not core.is_initialized()
@@ -74,7 +74,7 @@ def runner_of(options: BulkOptions) -> Iterator[Runner]:
 
 
 def threads_of(options: BulkOptions) -> int:
-    """Threads of ONNX Runtime in each worker, and its cores where Ray counts them."""
+    """Return the threads of ONNX Runtime per worker, and with Ray its number of cores."""
     workers = options.worker_range()[1]
     if options.threads is not None or options.on_gpu or not workers or options.runner == "ray":
         return options.threads or 1
@@ -83,7 +83,7 @@ def threads_of(options: BulkOptions) -> int:
 
 @dataclass(frozen=True)
 class Local:
-    """Processes of this machine, a thread for each; they take the environments in turn."""
+    """Processes on this machine, one thread for each; they use the environments in turn."""
 
     workers: int
     environments: tuple[Mapping[str, str], ...] = ({},)
@@ -113,15 +113,15 @@ def _local(options: BulkOptions) -> Local:
     if not alone:
         raise SaccadeError(
             "This machine has no GPU that can be used: there is no driver (libcuda.so.1), or "
-            f"{VISIBLE} hides every device. Run the job where there is one, on a Ray cluster with "
-            f"--runner ray --address ADDRESS, or on CPUs with: {ON_CPUS}"
+            f"{VISIBLE} hides every device. Run the job on a machine with a GPU, on a Ray cluster "
+            f"with --runner ray --address ADDRESS, or on CPUs with: {ON_CPUS}"
         )
     count = workers or len(alone)
     return Local(count, tuple({VISIBLE: name} for name in alone), gpus()[:count])
 
 
 class _Processes:
-    """Processes that take shards from one list; a thread waits for each."""
+    """Processes that take shards from a shared queue; one thread waits for each process."""
 
     def __init__(self, job: Job, shards: Sequence[int]) -> None:
         self.outcomes: SimpleQueue[Done | BaseException] = SimpleQueue()
@@ -132,7 +132,7 @@ class _Processes:
         self._running: list[Worker] = []
 
     def work(self, environment: Mapping[str, str]) -> None:
-        """Run shards in one process until there are none."""
+        """Run shards in one process until none is left."""
         with Worker(main.__module__, environment=environment) as worker:
             self._running.append(worker)
             try:
@@ -144,7 +144,7 @@ class _Processes:
                 self.outcomes.put(error)
 
     def stop(self) -> None:
-        """End the processes, whatever they are at."""
+        """Stop the processes, even if they are busy."""
         self._stopped.set()
         for worker in self._running:
             worker.close()
@@ -157,9 +157,9 @@ class _Processes:
                 if left == 0 or self._stopped.is_set():
                     last_words = getattr(ended, "last_words", "")
                     raise SaccadeError(
-                        f"Shard {shard} ended the process that ran it {TRIES} times ({ended}). "
-                        f"{last_words} Give it less with a smaller --batch or fewer --workers; "
-                        "what is done is kept."
+                        f"Shard {shard} stopped the process that ran it {TRIES} times ({ended}). "
+                        f"{last_words} Finished shards are kept. Run the same command again with "
+                        "fewer --workers, or start a new job with a smaller --batch."
                     ) from ended
         raise AssertionError
 
@@ -172,8 +172,8 @@ class Ray:
     data: Any
     least: int
     most: int
-    resources: Mapping[str, int]  # of each actor
-    gpus: tuple[Gpu, ...] = ()  # those of its nodes are seen by the actors alone
+    resources: Mapping[str, int]  # resources of each actor
+    gpus: tuple[Gpu, ...] = ()  # empty: only the actors see the GPUs of their nodes
 
     def run(self, job: Job, shards: Sequence[int]) -> Generator[Done]:
         Place(job.out).join(REPOSITORY).write(_packed(Path(job.repository)))
@@ -205,23 +205,26 @@ def _ray(core: Any, data: Any, options: BulkOptions) -> Ray:
 
 
 def _check_gpus_of_cluster(present: int, options: BulkOptions) -> None:
-    """A cluster that grows may have its first GPU later, if a number of workers is given."""
+    """Refuse a cluster without GPUs, unless its autoscaler may add some.
+
+    Raises: SaccadeError if there is no address or no number of workers, which that requires.
+    """
     if present:
         return
     if options.address is None or options.workers is None:
         raise SaccadeError(
-            "The Ray cluster has no GPU, and each worker needs one. Name a cluster that has some "
-            "with --address; if its autoscaler is to add them, give --workers MIN:MAX; or run on "
-            f"CPUs with: {ON_CPUS}"
+            "The Ray cluster has no GPU, and each worker needs one. Choose a cluster with GPUs "
+            "with --address. If its autoscaler has to add them first, pass --workers MIN:MAX. To "
+            f"run on CPUs, pass: {ON_CPUS}"
         )
     print("The Ray cluster has no GPU yet: waiting for its autoscaler.", file=sys.stderr)
 
 
 class _Actor:
-    """A worker of Ray Data: a job's shards in a process of its own."""
+    """A worker of Ray Data: runs shards of a job in a separate process."""
 
     def __init__(self, out: str) -> None:
-        # Not through Ray's object store: an actor that starts anew may miss what went with a node.
+        # Not through Ray's object store: an object may be lost with a node when an actor restarts.
         packed = Place(out).join(REPOSITORY).read()
         self._folder = tempfile.TemporaryDirectory(prefix="saccade-bulk-")
         with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
@@ -240,9 +243,9 @@ def _join(core: Any, options: BulkOptions) -> None:
         core.init(address=options.address, log_to_driver=False, logging_level="ERROR", **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise SaccadeError(
-            f"--address {options.address}: no Ray cluster answers there ({str(error)[:300]}). "
-            "Start one with `ray start --head`, name it as auto or ray://HOST:PORT, or leave "
-            "--address out for one of this machine."
+            f"--address is {options.address}, but no Ray cluster answers there "
+            f"({str(error)[:300]}). Start one with `ray start --head`, pass auto or "
+            "ray://HOST:PORT, or leave --address out for a new cluster on this machine."
         ) from error
 
 
@@ -253,17 +256,17 @@ def _be_quiet(data: Any) -> None:
 
 
 def _refusal(error: BaseException) -> SaccadeError:
-    """What a shard said, out of what Ray makes of it."""
+    """Return the error of a shard, unwrapped from the exceptions of Ray."""
     cause: BaseException | None = error
     while cause is not None:
-        for one in (cause, getattr(cause, "cause", None)):  # Ray's own word for it
+        for one in (cause, getattr(cause, "cause", None)):  # Ray's own attribute
             if isinstance(one, SaccadeError):
                 return SaccadeError(str(one))
         cause = cause.__cause__
     last = str(error).strip().splitlines()
     return SaccadeError(
-        f"Ray could not run the job ({last[-1] if last else type(error).__name__}). What is done "
-        "is kept: run the command again."
+        f"Ray could not run the job ({last[-1] if last else type(error).__name__}). Finished "
+        "shards are kept: run the same command again."
     )
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards of a job: the function that turns one into a file of answers, and may be run again.
+"""Shards of a job: a function turns one shard into a file of answers, and may be run again.
 
-It ends with the same bytes whoever runs it, however often: first the errors are written, then the
-answers, each file whole. A process runs it for one job in its life.
+It writes the same bytes in every worker and every time: first the errors, then the answers, each
+file atomically. A process runs it for one job only.
 """
 
 import atexit
@@ -31,7 +31,7 @@ Answered = tuple[list[str], dict[str, list[Any]]]
 
 @dataclass(frozen=True)
 class Job:
-    """Where a job is, for who works on it."""
+    """The folders of a job, for its workers."""
 
     out: str
     repository: str  # a folder on the worker's machine
@@ -47,7 +47,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Done:
-    """One shard that is done."""
+    """One finished shard."""
 
     shard: int
     answers: int
@@ -55,12 +55,12 @@ class Done:
 
 
 class Shards:
-    """The shards of one job, done one after the other in this process."""
+    """The shards of one job, run one after the other in this process."""
 
     def __init__(self, job: Job) -> None:
         self._out, repository = Place(job.out), Path(job.repository)
         plan = read_plan(self._out)
-        assert plan is not None, "the plan is written before anyone works"
+        assert plan is not None, "the plan is written before workers start"
         self._plan: Plan = plan
         self._source = Source(Place(plan.input), plan.columns, plan.wanted)
         self._view = view_in(repository, plan.model)
@@ -70,7 +70,7 @@ class Shards:
     def run(self, shard: int) -> Done:
         """Write the answers of a shard.
 
-        Raises: SaccadeError if the model fails, or they cannot be written.
+        Raises: SaccadeError if the model fails, or the answers cannot be written.
         """
         errors: list[tuple[str, str]] = []
         found = list(self._answers(read_shard(self._out, shard), errors))
@@ -86,7 +86,7 @@ class Shards:
         return Done(shard, len(ids), len(errors))
 
     def close(self) -> None:
-        """Close the files and the model, before the process ends."""
+        """Close the files and the model before the process exits."""
         self._source.close()
         self._model.close()
 
@@ -117,7 +117,7 @@ class Shards:
     def _answered(
         self, ids: list[str], values: list[dict[str, Any]], errors: list[tuple[str, str]]
     ) -> Iterator[Answered]:
-        """The answers; of inputs that are refused together each half is asked alone."""
+        """Yield the answers. If a batch is refused, each half is tried alone."""
         form = self._plan.form
         try:
             arrays = self._model.ask(self._inputs(values), form.outputs, self._plan.parameters)
@@ -136,7 +136,7 @@ class Shards:
             return as_arrays(
                 {name: [one[name] for one in values] for name in values[0]}, self._view
             )
-        except (SaccadeError, ValueError) as error:  # another type, or shapes that differ
+        except (SaccadeError, ValueError) as error:  # wrong types, or shapes that differ
             raise InputRefused(str(error)) from error
 
     def _write_errors(self, shard: int, errors: Sequence[tuple[str, str]]) -> None:
@@ -144,7 +144,7 @@ class Shards:
 
         place = self._out.join(f"{ERRORS}/{part_name(shard)}")
         if not errors:
-            place.remove()  # of a try that could not read what this one could
+            place.remove()  # of an earlier try that could not read these inputs
             return
         ids, reasons = zip(*errors, strict=True)
         schema = pa.schema([("id", pa.string()), ("reason", pa.string())])
@@ -155,7 +155,7 @@ _here: dict[Job, Shards] = {}
 
 
 def main(request: Request) -> Done:
-    """Run one shard; the job stays open for the next one."""
+    """Run one shard. The job stays open for the next one."""
     if request.job not in _here:
         _here[request.job] = Shards(request.job)
         atexit.register(_here[request.job].close)
@@ -163,12 +163,12 @@ def main(request: Request) -> Done:
 
 
 def view_in(repository: Path, model: str) -> RouterView:
-    """What the router of a repository tells its callers."""
+    """Return the description that the router of a repository gives its callers."""
     return view_of(SimpleNamespace(config=read_config(repository / model / "config.pbtxt")), model)
 
 
 def labels_in(repository: Path, model: str) -> tuple[str, ...]:
-    """The labels of a repository's answers, where they have names."""
+    """Return the labels of a repository's answers; empty if it has none."""
     path = repository / model / "labels.txt"
     return tuple(path.read_text("utf-8").splitlines()) if path.exists() else ()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of a job: images, tables, tar shards or arrays, listed once and read by row."""
+"""Inputs of a job: images, tables, tar shards or arrays. They are listed once and read by row."""
 
 import tarfile
 from abc import ABC, abstractmethod
@@ -20,16 +20,16 @@ from saccade.serving.client.images import encoded
 
 _IDS, _QUESTIONS = "id", "question"
 _IMAGE_COLUMNS = ("image", "path", "file", "file_name", "filename", "jpg", "png")
-_KEPT_FILES = 4  # open at once, of those that hold many inputs
+_KEPT_FILES = 4  # files with many inputs that are open at the same time
 
 
 class Unreadable(Exception):
-    """An input that cannot be read, and why."""
+    """Raised for an input that cannot be read; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names in the user's files; none: `id`, `question`, and the first usual one of an image."""
+    """Names of columns. Defaults: `id`, `question`, and the first usual name for images."""
 
     image: str | None = None
     id: str | None = None
@@ -38,7 +38,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Inputs of the model: those that take encoded images, those that take numbers, a question."""
+    """Inputs of the model: for encoded images, for numbers, and for a question."""
 
     encoded: tuple[str, ...]
     numbers: tuple[str, ...] = ()
@@ -46,12 +46,12 @@ class Wanted:
 
     @property
     def images_alone(self) -> bool:
-        """True if an image is all that a request has."""
+        """True if a request consists of one image."""
         return len(self.encoded) == 1 and not self.numbers and not self.question
 
 
 class Kind(ABC):
-    """One kind of file; an instance is one file, opened when first read."""
+    """One kind of file. An instance is one file, opened on first use."""
 
     def __init__(self, place: Place, columns: Columns, wanted: Wanted) -> None:
         self.place, self.columns, self.wanted = place, columns, wanted
@@ -59,45 +59,45 @@ class Kind(ABC):
 
     @abstractmethod
     def entries(self, name: str) -> Any:
-        """The listing of this file, whose name in the source is `name`."""
+        """Return the listing of this file, whose name in the source is `name`."""
 
     @abstractmethod
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of one input, by the model's name: bytes of an image, or an array.
+        """Return the values of one entry by the model's input: bytes of an image, or an array.
 
         Raises: Unreadable.
         """
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 class ImageFile(Kind):
-    """An image is a file."""
+    """An image file."""
 
     def entries(self, name: str) -> Any:
-        """One entry."""
+        """Return one entry."""
         _only_image(self.place, self.wanted)
         own = name or PurePosixPath(self.place.root).name
         return listing.table_of({"id": [own], "file": [name]})
 
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Its bytes."""
+        """Return the file's bytes."""
         return {_only_image(self.place, self.wanted): _bytes_of(self.place)}
 
 
 class Table(Kind):
-    """CSV or JSON lines: a row names an image file, beside the table or by address."""
+    """CSV or JSON lines: each row names an image file, relative to the table or by address."""
 
     def entries(self, name: str) -> Any:
-        """An entry a row."""
+        """Return one entry per row."""
         return self._of(_read_table(self.place), name)
 
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """The bytes of the file that the row names."""
+        """Return the bytes of the file that the row names."""
         return {self.wanted.encoded[0]: _bytes_of(_beside(self.place, entry["path"]))}
 
     def _of(self, table: Any, name: str) -> Any:
@@ -114,7 +114,7 @@ class Table(Kind):
         usual = (*self.wanted.encoded, *_IMAGE_COLUMNS)
         if (found := next((name for name in usual if name in names), None)) is None:
             raise SaccadeError(
-                f"{self.place}: no column of images; it has {_shown(names)}. Name one with "
+                f"{self.place}: no column of images; it has {_shown(names)}. Choose one with "
                 "--column."
             )
         return found
@@ -130,25 +130,25 @@ class Table(Kind):
             return listing.table_of({"id": default, **columns})
         except (ValueError, TypeError, NotImplementedError) as error:
             raise SaccadeError(
-                f"{self.place}: the columns of ids, paths or questions hold no text "
-                f"({str(error)[:200]}). Name others with --id-column or --column."
+                f"{self.place}: the columns of ids, paths or questions do not contain text "
+                f"({str(error)[:200]}). Choose others with --id-column or --column."
             ) from error
 
     def _existing(self, name: str, flag: str, names: Sequence[str]) -> str:
         if name not in names:
             raise SaccadeError(
-                f"{self.place}: no column {name!r}; it has {_shown(names)}. Name one with {flag}."
+                f"{self.place}: no column {name!r}; it has {_shown(names)}. Choose one with {flag}."
             )
         return name
 
 
 class Parquet(Table):
-    """Parquet: a column of image files' bytes or paths, or columns by the model's inputs."""
+    """Parquet: a column with bytes or paths of image files, or one column per model input."""
 
     _group: tuple[int, Any] | None = None
 
     def entries(self, name: str) -> Any:
-        """An entry a row; nothing but ids, paths and questions is read."""
+        """Return one entry per row, reading only ids, paths and questions."""
         with _said_of(self.place):
             file = self._opened()
             schema = file.schema_arrow
@@ -171,7 +171,7 @@ class Parquet(Table):
         return self._with_ids(table, columns, default=ids)
 
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """The row's values."""
+        """Return the row's values."""
         if entry["path"] is not None:
             return super().read(entry)
         with _said_of(self.place):
@@ -179,7 +179,7 @@ class Parquet(Table):
         given: dict[str, Any] = {name: np.array(values[name]) for name in self.wanted.numbers}
         if self.wanted.encoded:
             value = values[self._image_column(list(values))]
-            # Hugging Face's images are structures of bytes and a path.
+            # Hugging Face stores images as structures of bytes and a path.
             value = value.get("bytes") if isinstance(value, dict) else value
             if not isinstance(value, bytes) or not value:
                 raise Unreadable("the column of images has no bytes in this row")
@@ -187,7 +187,7 @@ class Parquet(Table):
         return given
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         super().close()
         self._group = None
 
@@ -209,10 +209,10 @@ class Parquet(Table):
 
 
 class Tar(Kind):
-    """A WebDataset shard: members of one key are one input, of which one is an image."""
+    """A WebDataset shard: the members with one key are one input, and one of them is an image."""
 
     def entries(self, name: str) -> Any:
-        """An entry an image, with the place of its bytes."""
+        """Return one entry per image, with the position of its bytes."""
         _only_image(self.place, self.wanted)
         shard = name or PurePosixPath(self.place.root).name
         columns: dict[str, list[Any]] = {key: [] for key in ("id", "file", "row", "offset", "size")}
@@ -228,29 +228,29 @@ class Tar(Kind):
                             column.append(value)
         except (tarfile.TarError, OSError) as error:
             raise SaccadeError(
-                f"{self.place}: cannot be read as a tar file ({error}). Expected one that is not "
-                "compressed: its images are already."
+                f"{self.place}: cannot be read as a tar file ({error}), expected an uncompressed "
+                "one. Images are compressed already: pack them without compression."
             ) from error
         return listing.table_of(columns)
 
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """The member's bytes."""
+        """Return the member's bytes."""
         if self._file is None:
             self._file = self.place.open()
         self._file.seek(entry["offset"])
         data = self._file.read(entry["size"])
         if len(data) != entry["size"]:
-            raise Unreadable("the tar file ends before it does")
+            raise Unreadable("the tar file ends inside this member")
         return {self.wanted.encoded[0]: data}
 
 
 class Arrays(Kind):
-    """An .npz of NumPy: an array by the name of each input, ids and questions beside them."""
+    """An .npz file of NumPy: one array per model input, and arrays of ids and questions."""
 
     _arrays: dict[str, np.ndarray] | None = None
 
     def entries(self, name: str) -> Any:
-        """An entry a row of the arrays."""
+        """Return one entry per row of the arrays."""
         arrays = self._opened()
         names = [*self.wanted.numbers, *map(self._images_of, self.wanted.encoded)]
         if self.wanted.question:
@@ -266,7 +266,7 @@ class Arrays(Kind):
         rows = {name: len(arrays[name]) for name in {*names, *({own} & set(arrays))}}
         if len(set(rows.values())) != 1:
             counts = ", ".join(f"{key} {count}" for key, count in sorted(rows.items()))
-            raise SaccadeError(f"{self.place}: rows of the arrays: {counts}; expected the same.")
+            raise SaccadeError(f"{self.place}: rows of arrays differ ({counts}), expected equal.")
         count = next(iter(rows.values()))
         shown = name or PurePosixPath(self.place.root).name
         columns: dict[str, Any] = {
@@ -282,7 +282,7 @@ class Arrays(Kind):
         return listing.table_of(columns)
 
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """The row of each array; pixels as a file."""
+        """Return the row of each array; pixels are encoded as an image file."""
         arrays, row = self._opened(), entry["row"]
         given: dict[str, Any] = {name: arrays[name][row] for name in self.wanted.numbers}
         for name in self.wanted.encoded:
@@ -290,7 +290,7 @@ class Arrays(Kind):
         return given
 
     def close(self) -> None:
-        """Let go of the arrays."""
+        """Release the arrays."""
         self._arrays = None
 
     def _images_of(self, name: str) -> str:
@@ -304,7 +304,7 @@ class Arrays(Kind):
             except (OSError, ValueError) as error:
                 raise SaccadeError(
                     f"{self.place}: cannot be read ({error}). Write it with np.savez, without "
-                    "objects."
+                    "arrays of objects."
                 ) from error
         return self._arrays
 
@@ -319,17 +319,17 @@ _KINDS: dict[str, type[Kind]] = {
 
 
 class Source:
-    """A file, or all files of a folder, of one kind."""
+    """A file, or all files of one kind in a folder."""
 
     def __init__(self, place: Place, columns: Columns, wanted: Wanted) -> None:
         self.place, self._columns, self._wanted = place, columns, wanted
         self._open: dict[str, Kind] = {}
 
     def entries(self) -> Any:
-        """The listing.
+        """Return the listing of all inputs.
 
-        Raises: SaccadeError if there is nothing, images lie beside packed files, a column is
-            missing, or an id is there twice.
+        Raises: SaccadeError if there is no input, a folder has both images and packed files, a
+            column is missing, or an id occurs twice.
         """
         import pyarrow as pa
 
@@ -338,8 +338,8 @@ class Source:
         packed = [name for name, _ in files if self._kind(name) not in (None, ImageFile)]
         if packed and images:
             raise SaccadeError(
-                f"{self.place}: found {len(images)} images beside {packed[0]}. Name either a "
-                "folder of images, or files that hold or list them."
+                f"{self.place}: contains {len(images)} image{'s' * (len(images) != 1)} next to "
+                f"{packed[0]}. Name a folder of images only, or files that contain or list images."
             )
         if images and images[0][0]:
             _only_image(self.place, self._wanted)
@@ -355,7 +355,7 @@ class Source:
         return table
 
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of one entry of the listing.
+        """Return the values of one entry of the listing.
 
         Raises: Unreadable.
         """
@@ -367,7 +367,7 @@ class Source:
             raise Unreadable(str(error)[:300]) from error
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for kind in self._open.values():
             kind.close()
         self._open.clear()
@@ -377,7 +377,7 @@ class Source:
             while len(self._open) >= _KEPT_FILES:
                 self._open.pop(next(iter(self._open))).close()
             kind = self._kind(name)
-            assert kind is not None, "a listing names files of known kinds"
+            assert kind is not None, "a listing has only files of known kinds"
             place = self.place.join(name) if name else self.place
             self._open[name] = kind(place, self._columns, self._wanted)
         return self._open[name]
@@ -394,18 +394,21 @@ class Source:
             return [entry for entry in self.place.files(recursive=True) if not _hidden(entry[0])]
         except OSError as error:
             raise SaccadeError(
-                f"{self.place}: cannot be listed ({str(error)[:300]}). Name a place that can be "
-                "read, and set the credentials that its store wants."
+                f"{self.place}: cannot be listed ({str(error)[:300]}). Choose an --input that can "
+                "be read, and set the credentials that its store needs."
             ) from error
 
 
 def _only_image(place: Place, wanted: Wanted) -> str:
-    """The model's one input, where an image is all that it takes."""
+    """Return the model's input if it takes one image and nothing else.
+
+    Raises: SaccadeError otherwise.
+    """
     if not wanted.images_alone:
         needs = [*wanted.encoded, *wanted.numbers, *(["question"] if wanted.question else [])]
         raise SaccadeError(
-            f"{place}: holds images alone, but the model takes {' and '.join(needs)}. Name .npz or "
-            ".parquet files with them by these names."
+            f"{place}: has images only, but the model takes {' and '.join(needs)}. Use .npz or "
+            ".parquet files with arrays or columns of these names."
         )
     return wanted.encoded[0]
 
@@ -418,7 +421,7 @@ def _bytes_of(place: Place) -> bytes:
 
 
 def _beside(table: Place, path: str | None) -> Place:
-    """The file that a table names: an address, a path, or a path from where the table lies."""
+    """Return the file that a table names: an address, a path, or a path relative to the table."""
     if not path:
         raise Unreadable("the table names no file in this row")
     if "://" in path or path.startswith("/"):
@@ -442,8 +445,8 @@ def _read_table(place: Place) -> Any:
             return json.read_json(file)
     except (pa.ArrowException, OSError) as error:
         raise SaccadeError(
-            f"{place}: cannot be read as a table ({str(error)[:300]}). Expected CSV with a line of "
-            "names, or a JSON object a line."
+            f"{place}: cannot be read as a table ({str(error)[:300]}), expected CSV with a header "
+            "line, or one JSON object per line."
         ) from error
 
 
@@ -483,7 +486,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _key(member: str) -> tuple[str, str]:
-    """Key and suffix of a member of a shard: all up to the first point of its last part."""
+    """Split a member's name into key and suffix, at the first dot of its last part."""
     folder, slash, name = member.rpartition("/")
     key, point, suffix = name.partition(".")
     return folder + slash + key, (point + suffix).lower()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of the client: labels, captions, segmentations, each with its variant."""
+"""Answers that the client returns: labels, captions and segmentations, each with its variant."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +15,8 @@ BY_POLICY = ("steps", "certified")  # outputs of a request with a policy
 class Classification:
     """The most probable labels of one image, best first, and the variant that answered.
 
-    With a policy, `steps` is how many variants were asked, and `certified` is false where a later
-    one could not be asked, so that the policy's guarantee does not cover the answer.
+    With a policy, `steps` is the number of variants that ran. `certified` is False if the next
+    variant could not answer, so that the policy's certificate does not cover this answer.
     """
 
     labels: tuple[tuple[str, float], ...]
@@ -25,7 +25,7 @@ class Classification:
     certified: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         labels = [{"label": label, "probability": value} for label, value in self.labels]
         by_policy = {"steps": self.steps, "certified": self.certified}
         return {
@@ -37,7 +37,7 @@ class Classification:
 
 @dataclass(frozen=True)
 class Caption:
-    """The sentence of one image, and where the model looked for each of its words.
+    """The caption of one image, and where the model looked for each word.
 
     Shapes: attention float32 [words h w].
     """
@@ -47,17 +47,17 @@ class Caption:
     variant: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the attention stays out."""
+        """Return plain values for JSON, without the attention."""
         return {"caption": self.text, "steps": len(self.attention), "variant": self.variant}
 
 
 @dataclass(frozen=True)
 class Segmentation:
-    """The slots of one image: what they hold, where they are, and which pixels are theirs.
+    """The slots of one image: their content, their positions, and the pixels of each.
 
-    Shapes: masks float32 [k h w], summing to 1 over the slots; slots [k d], positions and
-            scales [k 2], reconstruction [h w c], each where the model has it.
-    Units:  positions are in [-1, 1], y then x as the model's grid has them.
+    Shapes: masks float32 [k h w], which sum to 1 over the slots; slots [k d]; positions and
+            scales [k 2]; reconstruction [h w c]. Each is present if the model has it.
+    Units:  positions are in [-1, 1], y before x, as in the model's grid.
     """
 
     masks: np.ndarray
@@ -69,14 +69,14 @@ class Segmentation:
 
     @property
     def owners(self) -> np.ndarray:
-        """The slot of each pixel.
+        """Return the slot of each pixel.
 
         Shapes: -> uint8 [h w].
         """
         return self.masks.argmax(axis=0).astype(np.uint8)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: shares of the picture, positions and scales of the slots."""
+        """Return plain values for JSON: each slot's share of the image, position and scale."""
         counts = np.bincount(self.owners.ravel(), minlength=len(self.masks))
         slots = [
             {
@@ -91,7 +91,7 @@ class Segmentation:
 
 
 def classifications_by_policy(result: Any) -> list[Classification]:
-    """Answers to a request for labels that follows a policy."""
+    """Read the answer to a request for labels that follows a policy."""
     columns = (output(result, name).reshape(-1).tolist() for name in BY_POLICY)
     return [
         replace(one, steps=int(steps), certified=bool(certified))
@@ -100,7 +100,7 @@ def classifications_by_policy(result: Any) -> list[Classification]:
 
 
 def classifications(result: Any) -> list[Classification]:
-    """Answers to a request for labels."""
+    """Read the answer to a request for labels."""
     rows = output(result, "probabilities")
     return [
         Classification(tuple(_label(entry) for entry in row), variant)
@@ -111,7 +111,7 @@ def classifications(result: Any) -> list[Classification]:
 def ranked(
     probabilities: np.ndarray, labels: tuple[str, ...], top: int, variant: str
 ) -> list[Classification]:
-    """The best labels of each row.
+    """Return the best labels of each row.
 
     Shapes: probabilities [n labels].
     """
@@ -123,7 +123,7 @@ def ranked(
 
 
 def segmentations(result: Any, names: tuple[str, ...]) -> list[Segmentation]:
-    """Answers to a request to segment; `names` are the outputs it asked for."""
+    """Read the answer to a request for slots; `names` are the requested outputs."""
     arrays = {name: output(result, name) for name in names}
     return [
         Segmentation(
@@ -139,13 +139,13 @@ def segmentations(result: Any, names: tuple[str, ...]) -> list[Segmentation]:
 
 
 def captions(result: Any) -> list[Caption]:
-    """Answers to a request for captions."""
+    """Read the answer to a request for captions."""
     rows = zip(
         texts(result, "caption"), output(result, "attention"), texts(result, "variant"), strict=True
     )
     answers = []
     for text, attention, variant in rows:
-        # Behind a caption's end the steps of its longer mates are zeros.
+        # After the end of a caption, the steps up to the longest caption are zeros.
         steps = int(attention.any(axis=(1, 2)).sum())
         answers.append(Caption(text, attention[:steps], variant))
     return answers
@@ -156,6 +156,6 @@ def _row(array: np.ndarray | None, index: int) -> np.ndarray | None:
 
 
 def _label(entry: bytes) -> tuple[str, float]:
-    # `probability:index:label`, and no label where the model has none.
+    # `probability:index:label`; there is no label if the model has none.
     probability, index, *label = entry.decode().split(":", 2)
     return (label[0] if label else index), float(probability)

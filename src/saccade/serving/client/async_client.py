@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client for asyncio: the same calls, awaited."""
+"""Client for asyncio: the same methods as the blocking client, but awaitable."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -19,7 +19,7 @@ _P = ParamSpec("_P")
 def _awaited(
     operation: Callable[_P, Steps[_T]],
 ) -> Callable[Concatenate["AsyncClient", _P], Coroutine[Any, Any, _T]]:
-    """The method that awaits what an operation calls."""
+    """Turn an operation into a method that awaits its calls."""
 
     async def method(self: "AsyncClient", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await self._run(operation(*args, **kwargs))
@@ -28,9 +28,9 @@ def _awaited(
 
 
 class AsyncClient(Session):
-    """As `Client`, with awaitable methods; many calls may be under way at once.
+    """Client with the methods of `Client`, but awaitable: many calls can run at the same time.
 
-    Units: timeout_s is seconds, the deadline of each request.
+    Units: timeout_s is the deadline of each request, in seconds.
     """
 
     def __init__(self, url: str = DEFAULT_URL, model: str = "nac", timeout_s: float = 10) -> None:
@@ -59,7 +59,7 @@ class AsyncClient(Session):
     infer = _awaited(operations.infer)
 
     async def ready(self) -> Readiness:
-        """Make one inference of each variant and of the router, and say which answered."""
+        """Run one inference on the router and on each variant, and return which ones answered."""
 
         def ask() -> Readiness:
             with Client(self.url, self.model, self.timeout_s) as client:
@@ -68,7 +68,7 @@ class AsyncClient(Session):
         return await asyncio.to_thread(ask)
 
     async def view(self) -> RouterView:
-        """Description that the router gives of itself; asked for once."""
+        """Return the router's description of itself, which is requested once and then kept."""
         if self._view is None:
             with self._explained():
                 config = await self._connected().get_model_config(
@@ -93,6 +93,6 @@ class AsyncClient(Session):
 
     def _connected(self) -> Any:
         if self._connection is None:
-            # Made in the running loop, to which it belongs.
+            # Create it inside the running loop, because it belongs to that loop.
             self._connection = connect_asyncio(self.url)
         return self._connection

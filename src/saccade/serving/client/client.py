@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask a running server: labels, embeddings, slots, answers, captions, and anything else."""
+"""Blocking client of a running server: labels, embeddings, slots, answers, captions, and more."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -40,14 +40,14 @@ _P = ParamSpec("_P")
 
 
 def routers_at(url: str, timeout_s: float = 10) -> tuple[str, ...]:
-    """The routers that a server has loaded.
+    """Return the names of the routers that a server has loaded.
 
-    Raises: SaccadeError if it has none, ServerFailed if no server answers.
+    Raises: SaccadeError if there are none; ServerFailed if no server answers.
     """
     connection = connect(url)
     try:
         with explained(url, "the server", timeout_s):
-            # The list of models is not open to everyone; the statistics of all of them are.
+            # A server may hide the list of models, but not the statistics of all models.
             models = connection.get_inference_statistics(client_timeout=timeout_s).model_stats
             configs = [
                 connection.get_model_config(one.name, client_timeout=timeout_s).config
@@ -58,13 +58,14 @@ def routers_at(url: str, timeout_s: float = 10) -> tuple[str, ...]:
     routers = tuple(config.name for config in configs if "variants" in config.parameters)
     if not routers:
         raise SaccadeError(
-            f"{url}: the server there has no router of saccade. Is it the right one?"
+            f"{url}: found a server without a saccade router, expected one that serves a "
+            "repository of `saccade repository`. Check the address."
         )
     return routers
 
 
 class Session:
-    """Session of either client: the server, the router that they call, and its description."""
+    """Base of both clients: the server's address, the router to call, and its description."""
 
     def __init__(self, url: str = DEFAULT_URL, model: str = "nac", timeout_s: float = 10) -> None:
         self.url = url
@@ -80,7 +81,7 @@ class Session:
 
 
 def _waiting(operation: Callable[_P, Steps[_T]]) -> Callable[Concatenate["Client", _P], _T]:
-    """The method that runs an operation to its end."""
+    """Turn an operation into a method that runs it to its end."""
 
     def method(self: "Client", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return self._run(operation(*args, **kwargs))
@@ -89,11 +90,13 @@ def _waiting(operation: Callable[_P, Steps[_T]]) -> Callable[Concatenate["Client
 
 
 class Client(Session):
-    """Calls the router `model` of the server at `url`; usable from one thread at a time.
+    """Blocking client of the router `model` on the server at `url`.
 
-    Units: timeout_s is seconds, the deadline of each request.
-    Raises: every method SaccadeError where the request is wrong, ServerFailed where the server
-        is down, late, or a variant has died.
+    Use a client from one thread at a time.
+
+    Units: timeout_s is the deadline of each request, in seconds.
+    Raises: every method raises SaccadeError if the request is wrong, and ServerFailed if the
+        server is down or late, or a variant has died.
     """
 
     def __init__(self, url: str = DEFAULT_URL, model: str = "nac", timeout_s: float = 10) -> None:
@@ -120,7 +123,7 @@ class Client(Session):
     infer = _waiting(operations.infer)
 
     def ready(self) -> Readiness:
-        """Make one inference of each variant and of the router, and say which answered."""
+        """Run one inference on the router and on each variant, and return which ones answered."""
         variants = self._look().models
         prober = Prober(self.url, self.timeout_s)
         try:
@@ -134,7 +137,7 @@ class Client(Session):
         return board.readiness()
 
     def view(self) -> RouterView:
-        """Description that the router gives of itself; asked for once."""
+        """Return the router's description of itself, which is requested once and then kept."""
         if self._view is None:
             self._view = self._look()
         return self._view

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Move, scale or remove one slot of an image and have the model draw the result."""
+"""Edits of an image: move, scale or remove one slot, and let the model draw the result."""
 
 from dataclasses import dataclass
 
@@ -17,23 +17,23 @@ from saccade.serving.client.wire import Budget, Steps, array_calls, choice, imag
 class Change:
     """Change to one slot of an image.
 
-    Units: `move` (y, x) is added to its position, in halves of the picture; `scale` multiplies
-           its size.
+    Units: `move` (y, x) is added to the slot's position, in halves of the image; `scale`
+           multiplies its size.
     """
 
     slot: int
     move: tuple[float, float] = (0.0, 0.0)
     scale: float = 1.0
     remove: bool = False
-    seed: int = 0  # draws where the slots begin, as for `segment`
-    slots: int | None = None  # how many; default: as in training
+    seed: int = 0  # determines where the slots start, as for `segment`
+    slots: int | None = None  # number of slots; default: as in training
 
 
 def edit(image: Image, change: Change, budget: Budget | None = None) -> Steps[np.ndarray]:
-    """The image with one slot moved, scaled or left out, as the model draws it.
+    """Return the image with one slot moved, scaled or removed, as the model draws it.
 
     Shapes: -> uint8 [h w c].
-    Raises: SaccadeError if there is no such slot, or the model cannot change it so.
+    Raises: SaccadeError if there is no such slot, or the model cannot make this change.
     """
     parameters = choice(budget)
     view: RouterView = yield None
@@ -52,19 +52,19 @@ def edit(image: Image, change: Change, budget: Budget | None = None) -> Steps[np
 
 
 def change_of(options: EditOptions) -> Change:
-    """The change that a command line asks for.
+    """Return the change that the options describe.
 
-    Raises: SaccadeError if a move is not two numbers, or nothing is changed.
+    Raises: SaccadeError if a move is not two numbers, or if nothing changes.
     """
     if len(options.move) != 2:
         raise SaccadeError(
-            f"--move has {len(options.move)} numbers, expected two: --move 0.3,-0.1 moves down "
-            "by 0.3 and left by 0.1 halves of the picture."
+            f"--move: found {len(options.move)} numbers, expected two. For example, "
+            "--move 0.3,-0.1 moves down by 0.3 and left by 0.1 halves of the image."
         )
     down, right = options.move
     if not (down or right or options.remove) and options.scale == 1:
         raise SaccadeError(
-            "found no change, expected one of --move DOWN,RIGHT, --scale FACTOR and --remove. "
+            "Found no change, expected --move DOWN,RIGHT, --scale FACTOR or --remove. "
             f"To move slot {options.slot} down: --move 0.3,0"
         )
     return Change(

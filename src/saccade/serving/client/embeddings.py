@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings and the variant that made them: those of two variants never mix."""
+"""Embeddings and the variant that made them; embeddings of different variants never mix."""
 
 import io
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from saccade.errors import SaccadeError
 from saccade.files import refuse_existing, write_atomically
 
 _SCHEMA = "saccade.embeddings 2"
-_AXES = {"vectors": 2, "names": 1}  # the others are one text each
+_AXES = {"vectors": 2, "names": 1}  # each of the others is one string
 _FIELDS = ("schema", "vectors", "names", "variant", "sha256", "slots_sha256")
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """One vector an image or text, and which bytes of which variant computed them.
+    """One vector per image or text, and the variant that computed them, with its hash.
 
     Shapes: vectors float32 [n d].
     """
@@ -27,13 +27,13 @@ class Embeddings:
     vectors: np.ndarray
     variant: str
     sha256: str
-    slots_sha256: str = ""  # of the slots that a code is made of, where it is made of slots
+    slots_sha256: str = ""  # of the slots in a code; empty if codes do not consist of slots
 
     def similarity(self, other: "Embeddings") -> np.ndarray:
-        """The cosine of each of these vectors with each of the others.
+        """Return the cosine similarity of each of these vectors with each of the others.
 
         Shapes: -> float32 [n m].
-        Raises: SaccadeError if they do not come of the same slots of the same variant.
+        Raises: SaccadeError if they do not come from the same slots of the same variant.
         """
         self.check_comparable(other)
         mine, theirs = (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -47,22 +47,22 @@ class Embeddings:
         """
         if self.slots_sha256 != other.slots_sha256:
             raise SaccadeError(
-                f"Codes of {self.variant} and {other.variant} are made of different slots "
+                f"Codes of {self.variant} and {other.variant} consist of different slots "
                 f"({self.slots_sha256[:12] or 'none'}..., {other.slots_sha256[:12] or 'none'}...) "
                 "and cannot be compared. Embed both with the same --budget."
             )
         if (self.variant, self.sha256) != (other.variant, other.sha256):
             raise SaccadeError(
                 f"Codes of {self.variant} ({self.sha256[:12]}...) and {other.variant} "
-                f"({other.sha256[:12]}...) cannot be compared: they come of different variants. "
+                f"({other.sha256[:12]}...) cannot be compared: they come from different variants. "
                 "Embed both with the same --budget."
             )
 
 
 def load_embeddings(path: Path) -> tuple[Embeddings, tuple[str, ...]]:
-    """Embeddings of a file and the names of their images.
+    """Read the embeddings in a file and the names of their images.
 
-    Raises: SaccadeError if the file is missing, or is something else.
+    Raises: SaccadeError if the file is missing or contains something else.
     """
     try:
         data = read_arrays(path)
@@ -71,37 +71,39 @@ def load_embeddings(path: Path) -> tuple[Embeddings, tuple[str, ...]]:
             raise ValueError(f"it has no {', '.join(missing) or _SCHEMA}")
         strange = [field for field in _FIELDS if data[field].ndim != _AXES.get(field, 0)]
         if strange or data["vectors"].dtype.kind != "f":
-            raise ValueError(f"its {(strange or ['vectors'])[0]} are of another shape or type")
+            raise ValueError(f"its {(strange or ['vectors'])[0]} have another shape or type")
         names = tuple(str(name) for name in data["names"])
         made_by = (str(data[field]) for field in ("variant", "sha256", "slots_sha256"))
         embeddings = Embeddings(data["vectors"], *made_by)
     except (OSError, ValueError) as error:
         raise SaccadeError(
-            f"{path}: is not a file of embeddings that `saccade embed` wrote ({error}). "
-            "Name another file."
+            f"{path}: found no embeddings of `saccade embed` ({error}). Pass a file that it wrote."
         ) from error
     if embeddings.vectors.ndim != 2 or len(names) != len(embeddings.vectors):
         raise SaccadeError(
-            f"{path}: has {len(names)} names for vectors of shape "
-            f"{list(embeddings.vectors.shape)}. Write the file anew."
+            f"{path}: found {len(names)} names for vectors of shape "
+            f"{list(embeddings.vectors.shape)}. Write the file again."
         )
     return embeddings, names
 
 
 def check_embeddings_file(path: Path, *, append: bool = False, force: bool = False) -> None:
-    """Find out before any image is sent whether the file could be written.
+    """Check that the file can be written, before any image is sent.
 
-    Raises: SaccadeError if it exists and is neither to be replaced nor appended to.
+    Raises: SaccadeError if it exists and neither `append` nor `force` is true.
     """
     if append and force:
-        raise SaccadeError("--append and --force exclude each other: add to the file or replace it")
+        raise SaccadeError(
+            "Found both --append and --force, expected at most one. Pass --append to add to the "
+            "file, or --force to replace it."
+        )
     if append and path.exists():
         load_embeddings(path)
         return
     if path.exists() and not force:
         raise SaccadeError(
             f"{path}: exists already. Pass --append to add to it, --force to replace it, or "
-            "choose another place with --out."
+            "another path with --out."
         )
     refuse_existing(path, force=force)
 
@@ -114,14 +116,16 @@ def save_embeddings(
     append: bool = False,
     force: bool = False,
 ) -> None:
-    """Write vectors, names, variant and its hash to an .npz, whole or not at all.
+    """Write vectors, names, the variant and its hash to an .npz file, completely or not at all.
 
-    Raises: SaccadeError if the file is in the way, or holds embeddings of another variant.
+    Raises: SaccadeError if the file exists, or contains embeddings of another variant.
     """
     path = Path(path)
     check_embeddings_file(path, append=append, force=force)
     if len(names) != len(embeddings.vectors):
-        raise SaccadeError(f"{len(names)} names for {len(embeddings.vectors)} vectors.")
+        raise SaccadeError(
+            f"Found {len(names)} names for {len(embeddings.vectors)} vectors, expected one each."
+        )
     vectors, all_names = embeddings.vectors, list(names)
     if append and path.exists():
         before, known = load_embeddings(path)
@@ -148,7 +152,7 @@ def _check_same(path: Path, before: Embeddings, new: Embeddings) -> None:
     ]
     if made_by[0] != made_by[1]:
         raise SaccadeError(
-            f"{path}: holds embeddings of {before.variant} ({before.sha256[:12]}...), the new ones "
-            f"are of {new.variant} ({new.sha256[:12]}...), and those of different variants cannot "
-            "be compared. Embed with the same --budget, or write to another file."
+            f"{path}: found embeddings of {before.variant} ({before.sha256[:12]}...), but the new "
+            f"ones are of {new.variant} ({new.sha256[:12]}...). Embeddings of different variants "
+            "cannot be compared. Embed with the same --budget, or write to another file."
         )

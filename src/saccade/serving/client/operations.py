@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of a client, step by step: the methods of the blocking and of the asyncio client.
+"""Operations that become methods of both the blocking and the asyncio client.
 
-An operation is a generator. It yields a call and is sent the server's answer, or yields None
-and is sent the router's view; what it returns is what the caller asked for.
+An operation is a generator. It yields a call and receives the server's answer, or yields None and
+receives the router's view. It returns the result for the caller.
 """
 
 import inspect
@@ -46,7 +46,7 @@ _NAMES = ("variant", "variant_sha256")
 
 
 def as_method(method: _Method, operation: Callable[..., Steps[Any]]) -> _Method:
-    """A method with the name, the text and the signature of the operation that it runs."""
+    """Give a method the name, docstring and signature of the operation that it runs."""
     own = inspect.signature(operation)
     first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     update_wrapper(method, operation, assigned=("__name__", "__doc__"))
@@ -69,14 +69,15 @@ def classify(
     max_risk: float | None = None,
     strict: bool = False,
 ) -> Steps[list[Classification]]:
-    """The `top` labels of each image, by the variant that the one parameter chooses.
+    """Return the `top` most probable labels of each image.
 
-    By `policy`, or by the cheapest one that is certified for `max_risk`, an image goes on to the
-    next variant until one is sure. Where a later one cannot be asked, the answer before is given
-    as not certified; with `strict` the request is refused.
+    At most one of `budget`, `min_score`, `max_latency_ms`, `policy` and `max_risk` chooses who
+    answers. With `policy`, or the cheapest policy that is certified for `max_risk`, each image goes
+    on to the next variant until one is confident. If a later variant cannot answer, the answer of
+    the one before is returned as not certified; with `strict`, the request is refused.
 
-    Without `labels` they are the model's, or those it was deployed with. With them a model
-    of image and text compares the image with each label in each template, such as
+    Without `labels`, the labels are the model's own or those it was deployed with. With `labels`, a
+    model of images and text compares each image with each label in each template, such as
     "a photo of a {}".
     """
     parameters = choice(
@@ -89,20 +90,20 @@ def classify(
     )
     if labels and _follows(parameters):
         raise SaccadeError(
-            "labels were given with a policy, which is certified for the labels of the repository. "
-            "Leave one of them out."
+            "Found labels together with a policy, which is certified for the labels of the "
+            "repository. Pass only one of them."
         )
     if labels:
         labelling = Labelling(tuple(labels), tuple(templates))
         return _classify_as(images, labelling, parameters, top)
     if templates:
-        raise SaccadeError("templates were given without labels. Give both, or neither.")
+        raise SaccadeError("Found templates without labels. Pass both or neither.")
     _check_top(top)
     return _classify(images, parameters, top)
 
 
 def embed(images: Sequence[Image] | np.ndarray, budget: Budget | None = None) -> Steps[Embeddings]:
-    """One vector an image, all of the same variant.
+    """Return one embedding per image, all from the same variant.
 
     Shapes: vectors float32 [n d].
     """
@@ -112,7 +113,9 @@ def embed(images: Sequence[Image] | np.ndarray, budget: Budget | None = None) ->
 def embed_text(
     texts: Sequence[str], budget: Budget | None = None, truncate: bool = False
 ) -> Steps[Embeddings]:
-    """One vector a text, all of the same variant; long texts are cut only if asked to.
+    """Return one embedding per text, all from the same variant.
+
+    A text that is too long is cut if `truncate` is true, and refused otherwise.
 
     Shapes: vectors float32 [n d].
     """
@@ -128,9 +131,10 @@ def segment(
     seed: int = 0,
     slots: int | None = None,
 ) -> Steps[list[Segmentation]]:
-    """The slots of each image; `seed` and the image's place in its request draw their start.
+    """Return the slots of each image.
 
-    A request takes up to 64 images: with the 65th the places begin anew.
+    `seed` and the index of the image in its request determine where the slots start. A request
+    contains up to 64 images, so the index starts again at 0 with the 65th.
     """
     parameters = choice(budget) | {"seed": str(seed)}
     if slots is not None:
@@ -153,12 +157,13 @@ def answer(
     policy: str | None = None,
     max_risk: float | None = None,
 ) -> Steps[list[Classification]]:
-    """The `top` answers to each question on the image of the same place.
+    """Return the `top` most probable answers to each question about the image at the same index.
 
-    In place of images the features that the model takes, by name, where it takes features.
-    A question that is too long is cut where `truncate` says so, else refused. Words that the model
-    does not know are all one word to it; with `strict` a question that has any is refused. A policy
-    is followed as by `classify`; with `strict` an answer that is not certified is refused, too.
+    For a model that takes features, pass arrays by name instead of images. A question that is too
+    long is cut if `truncate` is true, and refused otherwise. All words that the model does not
+    know are the same word to it; with `strict`, a question that contains any is refused. Policies
+    work as in `classify`; with `strict`, the request is also refused if an answer would not be
+    certified.
     """
     by_policy = policy is not None or max_risk is not None
     parameters = choice(budget, policy=policy, max_risk=max_risk, strict=strict and by_policy)
@@ -181,9 +186,10 @@ def caption(
     max_length: int | None = None,
     end: str | None = None,
 ) -> Steps[list[Caption]]:
-    """A sentence for each image, by a search of `beam` sentences at a time.
+    """Return a sentence for each image, found by a beam search that keeps `beam` sentences.
 
-    Units: max_length is words; `end` is the word that ends a sentence.
+    `end` is the word that ends a sentence.
+    Units: max_length is in words.
     """
     given = {"beam": beam, "max_length": max_length, "end": end}
     own = {name: str(value) for name, value in given.items() if value is not None}
@@ -201,9 +207,10 @@ def infer(
     budget: Budget | None = None,
     parameters: Mapping[str, str] | None = None,
 ) -> Steps[dict[str, np.ndarray]]:
-    """Whatever the model takes and answers, by name: arrays, and images where it takes some.
+    """Send any inputs and return any outputs of the model, by name.
 
-    Shapes: every array has the samples as its first axis, of which there are the same number.
+    Inputs are arrays, and images if the model takes images.
+    Shapes: the first axis of every array is the samples, of which all have the same number.
     """
     asked = choice(budget) | dict(parameters or {})
     view: RouterView = yield None
@@ -213,14 +220,14 @@ def infer(
 
 
 def as_arrays(inputs: Mapping[str, Any], view: RouterView) -> dict[str, np.ndarray]:
-    """The inputs of a request as the router takes them: images encoded, numbers of its types.
+    """Convert inputs to what the router takes: encoded images, and numbers of its types.
 
     Raises: SaccadeError for an input that the router does not have.
     """
     dtypes = view.dtypes()
     if unknown := sorted(set(inputs) - set(dtypes)):
         raise SaccadeError(
-            f"{view.model} has no input {unknown[0]!r}; it takes {', '.join(sorted(dtypes))}."
+            f"{view.model} has no input {unknown[0]!r}. It takes {', '.join(sorted(dtypes))}."
         )
     arrays = {}
     for name, given in inputs.items():
@@ -229,9 +236,11 @@ def as_arrays(inputs: Mapping[str, Any], view: RouterView) -> dict[str, np.ndarr
             continue
         array = np.asarray(given)
         if not np.can_cast(array.dtype, dtypes[name], "same_kind"):
-            raise SaccadeError(f"{name} holds {array.dtype}, expected {dtypes[name]}. Convert it.")
+            raise SaccadeError(
+                f"{name}: found type {array.dtype}, expected {dtypes[name]}. Convert it."
+            )
         array = array.astype(dtypes[name])
-        # A number a sample is a column of one number for the server.
+        # For the server, one number per sample is a column of width 1.
         arrays[name] = array[:, None] if array.ndim == 1 else array
     return arrays
 
@@ -239,7 +248,7 @@ def as_arrays(inputs: Mapping[str, Any], view: RouterView) -> dict[str, np.ndarr
 def _classify(
     images: Sequence[Image] | np.ndarray, parameters: Mapping[str, str], top: int
 ) -> Steps[list[Classification]]:
-    files = encoded(images)  # what is no image needs no server to be refused
+    files = encoded(images)  # refuses what is not an image without calling the server
     view: RouterView = yield None
     view.require_output("probabilities", "classify images")
     names, read = _labels_asked(parameters, view)
@@ -254,9 +263,9 @@ def _follows(parameters: Mapping[str, str]) -> bool:
 def _labels_asked(
     parameters: Mapping[str, str], view: RouterView
 ) -> tuple[tuple[str, ...], Callable[[Any], list[Classification]]]:
-    """The outputs that a request for labels asks for, and what reads its answer.
+    """Return the outputs to request for labels, and the function that reads the answer.
 
-    Raises: SaccadeError for a policy of a router that has none.
+    Raises: SaccadeError for a policy if the router has none.
     """
     names = ("probabilities", "variant")
     if not _follows(parameters):
@@ -271,13 +280,13 @@ def _classify_as(
     parameters: Mapping[str, str],
     top: int,
 ) -> Steps[list[Classification]]:
-    """The best of the given labels for each image: both towers of one variant are asked."""
+    """Return the best of the given labels for each image, with both towers of one variant."""
     _check_top(top)
     view: RouterView = yield None
     if "tokens" not in view.inputs("text"):
         raise SaccadeError(
-            f"{view.model}: a model of family {view.family} without a text component; labels need "
-            "one. Leave them out, or name a model with image and text."
+            f"{view.model}: found a model of family {view.family} without a text component, which "
+            "labels require. Drop the labels, or choose a model of images and text."
         )
     coded = yield from _embed_images(images, parameters)
     metadata = view.runtime_metadata(coded.variant)
@@ -307,7 +316,7 @@ def _embed_tokens(
 
 
 def _all_of(calls: Iterable[Call], read: Callable[[Any], list[_T]]) -> Steps[list[_T]]:
-    """Values that are read of the answer to each call."""
+    """Read the answer to each call and join the values."""
     answers: list[_T] = []
     for call in calls:
         answers += read((yield call))
@@ -328,8 +337,8 @@ def _joined(results: Sequence[Any], view: RouterView) -> Embeddings:
     variant, sha256 = made_by(results)
     if variant not in view.variants:
         raise ServerFailed(
-            f"{view.model} answered by {variant}, which it did not have when this client "
-            "connected. Connect again."
+            f"{view.model} answered with {variant}, a variant that it did not have when this "
+            "client connected. Connect again."
         )
     vectors = np.concatenate([output(result, "embedding") for result in results])
     return Embeddings(
@@ -343,4 +352,4 @@ def _first(view: RouterView) -> dict[str, Any]:
 
 def _check_top(top: int) -> None:
     if not 1 <= top <= 100_000:
-        raise SaccadeError(f"top is {top}, expected 1 or more labels an image.")
+        raise SaccadeError(f"top: found {top}, expected 1 or more labels per image.")

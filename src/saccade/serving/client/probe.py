@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One small inference of a model, to see whether it answers."""
+"""Probes: one small inference per model, to see whether it answers."""
 
 import json
 import queue
@@ -19,11 +19,11 @@ _STATISTICS_S = 0.5
 
 @dataclass(frozen=True)
 class Probe:
-    """Result of a probe: no reason means that the model answered.
+    """Result of a probe; without a reason, the model answered.
 
-    `late` is set where nothing at all came back in time, `unreachable` where no connection was
-    to be had. `lanes` is what the router told of its
-    own: for each variant and component its progress and what waits.
+    `late` is set if nothing came back in time, and `unreachable` if there was no connection.
+    `lanes` is the router's report on its lanes: the progress of each variant and component, and
+    what is waiting.
     """
 
     model: str
@@ -34,10 +34,12 @@ class Probe:
 
 
 class Prober:
-    """Sends probes over one connection and collects what comes back; nothing here waits.
+    """Sends probes over one connection and collects the answers without blocking.
 
-    A probe that is late stays out: a call that is cancelled costs the server more than one that
-    waits. Units: timeout_s is seconds, after which a probe is late.
+    A late probe is left running, because a cancelled call costs the server more than a waiting
+    one.
+
+    Units: timeout_s is the time in seconds after which a probe is late.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -49,7 +51,7 @@ class Prober:
         self._asked: dict[str, float] = {}
 
     def ask(self, model: str) -> bool:
-        """Send a probe, unless one of this model is still out. Returns whether it was sent."""
+        """Send a probe unless one to this model is still running; return whether it was sent."""
         from tritonclient.utils import InferenceServerException
 
         if model in self._asked:
@@ -68,11 +70,11 @@ class Prober:
         return True
 
     def forget(self, model: str) -> None:
-        """Let a model be asked anew: its process has gone, and perhaps the probe with it."""
+        """Allow a new probe of a model whose process, and perhaps its probe, has gone."""
         self._asked.pop(model, None)
 
     def answers(self, wait_s: float = 0) -> list[Probe]:
-        """Probes that came to an end; waits for the first up to `wait_s` seconds."""
+        """Return the finished probes; wait up to `wait_s` seconds for the first one."""
         probes = []
         try:
             probes.append(
@@ -87,17 +89,17 @@ class Prober:
         return probes
 
     def late(self) -> dict[str, float]:
-        """Models whose probe has had no answer in time, and for how many seconds it is out."""
+        """Return the models whose probe is late, and how many seconds ago it was sent."""
         now = time.monotonic()
         out = {model: now - asked for model, asked in self._asked.items()}
         return {model: seconds for model, seconds in out.items() if seconds > self.timeout_s}
 
     def late_probe(self, model: str) -> Probe:
-        """The probe of a model that has not answered in time."""
+        """Return the result of a probe that was not answered in time."""
         return Probe(model, f"no answer within {self.timeout_s:g} s", late=True)
 
     def all_of(self, models: tuple[str, ...]) -> list[Probe]:
-        """Probe these models and wait for each."""
+        """Probe these models and wait for all of them."""
         for model in models:
             self.ask(model)
         probes: dict[str, Probe] = {}
@@ -107,9 +109,9 @@ class Prober:
         return [probes.get(model) or self.late_probe(model) for model in models]
 
     def is_busy(self, model: str) -> bool | None:
-        """True if the model has made an inference within the last deadline, for any caller.
+        """Return True if the model has run an inference for any caller within the last deadline.
 
-        None where the server itself does not say.
+        None if the server does not report it.
         """
         from tritonclient.utils import InferenceServerException
 
@@ -143,10 +145,10 @@ def _lanes(result: Any) -> tuple[dict[str, Any], ...]:
 
 
 def probe_request(metadata: Any, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Zeros of the shapes that a model declares, or a small picture where it takes files.
+    """Return a request with zeros in the model's shapes, or a small image if it takes files.
 
-    Whole numbers are ones: as sizes, counts, lengths and ids all models take them. Of a router
-    `wanted` says which of its inputs make a request, and with which parameters.
+    Integers are ones, which all models accept as sizes, counts, lengths and ids. For a router,
+    `wanted` contains the inputs and parameters of the request.
     """
     from tritonclient.grpc import InferInput, InferRequestedOutput
     from tritonclient.utils import triton_to_np_dtype
@@ -171,5 +173,5 @@ def probe_request(metadata: Any, wanted: dict[str, Any] | None = None) -> dict[s
 
 
 def small_picture() -> bytes:
-    """A black PNG of 8 x 8 pixels."""
+    """Return a black PNG of 8 x 8 pixels."""
     return encoded([np.zeros((8, 8), np.uint8)])[0]

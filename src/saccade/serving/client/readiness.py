@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readiness: every variant answers, and new callers get through to them."""
+"""Readiness of a server: whether every variant answers, and new callers can connect."""
 
 import threading
 from dataclasses import asdict, dataclass, field
@@ -10,19 +10,19 @@ State = Literal["starting", "serving", "restarting", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Readiness:
-    """Models that answered when last asked, and why the others did not. True if all did."""
+    """Models that answered the last probe, and why the others did not; true if all did."""
 
     state: State
     model: str
     router: bool
     variants: dict[str, bool]
     reasons: dict[str, str] = field(default_factory=dict)
-    new_connections: bool = True  # whether they are taken
-    busy: dict[str, str] = field(default_factory=dict)  # those that answer, but not at once
+    new_connections: bool = True  # whether they are accepted
+    busy: dict[str, str] = field(default_factory=dict)  # models that answer, but with a delay
 
     @property
     def ready(self) -> bool:
-        """True if the router and every variant answer, and new callers reach them."""
+        """True if the router and every variant answer, and new callers can connect."""
         answer = self.router and all(self.variants.values())
         return self.state == "serving" and answer and self.new_connections
 
@@ -30,12 +30,12 @@ class Readiness:
         return self.ready
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {"ready": self.ready, **asdict(self)}
 
 
 class Board:
-    """Board of what the supervisor knows, readable from any thread."""
+    """What the supervisor knows about the models, readable from any thread."""
 
     def __init__(self, model: str, variants: tuple[str, ...]) -> None:
         self.model = model
@@ -54,36 +54,36 @@ class Board:
             self._busy = {}
 
     def enter(self, state: State) -> None:
-        """Enter a state and keep what is known of each model."""
+        """Enter a state and keep what is known about each model."""
         with self._lock:
             self._state = state
 
     def describe(self, model: str, variants: tuple[str, ...]) -> None:
-        """Serve another repository from now on, whose models all answer."""
+        """Switch to another repository, whose models all answer."""
         with self._lock:
             self.model, self.variants = model, variants
             self._reasons = {}
 
     def answering(self) -> set[str]:
-        """The models that answered when last asked."""
+        """Return the models that answered the last probe."""
         with self._lock:
             reasons = self._reasons
             return {name for name in (self.model, *self.variants) if not reasons.get(name)}
 
     def mark(self, name: str, reason: str) -> bool:
-        """Note why a model does not answer, or `""` if it does. Returns whether that is new."""
+        """Note why a model does not answer, or `""` if it does; return whether that is new."""
         with self._lock:
             before = self._reasons.get(name, "")
             self._reasons[name] = reason
             return before != reason
 
     def mark_busy(self, name: str, text: str) -> None:
-        """Note how much waits for a model that answers, or `""` if nothing does."""
+        """Note how many requests wait for a model that answers, or `""` if none do."""
         with self._lock:
             self._busy[name] = text
 
     def readiness(self) -> Readiness:
-        """The present state."""
+        """Return the current state."""
         with self._lock:
             reasons = {name: reason for name, reason in self._reasons.items() if reason}
             busy = {name: text for name, text in self._busy.items() if text}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Description of a router for its callers: family, components, variants, runtime metadata."""
+"""A router's description for its callers: family, components, variants, runtime metadata."""
 
 import json
 from dataclasses import dataclass
@@ -8,54 +8,54 @@ from typing import Any
 from saccade.errors import SaccadeError
 from saccade.models.families import entries, entry_of
 
-DESCRIBED = "saccade"  # the router's parameter that tells its callers what stands behind it
-# The request parameter by which a probe asks for the state of the lanes, and the output that has it
-# as JSON. The router answers such a request at once: it waits in no lane.
+DESCRIBED = "saccade"  # the router's parameter that contains its description for callers
+# The request parameter with which a probe asks for the state of the lanes, and the output that
+# returns it as JSON. The router answers such a request immediately: it waits in no lane.
 PROBE, LANES = "saccade_probe", "saccade_lanes"
 
 
 @dataclass(frozen=True)
 class RouterView:
-    """A router as its configuration describes it."""
+    """A router as described by its configuration."""
 
     model: str
     family: str
-    models: tuple[str, ...]  # behind the router; of a model of two components, two a variant
+    models: tuple[str, ...]  # behind the router; one per component of each variant
     components: dict[str, dict[str, Any]]
     labels: bool
     _shared: dict[str, Any]
     _variants: dict[str, dict[str, Any]]
-    policies: tuple[str, ...] = ()  # that a request may name
+    policies: tuple[str, ...] = ()  # names of the policies that a request may follow
 
     def runtime_metadata(self, variant: str) -> dict[str, Any]:
-        """Runtime metadata of a variant.
+        """Return the runtime metadata of a variant.
 
-        Raises: SaccadeError if the router has none of this name.
+        Raises: SaccadeError if the router has no variant of this name.
         """
         if variant not in self._variants:
             known = ", ".join(self._variants)
-            raise SaccadeError(f"{self.model}: no variant {variant!r}; it has {known}.")
+            raise SaccadeError(f"{self.model}: found no variant {variant!r}, expected {known}.")
         return {**self._shared, **self._variants[variant]["facts"]}
 
     def budget(self, variant: str) -> str:
-        """The budget of a variant, by which a request asks for it."""
+        """Return the budget with which a request can choose a variant."""
         return str(self._variants[variant]["setting"])
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The names that answers carry, largest budget first."""
+        """Names of the variants as answers give them, largest budget first."""
         return tuple(self._variants)
 
     def inputs(self, role: str) -> tuple[str, ...]:
-        """The inputs of a component; none if there is no such part."""
+        """Return the inputs of a component; empty if there is no such component."""
         return tuple(spec["name"] for spec in self.components.get(role, {}).get("inputs", ()))
 
     def outputs(self, role: str) -> tuple[str, ...]:
-        """The outputs of a component; none if there is no such part."""
+        """Return the outputs of a component; empty if there is no such component."""
         return tuple(spec["name"] for spec in self.components.get(role, {}).get("outputs", ()))
 
     def dtypes(self) -> dict[str, str]:
-        """Type of each input, over all components; encoded images hold bytes."""
+        """Return the type of each input of all components; encoded images are `string`."""
         dtypes: dict[str, str] = {}
         for component in self.components.values():
             own = {spec["name"]: spec["dtype"] for spec in component["inputs"]}
@@ -63,16 +63,16 @@ class RouterView:
         return dtypes
 
     def image_size(self) -> tuple[int, int]:
-        """Height and width in pixels of the image that the model takes.
+        """Return the height and width in pixels of the image that the model takes.
 
-        Raises: SaccadeError if it takes none.
+        Raises: SaccadeError if it takes no image.
         """
         for component in self.components.values():
             for spec in component["inputs"]:
                 if spec["name"] in component["encoded"]:
                     _, height, width, *_ = spec["axes"].split()
                     return int(height), int(width)
-        raise SaccadeError(f"{self.model} takes no image. Name another model.")
+        raise SaccadeError(f"{self.model} takes no image. Choose another model.")
 
     def check_family(self, other: "RouterView") -> None:
         """Refuse to compare models that do different things.
@@ -81,14 +81,14 @@ class RouterView:
         """
         if self.family != other.family:
             raise SaccadeError(
-                f"{other.model} is a model of family {other.family}, {self.model} of family "
-                f"{self.family}. Compare two of one family."
+                f"{other.model} is a model of family {other.family}, but {self.model} is of family "
+                f"{self.family}. Compare two models of the same family."
             )
 
     def require_output(self, name: str, what: str) -> None:
-        """Refuse a call that asks for an output of images alone, where the model has none.
+        """Refuse a call for an output that the model cannot compute from images alone.
 
-        Raises: SaccadeError naming its family, and the commands that ask it.
+        Raises: SaccadeError that names the family and the command to use instead.
         """
         served = [part for part in self.components.values() if name in _names(part["outputs"])]
         if any({*_names(part["inputs"])} - {*part["optional"]} == {"image"} for part in served):
@@ -96,18 +96,18 @@ class RouterView:
         if name == "probabilities" and self.labels and not served:
             return  # the router compares embeddings with those of its labels
         calls = entry_of(self.family).calls
-        ask = f"Ask it with `saccade {calls[0]}`" if calls else "Ask it with `Client.infer`"
+        ask = f"Use `saccade {calls[0]}`" if calls else "Use `Client.infer`"
         if "tokens" in self.inputs("text"):
-            ask = "Give it labels to compare with: --labels FILE"
+            ask = "Pass labels to compare with: --labels FILE"
         raise SaccadeError(
             f"{self.model} is a model of family {self.family}, which does not {what}. {ask}, or "
-            "name another model."
+            "choose another model."
         )
 
     def require_policies(self) -> None:
-        """Refuse a call by a policy where the router has none.
+        """Refuse a call with a policy if the router has none.
 
-        Raises: SaccadeError that says how it gets some.
+        Raises: SaccadeError that explains how to add policies.
         """
         if not self.policies:
             raise SaccadeError(
@@ -116,15 +116,15 @@ class RouterView:
             )
 
     def require(self, call: str, what: str) -> None:
-        """Refuse a call that this family's models do not answer.
+        """Refuse a call that models of this family do not answer.
 
-        Raises: SaccadeError naming its family, and those that do.
+        Raises: SaccadeError that names the family, and those that answer the call.
         """
         able = [family for family, entry in entries() if call in entry.calls]
         if self.family not in able:
             raise SaccadeError(
-                f"{self.model} is a model of family {self.family}; {what} needs one of family "
-                f"{' or '.join(able)}. Name another one."
+                f"{self.model} is a model of family {self.family}, but {what} needs family "
+                f"{' or '.join(able)}. Choose another model."
             )
 
 
@@ -133,7 +133,7 @@ def _names(specs: Any) -> list[str]:
 
 
 def view_of(config: Any, model: str) -> RouterView:
-    """A router's view, from its configuration.
+    """Return a router's view from its configuration.
 
     Raises: SaccadeError if the model is not a router.
     """
@@ -141,8 +141,8 @@ def view_of(config: Any, model: str) -> RouterView:
     text = config.config.parameters[DESCRIBED].string_value
     if not names or not text:
         raise SaccadeError(
-            f"{model} is not a router: it names no variants. Give the name that "
-            "`saccade serve` shows, or write the repository anew with `saccade repository`."
+            f"{model} is not a router: it lists no variants. Pass the name that `saccade serve` "
+            "prints, or write the repository again with `saccade repository`."
         )
     content = json.loads(text)
     models = tuple(names.split(","))
@@ -161,9 +161,9 @@ def view_of(config: Any, model: str) -> RouterView:
 def _largest_first(
     variants: dict[str, dict[str, Any]], models: tuple[str, ...], router: str
 ) -> dict[str, dict[str, Any]]:
-    """Variants in the order of the models; the JSON object has them by name.
+    """Return the variants in the order of the models; the JSON object has them by name.
 
-    The component `clip-text-b0500-fp32` is of the variant `clip-b0500-fp32`.
+    The component `clip-text-b0500-fp32` belongs to the variant `clip-b0500-fp32`.
     """
 
     def place(variant: str) -> int:
@@ -174,7 +174,7 @@ def _largest_first(
 
 
 def probe_of(config: Any) -> dict[str, Any] | None:
-    """The inputs and parameters of a router's probe; none where the model is not a router."""
+    """Return the inputs and parameters of a router's probe, or None if it is not a router."""
     parameters = config.config.parameters
     if DESCRIBED not in parameters:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Meaning of a failed call, in words that name the server, the variant and what to do."""
+"""Failed calls, explained: the server, the variant, and what to do."""
 
 import re
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ _UNREACHABLE = re.compile(
     r"|connection attempt|dns resolution|name resolution|goaway|http2|end of tcp stream",
     re.IGNORECASE,
 )
-# The server names the instance of a dead model, the router the variant that did not answer it.
+# The server names the instance of a dead model; the router names the variant that did not answer.
 _DEAD = re.compile(
     r"'([a-z0-9-]+)_\d+_\d+' is not healthy|variant '([a-z0-9-]+)' (?:failed|has died)"
 )
-# The server's own words, then the router's: full, late, and what it says of a request's timeout.
+# First the server's own words, then the router's: full, late, and a request's timeout.
 _BUSY = re.compile(
     r"maximum queue size|queue of variant '[a-z0-9-]+' is full|variant '[a-z0-9-]+' is busy"
     r"|request's timeout ran out",
@@ -26,9 +26,9 @@ _BUSY = re.compile(
 )
 
 
-# An address whose host is not known, or that is none.
+# The address has an unknown host, or is not an address.
 _NO_ADDRESS = re.compile(r"errors resolving|lookup error|dns|name resolution", re.IGNORECASE)
-# The router's words for a file that is no image for it; of several it says which.
+# The router's words for a file that it cannot use as an image; of several, it gives the index.
 _IMAGE = re.compile(
     r"(?:image (?P<index>\d+): )?"
     r"(?P<reason>(?:\w+ )?image (?:of|has|is|declares) .*|\d+ bytes starting with .*)"
@@ -36,7 +36,7 @@ _IMAGE = re.compile(
 
 
 class ImageRefused(SaccadeError):
-    """An image that the server cannot read or does not take: which of the request's, and why."""
+    """The server cannot read or does not accept an image: its index in the request, and why."""
 
     def __init__(self, where: str, said: str, index: int, reason: str) -> None:
         super().__init__(f"{where} refuses the request: {said}")
@@ -44,19 +44,19 @@ class ImageRefused(SaccadeError):
 
 
 def is_unreachable(error: Any) -> bool:
-    """True if nobody took the connection, so that nothing is known of the model."""
+    """Return True if nothing accepted the connection, so that the model's state is unknown."""
     refused = str(error.status()).endswith("UNAVAILABLE")
     return refused and _UNREACHABLE.search(str(error.message())) is not None
 
 
 def is_queue_full(error: Any) -> bool:
-    """True if the server refused a request only because many others wait."""
+    """Return True if the server refused a request only because many others are waiting."""
     return _BUSY.search(str(error.message())) is not None
 
 
 @contextmanager
 def explained(url: str, model: str, timeout_s: float) -> Iterator[None]:
-    """A call to `model` at `url`, whose failure is raised in words."""
+    """Raise the failure of a call to `model` at `url` with an explanation."""
     from tritonclient.utils import InferenceServerException
 
     try:
@@ -66,37 +66,37 @@ def explained(url: str, model: str, timeout_s: float) -> Iterator[None]:
 
 
 def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
-    """The error to raise for an InferenceServerException of a call to `model` at `url`."""
+    """Return the error to raise for an InferenceServerException of a call to `model` at `url`."""
     status = str(error.status() or "").removeprefix("StatusCode.")
     said = " ".join(str(error.message()).split())
     if status == "UNAVAILABLE" and _NO_ADDRESS.search(said):
         return ServerFailed(
-            f"{url}: there is no such host ({said}). Give the address of the server's gRPC, "
-            f"HOST:PORT, such as {EXAMPLE}."
+            f"{url}: there is no such host ({said}). Pass the server's gRPC address, HOST:PORT, "
+            f"such as {EXAMPLE}."
         )
     if status == "UNAVAILABLE" and _UNREACHABLE.search(said):
         return ServerFailed(
             f"{url}: no server answers there ({short(error)}). "
-            "Start one with `saccade serve REPOSITORY`, or give its address with --url."
+            "Start one with `saccade serve REPOSITORY`, or pass its address with --url."
         )
     if status == "DEADLINE_EXCEEDED":
         return ServerFailed(
-            f"{url}: no answer from {model} within {timeout_s:g} s. It hangs, is overloaded "
-            "or needs longer: look at its log (what `saccade serve` prints), restart it if it "
-            "hangs, or allow more time."
+            f"{url}: no answer from {model} within {timeout_s:g} s. It hangs, is overloaded or "
+            "needs more time. Read its log (what `saccade serve` prints), restart it if it hangs, "
+            "or pass a longer timeout."
         )
     if dead := _DEAD.search(said):
         return ServerFailed(
-            f"{url}: variant {dead[1] or dead[2]} failed, and has perhaps died. If so, "
-            "`saccade serve` loads it again: try again in some seconds, or see its log. "
-            "The other variants answer."
+            f"{url}: variant {dead[1] or dead[2]} failed and may have died. If so, "
+            "`saccade serve` reloads it. Try again in a few seconds, or read its log. "
+            "The other variants still answer."
         )
     if "ready state" in said or "no available versions" in said or "Server is stopping" in said:
         return ServerFailed(f"{url}: the server is stopping or being restarted. Try again later.")
     if "unknown model" in said or status == "NOT_FOUND":
         return SaccadeError(
-            f"{url}: there is no model '{model}' ({said}). Name the model that the repository was "
-            "made for; `saccade serve` shows it at its start."
+            f"{url}: there is no model '{model}' ({said}). Pass the name of the repository's "
+            "model, which `saccade serve` prints when it starts."
         )
     if status == "INVALID_ARGUMENT" and (image := _IMAGE.fullmatch(said)):
         return ImageRefused(f"{url}: {model}", said, int(image["index"] or 0), image["reason"])
@@ -105,14 +105,14 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
     if status == "UNAVAILABLE":
         if is_queue_full(error):
             return ServerFailed(f"{url}: {model} is overloaded: {said}.")
-        return ServerFailed(f"{url}: {model} takes no request now: {said} Try again later.")
+        return ServerFailed(f"{url}: {model} accepts no requests now: {said} Try again later.")
     return ServerFailed(f"{url}: {model} failed ({status or 'no status'}): {said}")
 
 
 def short(error: Any) -> str:
-    """The cause in few words."""
+    """Return the cause of an error in a few words."""
     said = " ".join(str(error.message()).split())
     if not _UNREACHABLE.search(said):
         return said.rstrip(".")
-    # gRPC wraps the cause in several layers; the innermost is the last.
+    # gRPC wraps the cause in several layers; the innermost one comes last.
     return _UNREACHABLE.findall(said)[-1].lower()

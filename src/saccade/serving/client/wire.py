@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wire format: what goes to the router and comes back, as the protocol's tensors."""
+"""Wire format: requests to the router and its answers as tensors of the protocol."""
 
 import math
 import os
@@ -18,18 +18,18 @@ from saccade.models.budget import BudgetLike, number
 from saccade.serving.client.images import MAX_IMAGES, Image, encoded, requests
 
 DEFAULT_URL = "127.0.0.1:8001"
-Budget = BudgetLike  # a fraction of the full model, or a budget by its name, such as fast or t2
-# Outputs of the router that are texts. They come as rows of bytes in UTF-8 with zeros behind; of
-# repositories that were written before this, as strings.
+Budget = BudgetLike  # a fraction of the full model, or the name of a budget, such as fast or t2
+# Outputs of the router that are text. They arrive as rows of UTF-8 bytes, padded with zeros;
+# repositories written by older releases send strings.
 TEXTS = ("variant", "variant_sha256", "caption")
-Call = dict[str, Any]  # arguments of `infer`, the deadline excepted
+Call = dict[str, Any]  # arguments of `infer` except the deadline
 _T = TypeVar("_T")
-# Calls, or None to be told the router's view; each is sent what it is answered.
+# Yields calls, or None to request the router's view; receives the answer to each.
 Steps = Generator[Call | None, Any, _T]
 GRACE_S = 0.1
-LONGEST_S = 7 * 24 * 3600.0  # what the router takes for ever
+LONGEST_S = 7 * 24 * 3600.0  # what the router treats as forever
 _NUMBERS = count(1)
-# Of the router's own code, whose files import one another by their bare names.
+# From the router's own code, whose files import each other by their bare names.
 _RULES: Mapping[str, Any] = import_module("saccade.model_repository.router.choose").RULES
 
 
@@ -41,10 +41,10 @@ def choice(
     strict: bool = False,
     **other_rules: BudgetLike | None,
 ) -> dict[str, str]:
-    """The request parameter by which the router chooses; none takes the full model.
+    """Return the request parameters by which the router chooses; without, it uses the full model.
 
-    Raises: SaccadeError if there is more than one, it is out of range, or nothing is to be strict
-        about.
+    Raises: SaccadeError if there is more than one, if its value is out of range, or if `strict` is
+        set without a policy.
     """
     followed = by_policy(policy, max_risk, strict=strict)
     given = {"budget": budget, **other_rules}
@@ -52,24 +52,24 @@ def choice(
     ways = [*chosen, *(name for name in followed if name != "strict")]
     if len(ways) > 1:
         flags = ", ".join("--" + name.replace("_", "-") for name in ways)
-        raise SaccadeError(f"{flags} were given together; each chooses the variant. Give one.")
+        raise SaccadeError(f"Found {flags} together, but each chooses the variant. Pass one.")
     if followed:
         return followed
     for name, value in chosen.items():
         if isinstance(value, str):
-            return {name: value}  # whether there is such a budget, the router knows
-        # What a score may be depends on the model's: the router knows.
+            return {name: value}  # the router knows whether there is such a budget
+        # The range of a score depends on the model; the router checks it.
         allowed = _RULES[name].range
         if not allowed.holds(value):
             raise SaccadeError(f"{name} is {value:g}, expected {allowed.words}.")
-    # As text: a number in a request is an integer or a double by its looks.
+    # As text, because the protocol would guess whether a number is an integer or a double.
     return {name: repr(value) for name, value in chosen.items()}
 
 
 def by_policy(policy: str | None, max_risk: float | None, *, strict: bool) -> dict[str, str]:
-    """The request parameters of a policy; none without one.
+    """Return the request parameters for a policy; none without one.
 
-    Raises: SaccadeError for a risk that is none, and where nothing is to be strict about.
+    Raises: SaccadeError for an invalid risk, or for `strict` without a policy.
     """
     given = {} if policy is None else {"policy": str(policy)}
     if max_risk is not None:
@@ -82,7 +82,7 @@ def by_policy(policy: str | None, max_risk: float | None, *, strict: bool) -> di
         given["max_risk"] = repr(risk)
     if strict and not given:
         raise SaccadeError(
-            "--strict was given without --policy or --max-risk. Name a policy, or leave it out."
+            "Found --strict without --policy or --max-risk. Pass one of them, or drop --strict."
         )
     return given | ({"strict": "true"} if strict else {})
 
@@ -103,9 +103,9 @@ def image_calls(
     *,
     top: int | None = None,
 ) -> Iterator[Call]:
-    """A call for each request that takes some of the images.
+    """Return one call per request, each with some of the images.
 
-    With `top` the server answers with that many labels of `probabilities` instead of numbers.
+    With `top`, the server returns that many labels for `probabilities` instead of numbers.
     """
     for files in list(requests(encoded(images))):
         array = np.array(files, dtype=object).reshape(-1, 1)
@@ -119,14 +119,14 @@ def array_calls(
     *,
     top: int | None = None,
 ) -> Iterator[Call]:
-    """A call for each request that takes some rows of the arrays.
+    """Return one call per request, each with some rows of the arrays.
 
-    Raises: SaccadeError if the arrays differ in their number of rows, or have none.
+    Raises: SaccadeError if the arrays have different numbers of rows, or no rows.
     """
     rows = {name: len(array) for name, array in inputs.items()}
     if len(set(rows.values())) != 1 or 0 in rows.values():
         counts = ", ".join(f"{name} {count}" for name, count in rows.items()) or "none"
-        raise SaccadeError(f"Rows of the inputs: {counts}; expected the same number, 1 or more.")
+        raise SaccadeError(f"Inputs: found {counts} rows, expected the same number, 1 or more.")
     for at in range(0, next(iter(rows.values())), MAX_IMAGES):
         part = {name: array[at : at + MAX_IMAGES] for name, array in inputs.items()}
         yield call(part, outputs, parameters, top=top)
@@ -139,7 +139,7 @@ def call(
     *,
     top: int | None = None,
 ) -> Call:
-    """Arguments of `infer` for one request; without `outputs` everything is answered."""
+    """Return the arguments of `infer` for one request; without `outputs`, request all outputs."""
     from tritonclient.grpc import InferInput, InferRequestedOutput
     from tritonclient.utils import np_to_triton_dtype
 
@@ -158,10 +158,10 @@ def call(
 
 
 def with_deadline(arguments: Call, timeout_s: float) -> Call:
-    """The same call, which the server answers or refuses in its time, in the name of this program.
+    """Return the call with this program's name and a deadline that the server itself keeps.
 
-    The deadline of gRPC comes a little later, for a server that says nothing: a call that it cuts
-    off is cancelled in the server, which costs more there than an answer.
+    gRPC's own deadline is a little later, for a server that does not answer at all. A call that
+    gRPC cuts off is cancelled in the server, which costs the server more than an answer.
     """
     return {
         **arguments,
@@ -173,9 +173,9 @@ def with_deadline(arguments: Call, timeout_s: float) -> Call:
 
 
 def trace_headers() -> dict[str, str]:
-    """W3C trace context of the application's active span, in the headers of a call.
+    """Return the W3C trace context of the application's active span as headers for a call.
 
-    Nothing of OpenTelemetry is imported: an application without it has no span that is active.
+    OpenTelemetry is not imported here: an application that does not use it has no active span.
     """
     if "opentelemetry.trace" not in sys.modules:
         return {}
@@ -188,42 +188,42 @@ def trace_headers() -> dict[str, str]:
 
 @cache
 def program() -> str:
-    """The caller's name: requests with different ones get equal shares of a busy server."""
+    """Return a name for this caller; different callers get equal shares of a busy server."""
     return f"{os.getpid():x}-{secrets.token_hex(4)}"
 
 
 def check_timeout(timeout_s: float) -> float:
-    """A deadline that is one.
+    """Check that a deadline is a positive number of seconds, and return it.
 
     Raises: SaccadeError if it is not above 0.
     """
     if not 0 < timeout_s < math.inf:
-        raise SaccadeError(f"timeout_s is {timeout_s}, expected seconds above 0.")
+        raise SaccadeError(f"timeout_s: found {timeout_s}, expected a positive number of seconds.")
     return timeout_s
 
 
 def output(result: Any, name: str) -> np.ndarray:
-    """An output of an answer; texts as an array of bytes objects [b 1].
+    """Return an output of an answer; text becomes an array of bytes objects [b 1].
 
-    Raises: ServerFailed if it is not there.
+    Raises: ServerFailed if the answer does not contain it.
     """
     array = result.as_numpy(name)
     if array is None or array.size == 0:
         raise ServerFailed(
-            f"The answer has no {name}. The server must run with numpy < 2: see `saccade doctor`."
+            f"The answer contains no {name}. The server needs numpy < 2. Run `saccade doctor`."
         )
     return as_texts(array) if is_text(name, array) else np.asarray(array)
 
 
 def is_text(name: str, array: np.ndarray) -> bool:
-    """True if an output is a text in rows of bytes, and not a string of an older repository."""
+    """Return True if an output is text in rows of bytes, not strings of an older repository."""
     return name in TEXTS and array.dtype == np.uint8
 
 
 def as_texts(rows: np.ndarray) -> np.ndarray:
-    """The texts of an answer's rows.
+    """Return the text in each row of an answer.
 
-    Shapes: uint8 [b bytes], zeros behind a shorter text -> object [b 1] of bytes.
+    Shapes: uint8 [b bytes], padded with zeros -> object [b 1] of bytes.
     """
     array = np.empty((len(rows), 1), dtype=object)
     array[:, 0] = [row.tobytes().rstrip(b"\0") for row in rows]
@@ -231,7 +231,7 @@ def as_texts(rows: np.ndarray) -> np.ndarray:
 
 
 def texts(result: Any, name: str) -> list[str]:
-    """An output of texts, one a row."""
+    """Return an output of text as a list of strings, one per row."""
     return [
         text.decode() if isinstance(text, bytes) else str(text)
         for text in output(result, name).reshape(-1)
@@ -239,9 +239,9 @@ def texts(result: Any, name: str) -> list[str]:
 
 
 def made_by(results: Sequence[Any]) -> tuple[str, str]:
-    """The one variant and its hash that all answers come from.
+    """Return the one variant, and its hash, that all answers come from.
 
-    Raises: ServerFailed if they come of several.
+    Raises: ServerFailed if they come from several variants.
     """
     pairs = {
         pair
@@ -251,6 +251,6 @@ def made_by(results: Sequence[Any]) -> tuple[str, str]:
     if len(pairs) != 1:
         raise ServerFailed(
             f"The answers come from {len(pairs)} variants ({sorted(pairs)}): the server was "
-            "exchanged between two requests. Ask again."
+            "replaced between two requests. Try again."
         )
     return next(iter(pairs))

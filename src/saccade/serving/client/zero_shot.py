@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels without training: prompts to class vectors, and image codes against them."""
+"""Zero-shot labels: turn prompts into class vectors, and compare image codes with them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,13 +20,14 @@ _TEXTS_A_RUN = 64
 
 @dataclass(frozen=True)
 class Labelling:
-    """Labels and the sentences they are put into, `{}` being the label's place.
+    """Labels and the templates they are inserted into, where `{}` marks the label's place.
 
-    Raises: SaccadeError if there is no label, one is empty or double, or a template has no place.
+    Raises: SaccadeError if there is no label, a label is empty or occurs twice, or a template has
+        no `{}`.
     """
 
     labels: tuple[str, ...]
-    templates: tuple[str, ...] = ()  # none: the sentence that fits the model's words
+    templates: tuple[str, ...] = ()  # if empty, the sentence that suits the model's vocabulary
 
     def __post_init__(self) -> None:
         prompts(self.labels, self.templates or ("{}",))
@@ -34,36 +35,36 @@ class Labelling:
         if odd or len(set(self.labels)) < len(self.labels):
             twice = sorted({label for label in self.labels if self.labels.count(label) > 1})
             raise SaccadeError(
-                f"labels: found {odd[:3]} that are no single line and {twice[:3]} more than "
-                "once, expected distinct strings. Correct the list."
+                f"labels: found {odd[:3]} that are not a single line and {twice[:3]} more than "
+                "once, expected distinct single-line strings. Correct the list."
             )
 
     def of(self, metadata: Mapping[str, Any]) -> "Labelling":
-        """The same with templates, as the runtime metadata of a variant asks for."""
+        """Return the labels with the templates that a variant's runtime metadata asks for."""
         usual = default_templates(metadata["tokenizer"])
         return self if self.templates else replace(self, templates=usual)
 
     def prompts(self) -> list[str]:
-        """All sentences, those of the first label first."""
+        """Return all sentences, starting with those of the first label."""
         return [text for prompt_set in prompts(self.labels, self.templates) for text in prompt_set]
 
     def vectors(self, codes: np.ndarray) -> np.ndarray:
-        """The class vectors of the labels.
+        """Return the class vectors of the labels.
 
-        Shapes: codes [labels x templates d], as `prompts` orders them -> float32 [labels d].
+        Shapes: codes [labels x templates d], in the order of `prompts` -> float32 [labels d].
         """
         grouped = codes.astype(np.float64).reshape(len(self.labels), len(self.templates), -1)
         return zero_shot.class_vectors(grouped).astype(np.float32)
 
 
 def read_labelling(labels: Path | None, templates: Path | None) -> Labelling | None:
-    """Labels and templates of two text files, a line each; none where no labels are given.
+    """Read labels and templates from two text files, one per line; None without labels.
 
-    Raises: SaccadeError if a file cannot be read or does not fit.
+    Raises: SaccadeError if a file cannot be read or its content is unusable.
     """
     if labels is None:
         if templates is not None:
-            raise SaccadeError("--templates was given without --labels. Give both, or neither.")
+            raise SaccadeError("Found --templates without --labels. Pass both or neither.")
         return None
     return Labelling(
         read_lines(labels, "label"), read_lines(templates, "template") if templates else ()
@@ -71,7 +72,7 @@ def read_labelling(labels: Path | None, templates: Path | None) -> Labelling | N
 
 
 def class_vectors(folder: ArtefactFolder, labelling: Labelling) -> dict[str, np.ndarray]:
-    """By variant, a vector a label, computed here with the variant's text component.
+    """Return one vector per label for each variant, computed with its text component.
 
     Raises: SaccadeError if the model has no text component.
     """
@@ -79,8 +80,8 @@ def class_vectors(folder: ArtefactFolder, labelling: Labelling) -> dict[str, np.
     for variant in folder.variants:
         if not {"image", "text"} <= set(variant.components):
             raise SaccadeError(
-                f"--labels: {variant.name} has no text component, so no label can be turned into a "
-                "vector. Leave the option out."
+                f"--labels: {variant.name} has no text component, so labels cannot be turned into "
+                "vectors. Drop the option."
             )
         written = labelling.of(variant.runtime_metadata)
         tokens = text_tokens(written.prompts(), variant.runtime_metadata)
@@ -93,7 +94,7 @@ def class_vectors(folder: ArtefactFolder, labelling: Labelling) -> dict[str, np.
 def probabilities(
     codes: np.ndarray, vectors: np.ndarray, metadata: Mapping[str, Any]
 ) -> np.ndarray:
-    """Probability of each label for each image.
+    """Return the probability of each label for each image.
 
     Shapes: codes [n d], vectors [labels d] -> float64 [n labels].
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verbs on artefacts, repositories, servers and this machine."""
+"""Verbs for artefacts, repositories, servers and this machine."""
 
 import shlex
 from pathlib import Path
@@ -24,11 +24,11 @@ from saccade.serving.repository.preflight.verb import PreflightOptions
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.envoy import ProxyOptions
 
-Kernels = Annotated[bool, arg(help="refuse to run custom ops by anything but our kernels.")]
+Kernels = Annotated[bool, arg(help="run custom ops with saccade's kernels, or refuse")]
 
 
 def export(checkpoint: Checkpoint, options: ExportOptions) -> Result:
-    """Export a checkpoint to ONNX at several budgets, each proved against the checkpoint."""
+    """Export a checkpoint to ONNX at several budgets, and verify each against the checkpoint."""
     from saccade.exporter.exported import export
 
     return export(checkpoint, options)
@@ -37,7 +37,7 @@ def export(checkpoint: Checkpoint, options: ExportOptions) -> Result:
 def verify(
     folder: Artefacts,
     bisect: Annotated[
-        bool, arg(help="also name the first node of each variant's graph that departs.")
+        bool, arg(help="also name the first node of each variant's graph that differs")
     ] = False,
 ) -> Result:
     """Run the parity gate on every variant of a folder; exit 1 if any fails."""
@@ -57,7 +57,7 @@ def verify(
 
 
 def build(artefact: Artefacts, options: BuildOptions) -> Result:
-    """Build a TensorRT engine of every variant, once its network has the expected types."""
+    """Build a TensorRT engine for every variant, after checking the types in its network."""
     if options.locked:
         from saccade.exporter.runtimes.tensorrt.locked import rebuild
 
@@ -68,7 +68,7 @@ def build(artefact: Artefacts, options: BuildOptions) -> Result:
 
 
 def bulk(artefact: Artefacts, options: BulkOptions) -> Result:
-    """Answer every image of a folder, table or bucket once, into a Parquet data set."""
+    """Answer every image in a folder, table or bucket once, and write a Parquet data set."""
     from saccade.serving.bulk.bulk import bulk
 
     return bulk(artefact, options)
@@ -78,13 +78,13 @@ def bench(
     options: BenchOptions,
     folder: Annotated[
         Positional[Path | None],
-        arg(help="what `saccade export` wrote; frontier.json is written into it."),
+        arg(help="artefact folder; frontier.json is written into it"),
     ] = None,
     op_library: Kernels = False,
 ) -> Result:
-    """Measure score and throughput of each variant, in process and through a server.
+    """Measure the score and throughput of each variant, in process and through a server.
 
-    With --url in place of a folder, those of a server that runs already.
+    With --url instead of a folder, measure a server that is already running.
     """
     from saccade.serving.bench.bench import bench
 
@@ -93,9 +93,9 @@ def bench(
 
 
 def sweep(checkpoint: Checkpoint, options: SweepOptions, op_library: Kernels = False) -> Result:
-    """Export and measure budgets and precisions of a checkpoint; goes on where it was stopped.
+    """Export and measure several budgets and precisions; resume where an earlier run stopped.
 
-    A point that fails stands in the report with its reason, and makes the exit code 1.
+    A point that fails is listed in the report with its reason, and the exit code is 1.
     """
     from saccade.serving.bench.sweep.sweep import sweep
 
@@ -106,11 +106,11 @@ def sweep(checkpoint: Checkpoint, options: SweepOptions, op_library: Kernels = F
 def choose(
     folder: Annotated[
         Positional[Path],
-        arg(help="what `saccade sweep` wrote, or an artefact folder with its frontier.json."),
+        arg(help="folder of `saccade sweep`, or an artefact folder with a frontier.json"),
     ],
     options: ChooseOptions,
 ) -> Result:
-    """Choose the variant that the router takes for a budget, a score or a latency, and say why."""
+    """Show which variant the router chooses for a budget, a score or a latency, and why."""
     from saccade.serving.bench.sweep.choice import choose
 
     return choose(folder, options)
@@ -134,13 +134,13 @@ def calibrate(
 def plan(
     folder: Annotated[
         Positional[Path],
-        arg(help="what `saccade bench` or `saccade sweep` measured on the machine planned with."),
+        arg(help="artefact folder or sweep that was measured on the kind of machine to plan for"),
     ],
     options: PlanOptions,
 ) -> Result:
-    """Print replicas, cores and budgets that a load needs, with the arithmetic.
+    """Print the replicas, cores and budgets that a load needs, with the arithmetic.
 
-    Exit 1 if nothing that was measured answers within the SLO.
+    The exit code is 1 if no measured variant answers within the SLO.
     """
     from saccade.serving.bench.plan import plan
 
@@ -149,29 +149,29 @@ def plan(
 
 def repository(
     folder: Annotated[
-        Positional[Path], arg(help="what `saccade export` wrote, best after `saccade bench`.")
+        Positional[Path], arg(help="artefact folder, ideally measured with `saccade bench`")
     ],
     options: RepositoryOptions,
     op_library: Kernels = False,
 ) -> Result:
-    """Write the model repository that a Triton server loads."""
+    """Write a model repository for NVIDIA's Triton Inference Server."""
     from saccade.serving.repository.deploy import deploy
 
     _check_kernels(options, op_library)
     deployment = deploy(folder, options)
-    # Plans and GPU instances are for the container: the bundled server runs neither.
+    # Plans and GPU instances need the container: the bundled server runs neither.
     how = " --print-command --container" if options.on_gpu else ""
-    ops = f" Custom ops run by {deployment.ops}." if deployment.ops else ""
+    ops = f" Custom ops are run by {deployment.ops}." if deployment.ops else ""
     ops += f" Policies: {', '.join(deployment.policies)}." if deployment.policies else ""
     text = (
-        f"{deployment.folder}: router {deployment.model} before {', '.join(deployment.variants)}."
+        f"{deployment.folder}: router {deployment.model} for {', '.join(deployment.variants)}."
         f"{ops}\nServe it with: saccade serve {shlex.quote(str(deployment.folder))}{how}"
     )
     return Answer(deployment.to_dict(), text)
 
 
 def preflight(repository: Repository, options: PreflightOptions) -> Result:
-    """Check a repository for what would make the server fail late; exit 1 if anything would."""
+    """Check a repository before a server loads it; exit 1 if a check fails."""
     from saccade.serving.repository.preflight.verb import preflight
 
     return preflight(repository, options)
@@ -182,13 +182,13 @@ def serve(
     options: ServeOptions,
     print_command: Annotated[
         bool,
-        arg(help="start nothing; print the command that serves it without supervision."),
+        arg(help="print a command that serves it without supervision, and exit"),
     ] = False,
     container: Annotated[
-        bool, arg(help="with --print-command, the command for NVIDIA's container.")
+        bool, arg(help="with --print-command: print the command for NVIDIA's container")
     ] = False,
 ) -> Result:
-    """Start the server in the foreground and watch over it; Ctrl-C stops it."""
+    """Serve a repository in the foreground under supervision, until Ctrl-C."""
     from saccade.serving.server.server import serve
 
     if print_command:
@@ -198,8 +198,8 @@ def serve(
         return Answer({"command": list(words)}, printed.as_text(words))
     if container:
         raise SaccadeError(
-            "--container: saccade serve starts the embedded server only. "
-            "Add --print-command for the container's command."
+            "--container: found it alone, expected it with --print-command. `saccade serve` "
+            "starts only the bundled server. Add --print-command to get the container's command."
         )
     return Answer({"stopped": str(repository)}, exit_code=serve(repository, options))
 
@@ -207,18 +207,18 @@ def serve(
 def proxy(
     servers: Annotated[
         Positional[tuple[str, ...]],
-        arg(help="addresses of the servers' gRPC, HOST:PORT[,HOST:PORT...]."),
+        arg(help="gRPC addresses of the servers, HOST:PORT[,HOST:PORT...]"),
     ],
     options: ProxyOptions,
 ) -> Result:
-    """Write the configuration of an Envoy proxy in front of one or several servers."""
+    """Write the configuration of an Envoy proxy for one or more servers."""
     from saccade.serving.server.envoy import proxy
 
     return proxy(servers, options)
 
 
 def demo(options: DemoOptions) -> Result:
-    """Run the whole path on real digits: train, export, verify, serve, classify, benchmark."""
+    """Run the whole workflow on real digits: train, export, verify, serve, classify, measure."""
     from saccade.serving.commands.demo import demo
 
     return Answer(*demo(options))
@@ -227,10 +227,10 @@ def demo(options: DemoOptions) -> Result:
 def inspect(
     path: Annotated[
         Positional[Path],
-        arg(help="any file or folder of saccade, a checkpoint of others, or shipped:NAME."),
+        arg(help="a file or folder written by saccade, a foreign checkpoint, or shipped:NAME"),
     ],
 ) -> Result:
-    """Tell what a file or folder is, and which command fits it."""
+    """Show what a file or folder is, and which command to run on it."""
     from saccade.serving.commands.inspection import inspect
 
     return inspect(path)
@@ -239,10 +239,10 @@ def inspect(
 def ops(
     build: Annotated[
         bool,
-        arg(help="first build the library for ONNX Runtime and torch, if it is not built yet."),
+        arg(help="first build the library for ONNX Runtime and torch, if needed"),
     ] = False,
 ) -> Result:
-    """The custom ops, their attributes, and which implementations can run here."""
+    """List the custom ops, their attributes, and the implementations that can run here."""
     from saccade.plugins import onnxruntime_library
     from saccade.plugins.availability import describe
 
@@ -255,36 +255,35 @@ def ops(
 def doctor(
     url: Annotated[
         str | None,
-        arg(help="also ask the server at this gRPC address whether every variant answers."),
+        arg(help="also check that every variant of the server at this gRPC address answers"),
     ] = None,
 ) -> Result:
-    """List what is installed, what is missing for which use, and how to get it."""
+    """List what is installed, what is missing for each use, and how to install it."""
     from saccade.serving.commands.doctor import doctor
 
     return doctor(url)
 
 
 def _check_kernels(options: MeasureOptions | RepositoryOptions, asked: bool) -> None:
-    """Check of kernels: who asks for them gets them; who does not ask gets them where there are
-    some.
+    """Check that kernels exist if `--op-library` requires them; without it they are optional.
 
-    Raises: SaccadeError if they were asked for and are not here.
+    Raises: SaccadeError if they are required and missing.
     """
     if not asked:
         return
     if not options.op_library:
         raise SaccadeError(
-            "--op-library and --no-op-library contradict each other. Give one of them."
+            "Found both --op-library and --no-op-library, expected at most one. Drop one of them."
         )
     if not (runtime := runtime_named(options.runtime)).has_kernels():
         raise SaccadeError(
-            f"--op-library: {runtime.title} has no kernels of custom ops here. Build them with: "
-            "saccade ops --build, or leave the option out to run their function bodies."
+            f"--op-library: {runtime.title} has no kernels for the custom ops here. Build them "
+            "with `saccade ops --build`, or drop the option to run the ops' function bodies."
         )
 
 
 def ops_table(description: dict[str, Any]) -> Any:
-    """Ops with their attributes, then the implementations with version or reason."""
+    """Return a table of ops and one of implementations, each with its version or a reason."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -302,7 +301,7 @@ def ops_table(description: dict[str, Any]) -> Any:
             "\n".join(attributes) or "none",
             "\n".join(tolerance),
         )
-        # As plain text: the brackets of the axes would be read as a style.
+        # As plain text: rich would read the brackets of the axes as a style.
         ops.add_row(*map(Text, cells))
     ways = Table("", "implementation", "found, or what to do")
     for implementation in description["implementations"]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verbs that ask a running server about images."""
+"""Verbs that send images to a running server."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -59,13 +59,15 @@ def classify(image: Images, options: ClassifyOptions) -> Result:
 
 
 def embed(image: Images, options: EmbedOptions) -> Result:
-    """Embed images, or texts, through a running server and store the vectors."""
+    """Embed images or texts through a running server and store the vectors."""
     from saccade.serving.client.embeddings import check_embeddings_file, save_embeddings
 
     if options.texts is None:
         files = image_files(image)
     elif image:
-        raise SaccadeError("Images and --texts were given together. Embed them one by one.")
+        raise SaccadeError(
+            "Found both images and --texts, expected one of them. Embed them in two commands."
+        )
     check_embeddings_file(options.out, append=options.append, force=options.force)
     with _client(options) as client:
         if options.texts is None:
@@ -94,27 +96,27 @@ def _rows(embeddings: Embeddings) -> list[Embeddings]:
 
 
 def _joined(rows: Sequence[Embeddings]) -> Embeddings:
-    """One array of all, which one variant made.
+    """Join the vectors into one array.
 
-    Raises: ServerFailed if several did.
+    Raises: ServerFailed if several variants made them.
     """
     if len({(row.variant, row.sha256) for row in rows}) > 1:
         raise ServerFailed(
-            "The answers come from several variants: the server was exchanged between two "
-            "requests. Ask again."
+            "The answers come from several variants: the server was replaced between two "
+            "requests. Run the command again."
         )
     return replace(rows[0], vectors=np.concatenate([row.vectors for row in rows]))
 
 
 def segment(image: Images, options: SegmentOptions) -> Result:
-    """Segment images: the slot each pixel belongs to, drawn beside the image as PNG files."""
+    """Segment images: draw the slot of each pixel next to the image, as PNG files."""
     images = image_files(image)
     places = {path: options.out / f"{path.stem}-slots.png" for path in images}
     names = [places[path].name for path in images]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SaccadeError(f"two images would be written to {twice[0]}. Name them apart.")
+        raise SaccadeError(f"Two images would be written to {twice[0]}. Rename one of them.")
     if options.out.exists() and not options.out.is_dir():
-        raise SaccadeError(f"{options.out}: is a file, expected a folder. Name one with --out.")
+        raise SaccadeError(f"{options.out}: found a file, expected a folder. Pass another --out.")
     for place in places.values():
         refuse_existing(place, force=options.force)
     with _client(options) as client:
@@ -143,7 +145,7 @@ def answer(image: Images, options: AnswerOptions) -> Result:
     """Answer a question about images."""
     files = image_files(image)
     if not options.question.strip():
-        raise SaccadeError("No question given. Ask one: --question 'what shape is left ?'")
+        raise SaccadeError("No question given. Pass one: --question 'what shape is left ?'")
     question = options.question
     flags: dict[str, Any] = {
         name: getattr(options, name) for name in ("truncate", "strict", "policy", "max_risk")
@@ -161,9 +163,9 @@ def answer(image: Images, options: AnswerOptions) -> Result:
         words = ", ".join(map(repr, unknown))
         print(
             escaped_message(
-                f"saccade: the model does not know {words}: it answered as if "
-                f"{'that were' if len(unknown) == 1 else 'these were'} any unknown word. "
-                "--strict refuses such questions."
+                f"saccade: The model does not know {words} and treated "
+                f"{'it as an unknown word' if len(unknown) == 1 else 'them as unknown words'}. "
+                "Pass --strict to refuse such questions."
             ),
             file=sys.stderr,
         )
@@ -171,7 +173,7 @@ def answer(image: Images, options: AnswerOptions) -> Result:
 
 
 def caption(image: Images, options: CaptionOptions) -> Result:
-    """Describe images in a sentence each."""
+    """Describe each image in a sentence."""
     files = image_files(image)
     with _client(options) as client:
         done = answered(
@@ -184,7 +186,7 @@ def caption(image: Images, options: CaptionOptions) -> Result:
 
 
 def edit(image: Image, options: EditOptions) -> Result:
-    """Move, scale or remove one slot of an image; the model draws the result."""
+    """Move, scale or remove one slot of an image, and let the model draw the result."""
     from saccade.serving.client.editing import change_of
 
     refuse_existing(options.out, force=options.force)
@@ -195,7 +197,7 @@ def edit(image: Image, options: EditOptions) -> Result:
     write_atomically(options.out, png)
     height, width = edited.shape[:2]
     data = {"out": str(options.out), "image": str(image), "slot": options.slot}
-    beside = "" if options.raw else ", drawn beside the image"
+    beside = "" if options.raw else ", drawn next to the image"
     text = f"{options.out}: slot {options.slot} changed, {width} x {height} pixels{beside}"
     return Answer(data, text)
 
@@ -225,7 +227,7 @@ def _labelled(done: Answered[Classification], **more: Any) -> Answer:
 
 
 def _answered_by(one: Classification) -> str:
-    """The variant of an answer; with a policy its step, and whether the guarantee covers it."""
+    """Return the variant of an answer; with a policy, also its step and if it is not certified."""
     step = "" if one.steps is None else f", step {one.steps}"
     return one.variant + step + (", not certified" if one.certified is False else "")
 
@@ -236,7 +238,7 @@ def _of_images(
     by: Callable[[Any], str] = attrgetter("variant"),
     **more: Any,
 ) -> Answer:
-    """Answers for every image, a line each; `more` goes beside each in JSON."""
+    """Return the answers, one line per image; in JSON each also contains `more`."""
     pairs = list(zip(done.paths, done.answers, strict=True))
     data = [{"image": str(path), **one.to_dict(), **more} for path, one in pairs]
     lines = [

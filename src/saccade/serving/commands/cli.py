@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: one table of commands, each a verb of the Python API."""
+"""The command line: one table of commands, each of which calls a verb of the Python API."""
 
 import io
 import json
@@ -45,15 +45,15 @@ _VERBS: tuple[Verb, ...] = (
 )  # fmt: skip
 COMMANDS = {verb.__name__: verb for verb in _VERBS}
 OUR_BUG = 70
-_MANNERS = ("-q", "--quiet", "-v", "--verbose")  # taken in front of the command, too
+_MANNERS = ("-q", "--quiet", "-v", "--verbose")  # also accepted in front of the command
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command.
+    """Run one command and return its exit code.
 
-    0 done, 1 a gate or check failed, 2 wrong input or missing package, 3 the server failed,
-    130 and 143 interrupted by Ctrl-C and SIGTERM, 70 our bug with its trace. Only the answer goes
-    to standard output.
+    0: success. 1: a gate or check failed. 2: wrong input or a missing package. 3: the server
+    failed. 70: a bug in saccade, with its stack trace. 130 and 143: interrupted by Ctrl-C and
+    SIGTERM. Only the answer goes to standard output.
     """
     interruption.raise_on_signals()
     try:
@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit:
         raise
     except BrokenPipeError:
-        # The reader went away (`saccade ... | head`): nothing is left to tell it.
+        # The reader has gone (`saccade ... | head`), so there is nobody left to write to.
         sys.stderr.close()
         return 0
     except BaseException as error:
@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _exit_code(error: BaseException) -> int:
-    # What is imported, or called back, makes other exceptions of an interrupt.
+    # Imported modules and callbacks may turn an interrupt into another exception.
     said_so = isinstance(error, GateFailed | ServerFailed)
     if isinstance(error, KeyboardInterrupt) or (interruption.received() and not said_so):
         return interruption.tell()
@@ -87,19 +87,19 @@ def _exit_code(error: BaseException) -> int:
         _drop_output()
         place = f"{escaped(str(error.filename))}: " if error.filename else ""
         print(
-            f"saccade: {place}found no room to write ({error.strerror}), expected some. "
-            "Make room on that disk, also where TMPDIR and standard output lie, and try again.",
+            f"saccade: {place}found no space left to write to ({error.strerror}), expected some. "
+            "Free space on that disk, and where TMPDIR and standard output are, then try again.",
             file=sys.stderr,
         )
         return SaccadeError.exit_code
     trace = "".join(traceback.format_exception(error))
     print(escaped(trace), end="", file=sys.stderr)
-    print("saccade: this is a bug in saccade, please report it.", file=sys.stderr)
+    print("saccade: This is a bug in saccade. Please report it.", file=sys.stderr)
     return OUR_BUG
 
 
 def _drop_output() -> None:
-    """Drop unwritten output, which would be tried again, and fail, at the end."""
+    """Discard unwritten output: Python would try to write it again on exit, and fail."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -126,7 +126,7 @@ def _parsed(words: Sequence[str]) -> Outcome:
     outcome: Outcome = tyro.extras.subcommand_cli_from_dict(
         {name: as_command(verb) for name, verb in COMMANDS.items()},
         prog="saccade",
-        description="Checkpoints of attention-structured vision models to a served model.",
+        description="Turn a checkpoint of an attention-structured vision model into a served one.",
         args=words,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         registry=ways_to_write(),
@@ -135,7 +135,10 @@ def _parsed(words: Sequence[str]) -> Outcome:
 
 
 def _overview(*, asked: bool) -> Outcome:
-    """Raises: SystemExit if it was not asked for: a command is missing."""
+    """Return the overview.
+
+    Raises: SystemExit if the user did not ask for it, which means that a command is missing.
+    """
     summaries = {name: summary_of(verb) for name, verb in COMMANDS.items()}
     text = overview(summaries)
     if asked:
@@ -145,9 +148,9 @@ def _overview(*, asked: bool) -> Outcome:
 
 
 def completion(
-    shell: Annotated[Positional[Literal["bash", "zsh", "fish"]], arg(help="your shell.")],
+    shell: Annotated[Positional[Literal["bash", "zsh", "fish"]], arg(help="your shell")],
 ) -> Result:
-    """Print the script that completes commands and options in a shell."""
+    """Print a script that makes your shell complete commands and options."""
     script = io.StringIO()
     with redirect_stdout(script), suppress(SystemExit):
         _parsed(["--tyro-print-completion", shell])
@@ -167,17 +170,19 @@ def _print(outcome: Outcome) -> None:
 def _print_text(text: Any) -> None:
     from rich.console import Console
 
-    # A table that is piped into a file must not be cut at 80 columns.
+    # A table that is piped into a file must not be cut off at 80 columns.
     width = None if sys.stdout.isatty() else 160
-    # A title of a table is read with the console's own settings, not with those of `print`.
+    # rich reads a table's title with the settings of the console, not with those of `print`.
     console = Console(width=width, markup=False, emoji=False, highlight=False)
     wrap = isinstance(text, str)
     console.print(_Escaped(text), highlight=False, soft_wrap=wrap, markup=False, emoji=False)
 
 
 class _Escaped:
-    """A text or table whose cells may hold what others wrote: no command in it reaches the
-    terminal but those of the table itself."""
+    """Text or a table that may contain foreign text, with terminal commands in it escaped.
+
+    Only the commands that the table itself makes reach the terminal.
+    """
 
     def __init__(self, text: Any) -> None:
         self._text = escaped(text) if isinstance(text, str) else text
@@ -190,13 +195,15 @@ class _Escaped:
 
 
 def _refuse_twice(arguments: Sequence[str], flag: str) -> None:
-    # The parser would take the last one and forget the others.
+    # The parser would use the last one and drop the others.
     if sum(word == flag or word.startswith(f"{flag}=") for word in arguments) > 1:
-        raise SaccadeError(f"{flag} is given twice. Give it once: {flag} key=value key=value.")
+        raise SaccadeError(
+            f"{flag} was given more than once. Pass it once: {flag} key=value key=value."
+        )
 
 
 def _with_signs(arguments: Sequence[str], flag: str) -> list[str]:
-    """Numbers such as -0.1,0.3 joined to their flag: alone they would look like a flag."""
+    """Join numbers such as -0.1,0.3 to their flag; on their own they would look like a flag."""
     words: list[str] = []
     for word in arguments:
         if words and words[-1] == flag and word.startswith("-") and word[1:2] in "0123456789.":

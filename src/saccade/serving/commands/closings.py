@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last lines of a command: what it made, how large, how long it took, what to type next."""
+"""The last lines of a command: what it wrote, its size, the time it took, and the next command."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -12,14 +12,14 @@ from saccade.sizes import files_below, size_text, time_text
 
 @dataclass(frozen=True)
 class Closing:
-    """What a command made, and the command that usually follows."""
+    """What a command wrote, and the command that usually follows."""
 
     what: str = ""  # 4 variants
     place: Path | str | None = None  # a file or a folder
     next: str = ""
 
     def lines(self, seconds: float) -> tuple[str, ...]:
-        """One or two."""
+        """Return one or two lines to print after the command's output."""
         parts = [self.what] if self.what else []
         if self.place is not None and Path(self.place).exists():
             count, size = files_below(Path(self.place))
@@ -30,7 +30,7 @@ class Closing:
 
 
 def closing_of(command: str, given: Mapping[str, Any], result: Any) -> Closing | None:
-    """The closing of a command that did what it was asked; none of one that only answers."""
+    """Return the closing of a command, or None for commands that write nothing."""
     describe = CLOSINGS.get(command)
     return describe(given, result) if describe is not None else None
 
@@ -49,7 +49,7 @@ def _selected(given: Mapping[str, Any], result: Any) -> Closing:
 def _exported(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
     return Closing(
-        _counted(len(result.manifests), "variant file", "proved"), out, _bench_command(out)
+        _counted(len(result.manifests), "variant file", "verified"), out, _bench_command(out)
     )
 
 
@@ -64,14 +64,14 @@ def _verified(given: Mapping[str, Any], result: Any) -> Closing:
 
 def _built(given: Mapping[str, Any], result: Any) -> Closing:
     if given["options"].locked:
-        return Closing("rebuilt and compared", given["artefact"])
+        return Closing("rebuilt and compared with the locked engines", given["artefact"])
     return Closing("engines", result.folder, f"saccade verify {_q(given['artefact'])}")
 
 
 def _measured(given: Mapping[str, Any], result: Any) -> Closing:
     folder, out = given["folder"], given["options"].out
-    if folder is None:  # a server's: what it serves is a repository already
-        return Closing("figures", out)
+    if folder is None:  # with --url: what the server serves is a repository already
+        return Closing("measurements", out)
     following = f"saccade repository {_q(folder)} --out {_q(_beside(folder, 'repository'))}"
     return Closing(f"open {out / 'report.html'}", out, following)
 
@@ -79,7 +79,7 @@ def _measured(given: Mapping[str, Any], result: Any) -> Closing:
 def _swept(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
     if result.exit_code:
-        return Closing("some points failed", out, "the same command with --retry")
+        return Closing("some points failed", out, "run the same command with --retry")
     return Closing(
         f"open {out / 'report' / 'report.html'}", out, f"saccade choose {_q(out)} --budget 0.5"
     )
@@ -88,8 +88,9 @@ def _swept(given: Mapping[str, Any], result: Any) -> Closing:
 def _calibrated(given: Mapping[str, Any], result: Any) -> Closing:
     count = len(result.policies)
     what = f"{count} {'policy' if count == 1 else 'policies'} certified"
-    following = f"saccade verify {_q(given['folder'])}" if count else ""
-    return Closing(what, result.path, following)
+    folder = given["folder"]
+    following = f"saccade repository {_q(folder)} --out {_q(_beside(folder, 'repository'))}"
+    return Closing(what, result.path, following if count else "")
 
 
 def _deployed(given: Mapping[str, Any], result: Any) -> Closing:
@@ -119,7 +120,7 @@ def _demonstrated(given: Mapping[str, Any], result: Any) -> Closing:
 
 
 def _written(given: Mapping[str, Any], result: Any) -> Closing:
-    """A command whose answer says all but the size and the time."""
+    """Closing of a command whose output lacks only the size and the time."""
     return Closing("", given["options"].out)
 
 

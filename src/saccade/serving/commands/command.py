@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A verb as a command: its options become flags, its result text, JSON and an exit code.
+"""Verbs as commands: options become flags; results become text, JSON and an exit code.
 
-A verb is a function of what it is given and of an options dataclass. The first line of its
-docstring is its help; its options' fields are its flags; every command has `--json`, `-q` and `-v`.
+A verb is a function that takes its inputs and an options dataclass. The first line of its
+docstring is the command's help, and the fields of the options are its flags. Every command also
+has `--json`, `-q` and `-v`.
 """
 
 import inspect
@@ -24,13 +25,13 @@ LOGGER = logging.getLogger("saccade.commands")
 
 
 class Result(Protocol):
-    """Result of a verb. One that says no has an `exit_code` besides."""
+    """Result of a verb. A result that can mean failure also has an `exit_code`."""
 
     def to_dict(self) -> Any:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
 
     def to_text(self) -> Any:
-        """For a reader: a text, or what rich prints; none: nothing."""
+        """Return text for the terminal, something that rich prints, or None to print nothing."""
 
 
 Verb = Callable[..., Result]
@@ -38,24 +39,24 @@ Verb = Callable[..., Result]
 
 @dataclass(frozen=True)
 class Answer:
-    """A result made of several."""
+    """Result that consists of plain data and, optionally, text and an exit code."""
 
     data: Any
     text: Any = None
     exit_code: int = 0
 
     def to_dict(self) -> Any:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return self.data
 
     def to_text(self) -> Any:
-        """For a reader."""
+        """Return the text for the terminal."""
         return self.text
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A result, how it is to be shown, and what is to be said behind it."""
+    """A result, whether to print it as JSON, and the notes to print after it."""
 
     result: Result
     as_json: bool = False
@@ -63,30 +64,37 @@ class Outcome:
 
 
 Json = Annotated[
-    bool, arg(help="machine-readable answer on standard output.", help_behavior_hint="")
+    bool, arg(help="print machine-readable output on standard output", help_behavior_hint="")
 ]
-Quiet = Annotated[bool, arg(aliases=("-q",), help="no progress, no notes.", help_behavior_hint="")]
+Quiet = Annotated[
+    bool, arg(aliases=("-q",), help="print no progress and no notes", help_behavior_hint="")
+]
 Verbose = Annotated[
-    bool, arg(aliases=("-v",), help="more logging on standard error.", help_behavior_hint="")
+    bool, arg(aliases=("-v",), help="print more logs on standard error", help_behavior_hint="")
 ]
 Checkpoint = Annotated[
-    Positional[Path], arg(help="a .safetensors file written by saccade, or shipped:NAME.")
+    Positional[Path], arg(help="a .safetensors file written by saccade, or shipped:NAME")
 ]
-Artefacts = Annotated[Positional[Path], arg(help="what `saccade export` wrote.")]
-Repository = Annotated[Positional[Path], arg(help="what `saccade repository` wrote.")]
-Image = Annotated[Positional[Path], arg(help="a PNG, JPEG or WebP file.")]
-Images = Annotated[Positional[tuple[Path, ...]], arg(help="PNG, JPEG or WebP files, or folders.")]
+Artefacts = Annotated[Positional[Path], arg(help="artefact folder written by `saccade export`")]
+Repository = Annotated[
+    Positional[Path], arg(help="model repository written by `saccade repository`")
+]
+Image = Annotated[Positional[Path], arg(help="a PNG, JPEG or WebP file")]
+Images = Annotated[
+    Positional[tuple[Path, ...]],
+    arg(help="PNG, JPEG or WebP files, or folders that contain them", help_behavior_hint=""),
+]
 
 
 def as_command(verb: Verb) -> Callable[..., Outcome]:
-    """The verb as the parser calls it."""
+    """Wrap a verb into the function that the parser calls."""
 
     def command(
         *values: Any, json: bool = False, quiet: bool = False, verbose: bool = False, **named: Any
     ) -> Outcome:
         began = time.monotonic()
         with verbosity(quiet=quiet, verbose=verbose):
-            # The server shows a log of its own, as text or as JSON.
+            # `serve` prints its own log, as text or as JSON.
             with log_shown() if verbose and verb.__name__ != "serve" else nullcontext():
                 result = _result_of(verb, values, named, as_json=json)
         if json or quiet:
@@ -113,7 +121,7 @@ def as_command(verb: Verb) -> Callable[..., Outcome]:
 
 
 def summary_of(verb: Verb) -> str:
-    """The first line of a verb's docstring."""
+    """Return the first line of a verb's docstring."""
     return (inspect.getdoc(verb) or "").splitlines()[0]
 
 
@@ -124,14 +132,14 @@ def _result_of(
         return verb(*values, **named)
     except SaccadeError as failed:
         LOGGER.debug("refused", exc_info=True)
-        # Who asks for JSON is answered in JSON, where there is something to say.
+        # With --json, a failure that has a report is printed as JSON too.
         if not as_json or (report := getattr(failed, "report", None)) is None:
             raise
         return Answer(report.to_dict(), exit_code=failed.exit_code)
 
 
 def _flat(kind: Any, default: Any) -> Any:
-    """The fields of an options dataclass appear as flags of the command itself."""
+    """Make the fields of an options dataclass flags of the command itself."""
     if is_dataclass(kind):
         return Annotated[kind, arg(name="")]
     nothing = default is None or default is False or default == ()

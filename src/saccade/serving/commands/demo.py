@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole path on real digits, by the same verbs that a user calls."""
+"""`saccade demo`: the whole workflow on real digits, with the verbs that a user calls."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +24,16 @@ SHIPPED_BUDGETS = (1.0, 0.5, 0.2, 0.125, 0.0625, 0.03125)
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Options of the demonstration: where it goes."""
+    """Options of the demo."""
 
     out: Path = Path("build/demo")  # folder to write
-    force: bool = False  # replace what stands there
+    force: bool = False  # replace an existing folder
 
 
 def demo(options: DemoOptions) -> tuple[dict[str, Any], Any]:
     """Train the small digits model and serve it; benchmark the shipped digits-sum model.
 
-    Returns the benchmark's report and what to show of it.
+    Return the benchmark's report as plain values, and what to print of it.
     """
     from rich.console import Group
 
@@ -49,9 +49,9 @@ def demo(options: DemoOptions) -> tuple[dict[str, Any], Any]:
 
 
 def _check_installed() -> None:
-    """Check of all four steps before the first: the last one comes after minutes.
+    """Check the needs of all four steps before the first one: the last starts minutes later.
 
-    Raises: MissingPackage, or SaccadeError where no server can run.
+    Raises: MissingPackage; SaccadeError if no server can run here.
     """
     from saccade.serving.repository.installation import check_installation, find_installation
 
@@ -71,7 +71,7 @@ def _serve_digits(folder: Path) -> list[str]:
 
     note("1/4 train a Neural Attentive Circuit on scikit-learn's digits")
     train("nac", TrainOptions(data="digits", out=folder / "digits.safetensors"))
-    note("2/4 export it at four budgets, each proved against the checkpoint")
+    note("2/4 export it at four budgets, and verify each against the checkpoint")
     export(folder / "digits.safetensors", ExportOptions(out=folder / "digits"))
     deploy(folder / "digits", RepositoryOptions(out=folder / "repository"))
     note("3/4 start the inference server and classify images it has not seen, over gRPC")
@@ -88,7 +88,7 @@ def _serve_digits(folder: Path) -> list[str]:
 
 
 def _validation_images(folder: Path) -> list[Path]:
-    """Eight digits as PNG files named `<label>-<index>.png`; the test part stays unread."""
+    """Write eight digits as `<label>-<index>.png`; the test part of the data stays unread."""
     from PIL import Image
 
     from saccade.models.data.datasets import load_data
@@ -111,6 +111,6 @@ def _benchmark_shipped(folder: Path) -> dict[str, Any]:
     note("4/4 benchmark the shipped model of 256 modules, in process and through the server")
     options = ExportOptions(out=folder / "digits-sum", budget=SHIPPED_BUDGETS)
     export(shipped_checkpoint("digits-sum"), options)
-    # Most of the demonstration is this clock: 11 points of each of 6 variants.
+    # Most of the demo's time goes here: 11 points for each of 6 variants.
     chosen = BenchOptions(data="digits-sum", out=folder / "report", seconds=1.0)
     return bench(folder / "digits-sum", chosen).to_dict()

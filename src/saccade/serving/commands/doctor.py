@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List what is installed, what is missing for which use, and how to get it."""
+"""`saccade doctor`: what is installed, what is missing for each use, and how to install it."""
 
 import platform
 import shutil
@@ -33,9 +33,9 @@ _MEANING = {
     "core": "call a server",
     "serve": "run the bundled server",
     "export": "train, convert, export, verify",
-    "text": "send sentences to a CLIP",
-    "bench": "measure, draw, use scikit-learn's digits",
-    "bulk": "answer many images into Parquet",
+    "text": "send sentences to a CLIP model",
+    "bench": "measure, plot, use scikit-learn's digits",
+    "bulk": "write answers for many images to Parquet",
     "trace": "send traces of requests",
     "rtx": "build engines with TensorRT-RTX",
     "native kernels": "compile faster custom ops",
@@ -44,7 +44,7 @@ _MEANING = {
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that some use needs: what was found, and what to do if it will not do."""
+    """One requirement of a use: what was found, and what to do if that is not enough."""
 
     what: str
     found: str
@@ -56,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """Rows of the machine, and what the server answered if one was asked."""
+    """Requirements found on this machine, and the server's answers if one was queried."""
 
     rows: tuple[Row, ...]
     url: str | None = None
@@ -65,13 +65,13 @@ class DoctorReport:
 
     @property
     def exit_code(self) -> int:
-        """1 if the installation contradicts itself, or the server that was asked is not ready."""
+        """1 if a core requirement is not met, or the server at `url` is not ready."""
         broken = any(not row.good and row.needed_for == "core" for row in self.rows)
         asked = self.url is not None and (bool(self.trouble) or not all(self.readiness))
         return 1 if broken or asked else 0
 
     def uses(self) -> dict[str, bool]:
-        """Uses that this machine is fit for."""
+        """Return each use and whether this machine is ready for it."""
         uses: dict[str, bool] = {}
         for row in self.rows:
             for use in row.needed_for.split(", "):
@@ -79,11 +79,11 @@ class DoctorReport:
         return uses
 
     def lacking(self, use: str) -> list[Row]:
-        """What that use needs and was not found as it should be."""
+        """Return the requirements of a use that are not met."""
         return [row for row in self.rows if use in row.needed_for.split(", ") and not row.good]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "rows": [asdict(row) for row in self.rows],
             "uses": self.uses(),
@@ -94,7 +94,7 @@ class DoctorReport:
         }
 
     def to_text(self) -> Any:
-        """A table for a terminal, and below it what each use lacks."""
+        """Return a table for the terminal, followed by what each use lacks."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -102,7 +102,7 @@ class DoctorReport:
         table = Table("", "what", "found", "needed for")
         for row in self.rows:
             mark = "ok" if row.good else "-" if row.optional else "missing"
-            # As plain text: brackets would be read as a style.
+            # As plain text: rich would read brackets as a style.
             table.add_row(*map(Text, (mark, row.what, row.found, row.needed_for)))
         lines = [line for use in self.uses() for line in self._use_lines(use)]
         for readiness in self.readiness:
@@ -116,7 +116,7 @@ class DoctorReport:
         return Group(table, *map(Text, lines))
 
     def _use_lines(self, use: str) -> list[str]:
-        """Whether one can use it, and the commands that bring what is lacking, each once."""
+        """Return whether a use is ready, and the commands that install what is missing."""
         name = f"{use} ({_MEANING.get(use, use)})"
         lacking = self.lacking(use)
         if not lacking:
@@ -127,7 +127,7 @@ class DoctorReport:
 
 
 def doctor(url: str | None = None) -> DoctorReport:
-    """Examine this machine and, given an address, the server there: one inference a variant."""
+    """Check this machine and, if `url` is given, the server there: one inference per variant."""
     rows = (*_system(), *_packages(), *_server(), _compiler())
     if url is None:
         return DoctorReport(rows)
@@ -144,13 +144,13 @@ def _system() -> list[Row]:
     serves = sys.platform == "linux" and glibc is not None and glibc >= OLDEST_GLIBC
     libc = f"glibc {'.'.join(map(str, glibc))}" if glibc else "no glibc"
     return [
-        Row("Python", python, "core", supported, "" if supported else "Python 3.11 to 3.13"),
+        Row("Python", python, "core", supported, "" if supported else "Use Python 3.11 to 3.13."),
         Row(
             "system",
             f"{platform.system()} {platform.machine()}, {libc}",
             "serve",
             serves,
-            "" if serves else "Linux with glibc 2.35 or newer; elsewhere export and call only",
+            "" if serves else "Use Linux with glibc 2.35 or newer. Other systems export and call.",
         ),
     ]
 
@@ -162,7 +162,7 @@ def _packages() -> list[Row]:
 
 
 def _runtime(packages: Packages) -> Row:
-    """Check of a runtime's packages: one distribution, and not two that write the same files."""
+    """Check a runtime's packages: one distribution, not two that write the same files."""
     names = packages.distributions
     versions = {name: version for name in names if (version := _version(name))}
     good = len(versions) == 1
@@ -175,7 +175,7 @@ def _runtime(packages: Packages) -> Row:
 
 def _package(name: str, use: str) -> Row:
     version = _version(name)
-    # What everything needs comes with any extra.
+    # Every extra brings the core packages.
     advice = "" if version else f"pip install {name}" if use == "core" else install(use)
     return Row(name, version or "no", use, version is not None, advice)
 
@@ -192,7 +192,7 @@ def _server() -> list[Row]:
 
 def _compiler() -> Row:
     compiler = next((name for name in ("c++", "g++", "clang++", "cl") if shutil.which(name)), None)
-    advice = "" if compiler else "only costs speed; Debian, Ubuntu: apt-get install g++"
+    advice = "" if compiler else "Optional, for speed. On Debian or Ubuntu: apt-get install g++"
     return Row(
         "C++ compiler", compiler or "no", "native kernels", bool(compiler), advice, optional=True
     )

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two examples for each command: what it is for, and what is typed."""
+"""Two examples for each command, each with a comment that says what it does."""
 
 from functools import cache
 
 _TEXT = """
-# a small model on scikit-learn's digits
+# train a small model on scikit-learn's digits
 saccade train nac --data digits --out build/digits.safetensors
 # your own images, one folder per class
 saccade train nac --data photos --side-px 64 --out build/photos.safetensors
 
-# a ViT of timm
+# convert a ViT from timm
 saccade convert vit vit_small_patch16_224.pth --out build/vit.safetensors
-# a SPARO model, with the configuration of its training
+# convert a SPARO model, with its training configuration
 saccade convert sparo-clip epoch_32.pt --config c.json --out sparo.safetensors
 
-# every family and size
+# list every family and size
 saccade models
-# the sizes of one family
+# list the sizes of one family
 saccade models slot-attention
 
 # rank slots by their zero-shot accuracy
@@ -24,59 +24,59 @@ saccade select shipped:sparo-shapes --out build/slots.json
 # train a mask of whole slots instead
 saccade select shipped:sparo-shapes --masks slot --out build/slots.json
 
-# a checkpoint on the data that it was trained for
+# score a checkpoint on the data set it was trained for
 saccade evaluate shipped:digits-sum --data digits-sum
-# every variant of a folder, on 200 samples
+# score every variant of a folder on 200 samples
 saccade evaluate build/digits-sum --data digits-sum --limit 200
 
-# a shipped checkpoint at its family's budgets
+# export a shipped checkpoint at its family's budgets
 saccade export shipped:digits-sum --out build/digits-sum
-# two budgets in two precisions
+# export two budgets in two precisions
 saccade export my.safetensors --budget 1,0.5 --precision fp32,fp16 --out my
 
-# prove every exported file again
+# check every exported file again
 saccade verify build/digits-sum
 # name the first node of each graph that differs
 saccade verify build/digits-sum --bisect
 
-# an engine for every variant
+# build an engine for every variant
 saccade build build/digits-sum
-# for batches of 1 to 64, fastest at 16
+# build for batches of 1 to 64, fastest at 16
 saccade build build/digits-sum --engine tensorrt-rtx --batch 1,16,64
 
-# score and throughput of every variant
+# measure score and throughput of every variant
 saccade bench build/digits-sum --out build/report
-# a quick look, without a server
+# take a quick look, without a server
 saccade bench build/digits-sum --no-server --limit 200 --out build/quick
 
 # export and measure three budgets
 saccade sweep shipped:digits-sum --budget 1,0.5,0.25 --out build/sweep
-# try the points again that failed
+# retry the points that failed
 saccade sweep shipped:digits-sum --budget 1,0.5,0.25 --retry --out build/sweep
 
-# the fastest variant that scores at least 92 %
+# find the fastest variant that scores at least 92 %
 saccade choose build/digits-sum --min-score 0.92
-# the best variant that answers within 5 ms
+# find the best variant that answers within 5 ms
 saccade choose build/digits-sum --max-latency-ms 5
 
-# answer easy images with less; lose at most 1 % of the answers
+# answer easy images with less compute and lose at most 1 % of the answers
 saccade calibrate build/digits-sum --data digits-sum
-# several policies, for requests to choose from
+# certify several policies for requests to choose from
 saccade calibrate build/digits-sum --data digits-sum --risk 0.005,0.01,0.02
 
-# replicas for 500 requests per second
+# compute the replicas for 500 requests per second
 saccade plan build/digits-sum --rps 500 --slo-ms 20
-# with one replica to spare
+# keep one replica in reserve
 saccade plan build/digits-sum --rps 500 --slo-ms 20 --spare 1
 
-# the folder that a server loads
+# write the folder that a server loads
 saccade repository build/digits-sum --out build/repository
-# with at most 64 requests waiting
+# limit the queue to 64 requests
 saccade repository build/digits-sum --max-queue 64 --out build/repository
 
 # check a repository before it is deployed
 saccade preflight build/repository
-# check it for a machine with 2 GiB of memory
+# check that it fits into 2 GiB of memory
 saccade preflight build/repository --memory-mib 2048
 
 # serve over gRPC on this machine
@@ -84,90 +84,90 @@ saccade serve build/repository
 # print the command for NVIDIA's container instead
 saccade serve build/repository --print-command --container
 
-# one address for two servers
+# put two servers behind one address
 saccade proxy 127.0.0.1:8001,127.0.0.1:8101 --out build/envoy.yaml
-# on another port
+# listen on another port
 saccade proxy 127.0.0.1:8001 --listen 127.0.0.1:9001 --out build/envoy.yaml
 
-# answers for a folder of images
+# answer a folder of images
 saccade bulk build/digits-sum --input photos --out build/answers
-# embeddings for a table, in four processes
+# embed the images of a table in four processes
 saccade bulk build/sparo --input a.parquet --ask embed --workers 4 --out out
 
-# three labels per image
+# get three labels per image
 saccade classify cat.png dog.png --model digits-sum
-# at a quarter of the budget
+# use at most a quarter of the budget
 saccade classify cat.png --model digits-sum --budget 0.25
 
-# vectors of two images
+# embed two images
 saccade embed cat.png dog.png --model sparo --out build/images.npz
-# vectors of texts, one per line
+# embed the lines of a text file
 saccade embed --texts captions.txt --model sparo --out build/texts.npz
 
-# the slot that each pixel belongs to
+# draw which slot each pixel belongs to
 saccade segment scene.png --model slots --out build/masks
-# eight slots, two rounds of attention
+# use eight slots and two rounds of attention
 saccade segment scene.png --model slots --slots 8 --budget t2 --out masks
 
-# answers to a question about an image
+# ask a question about an image
 saccade answer scene.png --model vqa --question 'what shape is left ?'
-# only the best one
+# get only the best answer
 saccade answer scene.png --model vqa --question 'is there a circle ?' --top 1
 
-# a sentence per image
+# describe an image in a sentence
 saccade caption scene.png --model captioner
-# the best of five sentences of at most 12 words
+# search with five sentences at a time, of at most 12 words
 saccade caption scene.png --model captioner --beam 5 --max-length 12
 
-# move what a slot holds to the right
+# move the content of slot 1 to the right
 saccade edit scene.png --model slots --slot 1 --move 0.3,0 --out moved.png
-# remove it
+# remove slot 1
 saccade edit scene.png --model slots --slot 1 --remove --out removed.png
 
-# where a model looked
+# draw where a model looked
 saccade show cat.png --model sot --out build/shown.png
-# two models side by side
+# compare two models side by side
 saccade show cat.png --model sot --against other --out build/both.png
 
-# a page in your browser, for your own images
+# open a page in your browser to try your own images
 saccade explore build/digits-sum --open
-# of a server that runs already
+# for a server that is already running
 saccade explore --url 127.0.0.1:8001
 
 # train, export, verify, serve, classify and measure
 saccade demo
-# in a folder of your own
+# write to another folder
 saccade demo --out my-demo
 
-# what a file is, and what to do with it
+# show what a file is, and what to do with it
 saccade inspect shipped:digits-sum
-# which converter a foreign checkpoint fits
+# find the converter for a checkpoint from elsewhere
 saccade inspect epoch_32.pt
 
-# the custom ops and what runs them here
+# list the custom ops and what can run them here
 saccade ops
 # build their kernels first
 saccade ops --build
 
-# what is installed, and what is missing for which use
+# list what is installed, and what is missing for each use
 saccade doctor
-# whether every variant of a server answers
+# check that every variant of a running server answers
 saccade doctor --url 127.0.0.1:8001
 
 # complete commands and options in bash
 saccade completion bash > ~/.local/share/bash-completion/completions/saccade
-# the same in zsh, in a folder of your fpath
+# the same in zsh, in a folder in your fpath
 saccade completion zsh > ~/.zfunc/_saccade
 """
 
 
 @cache
 def examples() -> dict[str, str]:
-    """The examples of each command, a comment above each."""
+    """Return the examples of each command, each below its comment."""
     blocks = _TEXT.strip().split("\n\n")
     return {block.splitlines()[1].split()[1]: block for block in blocks}
 
 
 def first_example(command: str) -> str:
-    """The first example of a command as it is typed."""
+    """Return the command line of a command's first example."""
     return examples()[command].splitlines()[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of a command: files and folders of them, asked about so that a bad one spoils none."""
+"""The image files and folders given to a command, sent so that a bad image fails alone."""
 
 import os
 import sys
@@ -15,13 +15,13 @@ from saccade.serving.bulk.listing import SUFFIXES
 from saccade.serving.client.images import encoded, requests
 from saccade.serving.client.rpc_errors import ImageRefused
 
-MOST_FILES = 1000  # of folders: more are a job, which goes on where it was interrupted
+MOST_FILES = 1000  # in folders; more are a bulk job, which can resume after an interruption
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Answered(Generic[_T]):
-    """The images that were answered, in their order, and the reason of each that was not."""
+    """Answered images in the given order, and the reason for each that was refused."""
 
     paths: tuple[Path, ...]
     answers: tuple[_T, ...]
@@ -33,17 +33,17 @@ class Answered(Generic[_T]):
         return 1 if self.refused else 0
 
     def refusals(self) -> list[dict[str, str]]:
-        """The images that were not answered, as plain values for JSON."""
+        """Return the images that were not answered, as plain values for JSON."""
         return [{"image": str(path), "error": reason} for path, reason in self.refused.items()]
 
 
 def image_files(given: Sequence[Path]) -> tuple[Path, ...]:
-    """The files as given, and in place of a folder the images in it, at any depth and sorted.
+    """Return the given files, with each folder replaced by its images, sorted, at any depth.
 
-    Raises: SaccadeError for none, a folder without images, and for more than a command takes.
+    Raises: SaccadeError for no image, a folder without images, or too many images.
     """
     if not given:
-        raise SaccadeError("No image given. Name one or more PNG, JPEG or WebP files or folders.")
+        raise SaccadeError("No image given. Pass one or more PNG, JPEG or WebP files or folders.")
     files: list[Path] = []
     listed = 0
     for path in given:
@@ -55,20 +55,20 @@ def image_files(given: Sequence[Path]) -> tuple[Path, ...]:
         if not found:
             raise SaccadeError(
                 f"{path}: found no image in this folder, expected {', '.join(SUFFIXES)} files. "
-                "Name another one."
+                "Pass another folder."
             )
         if listed > MOST_FILES:
             raise SaccadeError(
                 f"{path}: found {listed:,} images in folders, expected at most {MOST_FILES:,} in "
-                "one command. For more, `saccade bulk ARTEFACT --input FOLDER --out ANSWERS` "
-                "writes a data set and goes on where it was interrupted."
+                "one command. For more, use `saccade bulk ARTEFACT --input FOLDER --out ANSWERS`, "
+                "which writes a data set and can resume after an interruption."
             )
         files += found
     return tuple(files)
 
 
 def _images_in(folder: Path) -> Iterator[Path]:
-    """As bulk jobs list them: hidden files and folders are left out, links are not followed."""
+    """List images as bulk jobs do: skip hidden files and folders, and do not follow links."""
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
@@ -77,9 +77,9 @@ def _images_in(folder: Path) -> Iterator[Path]:
 
 
 def answered(paths: Sequence[Path], ask: Callable[[list[bytes]], Sequence[_T]]) -> Answered[_T]:
-    """Ask about all images, a request's worth at a time; a bad one is left out and named.
+    """Send all images, as many per request as fit; report bad ones and leave them out.
 
-    `ask` sends the files of one request and answers with as many values.
+    `ask` sends the files of one request and returns one value per file.
     Raises: SaccadeError if no image could be answered.
     """
     refused: dict[Path, str] = {}
@@ -131,7 +131,7 @@ def _reasons(refused: dict[Path, str]) -> list[str]:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """A call about one image, whose refusal names the file."""
+    """Name the file if the server refuses the image in the block."""
     try:
         yield
     except ImageRefused as error:

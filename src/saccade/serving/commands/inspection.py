@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade inspect`: what a file or folder is, and the command that usually follows.
 
-Nothing in a file is run or unpickled, and no more is read of it than `limits` allows. Hashes are
-those of the bytes; the promises of a manifest are compared with them.
+Nothing in a file is run or unpickled, and reads stay within `limits`. Hashes are computed from the
+bytes and compared with the manifest.
 """
 
 import shlex
@@ -22,7 +22,7 @@ from saccade.sizes import files_below, size_text
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found at a path: its kind, facts by name, and the commands that fit."""
+    """What is at a path: its kind, facts by name, and the commands that usually follow."""
 
     path: Path
     kind: str
@@ -30,7 +30,7 @@ class Inspection:
     next: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "path": str(self.path),
             "kind": self.kind,
@@ -39,7 +39,7 @@ class Inspection:
         }
 
     def to_text(self) -> str:
-        """For a reader: a line per fact, lists below each other."""
+        """Return text for the terminal: a line per fact and per list item."""
         width = max(map(len, self.facts), default=0)
         lines = [f"{self.path}: {self.kind}"]
         for name, value in self.facts.items():
@@ -51,15 +51,17 @@ class Inspection:
 
 
 def inspect(path: Path | str) -> Inspection:
-    """Tell what a file or folder is: kind, family, budgets, sizes, hashes, next command.
+    """Return what a file or folder is: kind, family, budgets, sizes, hashes, next command.
 
-    Raises: SaccadeError if there is nothing, or nothing that saccade reads, or it is damaged.
+    Raises: SaccadeError if it does not exist, is damaged, or is nothing that saccade reads.
     """
     given, path = Path(path), located(path)
     if path.is_dir():
         return _folder(path)
     if not path.exists():
-        raise SaccadeError(f"{path}: no such file or folder. Give the path of one.")
+        raise SaccadeError(
+            f"{path}: found nothing there, expected a file or folder. Check the path."
+        )
     for suffix, look in _BY_SUFFIX.items():
         if path.name.endswith(suffix):
             return look(path)
@@ -72,9 +74,9 @@ def _folder(path: Path) -> Inspection:
         if any(next(path.glob(mark), None) is not None for mark in marks.split()):
             return look(path)
     raise SaccadeError(
-        f"{path}: found a folder without anything that saccade wrote, expected an artefact "
-        "folder, engines, a repository, a sweep, a report, answers of a bulk job, or weights of "
-        "a model hub. Give another path."
+        f"{path}: found a folder that contains nothing saccade wrote, expected an artefact "
+        "folder, engines, a repository, a sweep, a report, answers of a bulk job, or weights "
+        "from a model hub. Pass another path."
     )
 
 
@@ -181,7 +183,7 @@ def _bulk(path: Path) -> Inspection:
     facts = {name: plan.get(name) for name in ("model", "variant", "input", "inputs")}
     facts |= {name: plan[name] for name in ("answers", "errors") if name in plan}
     facts |= {"finished": finished, "total_bytes": files_below(path)[1]}
-    following = () if finished else ("saccade bulk, with the same options: it goes on",)
+    following = () if finished else ("run `saccade bulk` with the same options to resume",)
     return Inspection(path, "answers of `saccade bulk`", facts, following)
 
 
@@ -193,7 +195,9 @@ def _hub(path: Path) -> Inspection:
     names = ("*.safetensors", "*.bin")
     weights = next((file for name in names for file in sorted(path.glob(name))), None)
     if weights is None:
-        raise SaccadeError(f"{path}: has a configuration, but no weights. Copy them beside it.")
+        raise SaccadeError(
+            f"{path}: found a configuration without weights. Copy the weights next to it."
+        )
     kind, facts, following = inspect_weights(weights, path)
     return Inspection(path, kind, {"weights": weights.name, **facts}, following)
 
@@ -315,7 +319,7 @@ def _json_file(path: Path) -> Inspection:
         return _selection(path)
     raise SaccadeError(
         f"{path}: found JSON that saccade did not write (schema {schema!r:.60}), expected a "
-        "manifest, frontier.json, report.json or a selection of slots. Give another path."
+        "manifest, frontier.json, report.json or a selection of slots. Pass another path."
     )
 
 
@@ -333,7 +337,7 @@ _BY_SCHEMA: Mapping[str, Callable[[Path], Inspection]] = {
     "saccade.sweep": lambda path: _sweep(path.parent),
     "saccade.bulk": lambda path: _bulk(path.parents[path.name != "manifest.json"]),
 }
-# The most particular first: a sweep has a report, a folder of answers a plan.
+# The most specific first: a sweep also contains a report, and a folder of answers a plan.
 _BY_CONTENT: Mapping[str, Callable[[Path], Inspection]] = {
     "sweep.json": _sweep,
     "saccade.json": _repository,
@@ -349,10 +353,10 @@ def _json(path: Path) -> dict[str, Any]:
         content = parse_json(read_regular(path, limits.JSON_BYTES))
     except (OSError, ValueError) as error:
         raise SaccadeError(
-            f"{path}: cannot be read as JSON ({error!s:.200}). Write it again."
+            f"{path}: cannot be read as JSON ({error!s:.200}). Write the file again."
         ) from error
     if not isinstance(content, dict):
-        raise SaccadeError(f"{path}: found JSON that is no object. Give another path.")
+        raise SaccadeError(f"{path}: found JSON that is not an object. Pass another path.")
     return content
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps over an image, a row a model: what weighs nothing stays grey and crossed out."""
+"""Attention maps over an image, one row per model; zero weights are gray and crossed out."""
 
 import io
 import textwrap
@@ -13,21 +13,21 @@ from saccade.models.attention_maps import MapRow, Panel
 
 _INK, _QUIET, _PAPER = "#22262b", "#5b626b", "#ffffff"
 _COLUMNS = 8
-_TITLE_INCH = 0.105  # of a character of a title, a wide one
+_TITLE_INCH = 0.105  # width of a wide character of a title
 _GREY = (0.299, 0.587, 0.114)
 
 
 def maps_png(rows: Sequence[MapRow], pixels: np.ndarray) -> bytes:
-    """The picture as PNG bytes: for each model its title, the image, and its maps.
+    """Draw each model's title, the image, and its maps; return PNG bytes.
 
     Shapes: pixels uint8 [h w 3].
     Raises: MissingPackage without matplotlib.
     """
     matplotlib = require("matplotlib", extra="bench")
     buffer = io.BytesIO()
-    # A label is text, whatever signs are in it: between two dollars it would be read as a formula.
+    # Labels are plain text: matplotlib would read text between two dollar signs as a formula.
     with matplotlib.rc_context({"text.parse_math": False}):
-        # Without a version in it, the same maps give the same bytes.
+        # Leave out the version, so that the same maps give the same bytes.
         _figure(rows, pixels).savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
@@ -57,7 +57,7 @@ def _figure(rows: Sequence[MapRow], pixels: np.ndarray) -> Any:
 
 
 def _wrapped(title: str, width: float) -> str:
-    """The title in lines that fit: what is cut off on the right would be the answer."""
+    """Wrap the title to fit: the answer is at its end and must not be cut off."""
     return "\n".join(textwrap.wrap(title, max(20, int(width / _TITLE_INCH)))) or title
 
 

@@ -25,10 +25,10 @@ else:
 
 
 def train(
-    family: Annotated[Positional[FamilyName], arg(help="which model to train.")],
+    family: Annotated[Positional[FamilyName], arg(help="family of the model to train")],
     options: TrainOptions,
 ) -> Result:
-    """Train a model and write its checkpoint."""
+    """Train a model and write a checkpoint."""
     from saccade.models.training.train import train
 
     checkpoint = train(family, options)
@@ -41,23 +41,21 @@ def train(
 
 
 def convert(
-    source: Annotated[Positional[SourceName], arg(help="whose code wrote it.")],
-    checkpoint: Annotated[Positional[Path], arg(help="the authors' file.")],
+    source: Annotated[Positional[SourceName], arg(help="code base that wrote the checkpoint")],
+    checkpoint: Annotated[Positional[Path], arg(help="the authors' checkpoint file")],
     options: ConvertOptions,
 ) -> Result:
-    """Read a checkpoint of a paper's authors and write it as one of saccade's."""
+    """Convert a checkpoint from a paper's authors into a saccade checkpoint."""
     from saccade.models.official.convert import convert
 
     return convert(source, checkpoint, options)
 
 
 def evaluate(
-    path: Annotated[
-        Positional[Path], arg(help="a .safetensors file, or what `saccade export` wrote.")
-    ],
+    path: Annotated[Positional[Path], arg(help="a .safetensors file, or an artefact folder")],
     options: EvaluateOptions,
 ) -> Result:
-    """Score a checkpoint, or every variant of an exported folder, on data."""
+    """Score a checkpoint, or every variant of an artefact folder, on a data set."""
     from saccade.exporter.evaluation.evaluate import evaluate
 
     return evaluate(path, options)
@@ -65,11 +63,11 @@ def evaluate(
 
 def select(
     checkpoint: Annotated[
-        Positional[Path], arg(help="a .safetensors file of a model with slots in both towers.")
+        Positional[Path], arg(help="a .safetensors file of a model with slots in both towers")
     ],
     options: SelectOptions,
 ) -> Result:
-    """Choose which slots of a SPARO checkpoint to keep, for `saccade export --slots`."""
+    """Choose the slots of a SPARO checkpoint to keep, for `saccade export --slots`."""
     from saccade.models.sparo.select import select
 
     selection = select(checkpoint, options)
@@ -81,10 +79,10 @@ def select(
 
 def models(
     family: Annotated[
-        Positional[FamilyName | None], arg(help="only the sizes of this one.")
+        Positional[FamilyName | None], arg(help="list only the sizes of this family")
     ] = None,
 ) -> Result:
-    """Every family and size: parameters, outputs, budgets, source."""
+    """List every family and size: parameters, outputs, budgets, source."""
     from saccade.models.catalogue import catalogue
 
     rows = catalogue(family)
@@ -92,14 +90,17 @@ def models(
 
 
 _NOTE = (
-    "Inputs: the first of each component. Multiply-adds: of one sample, at the\n"
-    "largest budget. saccade models --json has every tensor."
+    "Inputs: the first input of each component. Multiply-adds: for one sample at the\n"
+    "largest budget. `saccade models --json` lists every tensor."
 )
 _COLUMNS = 80
 
 
 def models_table(rows: "Sequence[Row]") -> Any:
-    """A table per family, of a row per size, for 80 columns; what sizes share is written once."""
+    """Return a table per family, with a row per size, that fits into 80 columns.
+
+    What the sizes of a family share is printed once.
+    """
     from rich.console import Group
     from rich.text import Text
 
@@ -140,13 +141,13 @@ def _family_table(rows: "Sequence[Row]") -> Any:
             _multiply_adds(row.multiply_adds),
             "\n".join(_lines({role: names[:1] for role, names in row.inputs.items()})),
         )
-        # As plain text: the brackets of the axes would be read as a style.
+        # As plain text: rich would read the brackets of the axes as a style.
         table.add_row(*map(Text, cells))
     return table
 
 
 def _shared(what: str, values: Sequence[tuple[str, str]]) -> list[str]:
-    """A line per value with the sizes that have it; most sizes of a family have the same."""
+    """Return a line per value with the sizes that have it; most sizes share one value."""
     by_value: dict[str, list[str]] = {}
     for name, value in values:
         by_value.setdefault(value, []).append(name)
@@ -156,7 +157,7 @@ def _shared(what: str, values: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _multiply_adds(counts: Mapping[str, int]) -> str:
-    """Three digits are enough to compare; the JSON has them all."""
+    """Return the counts with three digits, which are enough to compare; the JSON has them all."""
     return "\n".join(
         (f"{role}: " if role else "") + _short(count) for role, count in counts.items()
     )
@@ -170,5 +171,5 @@ def _short(count: int) -> str:
 
 
 def _lines(tensors: Mapping[str, Sequence[str]]) -> list[str]:
-    """A line per component."""
+    """Return a line per component."""
     return [(f"{role}: " if role else "") + ", ".join(names) for role, names in tensors.items()]

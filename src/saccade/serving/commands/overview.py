@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade --help`: the commands in the order in which they are used, a line each."""
+"""`saccade --help`: one line per command, in the order in which they are used."""
 
 import shutil
 import textwrap
@@ -9,30 +9,30 @@ from saccade.serving.commands.examples import examples
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Make a model": ("train", "convert", "models", "select", "evaluate"),
-    "Export and prove": ("export", "verify", "build"),
+    "Export and verify": ("export", "verify", "build"),
     "Measure and choose": ("bench", "sweep", "choose", "calibrate", "plan"),
     "Serve": ("repository", "preflight", "serve", "proxy", "bulk"),
-    "Ask a server": ("classify", "embed", "segment", "answer", "caption", "edit"),
-    "Look": ("show", "explore", "inspect", "demo", "ops", "doctor", "completion"),
+    "Call a server": ("classify", "embed", "segment", "answer", "caption", "edit"),
+    "Inspect": ("show", "explore", "inspect", "demo", "ops", "doctor", "completion"),
 }
 _HEAD = """\
 usage: saccade [--version] [-q] [-v] COMMAND ...
 
-Take a checkpoint of an attention-structured vision model to a served model.
+Turn a checkpoint of an attention-structured vision model into a served one.
 """
 _FOOT = """\
 Options of every command:
-  -h, --help     show what the command takes, with two examples
-  --json         print a machine-readable answer on standard output
-  -q, --quiet    no progress and no notes
-  -v, --verbose  more logging on standard error
+  -h, --help     show the arguments and options, with two examples
+  --json         print machine-readable output on standard output
+  -q, --quiet    print no progress and no notes
+  -v, --verbose  print more logs on standard error
 
 Start with:
   saccade export shipped:digits-sum --out build/digits-sum"""
 
 
 def overview(summaries: Mapping[str, str]) -> str:
-    """The commands in groups, each with the line that is given for it."""
+    """Return the grouped list of commands, each with its summary line."""
     width = min(shutil.get_terminal_size().columns, 100)
     longest = max(map(len, summaries))
     lines = [_HEAD]
@@ -50,5 +50,5 @@ def overview(summaries: Mapping[str, str]) -> str:
 
 
 def epilogue(command: str) -> str:
-    """Examples, as the help of a command ends with them."""
+    """Return the examples that end the help of a command."""
     return "examples:\n" + textwrap.indent(examples()[command], "  ")

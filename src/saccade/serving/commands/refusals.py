@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parser refuses, in a sentence or two: what was found, what was expected, what to do."""
+"""Messages for command lines that the parser refuses: found, expected, what to do."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,24 +15,25 @@ _OF_ALL = ("--help", "--json", "--quiet", "--verbose")
 
 
 def known_command(word: str, commands: Iterable[str]) -> str:
-    """The word, if it is a command.
+    """Return the word if it is a command.
 
-    Raises: SaccadeError otherwise.
+    Raises: SaccadeError if it is not.
     """
     if word in (commands := tuple(commands)):
         return word
     if word.startswith("-"):
         raise SaccadeError(
             f"found {word!r:.60}, expected a command first, as in `saccade export --help`. "
-            "`saccade --help` lists them."
+            "`saccade --help` lists the commands."
         )
     raise SaccadeError(
-        f"{word!r:.60} is no command.{did_you_mean(word, commands)} `saccade --help` lists them."
+        f"{word!r:.60} is not a command.{did_you_mean(word, commands)} "
+        "`saccade --help` lists the commands."
     )
 
 
 def flags_of(verb: Callable[..., Any]) -> tuple[str, ...]:
-    """Every option of a verb as it is typed."""
+    """Return every option of a verb as the user types it."""
     hints = get_type_hints(verb)
     names = []
     for parameter in inspect.signature(verb).parameters.values():
@@ -49,9 +50,10 @@ def flags_of(verb: Callable[..., Any]) -> tuple[str, ...]:
 def in_words(
     command: str, flags: Iterable[str], example: str, given: Sequence[str] = ()
 ) -> Iterator[None]:
-    """What the parser refuses of the words `given` within is raised as a SaccadeError.
+    """Raise what the parser refuses inside the block as a SaccadeError.
 
-    Releases of the parser that do not tell what they refuse print it in their own words.
+    `given` is the command line. Versions of the parser that do not report what they refuse print
+    their own message.
     """
     hook: Any = None
     with suppress(ImportError):
@@ -70,7 +72,7 @@ def in_words(
 
 
 class _Words:
-    """The words for each kind of refusal of one command."""
+    """The messages of one command, by kind of refusal."""
 
     def __init__(
         self, command: str, flags: tuple[str, ...], example: str, given: Sequence[str]
@@ -89,25 +91,25 @@ class _Words:
         options = [word for word in words if word.startswith("-") and word != "-"]
         if not options:
             return (
-                f"{self._called}: found {words[0]!r:.60} after all that it takes. Quote a path "
-                f"with blanks, and see: {self._called} --help"
+                f"{self._called}: found {words[0]!r:.60} after the last argument it takes. "
+                f"Quote paths that contain spaces. See: {self._called} --help"
             )
         option = options[0].partition("=")[0]
         close = did_you_mean(option.replace("_", "-"), self._flags)
         return (
             f"{self._called} has no option {option:.60}.{close} "
-            f"Its options are listed by: {self._called} --help"
+            f"List its options with: {self._called} --help"
         )
 
     def _missing(self, event: Any) -> str:
-        # A misspelt option is also a missing one.
+        # A misspelt option leaves the right one missing.
         if any(word.startswith("-") for word in event.unrecognized_tokens):
             return self._unknown(event.unrecognized_tokens)
         wanted = [_described(each.arg) for each in event.missing_arguments]
         return f"{self._called} needs {' and '.join(wanted)}. {self._example}"
 
     def _choice(self, event: Any) -> str:
-        # Those of an option that may be left out come in no order.
+        # The parser gives the choices of an optional option in no particular order.
         choices = sorted(choice for choice in event.choices if choice != "None")
         return (
             f"{_name(event.argument)}: found {event.value!r:.60}, expected one of "
@@ -116,7 +118,7 @@ class _Words:
 
     def _value(self, event: Any) -> str:
         argument = event.argument
-        # Before the value that is missing there may be an option that nobody knows.
+        # An unknown option may come before the one whose value is missing.
         known = {_positive(flag) for flag in self._flags}
         options = [word for word in self._given if word.startswith("--") and len(word) > 2]
         if unknown := [word for word in options if _positive(word) not in known]:
@@ -131,7 +133,7 @@ class _Words:
 
 
 def _positive(word: str) -> str:
-    """The option of `--no-option=value`, as it is listed."""
+    """Return the bare name of an option: `option` for `--no-option=value`."""
     return word.partition("=")[0].replace("_", "-").removeprefix("--").removeprefix("no-")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade show`: ask a model about one image, outputs included that say where it looked."""
+"""`saccade show`: query a model about one image, and draw where it looked."""
 
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from saccade.serving.commands.slot_picture import read_pixels
 
 
 def looked_at(image: Path, options: ShowOptions) -> tuple[bytes, dict[str, Any]]:
-    """The picture of what a model looked at, as PNG bytes, and its figures.
+    """Return a picture of what the model looked at, as PNG bytes, and the figures in it.
 
-    Raises: SaccadeError if the image cannot be read, or the model has no maps to show.
+    Raises: SaccadeError if the image cannot be read or the model has no maps to show.
     """
     pixels = read_pixels(image)
     with Client(options.url, options.model, options.timeout_s) as client, named(image):
@@ -32,7 +32,7 @@ def looked_at(image: Path, options: ShowOptions) -> tuple[bytes, dict[str, Any]]
         with Client(options.url, options.against, options.timeout_s) as other:
             view.check_family(other.view())
             second = _shown(ShowRequest(other, other.view(), image, pixels, options))
-        assert isinstance(second, MapRow), "models of one family are shown in one way"
+        assert isinstance(second, MapRow), "models of one family are drawn in the same way"
         rows.append(second)
         data["against"] = {"title": second.title, **second.figures}
     return maps_png(rows, pixels), data
@@ -43,8 +43,8 @@ def _shown(request: ShowRequest) -> MapRow | Drawing:
     picture = entry_of(family).picture
     if picture is None:
         raise SaccadeError(
-            f"{request.view.model} is a model of family '{family}', of which nothing can be "
-            "shown. Name another model."
+            f"{request.view.model} is a model of family '{family}', for which there is nothing to "
+            "show. Choose another model."
         )
     shown: MapRow | Drawing = imported(picture)(request)
     return shown

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots and edited images as PNG files: bare, or drawn large beside the image."""
+"""Slots and edited images as PNG files: bare, or enlarged next to the image."""
 
 import io
 from pathlib import Path
@@ -9,14 +9,14 @@ import numpy as np
 
 from saccade.errors import SaccadeError
 
-_SIDE_PX = 256  # of a drawn panel, at least
+_SIDE_PX = 256  # minimum side of a drawn panel
 _MOST_PX = 768
 _GAP_PX = 8
 _PAPER = (255, 255, 255)
 
 
 def read_pixels(image: Path) -> np.ndarray:
-    """The image as the picture shows it.
+    """Read an image as the picture shows it: upright, in RGB.
 
     Shapes: -> uint8 [h w 3].
     Raises: SaccadeError if it cannot be read.
@@ -29,11 +29,11 @@ def read_pixels(image: Path) -> np.ndarray:
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or error
         raise SaccadeError(
-            f"{image}: cannot be read as an image ({said}). Name a PNG, JPEG or WebP file."
+            f"{image}: cannot be read as an image ({said}). Pass a PNG, JPEG or WebP file."
         ) from error
 
 
-# Told apart by most eyes, dark and light in turn; more slots than colours begin anew.
+# Most people can distinguish these; dark and light alternate. They repeat if there are more slots.
 COLOURS = (
     *((230, 159, 0), (0, 114, 178), (0, 158, 115), (204, 121, 167), (86, 180, 233)),
     *((213, 94, 0), (240, 228, 66), (102, 51, 0), (153, 153, 153), (51, 34, 136), (34, 34, 34)),
@@ -41,7 +41,7 @@ COLOURS = (
 
 
 def masks_png(owners: np.ndarray) -> bytes:
-    """A palette PNG: a pixel's index is its slot.
+    """Write a palette PNG in which each pixel's index is its slot.
 
     Shapes: owners uint8 [h w].
     """
@@ -55,7 +55,7 @@ def masks_png(owners: np.ndarray) -> bytes:
 
 
 def image_png(pixels: np.ndarray) -> bytes:
-    """Pixels as a PNG file.
+    """Write pixels as a PNG file.
 
     Shapes: uint8 [h w c].
     """
@@ -71,9 +71,9 @@ def _saved(image: object) -> bytes:
 
 
 def slots_picture(pixels: np.ndarray, owners: np.ndarray) -> bytes:
-    """The image, and beside it the slot of each pixel with its number, as a PNG file.
+    """Draw the image and, next to it, each pixel's slot with its number, as a PNG file.
 
-    Shapes: pixels uint8 [h w 3]; owners uint8 [rows columns], of the model's own size.
+    Shapes: pixels uint8 [h w 3]; owners uint8 [rows columns], the size that the model uses.
     """
     from PIL import Image, ImageDraw
 
@@ -91,7 +91,7 @@ def slots_picture(pixels: np.ndarray, owners: np.ndarray) -> bytes:
 
 
 def edited_picture(pixels: np.ndarray, edited: np.ndarray) -> bytes:
-    """The image, and beside it what the model draws of it, as a PNG file.
+    """Draw the image and, next to it, what the model made of it, as a PNG file.
 
     Shapes: pixels uint8 [h w 3]; edited uint8 [rows columns channels].
     """
@@ -113,12 +113,12 @@ def _side_by_side(pixels: np.ndarray, drawn: Any) -> bytes:
 
 
 def _height(pixels: np.ndarray) -> int:
-    """Height of both panels: that of the image, where it is neither tiny nor huge."""
+    """Return the height of both panels: the image's, within a minimum and a maximum."""
     return int(min(max(_SIDE_PX, pixels.shape[0]), _MOST_PX))
 
 
 def _enlarged(image: Any, height: int) -> Any:
-    """Of that height, and its pixels as squares where it is enlarged."""
+    """Resize the image to a height; if enlarged, its pixels become squares."""
     from PIL.Image import Resampling
 
     width = max(_SIDE_PX, round(image.width * height / image.height))
@@ -127,7 +127,7 @@ def _enlarged(image: Any, height: int) -> Any:
 
 
 def _middle(own: np.ndarray) -> tuple[float, float]:
-    """The pixel of a slot that is nearest to its mean: inside it, whatever its shape."""
+    """Return the pixel of a slot nearest to its mean, which is inside it for any shape."""
     places = np.argwhere(own)
     down, right = places[np.square(places - places.mean(0)).sum(1).argmin()]
     return float(down) + 0.5, float(right) + 0.5

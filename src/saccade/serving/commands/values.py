@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How values are written on the command line: lists, names, numbers, fields of a model.
+"""Syntax of values on the command line: lists, names, numbers, fields of a model.
 
-Values of one option are written `1,0.5,0.25`, fields of a model `dim=64 heads=4`. Of an option that
-is one of some names, the help shows the names. What an option that may be left out takes is shown
-without the word None, and a flag that turns something off says what is then off.
+Several values of one option are written `1,0.5,0.25`, and fields of a model `dim=64 heads=4`. The
+help lists the names that an option accepts. It shows optional values without the word None, and
+describes `--no-x` flags by what they turn off.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Fields = tyro.constructors.StructConstructorSpec
 
 
 def ways_to_write() -> tyro.constructors.ConstructorRegistry:
-    """The rules of this file, for the parser."""
+    """Return the rules of this file for the parser."""
     registry = tyro.constructors.ConstructorRegistry()
     for rule in (_one, _several, _names, _overrides):
         registry.primitive_rule(rule)
@@ -33,7 +33,7 @@ def ways_to_write() -> tyro.constructors.ConstructorRegistry:
     return registry
 
 
-_BUDGET = {float, str}  # of one request; that of an export is read by its family
+_BUDGET = {float, str}  # of one request; the family reads the budget of an export
 
 
 def _budget(word: str) -> float | str:
@@ -70,7 +70,7 @@ _LISTED: dict[Any, Callable[[str], Any]] = {
 
 
 def _one(info: Kind) -> Way[Any] | None:
-    """A value, or one that may be left out."""
+    """Rule for a single value, which may be optional."""
     kinds = set(get_args(info.type) or (info.type,))
     optional = NoneType in kinds
     wanted = kinds - {NoneType}
@@ -81,7 +81,7 @@ def _one(info: Kind) -> Way[Any] | None:
     return Way(
         nargs=1,
         metavar=_METAVARS[kind],
-        # Earlier releases showed the word None, and took it.
+        # Earlier releases showed the word None and accepted it.
         instance_from_str=lambda words: None if optional and words[0] == "None" else read(words[0]),
         is_instance=lambda value: isinstance(value, info.type),
         str_from_instance=lambda value: [_shown(value)],
@@ -126,13 +126,13 @@ def _overrides(info: Kind) -> Way[Any] | None:
 
 
 def _options_rule() -> Callable[[Struct], Fields | None]:
-    """Options as the parser reads every dataclass, with helps that fit their flags."""
+    """Rule for options: the parser's own for a dataclass, with help texts that fit the flags."""
     busy: set[type] = set()
 
     def rule(info: Struct) -> Fields | None:
         if not is_dataclass(info.type) or info.type in busy:
             return None
-        busy.add(info.type)  # what asks again gets the parser's own rule
+        busy.add(info.type)  # a nested query gets the parser's own rule
         try:
             spec = tyro.constructors.ConstructorRegistry.get_struct_spec(info)
         finally:
@@ -145,8 +145,8 @@ def _options_rule() -> Callable[[Struct], Fields | None]:
 
 
 def _with_help(field: Any) -> Any:
-    """A field whose help describes its flag: `--no-x` is the flag of one that is on."""
-    if not (field.default in (None, (), {}) or isinstance(field.default, bool)):
+    """Return the field with a help text for its flag, which is `--no-x` if it is on by default."""
+    if not (field.default in (None, "", (), {}) or isinstance(field.default, bool)):
         return field
     kind = Annotated[field.type, tyro.conf.arg(help_behavior_hint="")]
     if field.default is not True:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of weights by their bytes: our checkpoints, others' with the converter that fits, arrays.
+"""Weight files, recognized by their bytes: our checkpoints, foreign ones, and arrays.
 
-Of a file that torch.save wrote the texts are read, never its objects; of a safetensors file the
-header alone.
+For a foreign checkpoint the converter that fits is named. Only the strings of a file that
+torch.save wrote are read, never its objects; only the header of a safetensors file is read.
 """
 
 import math
@@ -26,9 +26,9 @@ _OURS = "a checkpoint of saccade"
 
 
 def inspect_weights(path: Path, place: Path | None = None) -> Described:
-    """Kind, facts and next commands of a file of weights; `place` is the hub's folder it is in.
+    """Return kind, facts and next commands of a weight file; `place` is its model-hub folder.
 
-    Raises: SaccadeError if it is none that is read here, or damaged, or too large.
+    Raises: SaccadeError if it is of an unknown kind, damaged, or too large.
     """
     try:
         size = _size(path)
@@ -46,7 +46,7 @@ def _size(path: Path) -> int:
     if not path.is_file():
         raise FileRefused("found a pipe or device, expected a file")
     if (size := path.stat().st_size) > limits.WEIGHTS_BYTES:
-        raise FileRefused(f"{size} bytes, at most {limits.WEIGHTS_BYTES} are read")
+        raise FileRefused(f"found {size} bytes, expected at most {limits.WEIGHTS_BYTES}")
     return size
 
 
@@ -61,13 +61,13 @@ def _described(path: Path, place: Path, head: bytes) -> Described:
         return _flax(path, place)
     raise SaccadeError(
         f"{path}: found a file that begins with {head[:8]!r}, expected one that saccade wrote or "
-        "weights (.safetensors, .pt, .pth, .bin, .npz, .msgpack). Give another path."
+        "weights (.safetensors, .pt, .pth, .bin, .npz, .msgpack). Pass another path."
     )
 
 
 def _header(path: Path, length: int) -> Mapping[str, Any]:
     if length > limits.JSON_BYTES:
-        raise FileRefused(f"its header claims {length} bytes, at most {limits.JSON_BYTES} are read")
+        raise FileRefused(f"found a header of {length} bytes, expected at most {limits.JSON_BYTES}")
     with path.open("rb") as file:
         file.seek(8)
         data = file.read(length)
@@ -75,9 +75,9 @@ def _header(path: Path, length: int) -> Mapping[str, Any]:
     try:
         entries = parse_json(data)
     except ValueError as error:
-        raise FileRefused(f"its header is no JSON ({error!s:.100})") from error
+        raise FileRefused(f"its header is not valid JSON ({error!s:.100})") from error
     if len(data) < length or not isinstance(entries, dict):
-        raise FileRefused("its header is cut off or no object")
+        raise FileRefused("its header is truncated or not an object")
     return entries
 
 
@@ -115,12 +115,14 @@ def _ours(path: Path, text: Any) -> Mapping[str, Any]:
         if header["schema"] != SCHEMA:
             raise ValueError(f"schema {header['schema']!r:.60}")
     except (ValueError, KeyError, TypeError) as error:
-        raise SaccadeError(f"{path}: corrupt metadata ({error}). Copy the file again.") from error
+        raise SaccadeError(
+            f"{path}: its metadata is corrupt ({error}). Copy the file again."
+        ) from error
     return dict(header)
 
 
 def _budgets(header: Mapping[str, Any]) -> str:
-    """The budgets that an export writes by default; they are the model's own."""
+    """Return the budgets that an export writes by default, which the model defines."""
     from saccade.models.families import outline
 
     family, config = header.get("family"), header.get("config")
@@ -152,7 +154,7 @@ def _flax(path: Path, place: Path) -> Described:
     try:
         names = _joined_names(read_messages(path))
     except RecursionError as error:
-        raise FileRefused("nested deeper than any checkpoint") from error
+        raise FileRefused("it is nested more deeply than any checkpoint") from error
     return _foreign(place, "a checkpoint of Flax", names, {"tensors": len(names)})
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model repositories: folders that a Triton server loads, and the checks before it does."""
+"""Model repositories: the folders that a server loads, and the checks to run beforehand."""

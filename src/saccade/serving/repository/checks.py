@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that hold before one router can stand before an artefact folder's variants."""
+"""Check that one router can serve all variants of an artefact folder."""
 
 import re
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ _TENSOR = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
 def check_alike(folder: ArtefactFolder, runtime: str = DEFAULT) -> None:
-    """All variants take the same and answer the same kind of thing, in what the runtime reads.
+    """Check that all variants have the same inputs and outputs, in a format the runtime reads.
 
-    Raises: SaccadeError naming the two that differ, and in what.
+    Raises: SaccadeError that names the two variants that differ, and the difference.
     """
     first, served = folder.variants[0], served_runtime(runtime)
     for variant in folder.variants:
@@ -38,22 +38,21 @@ def check_alike(folder: ArtefactFolder, runtime: str = DEFAULT) -> None:
             if differing := _difference(manifest, first.components[role]):
                 raise SaccadeError(
                     f"{folder}: {manifest.variant.name} and {first.components[role].variant.name} "
-                    f"differ in {differing}, so that one router cannot stand before both. Export "
-                    "them together."
+                    f"differ in {differing}, so one router cannot serve both. Export them together."
                 )
             _check_tensor_names(manifest)
 
 
 def chosen(folder: ArtefactFolder, precisions: Sequence[str], runtime: str) -> ArtefactFolder:
-    """The folder with the variants of these precisions, of all where none is named.
+    """Return the folder with only the variants of these precisions; with all if none is named.
 
-    Raises: SaccadeError if the folder has none of one, or the runtime cannot run one.
+    Raises: SaccadeError if the folder lacks a precision, or the runtime cannot run one.
     """
     there = sorted({variant.main.variant.precision for variant in folder.variants})
     if missing := sorted(set(precisions) - set(there)):
         raise SaccadeError(
-            f"{folder}: has no variant in {missing[0]}, only in {', '.join(there)}. Name one of "
-            f"these, or export it with: saccade export CHECKPOINT --precision {missing[0]}"
+            f"{folder}: has no variant in {missing[0]}, only in {', '.join(there)}. Choose one of "
+            f"these, or export one with: saccade export CHECKPOINT --precision {missing[0]}"
         )
     wanted = [precision for precision in there if not precisions or precision in precisions]
     runs = runtime_named(runtime)
@@ -61,14 +60,14 @@ def chosen(folder: ArtefactFolder, precisions: Sequence[str], runtime: str) -> A
         rest = [precision for precision in wanted if precision in runs.precisions] or ["fp32"]
         raise SaccadeError(
             f"{folder}: has variants in {refused[0]}, which {runs.title} {runs.refusal}. Leave "
-            f"them out with --precisions {','.join(rest)}, or serve plans of them."
+            f"them out with --precisions {','.join(rest)}, or serve them as plans of TensorRT."
         )
     kept = [variant for variant in folder.variants if variant.main.variant.precision in wanted]
     return folder.only(kept) if len(kept) < len(folder.variants) else folder
 
 
 def join(specs: Sequence[TensorSpec], where: str) -> TensorSpec:
-    """One tensor for several of the same name: an axis in which they differ becomes a word.
+    """Return one tensor for several of the same name: an axis in which they differ gets a name.
 
     Raises: SaccadeError if they differ in type or number of axes.
     """
@@ -77,7 +76,7 @@ def join(specs: Sequence[TensorSpec], where: str) -> TensorSpec:
     if len({(spec.dtype, len(own)) for spec, own in zip(specs, axes, strict=True)}) > 1:
         kinds = ", ".join(sorted({f"{spec.dtype} [{spec.axes}]" for spec in specs}))
         raise SaccadeError(
-            f"{where}: {first.name} is {kinds}, so that one router cannot answer with it. "
+            f"{where}: {first.name} is {kinds}, so one router cannot return it for all variants. "
             "Export them together."
         )
     joined = [
@@ -90,12 +89,13 @@ def join(specs: Sequence[TensorSpec], where: str) -> TensorSpec:
 def measurements(
     folder: ArtefactFolder, device: str | None, runtime: str = DEFAULT, ops: Ops = None
 ) -> dict[str, Entry]:
-    """By variant, the figures of one device and version of the runtime; empty where there are none.
+    """Return the measurements of one device and runtime version by variant; empty without any.
 
-    Figures of custom ops count if these ran as `ops` says: nobody routes kernels by figures of
-    bodies. Where it says nothing, those by kernels count, or else those by bodies.
+    Measurements of custom ops count only if the ops ran as `ops` says, since figures of function
+    bodies say nothing about kernels. If `ops` is None, those with kernels count, or else those with
+    bodies.
 
-    Raises: SaccadeError if other bytes were measured, or several devices.
+    Raises: SaccadeError if the measured files differ, or several devices were measured.
     """
     frontier, path = folder.frontier, folder.path / FRONTIER
     if frontier is None or not frontier.entries:
@@ -106,9 +106,9 @@ def measurements(
         digest = variant.sha256 if variant else "no such variant"
         if digest != entry.sha256:
             raise SaccadeError(
-                f"{path}: measured {entry.variant} with SHA-256 {entry.sha256[:12]}..., but the "
-                f"folder has {digest[:15]}. Measure again "
-                f"with `saccade bench {folder}`, or remove the file to route by budget only."
+                f"{path}: has measurements of {entry.variant} with SHA-256 "
+                f"{entry.sha256[:12]}..., but the folder has {digest[:15]}. Measure again with "
+                f"`saccade bench {folder}`, or remove the file to route by budget only."
             )
     place = _place(path, frontier, device, runtime)
     entries = [
@@ -124,12 +124,12 @@ def measurements(
 def _place(
     path: Path, frontier: Frontier, device: str | None, runtime: str
 ) -> tuple[str, str] | None:
-    """The device and runtime whose figures count: the only one, the named one, or this machine.
+    """Return the device and runtime whose figures count: the only, the named, or this machine's.
 
-    None where the runtime was measured nowhere.
+    None if there are no figures of the runtime.
     """
     every = sorted({(entry.device, entry.runtime) for entry in frontier.entries})
-    # The names go on with a version: `onnxruntime 1.31.1 CPU`, `tensorrt 10.16`.
+    # A version follows the runtime's name: `onnxruntime 1.31.1 CPU`, `tensorrt 10.16`.
     places = [place for place in every if place[1].split()[0] == runtime]
     if device is None and not places:
         return None
@@ -141,7 +141,7 @@ def _place(
         places = [place for place in places if place == (here.device, here.runtime)]
     if len(places) != 1:
         raise SaccadeError(
-            f"{path}: has figures of {known}; expected those of one device and runtime, "
+            f"{path}: has figures of {known}, expected one device and runtime, "
             f"{'this machine' if device is None else repr(device)}. Name the device with "
             "--device, or measure here with: saccade bench"
         )
@@ -149,25 +149,26 @@ def _place(
 
 
 def _check_labels(manifest: Manifest) -> None:
-    # What reads the labels may take another sign for the end of a line than the line feed.
+    # Readers of the labels may treat other characters than the line feed as the end of a line.
     if bad := [label for label in manifest.labels if label.splitlines() != [label]]:
         raise SaccadeError(
-            f"{manifest.variant.name}: label {bad[0]!r} does not fit on a line of its own."
+            f"{manifest.variant.name}: label {bad[0]!r} is empty or has a line break, expected one "
+            "line of text. Export again with other labels."
         )
 
 
 def _check_tensor_names(manifest: Manifest) -> None:
     for spec in (*manifest.inputs, *manifest.outputs):
-        # An input's name is also that of the file with which the server warms up.
+        # An input's name is also the name of its warm-up file.
         if not _TENSOR.fullmatch(spec.name):
             raise SaccadeError(
-                f"{manifest.variant.name}: tensor {spec.name!r:.80} has a name that is not a word "
-                "of letters, digits and _. Export again."
+                f"{manifest.variant.name}: tensor {spec.name!r:.80} has an invalid name, expected "
+                "a letter and then at most 63 letters, digits and underscores. Export again."
             )
 
 
 def _difference(one: Manifest, other: Manifest) -> str | None:
-    """The first thing in which two files differ for who stands before them."""
+    """Return the first field in which two manifests differ for a router, or None."""
     for field in ("inputs", "preprocessing", "labels"):
         if getattr(one, field) != getattr(other, field):
             return field

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of one component in a repository: its file or plans, configuration, labels, sample."""
+"""Folder of a component in a repository: its file or plans, configuration, labels and sample."""
 
 import shutil
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from saccade.serving.repository.stored_sample import Sample, write_sample
 
 @dataclass(frozen=True)
 class ComponentPlan:
-    """Everything that is decided about a component before its folder is written."""
+    """Everything that is known about a component before its folder is written."""
 
     manifest: Manifest
     run_batch: int
@@ -27,12 +27,12 @@ class ComponentPlan:
 
     @property
     def name(self) -> str:
-        """Of the component, its file and its folder."""
+        """Name of the component, of its file and of its folder."""
         return self.manifest.variant.name
 
 
 def write_component(place: Path, component: ComponentPlan) -> None:
-    """Write the folder of a component of a variant.
+    """Write the folder of one component of a variant.
 
     Raises: SaccadeError if a file changes while it is copied.
     """
@@ -40,7 +40,7 @@ def write_component(place: Path, component: ComponentPlan) -> None:
     (place / "1").mkdir(parents=True)
     for name, file in component.served.files.items():
         _store(file, place / name)
-    # What it is, for whoever has the repository but not the artefact folder.
+    # The manifest, for users who have the repository but not the artefact folder.
     (place / (component.name + SUFFIX)).write_bytes(json_bytes(manifest.to_dict()))
     served = Served(
         fields=component.served.fields(component.run_batch),
@@ -60,4 +60,4 @@ def _store(file: StoredFile, target: Path) -> None:
     if isinstance(file.source, bytes):
         target.write_bytes(file.source)
     elif sha256_of(shutil.copyfile(file.source, target)) != (file.sha256 or sha256_of(file.source)):
-        raise SaccadeError(f"{file.source}: changed while it was copied. Run again.")
+        raise SaccadeError(f"{file.source}: changed while it was copied. Run the command again.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An artefact folder to a model repository: one folder that a Triton server loads."""
+"""Write the model repository of an artefact folder: one folder that a server loads."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -32,11 +32,11 @@ from saccade.verbosity import note
 
 
 def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> Deployment:
-    """Write the repository of every variant in an artefact folder and of the router over them.
+    """Write the repository of an artefact folder: every variant, and the router that calls them.
 
-    Raises: SaccadeError if the output exists, an artefact does not fit its manifest, a plan does
-        not fit its artefact, the frontier measured other bytes, the variants cannot stand
-        behind one router, or a server would not load what comes of them.
+    Raises: SaccadeError if the output exists, an artefact does not match its manifest, a plan does
+        not match its artefact, the frontier has measurements of other files, one router cannot
+        serve all variants, or a server would not load the repository.
     """
     folder, out = ArtefactFolder.open(folder), options.out
     texts = [path for path in (options.labels, options.templates) if path is not None]
@@ -91,8 +91,8 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
             return _write(partial, components, router, folder.frontier, ops)
     except OSError as error:
         raise SaccadeError(
-            f"{out}: cannot be written ({error.strerror}). Make room, or choose another place "
-            "with --out."
+            f"{out}: cannot be written ({error.strerror}). Free some space, or choose another "
+            "folder with --out."
         ) from error
 
 
@@ -131,22 +131,22 @@ def _hold_to_rules(folder: Path) -> None:
 
 
 def _measurements(folder: ArtefactFolder, options: RepositoryOptions, ops: Ops) -> dict[str, Entry]:
-    """The figures to route by; that there are some of custom ops run otherwise is said."""
+    """Return the measurements to route by; note if those of custom ops do not apply."""
     entries, every = (
         measurements(folder, options.device, options.runtime, wanted) for wanted in (ops, None)
     )
     otherwise = {entry.ops for entry in every.values() if entry.ops} - {ops}
     if ops and otherwise and ops not in {value.ops for value in entries.values()}:
         note(
-            f"{folder.path / FRONTIER}: was measured with custom ops by {otherwise.pop()}, and the "
-            f"repository runs them by {ops}: it routes these variants by budget only. Measure "
-            f"them again with: saccade bench {folder}"
+            f"{folder.path / FRONTIER}: was measured with custom ops run by {otherwise.pop()}, but "
+            f"the repository runs them by {ops}. The router chooses among these variants by budget "
+            f"only. To measure them again, run: saccade bench {folder}"
         )
     return entries
 
 
 def _ops(served: Iterable[ServedFiles]) -> Ops:
-    """Execution of custom ops in the deployment: by bodies where one variant's run so."""
+    """Return how the deployment runs custom ops: by bodies if any component does."""
     kinds = {files.ops for files in served} - {None}
     return max(kinds, key=OPS.index, default=None)
 
@@ -157,11 +157,11 @@ def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
     caps = replace(declared, **given)
     if caps.max_images > MAX_BATCH:
         raise SaccadeError(
-            f"max_images is {caps.max_images}, a variant takes at most {MAX_BATCH} at once. "
-            "Pass a smaller --max-images; the client splits larger lists into requests."
+            f"max_images is {caps.max_images}, expected at most {MAX_BATCH}, the largest batch of "
+            "a variant. Pass a smaller --max-images; the client splits larger lists into requests."
         )
     if absurd := next(absurd_caps(caps), None):
-        raise SaccadeError(f"{absurd}. Pass a smaller one to `saccade repository`.")
+        raise SaccadeError(f"{absurd}. Pass a smaller value to `saccade repository`.")
     return caps
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade.json`, a repository's description of itself: what it serves, each file's hash."""
+"""`saccade.json`, the description of a repository: what it serves, and each file's hash."""
 
 import json
 from dataclasses import dataclass
@@ -19,26 +19,26 @@ from saccade.serving.repository.runtimes.registry import served_names
 SCHEMA = "saccade.repository"
 VERSION = 2
 DESCRIPTION = "saccade.json"
-MAX_DESCRIPTION_BYTES = 16 << 20  # a hundred bytes a file: what is larger is not a description
+MAX_DESCRIPTION_BYTES = 16 << 20  # about 100 bytes per file: a larger file is not a description
 _AGAIN = "Write it again with: saccade repository FOLDER --out REPOSITORY --force"
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A folder that a server loads, and what it serves."""
+    """A model repository: its folder and what it serves."""
 
     folder: Path
     model: str
-    # Models behind the router; of a model of two components, two a variant.
+    # Models that the router calls: one per component of each variant.
     variants: tuple[str, ...]
     unmeasured: tuple[str, ...]  # variants that min_score and max_latency_ms can never choose
     runtime: str = DEFAULT
-    samples: tuple[str, ...] = ()  # variants that keep a sample with its answer
-    ops: Ops = None  # how custom ops run; none: there are none, or an older release wrote it
-    policies: tuple[str, ...] = ()  # that requests may follow
+    samples: tuple[str, ...] = ()  # models that have a stored sample with its answer
+    ops: Ops = None  # how custom ops run; None: there are none, or an older release wrote it
+    policies: tuple[str, ...] = ()  # names of the policies that requests may follow
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "folder": str(self.folder),
             "model": self.model,
@@ -52,10 +52,10 @@ class Deployment:
 
 
 def read_repository(folder: Path) -> Deployment:
-    """A repository that `deploy` wrote, if every file in it is still as it was written.
+    """Read a repository that `deploy` wrote, and check that no file of it has changed.
 
-    Raises: SaccadeError for another folder, another version, a link, and a file that is missing,
-        changed or not one of those written.
+    Raises: SaccadeError if the folder is not a repository of this version, has a link, or has a
+        file that is missing, changed or foreign.
     """
     deployment, files = read_description(folder)
     present = regular_files(Path(folder))
@@ -69,15 +69,15 @@ def read_repository(folder: Path) -> Deployment:
 
 
 def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
-    """Description of a repository and the hash of each of its files; none of them is opened.
+    """Read the description of a repository and the hash of each file, without opening the files.
 
-    Raises: SaccadeError for another folder and another version.
+    Raises: SaccadeError if the folder is not a repository of this version.
     """
     path = Path(folder) / DESCRIPTION
     if not path.is_file():
-        state = f"holds no {DESCRIPTION}" if Path(folder).is_dir() else "is not a folder"
+        state = f"has no {DESCRIPTION}" if Path(folder).is_dir() else "is not a folder"
         raise SaccadeError(
-            f"{folder}: describes no model repository: it {state}. Write one with: saccade "
+            f"{folder}: is not a model repository: it {state}. Write one with: saccade "
             "repository ARTEFACT --out REPOSITORY"
         )
     try:
@@ -102,14 +102,14 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
         OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SaccadeError
     ) as error:  # fmt: skip
         raise SaccadeError(
-            f"{path}: describes no model repository ({_said(error)}). {_AGAIN}"
+            f"{path}: does not describe a model repository ({_said(error)}). {_AGAIN}"
         ) from error
     written = Deployment(Path(folder), model, variants, unmeasured, runtime, kept, ops, policies)
     return written, files
 
 
 def _said(error: Exception) -> str:
-    # A KeyError says no more than a name.
+    # A KeyError contains only the key.
     said = f"no {error}" if isinstance(error, KeyError) else str(error)
     return said.replace(f". {EXPORT_AGAIN}", "")
 
@@ -117,7 +117,7 @@ def _said(error: Exception) -> str:
 def description(
     folder: Path, deployment: Deployment, preprocessing: Preprocessing | None
 ) -> dict[str, Any]:
-    """The description of a repository whose files are all written, as plain values for JSON."""
+    """Return the description of a completely written repository, as plain values for JSON."""
     content = deployment.to_dict()
     del content["folder"]
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a repository: those that lie in it, never what a link in it leads to."""
+"""The files of a repository. Links are never followed."""
 
 import os
 from collections.abc import Iterator
@@ -10,19 +10,19 @@ from saccade.errors import SaccadeError
 
 
 class Entry(NamedTuple):
-    """Something in a repository that is not a folder."""
+    """An entry of a repository that is not a folder."""
 
-    name: str  # as the description has it, with slashes
+    name: str  # as in the description, with slashes
     path: Path
     kind: Literal["file", "link", "other"]
 
 
 def entries(folder: Path) -> Iterator[Entry]:
-    """All that lies in a folder and its folders, in a fixed order; no link is followed.
+    """Yield the entries of a folder and its subfolders in a fixed order, without following links.
 
     Raises: OSError if a folder cannot be read.
     """
-    # A stack of our own: folders may be nested deeper than calls.
+    # An explicit stack: folders may be nested deeper than Python can recurse.
     waiting = [Path(folder)]
     while waiting:
         with os.scandir(waiting.pop()) as listing:
@@ -39,9 +39,9 @@ def entries(folder: Path) -> Iterator[Entry]:
 
 
 def regular_files(folder: Path) -> dict[str, Path]:
-    """Every file of a repository by its name in the description.
+    """Return every file of a repository, by its name in the description.
 
-    Raises: SaccadeError for a link, for what is not a file, and for a folder that cannot be read.
+    Raises: SaccadeError for a link, a special file, or a folder that cannot be read.
     """
     files = {}
     try:
@@ -55,11 +55,11 @@ def regular_files(folder: Path) -> dict[str, Path]:
 
 
 def fault_of(entry: Entry) -> str:
-    """Why a repository must not have what is not a file, and what to do about it."""
+    """Return why an entry that is not a regular file is refused, and what to do about it."""
     if entry.kind != "link":
         return "is neither a file nor a folder. Remove it."
     target = os.fspath(entry.path.readlink())
     return (
-        f"is a link to {target:.200}, and the repository's hashes do not cover where that leads. "
-        "Put the file or folder itself in its place (cp -RL)."
+        f"is a link to {target:.200}, whose content the repository's hashes do not cover. "
+        "Replace the link with the file or folder itself (cp -RL)."
     )

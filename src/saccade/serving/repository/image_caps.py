@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits of the limits: beyond these a cap on a request's images would be none."""
+"""Upper limits of the caps on a request's images: a larger cap would protect nothing."""
 
 from collections.abc import Iterator
 
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.repository.model_config import MAX_BATCH
 
-# A message of gRPC has at most 2 GiB, and an image of 1,000 megapixels takes 3 GB decoded.
+# A gRPC message has at most 2 GiB, and an image of 1,000 megapixels takes 3 GB when decoded.
 MOST = {
     "max_image_mib": 1024,
     "max_megapixels": 1000,
@@ -14,11 +14,11 @@ MOST = {
     "min_side_px": 65_535,
     "max_images": MAX_BATCH,
 }
-LARGEST_INPUT_PX = 16_384  # a side of what the model itself takes
+LARGEST_INPUT_PX = 16_384  # side of the model's own input
 
 
 def absurd_caps(declared: Preprocessing) -> Iterator[str]:
-    """Each cap that is above its limit, with the limit."""
+    """Describe each cap that is above its limit."""
     for name, most in MOST.items():
         if (value := getattr(declared, name)) > most:
             yield f"{name} is {value}, expected at most {most}"

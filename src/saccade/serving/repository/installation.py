@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server on this machine, and whether it could run: found before it is started."""
+"""Find the server on this machine, and check before it starts that it can run."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ _ELSEWHERE = (
 
 @dataclass(frozen=True)
 class Installation:
-    """A server that was found: its program, its backends and where its libraries are."""
+    """A server on this machine: its program, backends and libraries."""
 
     binary: Path
     backends: Path
@@ -35,15 +35,15 @@ class Installation:
 
     @property
     def has_onnxruntime(self) -> bool:
-        """True if it brings a compiled backend that runs ONNX files."""
+        """True if the server has a compiled backend for ONNX files."""
         return (self.backends / "onnxruntime" / "libtriton_onnxruntime.so").exists()
 
     def environment(self) -> dict[str, str]:
-        """Environment that the server is started with."""
-        # The first python3 on PATH decides which packages the Python models see.
+        """Return the environment variables to start the server with."""
+        # The first python3 on PATH determines which packages the Python models see.
         paths = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
         libraries = [*map(str, self.libraries), os.environ.get("LD_LIBRARY_PATH", "")]
-        # Of the models the server would take one that is compiled for one that was changed.
+        # With a cache of bytecode the server could run old bytecode of a changed model.
         given = {key: value for key, value in os.environ.items() if key != "PYTHONPYCACHEPREFIX"}
         return {
             **given,
@@ -53,7 +53,7 @@ class Installation:
 
 
 def find_installation() -> Installation:
-    """The server of the pip package, or else the one on PATH.
+    """Return the server of the pip package, or else the one on PATH.
 
     Raises: SaccadeError on another system, MissingPackage if there is no server.
     """
@@ -66,8 +66,8 @@ def find_installation() -> Installation:
     program = shutil.which("tritonserver")
     if not program:
         raise MissingPackage(
-            "There is no tritonserver: neither the package nvidia-pytriton nor a program of that "
-            f"name on PATH. Install it with: {install('serve')}"
+            "There is no tritonserver: the package nvidia-pytriton is not installed, and no "
+            f"program of that name is on PATH. Install it with: {install('serve')}"
         )
     root = Path(program).resolve().parents[1]
     stub = root / "backends" / "python" / STUB
@@ -80,20 +80,20 @@ def find_installation() -> Installation:
 
 
 def check_system() -> None:
-    """Refuse a system on which the server cannot run.
+    """Refuse an operating system on which the server cannot run.
 
-    Raises: SaccadeError naming the system found.
+    Raises: SaccadeError that names the system.
     """
     if sys.platform != "linux":
         raise SaccadeError(f"This system is {platform.system()}. {_ELSEWHERE}")
     glibc = glibc_version()
     if glibc is None or glibc < OLDEST_GLIBC:
-        version = "none" if glibc is None else ".".join(map(str, glibc))
-        raise SaccadeError(f"This system's glibc is {version}. {_ELSEWHERE}")
+        found = "has no glibc" if glibc is None else f"has glibc {'.'.join(map(str, glibc))}"
+        raise SaccadeError(f"This system {found}. {_ELSEWHERE}")
 
 
 def glibc_version() -> tuple[int, ...] | None:
-    """The C library's version, None where it is another one."""
+    """Return the version of glibc, or None if the C library is a different one."""
     try:
         text = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (AttributeError, ValueError, OSError):
@@ -103,10 +103,10 @@ def glibc_version() -> tuple[int, ...] | None:
 
 
 def check_installation(installation: Installation) -> None:
-    """Find now what would make the server hang or answer nonsense later.
+    """Check for everything that would make the server hang or give wrong answers later.
 
     Raises: SaccadeError if a shared library is missing, MissingPackage if NumPy or ONNX Runtime
-    do not fit.
+        is missing or has the wrong version.
     """
     for program in (installation.binary, installation.stub):
         missing = missing_libraries(program, installation.environment())
@@ -116,24 +116,24 @@ def check_installation(installation: Installation) -> None:
         return
     if not (Path(sys.executable).parent / "python3").exists():
         raise SaccadeError(
-            f"{sys.executable}: there is no python3 beside it, by which the server finds the "
+            f"{sys.executable}: there is no python3 next to it, which the server needs to find "
             "packages. Run saccade from a virtual environment (python3 -m venv)."
         )
     numpy = metadata.version("numpy")
     if int(numpy.split(".")[0]) >= 2:
         raise MissingPackage(
-            f"numpy {numpy} is installed, with which the bundled server answers with empty "
-            f"outputs; it needs numpy 1.26. Install it with: {install('serve')}"
+            f"numpy {numpy} is installed, expected numpy 1.26: with numpy 2 the bundled server "
+            f"returns empty outputs. Install it with: {install('serve')}"
         )
     if util.find_spec("onnxruntime") is None:
         raise MissingPackage(
-            "onnxruntime is not installed, in which the variants run. "
+            "onnxruntime is not installed, but the variants run on it. "
             f"Install it with: {install('cpu')}"
         )
 
 
 def missing_libraries(program: Path, environment: dict[str, str]) -> list[str]:
-    """Shared libraries that the loader would not find for `program`; nothing of it runs."""
+    """Return the shared libraries that the loader would not find, without running `program`."""
     traced = subprocess.run(
         [program],
         env={**environment, "LD_TRACE_LOADED_OBJECTS": "1"},
@@ -150,9 +150,9 @@ def _missing_text(program: Path, missing: list[str]) -> str:
     if python:
         version = python.removeprefix("libpython").partition(".so")[0]
         return (
-            f"{python} was not found: the server loads this Python as a shared library and would "
-            f"hang without it. Install it (Debian, Ubuntu: apt-get install libpython{version}), "
-            "or use a Python built with --enable-shared."
+            f"{python} was not found. The server loads this Python as a shared library and hangs "
+            f"without it. Install it (Debian, Ubuntu: apt-get install libpython{version}), or use "
+            "a Python built with --enable-shared."
         )
     return (
         f"{program.name} needs shared libraries that were not found: {', '.join(missing)}. "
@@ -167,8 +167,8 @@ def _bundled(root: Path) -> Installation:
     if not stub.exists():
         known = ", ".join(sorted((path.name for path in stubs.glob("3.*")), key=_as_numbers))
         raise SaccadeError(
-            f"This is Python {version}; the bundled server runs models with Python {known}. "
-            "Make a virtual environment with one of those that saccade supports (3.11 to 3.13)."
+            f"This is Python {version}, but the bundled server supports Python {known}. Create a "
+            "virtual environment with one that saccade also supports (3.11 to 3.13)."
         )
     libraries = (
         root.parents[1] / "nvidia_pytriton.libs",

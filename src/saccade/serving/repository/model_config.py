@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of each model for the server: the protobuf message as text, never pasted strings.
+"""Write each model's configuration for the server: a protobuf message, never pasted strings.
 
-Only fields that server 2.51 knows: one that it does not know stops the load.
+Only fields that server 2.51 knows are used: an unknown field stops the load.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,15 +34,15 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class RouterTensors:
-    """Tensors of the router, and what clients and probes are told of it.
+    """Tensors of the router, and the parameters that describe it to clients and probes.
 
-    `parameters` are texts by name; `labelled` says whether `probabilities` have labels, `follows`
+    `parameters` are strings by name. `labelled`: whether `probabilities` has labels. `follows`:
     whether requests may follow a policy.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    encoded: frozenset[str]  # inputs that come as encoded files
+    encoded: frozenset[str]  # inputs that arrive as encoded files
     parameters: dict[str, str]
     labelled: bool = True
     follows: bool = False
@@ -50,14 +50,15 @@ class RouterTensors:
 
 @dataclass(frozen=True)
 class Served:
-    """Server's side of a component: its runtime, its files, and its warm-up.
+    """The server's side of a component: its runtime, files and warm-up.
 
-    `fields` are what its runtime says in the ModelConfig message.
-    Shapes: sample[input] [1 ...], one of each input; none: zeros.
+    `fields` are the fields that its runtime sets in the ModelConfig message.
+
+    Shapes: sample[input] [1 ...], one per input; empty: warm up with zeros.
     """
 
     fields: Mapping[str, Any]
-    options: RepositoryOptions | None = None  # none: every setting as by default
+    options: RepositoryOptions | None = None  # None: every setting at its default
     max_batch: int = MAX_BATCH
     sample: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -65,9 +66,9 @@ class Served:
 def variant_config(
     manifest: Manifest, *, run_batch: int, served: Served, labelled: bool = True
 ) -> str:
-    """One component of a variant.
+    """Return the configuration of one component of a variant.
 
-    Units:  run_batch is the number of images that run fastest in one call, as measured.
+    Units:  run_batch is the number of images per call that was measured to be fastest.
     Raises: SaccadeError for a tensor whose first axis is not the batch.
     """
     config = messages().ModelConfig(name=manifest.variant.name)
@@ -88,13 +89,14 @@ def variant_config(
 def router_config(
     name: str, tensors: RouterTensors, *, variants: Sequence[str], max_images: int
 ) -> str:
-    """The router: encoded images or tensors in, the chosen variant's outputs and name out.
+    """Return the configuration of the router.
 
-    It has no warm-up: its calls to the variants would be answered "Server not ready". Where
-    there are several inputs all are optional: which of them come says which component is meant.
+    The router takes encoded images or tensors, and returns the chosen variant's outputs and name.
+    It has no warm-up, because the server would refuse its calls to the variants with "Server not
+    ready". If there are several inputs, all are optional: those in a request select the component.
     """
     config = messages().ModelConfig(name=name, backend="python")
-    # The repository index is closed to clients: here they learn which variants there are.
+    # The repository index is closed to clients: this parameter lists the variants for them.
     for key, value in {"variants": ",".join(variants), **tensors.parameters}.items():
         config.parameters[key].string_value = value
     optional = len(tensors.inputs) > 1
@@ -109,7 +111,7 @@ def router_config(
     for spec in tensors.outputs:
         _output(config, spec, tensors.labelled)
     for output in ("variant", "variant_sha256"):
-        # Bytes, not TYPE_STRING: the classes of a string end servers before July 2025.
+        # Bytes, not TYPE_STRING: a request for classes of a string crashes servers before 25.08.
         config.output.add(name=output, data_type="TYPE_UINT8", dims=[-1])
     if tensors.follows:
         config.output.add(name="steps", data_type="TYPE_INT32", dims=[1])
@@ -117,14 +119,14 @@ def router_config(
     config.output.add(name=LANES, data_type="TYPE_UINT8", dims=[-1])
     _shared(config, max_batch=max_images, preferred=1)
     config.instance_group.add(count=1, kind="KIND_CPU")
-    # One request at a time: of those that come as one batch, the server refuses all for the text
-    # of one that is broken. The lanes make the batches.
+    # One request at a time: if one request of a batch is broken, the server refuses the whole
+    # batch with that request's message. The lanes make the batches.
     config.ClearField("dynamic_batching")
     return config_text(config)
 
 
 def data_type(dtype: str) -> int:
-    """The server's number of a type, by its name in a manifest."""
+    """Return the server's number for a type, given its name in a manifest."""
     return int(messages().DataType.Value(_TYPES[dtype]))
 
 
@@ -139,7 +141,7 @@ def _shared(config: Any, *, preferred: int, max_batch: int) -> None:
 
 
 def on_gpu(config: Any) -> bool:
-    """True if a model's configuration puts its instances on GPUs."""
+    """Return whether a model's configuration puts its instances on GPUs."""
     return any(group.kind == group.KIND_GPU for group in config.instance_group)
 
 
@@ -147,15 +149,15 @@ def _instances(config: Any, options: RepositoryOptions | None) -> None:
     kind = "KIND_GPU" if options and options.on_gpu else "KIND_CPU"
     group = config.instance_group.add(count=options.instance_count if options else 1, kind=kind)
     if options and options.rate_limit:
-        # Every run takes the one unit that a device has: variants of a GPU run in turn.
+        # Every run takes the only unit of the device: the variants on a GPU run in turn.
         group.rate_limiter.resources.add(name=options.rate_limit, count=1)
         group.rate_limiter.priority = 1
 
 
 def _queue(config: Any, options: RepositoryOptions | None) -> None:
-    # By default no queue policy. In the 24.10 line any of them (a size, a timeout) makes one in a
-    # few hundred requests wait 500 ms where there is one instance: the batcher then waits for a
-    # free instance, and now and then misses that there is one. The router's lanes bound what waits.
+    # No queue policy by default. In version 24.10, any queue policy (a size, a timeout) delays one
+    # in a few hundred requests by 500 ms if there is one instance: the batcher waits for a free
+    # instance and sometimes misses that there is one. The router's lanes limit what waits.
     if options is None:
         return
     batching = config.dynamic_batching
@@ -177,7 +179,7 @@ def _warmup(config: Any, manifest: Manifest, size: int, sample: Mapping[str, Any
         tensor = warmup.inputs[spec.name]
         tensor.data_type = messages().DataType.Value(_type(spec))
         if sample:
-            # One sample: the server makes a batch of as many requests with it.
+            # One sample: the server fills the batch by repeating it.
             tensor.dims.extend(sample[spec.name][1:] or (1,))
             tensor.input_data_file = spec.name
         else:
@@ -188,7 +190,7 @@ def _warmup(config: Any, manifest: Manifest, size: int, sample: Mapping[str, Any
 def _type(spec: TensorSpec) -> str:
     if spec.dtype not in _TYPES:
         raise SaccadeError(
-            f"tensor {spec.name!r} holds {spec.dtype}, expected one of {', '.join(_TYPES)}. "
+            f"tensor {spec.name!r} has the type {spec.dtype}, expected {', '.join(_TYPES)}. "
             "Export again."
         )
     return _TYPES[spec.dtype]
@@ -200,12 +202,12 @@ def _dims(spec: TensorSpec) -> list[int]:
         raise SaccadeError(
             f"tensor {spec.name!r} has axes {spec.axes!r}, expected 'b' first. Export again."
         )
-    # The server knows no tensor of the batch alone: it is one number wide outside.
+    # The server has no tensors with a batch axis only: outside the model such a tensor is [b 1].
     return [axis if isinstance(axis, int) else -1 for axis in rest] or [1]
 
 
 def _scalar(tensor: Any, spec: TensorSpec) -> None:
-    """A tensor of the batch alone loses the axis that it has outside."""
+    """Remove the second axis again, inside the model, from a tensor with a batch axis only."""
     if len(spec.shape) == 1:
         tensor.reshape.SetInParent()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a repository: where it goes, what runs it, how it queues."""
+"""Options of a repository: its folder, its runtime, and how requests wait."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from saccade.path_fields import PathFields
 from saccade.serving.repository.runtimes.registry import ServedName, served_runtime
 
 MOST_THREADS, MOST_PRIORITIES = 256, 100
-# Beyond that a number is a slip of the pen, and a server would take it.
+# A number outside its range is a typing mistake, and a server would accept it.
 RANGES: dict[str, tuple[float, float]] = {
     "instance_count": (1, 64),
     "threads": (0, MOST_THREADS),
@@ -27,38 +27,38 @@ RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class RepositoryOptions(PathFields):
-    """Options of a repository: where it goes, what runs it, which images its router refuses."""
+    """Options of a repository: its folder, its runtime, and the images its router refuses."""
 
     out: Path  # folder to write
-    force: bool = False  # replace what stands there
-    # onnxruntime: for the bundled server and the container; or tensorrt
+    force: bool = False  # replace an existing folder
+    # onnxruntime (bundled server or container) or tensorrt (container only)
     runtime: ServedName = DEFAULT
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one per kind of GPU
-    precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all that the folder has
-    run_batch: int | None = None  # images in one run; default: as measured, else 8
-    device: str | None = None  # whose measurements to route by, if the frontier has several
-    max_image_mib: int | None = None  # cap on an encoded image; default: as in the checkpoint
-    max_megapixels: int | None = None  # cap on width times height
-    max_side_px: int | None = None  # cap on either side
-    min_side_px: int | None = None  # a side of fewer pixels is refused
-    max_images: int | None = None  # cap on the images of one request, at most 64
-    labels: Path | None = None  # zero-shot: a text file with a label a line
-    templates: Path | None = None  # with --labels: a line a prompt, with {} for the label
-    # with the folder's policies; --no-policies: leave them out
+    precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all precisions in the folder
+    run_batch: int | None = None  # images per run; default: the fastest measured, else 8
+    device: str | None = None  # device whose measurements to use, if the frontier has several
+    max_image_mib: int | None = None  # largest encoded image; default: as in the checkpoint
+    max_megapixels: int | None = None  # largest width times height of an image
+    max_side_px: int | None = None  # largest side of an image
+    min_side_px: int | None = None  # smallest side of an image
+    max_images: int | None = None  # most images per request, at most 64
+    labels: Path | None = None  # zero-shot: a text file with one label per line
+    templates: Path | None = None  # with --labels: one prompt per line, with {} for the label
+    # serve the folder's policies; --no-policies: leave them out
     policies: bool = True
-    # run custom ops by our kernels where they can be built; --no-op-library: run custom ops by
-    # their ONNX function bodies
+    # run custom ops with saccade's kernels if they can be built; --no-op-library: run custom ops
+    # with their ONNX function bodies
     op_library: bool = True
     instances: Literal["cpu", "gpu"] | None = None  # default: cpu, plans gpu; gpu: container only
-    instance_count: int = 1  # of each variant
-    threads: int = 1  # of ONNX Runtime inside one node; 0: as many as there are cores
-    inter_op_threads: int = 1  # of ONNX Runtime across nodes
-    parallel_nodes: bool = False  # ONNX Runtime runs independent nodes at the same time
-    graph_level: int = 0  # ONNX Runtime's optimisation: 0 all, 1 extended, -1 basic, 2 none
-    max_queue: int | None = None  # requests that wait before a variant, at most; default: no limit
-    queue_timeout_ms: float | None = None  # a request that waited longer is refused
-    priority_levels: int | None = None  # requests may say a priority from 1, the first, to this
-    rate_limit: str | None = None  # a resource that all variants of a GPU share, such as gpu
+    instance_count: int = 1  # instances of each variant
+    threads: int = 1  # threads of ONNX Runtime inside one node; 0: one per core
+    inter_op_threads: int = 1  # threads of ONNX Runtime across nodes
+    parallel_nodes: bool = False  # let ONNX Runtime run independent nodes at the same time
+    graph_level: int = 0  # ONNX Runtime's optimization: 0 all, 1 extended, -1 basic, 2 none
+    max_queue: int | None = None  # most requests waiting for one variant; default: no limit
+    queue_timeout_ms: float | None = None  # refuse a request that has waited longer
+    priority_levels: int | None = None  # requests may set a priority from 1 (first) to this
+    rate_limit: str | None = None  # a resource that all variants on a GPU share, such as gpu
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +68,7 @@ class RepositoryOptions(PathFields):
                 flag = name.replace("_", "-")
                 raise SaccadeError(f"--{flag} is {value}, expected {low:g} to {high:g}.")
         if self.rate_limit is not None and not self.rate_limit.isidentifier():
-            raise SaccadeError(f"--rate-limit is {self.rate_limit!r}, expected a word, like gpu.")
+            raise SaccadeError(f"--rate-limit is {self.rate_limit!r}, expected a word such as gpu.")
         served_runtime(self.runtime).check_options(self)
 
     @property

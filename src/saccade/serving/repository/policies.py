@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies of an artefact folder as the router follows them: those that are still certified."""
+"""Policies of an artefact folder for the router: those that are still certified."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +22,7 @@ from saccade.exporter.policy.policy import (
 from saccade.schema import AGAIN, Positive, Probability, Range, typed
 from saccade.verbosity import note
 
-KEY = "policies"  # of routes.json, and of what the router tells its callers
+KEY = "policies"  # key in routes.json and in the router's description for clients
 DECIDES = "logits"  # the output from which a policy decides
 _AGAIN = "Write the repository again."
 
@@ -60,7 +60,7 @@ class ServedPolicy:
 
     @property
     def variants(self) -> set[str]:
-        """The variants that have to be served."""
+        """The variants that the repository must have."""
         return {self.full, *(step.variant for step in self.steps)}
 
 
@@ -71,14 +71,14 @@ def served_policies(
     runtime: str,
     labels: Sequence[str] | None,
 ) -> tuple[ServedPolicy, ...]:
-    """The policies of a folder that a router before these variants can follow.
+    """Return the policies of a folder that a router of these variants can follow.
 
-    `labels` are those given at deployment. A policy that asks variants which are not served, or
-    was calibrated with another runtime, is left out with a note: it is as true as it was, and
-    whoever left the variant out wants a repository nonetheless.
+    `labels` are those given at deployment. A policy that needs a variant which is not served, or
+    that was calibrated with another runtime, is left out with a note: it is still valid, but not
+    for this repository.
 
-    Raises: SaccadeError if a certificate does not compute again, the variants have changed, or
-        policies contradict one another.
+    Raises: SaccadeError if a certificate is not confirmed, the variants have changed, or policies
+        contradict each other.
     """
     paths = policy_files(folder.path)
     if not paths:
@@ -94,8 +94,8 @@ def served_policies(
         for policy in _followable(content, path, variants, runtime, bool(labels)):
             if policy.name in kept:
                 raise SaccadeError(
-                    f"{path}: has a policy {policy.name}, and so has another file of {folder}. "
-                    "Remove one of the files, or calibrate again with another --name."
+                    f"{path}: found policy {policy.name}, which another file of {folder} also "
+                    "contains. Delete one of the files, or calibrate again with another --name."
                 )
             kept[policy.name] = policy
     _check_full(folder, kept)
@@ -103,7 +103,7 @@ def served_policies(
 
 
 def policies_of(routes: Mapping[str, Any]) -> tuple[ServedPolicy, ...]:
-    """The policies in routes.json.
+    """Return the policies in routes.json.
 
     Raises: SaccadeError for a missing, unknown or wrong key.
     """
@@ -117,10 +117,10 @@ def policies_of(routes: Mapping[str, Any]) -> tuple[ServedPolicy, ...]:
 
 
 def faults(policies: Sequence[ServedPolicy], hashes: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with policies before variants of these hashes, a sentence each."""
+    """Yield what is wrong with policies for variants of these hashes, one sentence each."""
     for name, count in _counts(policy.name for policy in policies).items():
         if count > 1:
-            yield f"{count} policies have the name {name}. {_AGAIN}"
+            yield f"found {count} policies with the name {name}, expected one. {_AGAIN}"
     if len(full := {policy.full for policy in policies}) > 1:
         yield f"policies are compared with {' and '.join(sorted(full))}, expected one. {_AGAIN}"
     for policy in policies:
@@ -130,7 +130,7 @@ def faults(policies: Sequence[ServedPolicy], hashes: Mapping[str, str]) -> Itera
 
 def _faults(policy: ServedPolicy, hashes: Mapping[str, str]) -> Iterator[str]:
     if missing := sorted(policy.variants - set(hashes)):
-        yield f"asks {missing[0]}, which is not in the repository."
+        yield f"needs {missing[0]}, which is not in the repository."
     for step in policy.steps:
         if step.variant in hashes and hashes[step.variant] != step.sha256:
             yield (
@@ -140,12 +140,12 @@ def _faults(policy: ServedPolicy, hashes: Mapping[str, str]) -> Iterator[str]:
     *early, last = [step.threshold for step in policy.steps] or [0.0]
     chain = [step.variant for step in policy.steps]
     if last is not None or None in early or len(set(chain)) < len(chain) or len(chain) > MOST_STEPS:
-        yield "is no chain: expected different variants, each but the last with a threshold."
+        yield "is not a chain: expected different variants, each but the last with a threshold."
 
 
 def _refusal(folder: ArtefactFolder, name: str, problem: str) -> str:
     advice = f"Calibrate again with: saccade calibrate {folder} --data DATA"
-    # Some problems name the file and the advice themselves.
+    # Some problems already name the file and what to do.
     said = problem if "saccade calibrate" in problem else f"{folder}: {name}: {problem}. {advice}"
     return f"{said.rstrip('.')}. Or leave policies out with --no-policies."
 
@@ -166,9 +166,9 @@ def _followable(
         if content.runtime.split()[0] != runtime:
             reason = f"was calibrated with {content.runtime}, and the repository runs {runtime}"
         elif left_out := sorted(served.variants - there):
-            reason = f"asks {left_out[0]}, which the repository leaves out"
+            reason = f"needs {left_out[0]}, which the repository leaves out"
         elif not (decides or labelled):
-            reason = f"decides by {DECIDES}, which a router has with --labels only"
+            reason = f"needs {DECIDES}, which a router has only with --labels"
         if reason:
             note(f"{path.name}: policy {policy.name} is left out: it {reason}")
         else:
@@ -193,14 +193,14 @@ def _served(content: PolicyFile, policy: Policy) -> ServedPolicy:
 
 
 def _check_classes(content: PolicyFile, path: Path, labels: Sequence[str]) -> None:
-    """The labels of the deployment can be those of the calibration.
+    """Check that the labels of the deployment can be those of the calibration.
 
-    Raises: SaccadeError if these were more.
+    Raises: SaccadeError if the calibration had more labels.
     """
     classes = int(read_answers(content, path).classes.max()) + 1
     if classes > len(labels):
         raise SaccadeError(
-            f"{path}: was calibrated with {classes} labels or more, --labels has {len(labels)}. "
+            f"{path}: calibrated with {classes} labels or more, but --labels has {len(labels)}. "
             "Pass the labels of the calibration data, or leave policies out with --no-policies."
         )
 
@@ -210,9 +210,9 @@ def _check_full(folder: ArtefactFolder, policies: Mapping[str, ServedPolicy]) ->
     if len(full) > 1:
         pairs = ", ".join(f"{policy} with {variant}" for variant, policy in sorted(full.items()))
         raise SaccadeError(
-            f"{folder}: policies are compared with different full models ({pairs}), so that a "
-            "request could not say which risk it means. Remove the older file, or calibrate again "
-            f"with: saccade calibrate {folder} --data DATA"
+            f"{folder}: policies are compared with different full models ({pairs}), expected one. "
+            "Delete the older file, or calibrate again with: "
+            f"saccade calibrate {folder} --data DATA"
         )
 
 

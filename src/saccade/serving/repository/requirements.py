@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requirements of a repository's models on a server beyond those of every repository."""
+"""What the models of a repository need from a server beyond the needs of every repository."""
 
 import shlex
 from dataclasses import dataclass
@@ -14,37 +14,37 @@ from saccade.serving.repository.installation import Installation
 from saccade.serving.repository.model_config import data_type
 from saccade.serving.repository.runtimes.registry import served_names, served_runtime
 
-MENDED_LINE = "25.08"  # of the server: the classes of strings are refused (server#8267)
-RELEASE = "26.07"  # of NVIDIA's container, as docker/Dockerfile pins it
-LIBRARIES = PurePosixPath("/opt/saccade/lib")  # inside that container
+MENDED_LINE = "25.08"  # first server that refuses classes of strings (server#8267)
+RELEASE = "26.07"  # NVIDIA's container that docker/Dockerfile pins
+LIBRARIES = PurePosixPath("/opt/saccade/lib")  # folder inside that container
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """Read from the models' configs."""
+    """Needs of the models, read from their configurations."""
 
     gpu: bool = False
-    runtimes: tuple[str, ...] = ()  # those that need a GPU, or an argument of their own
+    runtimes: tuple[str, ...] = ()  # runtimes that need a GPU or an extra argument of the server
     rate_limit: bool = False
     op_libraries: tuple[str, ...] = ()
-    strings: tuple[str, ...] = ()  # outputs that are texts, as routers of older releases have them
+    strings: tuple[str, ...] = ()  # outputs that are strings, as in routers of older releases
 
     @property
     def arguments(self) -> list[str]:
-        """Arguments of the server for these models."""
+        """Arguments that the server needs for these models."""
         arguments = [
             word for name in self.runtimes for word in served_runtime(name).server_arguments
         ]
         if self.rate_limit:
-            # Without it the server ignores the groups that models sharing a GPU name.
+            # Without it the server ignores the resource that models on one GPU share.
             arguments.append("--rate-limit=execution_count")
         return arguments
 
 
 def requirements_of(repository: Path) -> Requirements:
-    """The needs of all models of a repository together.
+    """Return the combined needs of all models of a repository.
 
-    Raises: SaccadeError for a configuration that is none.
+    Raises: SaccadeError if a configuration cannot be read.
     """
     configs = [_config(path) for path in sorted(repository.glob("*/config.pbtxt"))]
     groups = [group for config in configs for group in config.instance_group]
@@ -69,21 +69,21 @@ def _demanding() -> list[str]:
 
 
 def _runs(name: str, config: Any) -> bool:
-    """True if a model with this configuration is run by that runtime."""
+    """Return whether the runtime `name` runs a model with this configuration."""
     served = served_runtime(name)
     named_platform = bool(served.platform) and config.platform == served.platform
     return named_platform or bool(config.backend == served.backend)
 
 
 def strings_in(config: Any) -> list[str]:
-    """The outputs of a model that are strings."""
+    """Return the names of a model's outputs that are strings."""
     return [tensor.name for tensor in config.output if tensor.data_type == data_type("string")]
 
 
 def refuse_unrunnable(repository: Path, requirements: Requirements, server: Installation) -> None:
-    """Refuse models that a server of this machine cannot run, before it is started.
+    """Refuse models that the server of this machine cannot run, before it is started.
 
-    Raises: SaccadeError for plans or GPU instances, where the server or the machine has none.
+    Raises: SaccadeError if models need a GPU that the server or the machine does not have.
     """
     if not requirements.gpu or (not server.bundled and gpus()):
         return
@@ -92,14 +92,14 @@ def refuse_unrunnable(repository: Path, requirements: Requirements, server: Inst
     lacks = (
         "the bundled server runs ONNX files on KIND_CPU only"
         if server.bundled
-        else f"{server.binary} needs a GPU for them, and its driver shows none"
+        else f"{server.binary} needs a GPU for them, and the driver reports none"
     )
     folder = shlex.quote(str(repository))
     raise SaccadeError(
-        f"{repository}: has {reason}, but {lacks}. Check it with `saccade preflight {folder} "
-        f"--server-version {RELEASE}` and take the container's command from `saccade serve "
-        f"{folder} --print-command --container`; or write the repository again with --runtime "
-        f"{DEFAULT} --instances cpu."
+        f"{repository}: has {reason}, but {lacks}. To serve it with a container, check it with "
+        f"`saccade preflight {folder} --server-version {RELEASE}` and get the command from "
+        f"`saccade serve {folder} --print-command --container`. To serve it here, write it again "
+        f"with --runtime {DEFAULT} --instances cpu."
     )
 
 
@@ -108,6 +108,6 @@ def _config(path: Path) -> Any:
         return read_config(path)
     except SaccadeError as error:
         raise SaccadeError(
-            f"{path.parent}: {error} Find all that is wrong with: saccade preflight "
+            f"{path.parent}: {error} To list every fault, run: saccade preflight "
             f"{shlex.quote(str(path.parents[1]))}"
         ) from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router's folder in a repository: its code, what it knows, and what it tells its callers."""
+"""The router's folder in a repository: its code, its routes, and its description for callers."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -28,15 +28,15 @@ from saccade.serving.repository.model_config import (
 )
 from saccade.serving.repository.policies import KEY, ServedPolicy
 
-# Files of the layer below that run in the server too: they import numpy and Pillow only.
+# Files of saccade.models that also run in the server: they import only numpy and Pillow.
 SHARED = ("image_decoding.py",)
 ROUTES_SCHEMA, ROUTES_VERSION = "saccade.routes", 3
-MAX_ROUTES_BYTES = 64 << 20  # with a vocabulary in the runtime metadata of every variant
+MAX_ROUTES_BYTES = 64 << 20  # enough for a vocabulary in the runtime metadata of every variant
 
 
 @dataclass(frozen=True)
 class RouterPlan:
-    """Everything that is decided about a router before its folder is written.
+    """Everything that is known about a router before its folder is written.
 
     Shapes: classes[variant] float32 [labels d].
     """
@@ -53,12 +53,12 @@ class RouterPlan:
 
     @property
     def family(self) -> str:
-        """Of the model."""
+        """Family of the model."""
         return self.variants[0].main.variant.family
 
 
 def write_router(place: Path, plan: RouterPlan) -> None:
-    """Write the folder of the router.
+    """Write the router's folder.
 
     Raises: SaccadeError if one router cannot answer for all variants.
     """
@@ -73,7 +73,7 @@ def write_router(place: Path, plan: RouterPlan) -> None:
 
 
 def routes_content(plan: RouterPlan) -> dict[str, Any]:
-    """Routes of the router to its variants, as plain values for JSON."""
+    """Return the router's routes to its variants, as plain values for JSON."""
     return {
         "schema": ROUTES_SCHEMA,
         "version": ROUTES_VERSION,
@@ -87,7 +87,7 @@ def routes_content(plan: RouterPlan) -> dict[str, Any]:
 
 
 def router_text(plan: RouterPlan) -> str:
-    """The router's configuration; of the measurements and the size of a run it says nothing.
+    """Return the router's configuration, which has neither measurements nor sizes of a run.
 
     Raises: SaccadeError if one router cannot answer for all variants.
     """
@@ -100,17 +100,17 @@ def router_text(plan: RouterPlan) -> str:
 
 
 def write_labels(place: Path, labels: Sequence[str]) -> None:
-    """The labels beside a model's configuration, a line each."""
+    """Write the labels next to a model's configuration, one per line."""
     (place / LABELS_FILE).write_bytes(labels_text(labels))
 
 
 def labels_text(labels: Sequence[str]) -> bytes:
-    """The content of their file."""
+    """Return the content of the file of labels."""
     return "".join(f"{label}\n" for label in labels).encode()
 
 
 def router_code(family: str) -> dict[str, bytes]:
-    """The files of the router's code by name, as this release has them.
+    """Return the files of the router's code in this release, by name.
 
     Raises: SaccadeError if there is no such family.
     """
@@ -126,7 +126,7 @@ def router_code(family: str) -> dict[str, bytes]:
 
 
 def route_fields(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
-    """One variant as the router's choice sees it."""
+    """Return the fields of one variant from which the router chooses."""
     entry = plan.measured.get(variant.name)
     return {
         "name": variant.name,
@@ -150,10 +150,10 @@ def route_fields(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
 
 
 def _as_fast(plan: RouterPlan, entry: Entry) -> Iterator[str]:
-    """The other variants whose measured speed is not surely higher or lower."""
+    """Yield the other variants whose measured speed is not significantly different."""
     for other in plan.measured.values():
         rounds = entry.speed_rounds, other.speed_rounds
-        # Of older measurements only the one figure is known: it decides as it did.
+        # Older measurements have a single figure: it decides as in older releases.
         if other.variant != entry.variant and len(rounds[0]) > 1 and len(rounds[1]) > 1:
             low, high = paired_log_ratio(*rounds)
             if low <= 0 <= high:
@@ -213,7 +213,7 @@ def _joined(specs: Sequence[TensorSpec], model: str) -> tuple[TensorSpec, ...]:
 
 
 def _description(plan: RouterPlan) -> dict[str, Any]:
-    """Description for clients and probes: metadata that all variants share, and each one's own."""
+    """Return the description for clients and probes: shared metadata and that of each variant."""
     every = [variant.runtime_metadata for variant in plan.variants]
     shared = {
         key: value

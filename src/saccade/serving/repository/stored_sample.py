@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample of each component that a repository keeps, with the answer it has to give.
+"""The sample of each component that a repository stores, with the expected answer.
 
-The server warms up with the sample; `saccade preflight` asks it and compares the answer. Both are
-of the file that was exported, by ONNX Runtime with the function bodies, whatever runs it later.
+The server warms up with the sample. `saccade preflight` runs it and compares the answer. ONNX
+Runtime computes the stored answer from the exported file with its function bodies, whatever
+runtime serves the component.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,35 +24,35 @@ from saccade.files import read_regular
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, TensorSpec, component_named
 
-FOLDER = "warmup"  # the server looks for warm-up data in a folder of this name
+FOLDER = "warmup"  # the server looks for warm-up data in a folder with this name
 FILE = "sample.safetensors"
-MAX_BYTES = 4 << 20  # of the answers of a component; the largest are left out first
+MAX_BYTES = 4 << 20  # limit of a component's answers; the largest are left out first
 _INPUT, _OUTPUT = "input/", "output/"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One input of a component and what it answers.
+    """One input of a component and its answer.
 
-    Shapes: inputs [1 ...]; answers [1 ...], empty where nothing here could compute them.
+    Shapes: inputs [1 ...]; answers [1 ...], empty if nothing here could compute them.
     """
 
     inputs: dict[str, np.ndarray]
     answers: dict[str, np.ndarray]
-    real: bool  # of the checkpoint's own data; else zeros
+    real: bool  # from the checkpoint's own data; else zeros
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the inputs of a real sample; zeros need no files."""
+        """Shapes of the inputs of a real sample; empty for zeros, which need no files."""
         return {name: array.shape for name, array in self.inputs.items()} if self.real else {}
 
 
 def samples(folder: ArtefactFolder) -> dict[str, Sample]:
-    """The sample of every component, by the component's name: the first that the checkpoint keeps.
+    """Return a sample per component, by name: the first calibration sample of the checkpoint.
 
-    Zeros where the checkpoint is not in the folder, or torch is not here to read it.
+    The sample is zeros if the checkpoint is not in the folder, or if torch is not installed.
 
-    Raises: SaccadeError if another checkpoint lies there, or ONNX Runtime refuses a file.
+    Raises: SaccadeError if the folder has a different checkpoint, or ONNX Runtime refuses a file.
     """
     try:
         checkpoint = folder.checkpoint and folder.parent
@@ -67,7 +68,7 @@ def samples(folder: ArtefactFolder) -> dict[str, Sample]:
 
 
 def write_sample(place: Path, sample: Sample) -> None:
-    """The sample of a model into its folder: once for the server, once with the answers."""
+    """Write a model's sample into its folder: once for the server, once with the answers."""
     from safetensors.numpy import save
 
     target = place / FOLDER
@@ -87,15 +88,15 @@ def write_sample(place: Path, sample: Sample) -> None:
 
 
 def read_sample(path: Path) -> Sample:
-    """A sample that `write_sample` wrote; nothing in it is executed.
+    """Read a sample that `write_sample` wrote. Nothing in it is executed.
 
-    Raises: SaccadeError if the file is missing or no such sample.
+    Raises: SaccadeError if the file is missing or is not a stored sample.
     """
     from safetensors.numpy import load
 
     try:
         arrays = load(read_regular(path, limits.WEIGHTS_BYTES))
-    except Exception as error:  # whatever NumPy makes of a type or a shape that it has not
+    except Exception as error:  # NumPy raises many classes for an unknown type or shape
         raise SaccadeError(f"{path}: is not a stored sample ({error}).") from error
     parts = {
         prefix: {
@@ -108,19 +109,19 @@ def read_sample(path: Path) -> Sample:
     if not all(parts.values()) or any(
         not array.ndim or len(array) != 1 for array in arrays.values()
     ):
-        raise SaccadeError(f"{path}: does not hold exactly one sample with its answer.")
+        raise SaccadeError(f"{path}: does not contain exactly one sample with its answer.")
     return Sample(parts[_INPUT], parts[_OUTPUT], real=True)
 
 
 class _Drawn:
-    """The checkpoint's samples; its model is built once and only if asked for."""
+    """The checkpoint's samples. Its model is built once, and only if it is needed."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._model: Any = None
 
     def inputs(self, manifest: Manifest) -> dict[str, np.ndarray] | None:
-        """Inputs of a component's sample, or none.
+        """Return the inputs of a component's sample, or None if the checkpoint has none.
 
         Shapes: each [1 ...].
         """
@@ -134,7 +135,7 @@ class _Drawn:
         return None
 
     def _made(self, manifest: Manifest, first: Arrays) -> Mapping[str, np.ndarray]:
-        """Inputs that the model itself makes of a sample, such as the slots a decoder paints."""
+        """Return inputs that the model computes from a sample, such as slots for a decoder."""
         if self._model is None:
             self._model = self._checkpoint.build()
         component = component_named(self._model, manifest.variant.role)
@@ -160,7 +161,7 @@ def _answers(
     except MissingPackage:
         return {}
     except SaccadeError:
-        if manifest.variant.precision == "bf16":  # for which its CPU provider has no kernels
+        if manifest.variant.precision == "bf16":  # ONNX Runtime's CPU provider has no kernels
             return {}
         raise
     finite = {

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded server: started, watched, restarted, replaced."""
+"""The bundled server: start it, supervise it, restart it, replace it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses that the server listens at, and whether those places are free."""
+"""The addresses and ports that the server listens on, and whether they are free."""
 
 import errno
 import socket
@@ -18,54 +18,54 @@ PORTS = ("grpc_port", "http_port", "metrics_port", "ready_port")
 class ServeOptions:
     """Options of serve: where it listens, and what follows a failure. Port 0 takes a free one."""
 
-    host: str = "127.0.0.1"  # address to listen on; anything but loopback needs your consent
-    grpc_port: int = 8001  # inference over gRPC
-    http: bool = False  # also listen for HTTP, which one large request can end (docs/serving.md)
-    http_port: int = 8000  # inference over HTTP, where it is on
-    metrics_port: int = 8002  # Prometheus metrics
-    ready_port: int = 8003  # GET /ready answers 200 or 503
-    start_timeout_s: float = 60  # the server has this long to load every model and answer
-    probe_interval_s: float = 5  # each variant makes one inference this often
-    probe_timeout_s: float = 2  # and has this long for it
-    grace_s: float = 30  # a server that was replaced has this long for calls still in flight
-    server_log: Path | None = None  # the server's own log, as it wrote it
-    log_format: Literal["text", "json"] = "text"  # of what is written to standard error
-    # restart a server that fails; --no-restart: end with exit code 3 when the server fails
+    host: str = "127.0.0.1"  # address to listen on; --accept-risk is needed beyond loopback
+    grpc_port: int = 8001  # port for inference over gRPC
+    http: bool = False  # also serve HTTP, where one large request can crash it (docs/serving.md)
+    http_port: int = 8000  # port for inference over HTTP, with --http
+    metrics_port: int = 8002  # port for Prometheus metrics
+    ready_port: int = 8003  # port where GET /ready returns 200 or 503
+    start_timeout_s: float = 60  # seconds for the server to load every model and answer
+    probe_interval_s: float = 5  # seconds between two test inferences of each variant
+    probe_timeout_s: float = 2  # seconds for a variant to answer a test inference
+    grace_s: float = 30  # seconds for a replaced server to finish calls in flight
+    server_log: Path | None = None  # file for the server's own, unprocessed log
+    log_format: Literal["text", "json"] = "text"  # format of the log on standard error
+    # restart a server that fails; --no-restart: exit with code 3 when the server fails
     restart: bool = True
-    accept_risk: bool = False  # consent to listen beyond loopback
+    accept_risk: bool = False  # agree to listen beyond loopback
 
     def __post_init__(self) -> None:
         if self.log_format not in LOG_FORMATS:
             raise SaccadeError(
-                f"log_format is {self.log_format!r:.60}, expected {' or '.join(LOG_FORMATS)}."
+                f"log_format: found {self.log_format!r:.60}, expected {' or '.join(LOG_FORMATS)}."
             )
         for name in PORTS:
             if not 0 <= getattr(self, name) <= 65535:
                 raise SaccadeError(
-                    f"{flag_of(name)} {getattr(self, name)} is not a port. "
-                    "Give 1 to 65535, or 0 for a free one."
+                    f"{flag_of(name)}: found {getattr(self, name)}, expected a port from 1 to "
+                    "65535, or 0 for a free one."
                 )
         for field in fields(self):
             value = getattr(self, field.name)
             least_is_open = field.name != "grace_s"
             if field.name.endswith("_s") and not (value > 0 or (value == 0 and not least_is_open)):
                 raise SaccadeError(
-                    f"{flag_of(field.name)} {value} is not a duration. Give seconds."
+                    f"{flag_of(field.name)}: found {value}, expected a positive number of seconds."
                 )
 
 
 def with_ports(options: ServeOptions) -> ServeOptions:
-    """The same options with every 0 replaced by a free port, and the others found free.
+    """Return the options with every port 0 replaced by a free port, and check the other ports.
 
-    A host's name becomes its address, which the server's protocols would else choose each.
-    Raises: SaccadeError naming the port that is taken and the flag that changes it.
+    A host name is replaced by its address; otherwise each protocol would resolve it separately.
+    Raises: SaccadeError that names a port in use and the flag that changes it.
     """
     names = listening(options)
     options = replace(options, host=numeric(options.host))
     held: list[socket.socket] = []
     chosen: dict[str, int] = {}
     try:
-        # All are held until the last is found, so that no two get the same one.
+        # Hold all ports until the last one is found, so that no two are the same.
         for name in sorted(names, key=lambda name: getattr(options, name) == 0):
             listener = _bind(options.host, getattr(options, name), name, chosen)
             held.append(listener)
@@ -77,27 +77,27 @@ def with_ports(options: ServeOptions) -> ServeOptions:
 
 
 def listening(options: ServeOptions) -> tuple[str, ...]:
-    """The fields of the ports that are listened on.
+    """Return the option fields of the ports that the server listens on.
 
-    Raises: SaccadeError for a port of HTTP where that is off.
+    Raises: SaccadeError for an HTTP port if HTTP is off.
     """
     if options.http:
         return PORTS
     if options.http_port not in (0, ServeOptions.http_port):
         raise SaccadeError(
-            f"--http-port {options.http_port}: HTTP is off. Add --http to listen there (Python: "
-            "ServeOptions(http=True)), or leave the port out and call over gRPC."
+            f"--http-port {options.http_port}: HTTP is off. Pass --http to turn it on (Python: "
+            "ServeOptions(http=True)), or drop the port and call over gRPC."
         )
     return tuple(name for name in PORTS if name != "http_port")
 
 
 def address(host: str, port: int) -> str:
-    """`host:port` as a client on this machine writes it."""
+    """Return `host:port` as a client on this machine uses it."""
     return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
 
 
 def numeric(host: str) -> str:
-    """The address of a host's name.
+    """Return the address of a host name.
 
     Raises: SaccadeError if it has none.
     """
@@ -105,15 +105,15 @@ def numeric(host: str) -> str:
         return socket.gethostbyname(host)
     except OSError as error:
         raise SaccadeError(
-            f"--host {host}: is neither an IPv4 address nor the name of one ({error}). Give an "
-            "address of this machine, or leave the option out for 127.0.0.1."
+            f"--host {host}: found neither an IPv4 address nor a known host name ({error}). Pass "
+            "an address of this machine, or drop the option for 127.0.0.1."
         ) from error
 
 
 def _bind(host: str, port: int, name: str, chosen: dict[str, int]) -> socket.socket:
     refuse_shared(name, port, chosen)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # As the server does: a port that only has connections in TIME_WAIT is free.
+    # Like the server, treat a port that only has connections in TIME_WAIT as free.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -123,22 +123,29 @@ def _bind(host: str, port: int, name: str, chosen: dict[str, int]) -> socket.soc
         if error.errno == errno.EADDRNOTAVAIL:
             raise SaccadeError(
                 f"--host {host}: this machine has no such address ({error.strerror}). "
-                "Give an address of its own, or leave the option out for 127.0.0.1."
+                "Pass one of its addresses, or drop the option for 127.0.0.1."
             ) from error
         raise SaccadeError(
-            f"Port {port} on {host} cannot be used ({error.strerror}). "
-            f"End what holds it, or choose another with {flag_of(name)} (0 takes a free one)."
+            f"Port {port} on {host} cannot be used ({error.strerror}). Stop the process that is "
+            f"using it (`ss -ltnp` shows it), or choose another port with {flag_of(name)} "
+            "(0 takes a free one)."
         ) from error
     return listener
 
 
 def refuse_shared(name: str, port: int, chosen: Mapping[str, int]) -> None:
-    """Raises: SaccadeError if another of the ports chosen so far is this one."""
+    """Refuse a port that another option has.
+
+    Raises: SaccadeError that names both options.
+    """
     for other, taken in chosen.items():
         if taken == port:
-            raise SaccadeError(f"{flag_of(name)} and {flag_of(other)} are both {port}. Change one.")
+            raise SaccadeError(
+                f"{flag_of(name)} and {flag_of(other)} are both {port}, expected different ports. "
+                "Change one of them."
+            )
 
 
 def flag_of(name: str) -> str:
-    """The option that sets a field."""
+    """Return the command-line option that sets a field."""
     return "--" + name.replace("_", "-")

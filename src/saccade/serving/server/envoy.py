@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of an Envoy proxy in front of one or several servers."""
+"""Configuration of an Envoy proxy in front of one or more servers."""
 
 import json
 import re
@@ -18,8 +18,8 @@ from saccade.serving.client.connection import is_loopback
 MIB = 2**20
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _READY_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
-_LONGEST_SOCKET = 107  # bytes that the system has for a socket's path
-# What a server that ended, or takes nothing, leaves behind; all of it is UNAVAILABLE to callers.
+_LONGEST_SOCKET = 107  # bytes that the system allows for a socket's path
+# Failures caused by a server that exited or accepts nothing; callers get UNAVAILABLE for all.
 _RETRY_ON = "connect-failure,refused-stream,reset"
 
 
@@ -27,19 +27,19 @@ _RETRY_ON = "connect-failure,refused-stream,reset"
 class ProxyOptions:
     """Options of proxy: where Envoy listens, and how much it lets through."""
 
-    out: Path  # file to write, which `envoy -c` reads
-    listen: str = "127.0.0.1:8443"  # address and port; beyond loopback with --tls, or your consent
-    tls: Path | None = None  # folder with tls.crt and tls.key: clients are answered over TLS alone
-    in_flight: int = 32  # requests that a server has at once; what is beyond is refused
-    replicas: int = 0  # servers behind the addresses where a name stands for several; 0: one each
-    max_message_mib: int = 32  # larger requests are refused
-    memory_mib: int = 1024  # of the proxy, which holds each request until all of it has come
-    longest_s: int = 600  # no request takes longer, whatever deadline its caller sets
-    ready_port: tuple[int, ...] = (8003,)  # of the servers' readiness: one for all, or one each
-    ready_path: str = "/ready"  # of a container: /v2/health/ready, on its port for HTTP
-    admin: Path | None = None  # socket for figures and a graceful end, for the same user alone
-    accept_risk: bool = False  # consent to listen beyond loopback without TLS
-    force: bool = False  # replace what stands at --out
+    out: Path  # configuration file to write, for `envoy -c`
+    listen: str = "127.0.0.1:8443"  # address and port; beyond loopback with --tls or --accept-risk
+    tls: Path | None = None  # folder with tls.crt and tls.key; clients then have to use TLS
+    in_flight: int = 32  # concurrent requests per server; more are refused
+    replicas: int = 0  # number of servers, if a name stands for several; 0: one per address
+    max_message_mib: int = 32  # size limit of a request; larger ones are refused
+    memory_mib: int = 1024  # memory of the proxy, which buffers each request completely
+    longest_s: int = 600  # time limit of a request, even if its caller sets a longer deadline
+    ready_port: tuple[int, ...] = (8003,)  # readiness port: one for all servers, or one per server
+    ready_path: str = "/ready"  # readiness path; for a container /v2/health/ready on its HTTP port
+    admin: Path | None = None  # socket for statistics and a graceful stop, open to this user only
+    accept_risk: bool = False  # agree to listen beyond loopback without TLS
+    force: bool = False  # replace an existing file at --out
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -51,23 +51,25 @@ class ProxyOptions:
         ):
             if not low <= (value := getattr(self, name)) <= high:
                 flag = "--" + name.replace("_", "-")
-                raise SaccadeError(f"{flag} {value}: expected a number from {low} to {high}.")
+                raise SaccadeError(
+                    f"{flag}: found {value}, expected a number from {low} to {high}."
+                )
         if self.memory_mib < 4 * self.max_message_mib:
             raise SaccadeError(
-                f"--memory-mib {self.memory_mib} holds less than four messages of "
-                f"{self.max_message_mib} MiB. Give at least {4 * self.max_message_mib}, or a "
+                f"--memory-mib: found {self.memory_mib}, expected room for four messages of "
+                f"{self.max_message_mib} MiB. Pass at least {4 * self.max_message_mib}, or a "
                 "smaller --max-message-mib."
             )
         if not _READY_PATH.fullmatch(self.ready_path):
             raise SaccadeError(
-                f"--ready-path {self.ready_path!r:.80} is not a path such as /ready or "
+                f"--ready-path: found {self.ready_path!r:.80}, expected a path such as /ready or "
                 "/v2/health/ready."
             )
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """A configuration that was written, and how it is run."""
+    """A written configuration, and the command that runs it."""
 
     file: Path
     listen: str
@@ -77,13 +79,13 @@ class Proxy:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Words of the command that runs it."""
-        # What it holds when it is told to end is answered within the drain time.
+        """The command that runs Envoy with this configuration."""
+        # When Envoy is told to stop, it answers pending requests within the drain time.
         drain = ("--drain-time-s", "10", "--drain-strategy", "immediate")
         return ("envoy", "-c", str(self.file), "--concurrency", "1", *drain)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "file": str(self.file),
             "listen": self.listen,
@@ -94,18 +96,19 @@ class Proxy:
         }
 
     def to_text(self) -> str:
-        """For a reader."""
+        """Return text for the terminal."""
         return (
-            f"{self.file}: Envoy at {self.listen} before {', '.join(self.servers)}, "
-            f"{self.in_flight} requests at once, messages of at most {self.max_message_mib} MiB.\n"
+            f"{self.file}: Envoy on {self.listen} in front of {', '.join(self.servers)}, "
+            f"{self.in_flight} concurrent requests, messages of at most "
+            f"{self.max_message_mib} MiB.\n"
             f"Run it with: {shlex.join(self.command)}"
         )
 
 
 def proxy(servers: Sequence[str], options: ProxyOptions) -> Proxy:
-    """Write the configuration of an Envoy before servers, each `HOST:PORT` of its gRPC.
+    """Write the configuration of an Envoy proxy for servers, each given by its gRPC `HOST:PORT`.
 
-    Raises: SaccadeError for an address, port or file that cannot be meant.
+    Raises: SaccadeError for an invalid address, port or file.
     """
     text = proxy_text(servers, options)
     write_atomically(options.out, text.encode(), replace=options.force)
@@ -114,7 +117,7 @@ def proxy(servers: Sequence[str], options: ProxyOptions) -> Proxy:
 
 
 def proxy_text(servers: Sequence[str], options: ProxyOptions) -> str:
-    """The configuration itself.
+    """Return the configuration as text.
 
     Raises: as `proxy`.
     """
@@ -129,7 +132,7 @@ def proxy_text(servers: Sequence[str], options: ProxyOptions) -> str:
         heap_bytes=options.memory_mib * MIB,
         message_bytes=options.max_message_mib * MIB,
         longest_s=options.longest_s,
-        # A single server that says that it is busy would only be asked once more.
+        # With a single server, retrying a refusal would only ask the same busy server again.
         retry_on=_RETRY_ON + (",unavailable,retriable-headers" if count > 1 else ""),
         in_flight=options.in_flight * count,
         in_flight_each=options.in_flight,
@@ -140,14 +143,14 @@ def proxy_text(servers: Sequence[str], options: ProxyOptions) -> str:
 
 def _endpoints(servers: Sequence[str], options: ProxyOptions) -> str:
     if not servers:
-        raise SaccadeError("No server is named. Give at least one address, HOST:PORT of its gRPC.")
+        raise SaccadeError("Found no server, expected one or more gRPC addresses, HOST:PORT.")
     if len(set(servers)) < len(servers):
-        raise SaccadeError(f"{', '.join(servers)}: a server is named twice. Name each once.")
+        raise SaccadeError(f"{', '.join(servers)}: found a server twice. Pass each once.")
     ports = options.ready_port
     if len(ports) not in (1, len(servers)):
         raise SaccadeError(
-            f"--ready-port has {len(ports)} values for {len(servers)} servers. Give one for all, "
-            "or one each, in the order of the servers."
+            f"--ready-port: found {len(ports)} values for {len(servers)} servers, expected one for "
+            "all, or one per server in the same order."
         )
     lines = []
     for server, ready in zip(servers, ports * (len(servers) // len(ports)), strict=True):
@@ -162,7 +165,7 @@ def _address(of: str, text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not _HOST.fullmatch(host):
         raise SaccadeError(
-            f"{of} {text!r:.80} is not an address. Give HOST:PORT, the host a name or an IPv4 "
+            f"{of} {text!r:.80} is not an address. Pass HOST:PORT, where HOST is a name or an IPv4 "
             "address."
         )
     return host, _port(f"{of} {text}:", port)
@@ -170,25 +173,25 @@ def _address(of: str, text: str) -> tuple[str, int]:
 
 def _port(of: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
-        raise SaccadeError(f"{of} {text!r:.20} is not a port. Give 1 to 65535.")
+        raise SaccadeError(f"{of} {text!r:.20} is not a port. Pass 1 to 65535.")
     return int(text)
 
 
 def _transport(host: str, options: ProxyOptions) -> str:
-    """TLS of the one filter chain."""
+    """Return the TLS settings of the one filter chain."""
     if options.tls is None:
         if not is_loopback(host) and not options.accept_risk:
             raise SaccadeError(
-                f"--listen {options.listen}: others could reach the proxy there without TLS. Give "
-                "--tls a folder with tls.crt and tls.key, or pass --accept-risk if something "
-                "else ends TLS."
+                f"--listen {options.listen}: other machines could reach the proxy there without "
+                "TLS. Pass --tls with a folder that contains tls.crt and tls.key, or --accept-risk "
+                "if something else terminates TLS."
             )
         return ""
     names = options.tls / "tls.crt", options.tls / "tls.key"
     if missing := [name.name for name in names if not name.is_file()]:
         raise SaccadeError(
-            f"--tls {options.tls}: found no {' and no '.join(missing)} there, expected tls.crt "
-            "and tls.key. docs/production.md shows how to make both for trying."
+            f"--tls {options.tls}: found no {' and no '.join(missing)}, expected tls.crt and "
+            "tls.key. docs/production.md shows how to make both for a test."
         )
     certificate, key = ({"filename": str(name.absolute())} for name in names)
     context = {
@@ -205,13 +208,13 @@ def _transport(host: str, options: ProxyOptions) -> str:
 
 
 def _admin(socket: Path | None) -> str:
-    """The administration, on a socket that one user may open; none unless asked for."""
+    """Return the admin settings: a socket that only this user can open, or nothing."""
     if socket is None:
         return ""
     path = str(socket.absolute())
     if len(path.encode()) > _LONGEST_SOCKET:
         raise SaccadeError(
-            f"--admin {socket}: {len(path.encode())} bytes as a whole path, the system takes "
-            f"{_LONGEST_SOCKET} for a socket. Give a shorter one."
+            f"--admin {socket}: found an absolute path of {len(path.encode())} bytes, expected at "
+            f"most {_LONGEST_SOCKET}, the system's limit for a socket. Pass a shorter path."
         )
     return f"admin: {{ address: {{ pipe: {{ path: {json.dumps(path)}, mode: 384 }} }} }}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exposure of the server to whoever reaches it: said at its start, since it cannot be closed."""
+"""Known weaknesses of the server that saccade cannot fix, reported when it starts."""
 
 import logging
 from collections.abc import Iterator
@@ -11,32 +11,32 @@ from saccade.serving.repository.requirements import MENDED_LINE, Requirements
 from saccade.serving.server.addresses import ServeOptions
 
 _HTTP = (
-    "HTTP is on: one request of a million small chunks ends the server, and pages that a browser "
-    "on this machine shows can send requests. Put docker/proxy before it, or call over gRPC."
+    "HTTP is on: one request with a million small chunks can crash the server, and web pages in a "
+    "browser on this machine can send requests. Put docker/proxy in front of it, or use gRPC."
 )
 _MESSAGES = (
-    "A message may have up to 2 GiB, and the server takes several times that in memory. Bound it "
-    "with the proxy of docker/proxy, or all of it with `systemd-run --user --scope -p MemoryMax=4G "
-    "saccade serve ...`."
+    "A message may be up to 2 GiB large, and the server needs several times that in memory. Limit "
+    "the message with the proxy in docker/proxy, or the server with `systemd-run --user --scope -p "
+    "MemoryMax=4G saccade serve ...`."
 )
 
 
 def check_repository(repository: Path, requirements: Requirements, options: ServeOptions) -> None:
-    """A repository in which one request ends the server is not shown to others.
+    """Refuse to listen beyond loopback with a repository that lets one request crash the server.
 
-    Raises: SaccadeError for one that has outputs of strings, and a host beyond loopback.
+    Raises: SaccadeError for a repository with string outputs and a host beyond loopback.
     """
     if requirements.strings and not is_loopback(options.host):
         raise SaccadeError(
-            f"--host {options.host}: {strings_of(repository, requirements)} Or leave --host out."
+            f"--host {options.host}: {strings_of(repository, requirements)} Or drop --host."
         )
 
 
 def strings_of(repository: Path, requirements: Requirements) -> str:
-    """Why outputs of strings are a danger, and what to do."""
+    """Return why string outputs are dangerous, and what to do."""
     return (
         f"{repository} was written by an older release: {', '.join(requirements.strings)} are "
-        "strings, and one request that asks for their classes ends a server older than "
+        "string outputs, and one request for their classes crashes a server older than "
         f"{MENDED_LINE}. Run `saccade repository` again."
     )
 
@@ -44,7 +44,7 @@ def strings_of(repository: Path, requirements: Requirements) -> str:
 def notices(
     repository: Path, requirements: Requirements, options: ServeOptions
 ) -> Iterator[tuple[int, str]]:
-    """Notices of what stays open, each with the log's level."""
+    """Yield notices about remaining risks, each with a log level."""
     if requirements.strings:
         yield logging.WARNING, strings_of(repository, requirements)
     if options.http:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From one server process to another on the same ports, without a call that fails.
+"""Handover from one server process to another on the same ports, without a failed call.
 
-The second listens beside the first and gets no caller until it is loaded. From then on all new
-connections go to it; those to the first end at their age, between calls, and come again.
+The second server listens next to the first, but gets no callers until it is loaded. Then all new
+connections go to it. Connections to the first end at their maximum age, between calls, and are
+opened again.
 """
 
 import logging
@@ -24,7 +25,7 @@ Start = Callable[[RunFolder], ServerProcess]
 
 
 class Replacement:
-    """A second server that was asked for, until it has taken over or failed."""
+    """A requested second server, until it has taken over or failed."""
 
     def __init__(self, start: Start, model: str, variants: tuple[str, ...]) -> None:
         self.start = start
@@ -36,7 +37,7 @@ class Replacement:
         self.settled = threading.Event()
 
     def begin(self, folder: RunFolder) -> None:
-        """Start it beside the first."""
+        """Start it next to the first."""
         self.began_s = time.monotonic()
         try:
             self.process = self.start(folder)
@@ -44,22 +45,22 @@ class Replacement:
             self.fail(f"The new server could not be started: {error}")
 
     def loaded(self, start_timeout_s: float) -> bool:
-        """True once it has loaded everything; fails it where it has ended or takes too long."""
+        """Return True once everything is loaded; fail if it has exited or takes too long."""
         if self.process is None:
             return False
         if ended := self.process.exit_text():
-            self.fail(f"The new server ended while it started ({ended}).")
+            self.fail(f"The new server exited during its start ({ended}).")
         elif time.monotonic() - self.began_s > start_timeout_s:
             self.fail(
                 f"The new server was not ready within {start_timeout_s:g} s. "
-                "Allow more with --start-timeout-s."
+                "Allow more time with --start-timeout-s."
             )
         elif self.process.loaded():
             return True
         return False
 
     def fail(self, text: str) -> None:
-        """Give it up; the first server goes on."""
+        """Give up on it; the first server continues."""
         if self.process is not None:
             self.process.stop(at_once=True)
             self.process = None
@@ -68,7 +69,7 @@ class Replacement:
 
 
 class Drain:
-    """A server that gets no new callers and is ended when the last of the old ones has left."""
+    """A server that gets no new callers, and is stopped when its last caller has left."""
 
     def __init__(self, process: ServerProcess, options: ServeOptions) -> None:
         self.process = process
@@ -76,34 +77,35 @@ class Drain:
         self._end_s = time.monotonic() + 1.1 * server_process.CONNECTION_AGE_S + options.grace_s
 
     def ended(self) -> bool:
-        """True once it is gone; ends it when nobody is connected, or its time has run out."""
+        """Return True once it is gone; stop it when it has no callers or its time is up."""
         is_over = time.monotonic() > self._end_s
         callers = 0 if self.process.exit_text() else self.process.callers()
         if callers and not is_over:
             return False
         if callers:
             fields = event("connections_closed", connections=callers)
-            LOGGER.warning("%d connections to the old server are closed.", callers, **fields)
+            noun = "connection" if callers == 1 else "connections"
+            LOGGER.warning("Closing %d %s to the old server.", callers, noun, **fields)
         self.process.stop(at_once=not callers)
         return True
 
 
 def receive_callers(process: ServerProcess) -> None:
-    """Let new connections go to this server, whoever else listens on its ports."""
+    """Send new connections to this server, even if others listen on its ports."""
     for port in process.ports():
         every = listeners.listening(port)
         mine = listeners.own(every, process.pid)
         if not mine:
             continue
         try:
-            # The others listened before, so that ours come after as many.
+            # The others started to listen earlier, so our sockets come after theirs.
             listeners.send_callers_to(mine, len(every) - len(mine))
         except OSError as error:
-            LOGGER.debug("port %d: callers go to all who listen there (%s)", port, error)
+            LOGGER.debug("Port %d: callers go to all processes listening on it (%s).", port, error)
 
 
 def foreign_listeners(process: ServerProcess) -> list[int]:
-    """Ports of a server on which somebody else listens, too: the system lets the same user."""
+    """Return ports on which another process listens too, which the system allows the same user."""
     pids = []
     for port in process.ports():
         every = listeners.listening(port)

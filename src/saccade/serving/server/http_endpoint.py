@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An HTTP endpoint of the supervisor's own: few callers, short ones, and no pages of others."""
+"""The supervisor's own HTTP endpoint: few connections, short ones, and no foreign web pages."""
 
 import ipaddress
 import json
@@ -18,16 +18,16 @@ from urllib.parse import urlsplit
 from saccade.errors import SaccadeError
 
 MAX_CONNECTIONS = 64
-MAX_SECONDS = 5.0  # from connecting to the last byte of the answer, however slowly a caller sends
+MAX_SECONDS = 5.0  # from connection to the last byte of the answer, for slow callers too
 
 JSON = "application/json"
 Answer = tuple[int, str, bytes]  # status, content type, body
 
 
 class HttpEndpoint:
-    """`GET` of its paths on a thread of its own; `option` is the flag that chooses the port.
+    """Answers `GET` requests on a separate thread; `option` is the flag that sets the port.
 
-    Raises: SaccadeError if the port is taken.
+    Raises: SaccadeError if the port is in use.
     """
 
     def __init__(
@@ -43,8 +43,9 @@ class HttpEndpoint:
             self._server = _Endpoint((host, port), type("Handler", (_Handler,), members))
         except OSError as error:
             raise SaccadeError(
-                f"Port {port} on {host} cannot be used ({error.strerror}). "
-                f"End what holds it, or choose another with {option} (0 takes a free one)."
+                f"Port {port} on {host} cannot be used ({error.strerror}). Stop the process that "
+                f"is using it (`ss -ltnp` shows it), or choose another port with {option} "
+                "(0 takes a free one)."
             ) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.2,), name=paths[0], daemon=True
@@ -53,7 +54,7 @@ class HttpEndpoint:
 
     @property
     def port(self) -> int:
-        """Port that it listens at."""
+        """Port that it listens on."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
@@ -64,15 +65,16 @@ class HttpEndpoint:
 
 
 def json_line(content: dict[str, Any]) -> bytes:
-    """An answer of type JSON."""
+    """Return the body of a JSON answer."""
     return json.dumps(content).encode() + b"\n"
 
 
 def foreign(headers: Message) -> str:
-    """Why a request comes from a page of another site; empty where nothing says so.
+    """Return why a request seems to come from a page of another site; empty if it does not.
 
-    A browser shows whatever page it visits our answers once that page's name leads here (DNS
-    rebinding): only an address, or this machine's own name, is ours.
+    With DNS rebinding, the host name of a foreign page resolves to this machine, and the browser
+    lets that page read our answers. Only an address or this machine's own name is therefore
+    accepted as host.
     """
     host = headers.get("Host", "")
     if host and not _is_own(urlsplit(f"//{host}").hostname or host):
@@ -111,18 +113,18 @@ class _Handler(BaseHTTPRequestHandler):
         if reason := foreign(self.headers):
             return 403, JSON, json_line({"error": reason})
         if self.path.partition("?")[0] not in self.paths:
-            return 404, JSON, json_line({"error": f"ask for {self.paths[0]}"})
+            return 404, JSON, json_line({"error": f"no such path; request {self.paths[0]}"})
         return type(self).answer()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: callers come every second."""
+        """Log nothing: there are requests every second."""
 
 
 class _Endpoint(ThreadingHTTPServer):
-    """Holds few connections, none for long: idle ones keep nobody out."""
+    """Server that keeps few connections, none of them long: idle ones block nobody."""
 
     daemon_threads = True
-    # Where more than these wait to be taken, a caller's system tries again after a second.
+    # If more than this many wait to be accepted, a caller's system retries after a second.
     request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, *arguments: Any) -> None:
@@ -131,12 +133,12 @@ class _Endpoint(ThreadingHTTPServer):
         super().__init__(*arguments)
 
     def server_bind(self) -> None:
-        """Bind without the look-up of the host's name, which may take seconds."""
+        """Bind without looking up the host name, which may take seconds."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread of its own; the longest connected makes room for a new caller."""
+        """Answer on a separate thread; the oldest connection makes room for a new caller."""
         with self._changing:
             if len(self._opened) >= MAX_CONNECTIONS:
                 self._end(next(iter(self._opened)))
@@ -144,7 +146,7 @@ class _Endpoint(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """End what has been connected for too long; called several times a second."""
+        """Close connections that have been open for too long; called several times a second."""
         latest = time.monotonic() - MAX_SECONDS
         with self._changing:
             for request in [
@@ -153,18 +155,18 @@ class _Endpoint(ThreadingHTTPServer):
                 self._end(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection that is done with."""
+        """Close a connection that is no longer needed."""
         with self._changing:
             self._opened.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of callers who are gone, or were ended."""
+        """Log nothing about callers that have gone or were disconnected."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
     def _end(self, request: socket.socket) -> None:
-        # Its thread wakes up and closes it.
+        # The connection's thread wakes up and closes it.
         del self._opened[request]
         with suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)

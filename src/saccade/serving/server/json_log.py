@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log as lines of JSON: one object a record, with the fields of what happened.
+"""The log as lines of JSON: one object per record, with the fields of the event.
 
-What others wrote is written out as on a terminal, so that no value holds a control character even
-after a reader has decoded it. Further lines of a message stand in `detail`.
+Foreign text is escaped as on a terminal, so that no value contains a control character even after
+a reader has decoded it. The further lines of a message are in `detail`.
 """
 
 import json
@@ -15,25 +15,25 @@ from typing import Any
 
 from saccade.escaped import escaped_line
 
-FIELDS = "saccade_fields"  # of a log record: what `event` was given
+FIELDS = "saccade_fields"  # attribute of a log record: the fields passed to `event`
 _ROUTER: Mapping[str, Any] = vars(import_module("saccade.model_repository.router.request_log"))
-# Set for the server, so that its router writes a line for each request that is refused or fails.
+# Set for the server, so that its router writes a line for each refused or failed request.
 REQUEST_LOG: str = _ROUTER["REQUEST_LOG"]
 _LINE: str = _ROUTER["REQUEST_LINE"]
-# What such a line may hold, and of which type.
+# The fields of such a line, with their types.
 _REQUEST: Mapping[str, type] = _ROUTER["FIELDS"]
 
 
 def event(name: str, **fields: Any) -> dict[str, Any]:
-    """Arguments of a logger's call: the kind of what happened, and its figures."""
+    """Return the arguments of a logger's call: the kind of event, and its fields."""
     return {"extra": {FIELDS: {"event": name, **fields}}}
 
 
 class JsonFormatter(logging.Formatter):
-    """One line of JSON a record, in ASCII."""
+    """Formatter that writes one line of ASCII JSON per record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record with its time, level, logger, message and fields."""
+        """Return the record's time, level, logger, message and fields as JSON."""
         text = record.getMessage()
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
@@ -51,7 +51,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def request_fields(text: str) -> dict[str, Any]:
-    """The fields of a router's line about one request; none of any other line."""
+    """Return the fields of a router's line about one request; empty for any other line."""
     if not text.startswith(_LINE):
         return {}
     with suppress(ValueError):
@@ -66,7 +66,7 @@ def request_fields(text: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value for JSON, its texts on one line and without commands."""
+    """Convert a value for JSON, with its strings on one line and escaped."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if isinstance(value, int | float | None) else escaped_line(value)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that listen on a shared port, and which of them new connections go to.
+"""Processes that listen on a shared port, and the choice of the one that gets new connections.
 
-With SO_REUSEPORT the kernel spreads new connections over all sockets that listen on the port. A
-program of one instruction, attached to that group of sockets, names one of them instead: so a
-second server can listen beside the first and get no caller before it is wanted.
+With SO_REUSEPORT, the kernel distributes new connections over all sockets that listen on the port.
+A program of one instruction, attached to that group of sockets, selects one of them instead. A
+second server can therefore listen next to the first without getting callers too early.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _TABLES = {"/proc/net/tcp": socket.AF_INET, "/proc/net/tcp6": socket.AF_INET6}
 
 @dataclass(frozen=True)
 class Socket:
-    """One TCP socket of this machine."""
+    """One TCP socket on this machine."""
 
     family: socket.AddressFamily
     host: str
@@ -31,26 +31,27 @@ class Socket:
 
 
 def listening(port: int) -> list[Socket]:
-    """The sockets that listen on a port."""
+    """Return the sockets that listen on a port."""
     return _sockets(port, _LISTEN)
 
 
 def own(sockets: Iterable[Socket], pid: int) -> list[Socket]:
-    """Those that a process of this user has open."""
+    """Return the sockets that a process of this user has open."""
     inodes = _inodes_of(pid)
     return [one_socket for one_socket in sockets if one_socket.inode in inodes]
 
 
 def connections(port: int, pid: int) -> int:
-    """Number of callers that are connected to a process at a port."""
+    """Return the number of callers connected to a process on a port."""
     return len(own(_sockets(port, _ESTABLISHED), pid))
 
 
 def send_callers_to(sockets: list[Socket], index: int) -> None:
-    """Let new connections to the port of these sockets go to the one of this place among all.
+    """Send new connections on the port of these sockets to the socket with this index.
 
-    Places are in the order of listening; where there is none of that number, all share them.
-    Raises: OSError where the kernel does not do that.
+    Indices follow the order in which the sockets started to listen. If there is no socket with the
+    index, all sockets share the connections.
+    Raises: OSError if the kernel does not support it.
     """
     first = sockets[0]
     with socket.socket(first.family, socket.SOCK_STREAM) as member:
@@ -59,7 +60,7 @@ def send_callers_to(sockets: list[Socket], index: int) -> None:
         member.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         member.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         member.bind((first.host, first.port))
-        # Only a member may attach the program, which stays when the member leaves.
+        # Only a member of the group may attach the program; it stays when that member leaves.
         member.listen(1)
         instruction = struct.pack("HBBI", _RETURN_CONSTANT, 0, 0, index)
         kept = ctypes.create_string_buffer(instruction)
@@ -81,7 +82,7 @@ def _sockets(port: int, state: str) -> list[Socket]:
 
 
 def _host(text: str, family: socket.AddressFamily) -> str:
-    # The kernel prints each word of an address in the machine's own order of bytes.
+    # The kernel prints each word of an address in the machine's byte order.
     words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
     return socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words))
 

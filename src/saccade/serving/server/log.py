@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's output, line by line: into our log, into a file, and its last words kept."""
+"""The server's output, line by line: written to our log and to a file; the last lines are kept."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ _LEVELS = {
     "E": logging.ERROR,
     "F": logging.CRITICAL,
 }
-# Seen at every start without a GPU, and at every clean end.
+# Printed at every start without a GPU, and at every clean stop.
 _HARMLESS = (
     "CudaDriverHelper has not been initialized",
     "Unable to allocate pinned system memory",
@@ -36,21 +36,21 @@ _HARMLESS = (
     "Signal (2) received",
 )
 _IDLE = "All models are stopped"
-# What its handler of SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV prints first.
+# The first line that its handler of SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV prints.
 _CRASH = re.compile(r"Signal \((4|6|7|8|11)\) received\.")
 _KEPT = 400
 
 
 class EscapedFormatter(logging.Formatter):
-    """Lines of a log on a terminal: what a caller made the server say commands nothing there."""
+    """Formatter that escapes terminal commands which a caller made the server print."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's line; further lines are set in."""
+        """Return the record's line, with further lines indented."""
         return escaped_message(super().format(record))
 
 
 class ServerLog:
-    """Reads what one server after the other writes; `last_lines` is what an error shows.
+    """Reads what each server writes, one after the other; errors show its `last_lines`.
 
     Raises: SaccadeError if the file for the raw log cannot be opened.
     """
@@ -62,10 +62,10 @@ class ServerLog:
     def follow(
         self, output: IO[bytes], idle: threading.Event, crash: threading.Event
     ) -> threading.Thread:
-        """Read `output` to its end in a thread of its own.
+        """Read `output` to its end in a separate thread.
 
-        `idle` is set once nothing is in flight, `crash` when the server says that it crashes.
-        Two servers may write at a time, while one replaces the other.
+        `idle` is set once no request is in flight, and `crash` when the server reports a crash.
+        Two servers may write at the same time, while one replaces the other.
         """
         reader = threading.Thread(
             target=self._read, args=(output, idle, crash), name="server-log", daemon=True
@@ -74,18 +74,18 @@ class ServerLog:
         return reader
 
     def forget(self) -> None:
-        """Forget the lines of the servers before."""
+        """Forget the lines of earlier servers."""
         self._last.clear()
 
     def last_lines(self, count: int = 8) -> str:
-        """The newest lines that matter: errors and warnings, or without them the others."""
+        """Return the newest errors and warnings, or the newest other lines if there are none."""
         lines = [(level, text) for level, text in self._last if level > logging.DEBUG]
         grave = [text for level, text in lines if level >= logging.WARNING]
         chosen = (grave or [text for _, text in lines])[-count:]
         return "\n".join(f"  | {text}" for text in chosen) or "  | (it wrote nothing)"
 
     def says(self, text: str) -> bool:
-        """True if a kept line holds `text`."""
+        """Return True if a kept line contains `text`."""
         return any(text in line for _, line in list(self._last))
 
     def close(self) -> None:
@@ -113,31 +113,31 @@ class ServerLog:
                 LOGGER.log(level, "%s", text)
 
     def _tell_request(self, level: int, text: str, fields: dict[str, Any]) -> None:
-        """One request's failure, which is no line of the server's that explains its own."""
+        """Log the failure of one request; it does not explain a failure of the server."""
         known = {"request_id": "", "code": "", "reason": text, **fields}
         message = f"request {known['request_id']} {known['code']}: {known['reason']}"
         LOGGER.log(level, "%s", message, **event("request_failed", **fields))
 
     def _keep(self, raw: bytes) -> None:
-        """Write a line to the raw log; a disk that is full costs the log, not the service."""
+        """Write a line to the raw log; a full disk stops the log, not the service."""
         if self._raw is None or self._raw.closed:
             return
         try:
             self._raw.write(raw)
         except OSError as error:
-            LOGGER.error("%s: the server's log ends here: %s", self._raw.name, error.strerror)
+            LOGGER.error("%s: the server's log stops here: %s", self._raw.name, error.strerror)
             self.close()
 
 
 def read_line(line: str, level: int) -> tuple[int, str]:
-    """Level and message of one line; one without a head goes on at the level before it.
+    """Return level and message of one line; a line without a prefix keeps the previous level.
 
-    Tables of a start are for debugging; so are lines that are known to mean nothing.
+    Tables printed at the start, and lines known to be meaningless, get the debug level.
     """
     head = _LINE.match(line)
     if head:
         text = head[3].strip()
-        # Messages come as JSON strings, tables as an empty message and lines below it.
+        # Messages are JSON strings; tables are an empty message followed by lines.
         if len(text) > 1 and text[0] == text[-1] == '"':
             text = _unquoted(text)
         level = _LEVELS[head[1]]
@@ -162,9 +162,9 @@ def _open(path: Path | None) -> FileIO | None:
         return None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return FileIO(path, "wb")  # unbuffered: nothing is left to write when it is closed
+        return FileIO(path, "wb")  # unbuffered, so that closing it writes nothing
     except OSError as error:
         raise SaccadeError(
             f"{path}: the server's log cannot be written there ({error.strerror}). "
-            "Choose another place with --server-log."
+            "Pass another path with --server-log."
         ) from error

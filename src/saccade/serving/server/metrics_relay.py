@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One page of metrics: of whichever server runs now, and what the supervisor knows of it.
+"""One metrics page: the metrics of the current server, and those of the supervisor.
 
-Two servers cannot share the port of their metrics, so each has one of its own and this hands on
-what the present one says. While none runs the page has the supervisor's part alone.
+Two servers cannot share a metrics port, so each has its own, and this relay forwards the page of
+the current one. While no server runs, the page contains only the supervisor's part.
 """
 
 import http.client
@@ -15,8 +15,8 @@ from saccade.serving.client.readiness import Readiness
 from saccade.serving.server.addresses import address
 from saccade.serving.server.http_endpoint import Answer, HttpEndpoint
 
-_TIMEOUT_S = 2  # the supervisor's part has to follow within what an endpoint grants
-OWN_HOST = "127.0.0.1"  # where each server says them; callers ask the relay
+_TIMEOUT_S = 2  # leaves time for the supervisor's part before the endpoint's own limit
+OWN_HOST = "127.0.0.1"  # where each server exposes its metrics; callers use the relay
 _PAGE = "text/plain; version=0.0.4; charset=utf-8"
 _FAMILY = re.compile(r"^(?=# HELP )", re.MULTILINE)
 _HISTOGRAM = re.compile(r"# HELP (saccade_\w+_seconds)_(bucket|count|sum) (.*)\n# TYPE .*\n")
@@ -24,7 +24,7 @@ _BUCKET = re.compile(r'le="([^"]*)",?')
 
 
 class Watched(NamedTuple):
-    """What a supervisor knows of the service that it keeps running."""
+    """What a supervisor knows about the service that it keeps running."""
 
     readiness: Readiness
     restarts: int
@@ -33,7 +33,7 @@ class Watched(NamedTuple):
 
 
 class MetricsRelay(HttpEndpoint):
-    """`GET /metrics`; `port_of` says where the present server's own are, 0 if none runs."""
+    """Answers `GET /metrics`; `port_of` returns the current server's port, or 0 without one."""
 
     def __init__(
         self, host: str, port: int, port_of: Callable[[], int], watched: Callable[[], Watched]
@@ -49,7 +49,7 @@ class MetricsRelay(HttpEndpoint):
 
 
 def metrics(port: int, timeout_s: float = _TIMEOUT_S) -> tuple[int, bytes]:
-    """Metrics at a server's own port; 503 where it says nothing."""
+    """Return the metrics at a server's own port, or 503 if it does not answer."""
     connection = http.client.HTTPConnection(address(OWN_HOST, port), timeout=timeout_s)
     try:
         connection.request("GET", "/metrics")
@@ -62,7 +62,7 @@ def metrics(port: int, timeout_s: float = _TIMEOUT_S) -> tuple[int, bytes]:
 
 
 def with_histograms(page: str) -> str:
-    """The page with the router's histograms as what they are; to the server they are counters."""
+    """Return the page with the router's histograms, which the server exposes as counters."""
     others: list[str] = []
     histograms: dict[str, dict[str, str]] = {}
     for family in _FAMILY.split(page):
@@ -87,7 +87,7 @@ def _bucket_order(line: str) -> tuple[str, float]:
 
 
 def service_page(watched: Watched, *, up: bool) -> str:
-    """The supervisor's part; `up` is whether the server's own metrics were read."""
+    """Return the supervisor's part; `up` is whether the server's own metrics were read."""
     readiness, reloads = watched.readiness, watched.reloads
     whole = f'model="{escaped(readiness.model)}"'
     of_variant = {name: f'{whole},variant="{escaped(name)}"' for name in readiness.variants}
@@ -96,22 +96,22 @@ def service_page(watched: Watched, *, up: bool) -> str:
     families: dict[str, tuple[str, Mapping[str, int]]] = {
         "server_up": ("1 if the server's own metrics were read", {whole: up}),
         "ready": ("1 if /ready answers 200", {whole: readiness.ready}),
-        "router_ready": ("1 if the router answered when last asked", {whole: readiness.router}),
-        "variant_ready": ("1 if the variant answered when last asked", answering),
+        "router_ready": ("1 if the router answered its last probe", {whole: readiness.router}),
+        "variant_ready": ("1 if the variant answered its last probe", answering),
         "server_restarts_total": (
-            "Restarts of the server after it had died or hung",
+            "Restarts of the server after it died or hung",
             {whole: watched.restarts},
         ),
         "server_replacements_total": (
-            "Servers that another one replaced while they ran",
+            "Running servers that were replaced by a new one",
             {whole: watched.replacements},
         ),
         "router_reloads_total": (
-            "Times that the router was loaded again, because its process had died",
+            "Reloads of the router after its process died",
             {whole: reloads.get(readiness.model, 0)},
         ),
         "variant_reloads_total": (
-            "Times that a variant was loaded again, because its process had died",
+            "Reloads of a variant after its process died",
             reloaded,
         ),
     }
@@ -124,12 +124,12 @@ def service_page(watched: Watched, *, up: bool) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text as the value of a label."""
+    """Escape text for the value of a label."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def hold_port() -> socket.socket:
-    """A socket that keeps a free port from all who look for one, but not from who is told it."""
+    """Return a socket that reserves a free port, which a process that knows it can still use."""
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind((OWN_HOST, 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that a server takes new callers; those it has it may answer all the same."""
+"""Check that a server accepts new callers, which it may not do while it answers existing ones."""
 
 import socket
 import threading
@@ -8,15 +8,15 @@ from dataclasses import replace
 
 from saccade.serving.client.readiness import Readiness
 
-# What a caller says first over HTTP/2, and settings that change nothing.
+# The preface that a caller sends over HTTP/2, and settings that change nothing.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _ASKED_EVERY_S = 1.0
 
 
 def refusal(host: str, port: int, timeout_s: float) -> str:
-    """Why a new connection over gRPC comes to nothing; empty where the server greets it.
+    """Return why a new gRPC connection fails; empty if the server answers it.
 
-    A server without descriptors left lets callers connect, and never answers them.
+    A server without free file descriptors lets callers connect, but never answers them.
     """
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
@@ -29,7 +29,7 @@ def refusal(host: str, port: int, timeout_s: float) -> str:
 
 
 class NewCaller:
-    """Result that a new caller would meet, looked at once a second at most."""
+    """Checks what a new caller would get, at most once per second."""
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         self._place = (host, port, timeout_s)
@@ -38,7 +38,7 @@ class NewCaller:
         self._reason = ""
 
     def sees(self, known: Readiness) -> Readiness:
-        """Readiness of the models, and not ready where nobody new gets through to them."""
+        """Return the readiness of the models, or not ready if new callers cannot connect."""
         if not known:
             return known
         with self._lock:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's command line, for whoever runs it with something else than `saccade serve`.
+"""The server's command line, for running it without `saccade serve`.
 
-The arguments are those of `saccade serve`; the container's differ in places, and in what a
-repository for GPUs needs. Nothing is supervised: a dead variant is not noticed by the server.
+The arguments are those of `saccade serve`. The container's arguments differ in paths and in what a
+repository for GPUs needs. There is no supervision: the server does not notice a dead variant.
 """
 
 import csv
@@ -51,34 +51,34 @@ from saccade.serving.server.served_copy import link_models
 from saccade.serving.server.server import refuse_exposure
 from saccade.serving.server.tracing import trace_arguments
 
-IMAGE = f"saccade-server:{RELEASE}"  # as docker/Dockerfile makes it
+IMAGE = f"saccade-server:{RELEASE}"  # built from docker/Dockerfile
 MODELS = PurePosixPath("/models")
-# Where the container's server listens.
+# The ports that the server in the container listens on.
 INSIDE = ServeOptions(host="0.0.0.0", accept_risk=True, http=True)
 SHARED_MEMORY_MIB = 256
-PIDS = 4096  # threads count: each model's process has some, and those of its NumPy
-STOP_TIMEOUT_S = 15  # more than the server itself takes to finish what is in flight
-_PORTS = ("grpc_port", "http_port", "metrics_port")  # the fourth is the supervisor's own
+PIDS = 4096  # includes threads: each model's process has some, plus those of NumPy
+STOP_TIMEOUT_S = 15  # more than the server needs to finish requests in flight
+_PORTS = ("grpc_port", "http_port", "metrics_port")  # the fourth belongs to the supervisor
 _BACKENDS = PurePosixPath("/opt/tritonserver/backends")
-_USER = "1000:1000"  # the image's own triton-server
+_USER = "1000:1000"  # the user triton-server of the image
 
 
 def print_command(
     repository: Path | str, options: ServeOptions | None = None, *, container: bool = False
 ) -> tuple[str, ...]:
-    """The words of the command that serves a repository: here, or in NVIDIA's container.
+    """Return the command that serves a repository, on this machine or in NVIDIA's container.
 
-    Raises: SaccadeError for wrong input, a port 0 or the same one twice, a host beyond loopback
-        without consent, and a repository that only the other server can run; MissingPackage
-        without a server here.
+    Raises: SaccadeError for wrong input, port 0, the same port twice, a host beyond loopback
+        without `accept_risk`, or a repository that only the other server can run; MissingPackage
+        if there is no server here.
     """
     repository, options = Path(repository), options or ServeOptions()
     if options.log_format != "text":
         raise SaccadeError(
-            f"--log-format {options.log_format}: a printed command runs without the supervisor, "
-            "which writes that log. Leave the option out."
+            f"--log-format {options.log_format}: the supervisor writes this log, but a printed "
+            "command runs without it. Drop the option."
         )
-    # The container's HTTP is on: Docker asks it whether the server is healthy.
+    # HTTP is on in the container, because Docker's health check uses it.
     _check_ports(options, _PORTS if container else listening(options))
     options = replace(options, host=numeric(options.host))
     read_repository(repository)
@@ -89,7 +89,7 @@ def print_command(
 
 
 def as_text(words: tuple[str, ...]) -> str:
-    """The words for a shell, an option a line."""
+    """Return the command for a shell, one option per line."""
     lines: list[str] = []
     for word in words:
         if word.startswith("--") or not lines:
@@ -100,7 +100,7 @@ def as_text(words: tuple[str, ...]) -> str:
 
 
 def container_arguments(requirements: Requirements) -> list[str]:
-    """Arguments of the server in the container; the only place that says them."""
+    """Return the arguments of the server in the container, which are defined only here."""
     arguments = server_arguments(INSIDE, Path(_BACKENDS), Path(MODELS), "saccade-")
     return arguments + requirements.arguments
 
@@ -110,23 +110,23 @@ def _container(
 ) -> tuple[str, ...]:
     if not is_loopback(options.host) and not options.accept_risk:
         raise SaccadeError(
-            f"--host {options.host}: others could reach the container there, which asks for no "
-            "password, ends no TLS and takes a gRPC message of any size. Put a proxy before it "
-            "(docs/production.md), or pass --accept-risk if you want that."
+            f"--host {options.host}: other machines could reach the container there. It requires "
+            "no password, has no TLS and accepts gRPC messages of any size. Put a proxy in front "
+            "of it (docs/production.md), or pass --accept-risk to do it anyway."
         )
     for name in requirements.op_libraries:
         if "/" in name and PurePosixPath(name).parent != LIBRARIES:
             raise SaccadeError(
-                f"{repository}: its models load {name}, which is on this machine and not in the "
-                f"container; expected {ONNXRUNTIME_LIBRARY}, or that in {LIBRARIES}. Write the "
-                "repository again, with --no-op-library if need be: function bodies answer too."
+                f"{repository}: its models load {name}, which is on this machine but not in the "
+                f"container. Expected {ONNXRUNTIME_LIBRARY}, or that in {LIBRARIES}. Write the "
+                "repository again, if necessary with --no-op-library to use function bodies."
             )
     publish = [
         f"--publish={options.host}:{getattr(options, port)}:{getattr(INSIDE, port)}"
         for port in _PORTS
     ]
     return (
-        # Never fetched: the image is built here, and its name on a registry is not ours.
+        # Never pull: the image is built here, and we do not own its name on a registry.
         *("docker", "run", "--rm", "--pull=never"),
         *(f"--user={_USER}", "--read-only", "--tmpfs=/tmp", f"--pids-limit={PIDS}"),
         *("--cap-drop=ALL", "--security-opt=no-new-privileges"),
@@ -138,7 +138,7 @@ def _container(
 
 
 def _mount(source: Path, target: PurePosixPath) -> str:
-    # Docker reads the value as a line of CSV, so that a comma in a path needs its quotes.
+    # Docker reads the value as a line of CSV, so a comma in a path needs quotes.
     line = io.StringIO()
     fields = ["type=bind", f"source={source}", f"target={target}", "readonly"]
     csv.writer(line, lineterminator="").writerow(fields)
@@ -167,9 +167,9 @@ def _embedded(
 
 
 def _prepared(installation: Installation, repository: Path) -> Path:
-    """A folder with the backends and a copy of the models, made once for a repository.
+    """Return a folder with the backends and a copy of the models, made once per repository.
 
-    The server leaves caches beside the models that it runs, which must not lie among hashed files.
+    The server writes caches next to the models that it runs; they must not mix with hashed files.
     """
     digest = hashlib.sha256(repr((installation, repository.resolve())).encode())
     digest.update((repository / "saccade.json").read_bytes())
@@ -181,7 +181,7 @@ def _prepared(installation: Installation, repository: Path) -> Path:
         home.mkdir(parents=True, exist_ok=True)
         folder.parent.mkdir(mode=0o700, exist_ok=True)
         if not folder.exists():
-            # Whoever makes it at the same time makes the same.
+            # Another process that does this at the same time writes the same files.
             with new_folder(folder, force=True) as partial:
                 backend_folder(installation, partial / "backends")
                 link_models(repository, partial / "copy", partial / "models")
@@ -195,8 +195,8 @@ def _refuse_foreign(folder: Path) -> None:
     is_ours = state.st_uid == os.geteuid() and not state.st_mode & 0o022
     if not is_ours or stat.S_ISLNK(state.st_mode):
         raise SaccadeError(
-            f"{folder}: others may write to it, and code from there would be executed. "
-            "Remove it, or set XDG_CACHE_HOME to a folder of yours."
+            f"{folder}: other users can write to it, but code in it would be executed. "
+            "Remove it, or set XDG_CACHE_HOME to a folder of your own."
         )
 
 
@@ -208,8 +208,8 @@ def _check_ports(options: ServeOptions, names: tuple[str, ...]) -> None:
         port = getattr(options, name)
         if port == 0:
             raise SaccadeError(
-                f"{flag_of(name)} 0: a free port is found when a server starts, and a printed "
-                "command starts later. Give a port."
+                f"{flag_of(name)} 0: a free port can only be found when the server starts, but a "
+                "printed command starts later. Pass a port."
             )
         refuse_shared(name, port, chosen)
         chosen[name] = port

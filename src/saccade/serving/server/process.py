@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of the server: its folders, its arguments, its stubs, its start and its end."""
+"""One server process: its folders, arguments and stubs, its start and its end."""
 
 import os
 import py_compile
@@ -31,23 +31,23 @@ from saccade.serving.server.stubs import Stub, is_alive, stubs_in, wait_gone
 from saccade.serving.server.tracing import CLOSE_S, FILE, is_traced, trace_arguments
 
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
-# A header that no request can have, so that there is no key to be read or guessed: a colon ends
-# its name in HTTP/1, and gRPC refuses one inside. Nothing here needs what is restricted.
+# A header that no request can have, so that there is no key to read or guess: a colon ends a
+# header's name in HTTP/1, and gRPC refuses one inside. We need none of the restricted endpoints.
 CLOSED = "closed:for-all=closed"
 _EXIT_TIMEOUT_S = 5
 _FLUSH_S = 0.2
-CRASHES_S = 2.0  # a server that crashes prints where it was, and ends
-# gRPC moves a connection of this age, give or take a tenth, to a new one, and no call notices:
-# so callers of a server that another one replaces go over to it.
+CRASHES_S = 2.0  # a server that crashes prints a trace within this time, and exits
+# At this age, give or take a tenth, gRPC moves a connection to a new one without failing a call.
+# That is how callers move to a server that replaces another.
 CONNECTION_AGE_S = 10
 _AGAIN = "loaded-again"
 
 
 def compile_models(models: Path) -> None:
-    """Compile the models' code beside it, where the server's own interpreter would.
+    """Compile the models' code to where the server's own interpreter would put it.
 
-    Else the server takes the caches of a model's first run for a change of the model. Where this
-    process keeps its own caches (PYTHONPYCACHEPREFIX) does not matter.
+    Otherwise the server would see the caches written by a model's first run as a change of the
+    model. This does not depend on where this process keeps its caches (PYTHONPYCACHEPREFIX).
     """
     for source in models.rglob("*.py"):
         name = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
@@ -55,7 +55,7 @@ def compile_models(models: Path) -> None:
 
 
 class ServerProcess:
-    """A server that was started on a repository and is stopped at the end, by force if need be."""
+    """A server process that serves a repository, and is stopped at the end, by force if needed."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ServerProcess:
         requirements: Requirements,
         copy: str,
     ) -> None:
-        """`copy` is the name, in the run's folder, of the bytes that are served."""
+        """Start the server; `copy` is the name of the served copy in the run's folder."""
         self._log = log
         self.copy = folder.path / copy
         self._regions = f"{folder.path.name}-{secrets.token_hex(3)}-"
@@ -83,7 +83,7 @@ class ServerProcess:
             (model / _AGAIN).touch()
         compile_models(models)
         self._metrics_port = hold_port()
-        # Two servers can share every port but this one.
+        # Two servers can share every port except this one.
         self._options = replace(options, metrics_port=self._metrics_port.getsockname()[1])
         arguments = server_arguments(self._options, backends, models, self._regions)
         arguments = [*supervised(arguments), *requirements.arguments]
@@ -105,7 +105,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The server's process id, by which it also leads its process group."""
+        """The server's process id, which is also the id of its process group."""
         return self._process.pid
 
     @property
@@ -114,21 +114,20 @@ class ServerProcess:
         return self._options.metrics_port
 
     def loaded(self) -> bool:
-        """True if every model is loaded: its metrics are the last that the server opens."""
+        """Return True if every model is loaded: the metrics port is the last that it opens."""
         close_regions(self._regions)
         return metrics(self.metrics_port, timeout_s=1)[0] == 200
 
     def find_stubs(self) -> tuple[Stub, ...]:
-        """Look up the stubs; from now on `dead_stubs` knows them."""
+        """Look up the stubs and remember them for `dead_stubs`."""
         self._stubs = tuple(stubs_in(self.pid))
         return self._stubs
 
     def exit_text(self) -> str | None:
-        """Exit of the server in words, None while it runs; one that crashes and does not end is
-        killed.
+        """Return how the server exited, or None while it runs; kill it if it hangs in a crash.
 
-        Where its memory is spoilt, the handler of the crash crashes as well, again and again: that
-        uses the CPU, as work does, and answers nobody.
+        If its memory is corrupt, the crash handler crashes too, again and again. That uses the
+        CPU, as work does, but answers nobody.
         """
         code = self._process.poll()
         if code is None and self._crash.is_set():
@@ -136,30 +135,30 @@ class ServerProcess:
             self._crash_s = self._crash_s or now
             if now - self._crash_s > CRASHES_S:
                 self._process.kill()
-                return f"it crashed, and had not ended {CRASHES_S:g} s later"
+                return f"it crashed and had not exited {CRASHES_S:g} s later"
         if code is None:
             return None
         return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
     def dead_stubs(self) -> list[Stub]:
-        """Stubs that have ended; the server itself does not notice."""
+        """Return the stubs that have exited, which the server itself does not notice."""
         return [stub for stub in self._stubs if not is_alive(stub)]
 
     def load_again(self, model: str) -> None:
-        """Have one model loaded anew from the files of this run, beside the others.
+        """Make the server reload one model from this run's files, without touching the others.
 
-        The server goes on using the dead instance, which it never gives up, until the new one is
-        loaded; nothing of it is answered before.
+        The server keeps using the dead instance, which it never removes, until the new one is
+        loaded. Until then, requests to the model fail.
         """
-        # The time alone is changed, for which there is room on a full disk, too.
+        # Only the modification time changes, which works on a full disk too.
         os.utime(self._models / model / _AGAIN)
 
     def stubs_of(self, model: str) -> list[Stub]:
-        """The known stubs of a model, dead ones included."""
+        """Return the known stubs of a model, including dead ones."""
         return [stub for stub in self._stubs if stub.model == model]
 
     def new_stubs(self, model: str) -> bool:
-        """True if stubs of a model came up since it was last asked; they are known from now on."""
+        """Return True if a model has new stubs since the last call, and remember them."""
         known = set(self._stubs)
         new = [stub for stub in stubs_in(self.pid) if stub.model == model and stub not in known]
         self._stubs = (*self._stubs, *new)
@@ -167,7 +166,7 @@ class ServerProcess:
         return bool(new)
 
     def abandon(self, stub: Stub) -> None:
-        """Leave a stub that is dead, or should be, and its shared memory behind."""
+        """Forget a stub, kill it if it is still alive, and remove its shared memory."""
         self._stubs = tuple(one_stub for one_stub in self._stubs if one_stub != stub)
         if is_alive(stub):
             with suppress(ProcessLookupError):
@@ -176,15 +175,15 @@ class ServerProcess:
             remove_regions(stub.region)
 
     def ports(self) -> tuple[int, int]:
-        """Those that callers use."""
+        """Ports that callers use."""
         return self._options.grpc_port, self._options.http_port
 
     def callers(self) -> int:
-        """Number of connections that callers have to this very process."""
+        """Return the number of connections from callers to this process."""
         return sum(listeners.connections(port, self.pid) for port in self.ports())
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Let requests in flight finish, then end the server, its stubs and its shared memory."""
+        """Let requests in flight finish, then stop the server; remove stubs and shared memory."""
         if self._process.poll() is None and not at_once:
             self._process.send_signal(signal.SIGINT)
             self._wait_until_idle()
@@ -194,7 +193,7 @@ class ServerProcess:
         shutil.rmtree(self._models, ignore_errors=True)
 
     def _wait_until_idle(self) -> None:
-        # Once idle it only unloads models, for seconds, and nothing in them needs that.
+        # Once idle, it only unloads models, which takes seconds and is not needed.
         end = time.monotonic() + _EXIT_TIMEOUT_S + 1
         while time.monotonic() < end and self._process.poll() is None:
             if self._idle.wait(0.05):
@@ -204,13 +203,13 @@ class ServerProcess:
                 return
 
     def _wait_spans(self) -> None:
-        """Let the models' processes send their last spans, for as long as that may take them."""
+        """Give the models' processes time to send their last spans."""
         end = time.monotonic() + CLOSE_S
         while time.monotonic() < end and any(map(is_alive, self._stubs)):
             time.sleep(0.02)
 
     def _kill(self) -> None:
-        # The group's number cannot pass to others while the unreaped server or a stub holds it.
+        # The group's id cannot be reused while the unreaped server or a stub still has it.
         stubs = stubs_in(self.pid)
         if stubs or self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
@@ -224,7 +223,7 @@ class ServerProcess:
 def server_arguments(
     options: ServeOptions, backends: Path, models: Path, regions: str
 ) -> list[str]:
-    """Arguments of the server; there is no secret among them."""
+    """Return the arguments of the server, none of which is a secret."""
     restricted = f"{_RESTRICTED}:{CLOSED}"
     words = [
         f"--backend-directory={backends}",
@@ -250,16 +249,16 @@ def server_arguments(
 
 
 def limited(program: Path) -> tuple[str, ...]:
-    """The first words of a command that runs a program with the server's umask and limits."""
+    """Return the start of a command that runs a program with the server's umask and limits."""
     limits = Path(__file__).with_name("process_limits.py")
     return sys.executable, "-IS", str(limits), str(program)
 
 
 def supervised(arguments: list[str]) -> list[str]:
-    """The arguments of a server that is watched, has its models loaded again, and is replaced."""
+    """Return the extra arguments for supervision: probes, reloads of models, replacement."""
     ours = {
-        # It looks every second whether a model's files have changed and loads it if they have:
-        # that needs no key, which every user of the machine could read among the arguments.
+        # The server polls a model's files every second and reloads the model if they changed. The
+        # alternative needs a key that every user of the machine could read in the arguments.
         "--model-control-mode": "poll",
         "--repository-poll-secs": "1",
         "--metrics-address": OWN_HOST,
@@ -273,28 +272,28 @@ def supervised(arguments: list[str]) -> list[str]:
 
 @contextmanager
 def writable(folder: Path, variable: str) -> Iterator[None]:
-    """Make a folder for what the server writes inside the block, chosen by a variable.
+    """Explain what to do if the block cannot write to a folder, which `variable` sets.
 
-    Raises: SaccadeError where the block cannot write.
+    Raises: SaccadeError if the block cannot write.
     """
     try:
         yield
     except OSError as error:
-        # Of a whole tree: all that could not be copied, each as from, to and why.
+        # For a whole tree: a list of what could not be copied, as source, target and reason.
         why = error.args[0][0][2] if isinstance(error, shutil.Error) else error
         raise SaccadeError(
-            f"{folder}: what the server needs cannot be written there ({why}). Make room, or set "
+            f"{folder}: the server's files cannot be written there ({why}). Free space, or set "
             f"{variable} to another folder."
         ) from error
 
 
 def backend_folder(installation: Installation, folder: Path) -> Path:
-    """The server's own backends where they run ONNX files, else a copy in which ours does."""
+    """Return the server's backends if they run ONNX files, or a copy that includes ours."""
     if installation.has_onnxruntime:
         return installation.backends
     if folder.exists():
         return folder
-    # Copies: the server refuses a backend library that is a link out of its folder.
+    # Copy instead of link: the server refuses a backend library that links out of its folder.
     python = shutil.copytree(
         installation.backends / "python",
         folder / "python",
@@ -309,7 +308,7 @@ def backend_folder(installation: Installation, folder: Path) -> Path:
 
 
 def backend_code() -> dict[str, bytes]:
-    """The files of our own onnxruntime backend by name; one is the router's too."""
+    """Return the files of our onnxruntime backend by name; one of them is also the router's."""
     package = resources.files("saccade.model_repository")
     own = [file for file in (package / "onnxruntime_backend").iterdir() if file.name[-3:] == ".py"]
     files = (*own, package / "router" / FILE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`GET /ready`: the one place that says over HTTP whether the server is ready."""
+"""`GET /ready`: readiness of the server over HTTP."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from saccade.serving.server.http_endpoint import JSON, Answer, HttpEndpoint, jso
 
 
 class ReadyEndpoint(HttpEndpoint):
-    """200 or 503, and the readiness as JSON."""
+    """Answers 200 or 503, with the readiness as JSON."""
 
     def __init__(self, host: str, port: int, ask: Callable[[], Readiness]) -> None:
         def answer() -> Answer:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Removes what a killed run leaves behind: `python reaper.py FOLDER PARENT_PID`.
 
-The parent writes a word to its standard input before it ends in order. Where that word does not
-come, as after SIGKILL, the processes of the run are killed and its files removed. Run as a file
-by an interpreter of its own, so that it is small and shares nothing with its parent.
+Before it exits cleanly, the parent writes a word to the reaper's standard input. If that word does
+not arrive, for example after SIGKILL, the reaper kills the run's processes and removes its files.
+It runs as a file in a separate interpreter, so that it is small and shares nothing with its parent.
 """
 
 import os
@@ -23,9 +23,9 @@ _KILL_S = 10.0
 
 
 def main() -> None:
-    """Wait for the parent's end; clean up after it if that was not an orderly one."""
+    """Wait for the parent's exit, and clean up after it if it did not exit cleanly."""
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
-    # Whoever ends a whole group or session means the parent, which then says what it wants.
+    # A signal to a whole group or session is meant for the parent, which then tells us what to do.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if not _ends_orderly(parent):
@@ -42,9 +42,9 @@ def reap(folder: Path) -> None:
 
 
 def kill_processes(folder: Path) -> int:
-    """Kill the servers and stubs of a run. Returns how many there were."""
-    # A stub ends by itself when its server is gone, but not while that is a zombie nobody reaps,
-    # and not while it waits for an answer of the server.
+    """Kill the servers and stubs of a run, and return how many there were."""
+    # A stub exits by itself when its server is gone, but not while the server is an unreaped
+    # zombie, and not while the stub waits for an answer from the server.
     count, run = 0, folder.name.encode()
     served = f"--model-repository={folder}/".encode()
     for entry in Path("/proc").glob("[0-9]*"):
@@ -65,7 +65,7 @@ def remove_regions(prefix: str) -> None:
 
 
 def _ends_orderly(parent: int) -> bool:
-    # The end of the pipe says it at once; a fork of the parent may hold the pipe open longer.
+    # The end of the pipe shows it immediately, but a fork of the parent may keep the pipe open.
     while os.getppid() == parent:
         if select.select([0], [], [], _PARENT_INTERVAL_S)[0]:
             return os.read(0, len(ORDERLY)) == ORDERLY

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The temporary files of one run, and whatever a run that was killed has left behind."""
+"""The temporary files of one run, and the leftovers of runs that were killed."""
 
 import fcntl
 import os
@@ -25,21 +25,21 @@ _LOCK = "lock"
 
 
 class RunFolder:
-    """A temporary folder that is gone after the block, with the shared memory named after it.
+    """A temporary folder, removed after the block together with the shared memory named after it.
 
-    A small process, the reaper, removes both and kills the run's processes should this one be
-    killed. While the run lives it holds a lock in its folder; a later run removes folders (with
-    their shared memory and processes) whose lock nobody holds, should the reaper be killed too.
+    If this process is killed, a small process, the reaper, removes both and kills the run's
+    processes. While the run is alive, it holds a lock in its folder. If the reaper is killed too,
+    a later run removes folders whose lock is free, with their shared memory and processes.
     """
 
     def __enter__(self) -> "RunFolder":
         _remove_leftovers()
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        # Locked before it gets its name, so that nobody sees it unlocked.
+        # Lock the folder before it gets its name, so that no other run sees it unlocked.
         self._lock = (self.path / ".lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (self.path / ".lock").rename(self.path / _LOCK)
-        # By this lock systemd-tmpfiles knows to leave the folder alone, however old it gets.
+        # This lock tells systemd-tmpfiles to leave the folder alone, however old it is.
         self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._reaper = _start_reaper(self.path)
@@ -60,7 +60,7 @@ class RunFolder:
         self._lock.close()
 
     def _release(self) -> None:
-        # A reaper that was killed reads nothing any more.
+        # A reaper that was killed no longer reads.
         assert self._reaper.stdin is not None
         with suppress(OSError):
             self._reaper.stdin.write(ORDERLY)
@@ -75,12 +75,12 @@ def _start_reaper(folder: Path) -> "subprocess.Popen[bytes]":
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         bufsize=0,
-        start_new_session=True,  # a terminal's Ctrl-C is for the run, not for it
+        start_new_session=True,  # a Ctrl-C in the terminal is for the run, not for the reaper
     )
 
 
 def close_regions(prefix: str) -> None:
-    """Make shared memory whose name starts with `prefix` its user's alone."""
+    """Restrict shared memory whose name starts with `prefix` to its user."""
     for region in SHARED_MEMORY.glob(f"{prefix}*"):
         with suppress(OSError):
             region.chmod(0o600)

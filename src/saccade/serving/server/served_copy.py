@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes that are served: a copy of the models, held to the hashes while it is made.
+"""The served copy of the models, whose hashes are checked while it is made.
 
-Hashes of the repository itself would say nothing about what a restarted server finds there later.
-A hard link would be no protection either: whoever writes to one name changes the other.
+Checking the hashes of the repository itself would not protect a later restart from changed files.
+Hard links would not either, because writing to one name changes the other.
 """
 
 import errno
@@ -20,41 +20,41 @@ from saccade.serving.repository.files import regular_files
 
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of a file until one of the two is written
 _CHUNK = 1 << 20
-COPY = "copy-"  # how the folders of a run's copies begin
+COPY = "copy-"  # prefix of the folders that contain a run's copies
 
 
 def link_models(repository: Path, copy: Path, models: Path) -> None:
-    """Links to a copy of the models, so that Python's caches do not land beside hashed files.
+    """Create links to a copy of the models, so that Python's caches stay away from hashed files.
 
-    The copy is made once: who starts a server again from it serves the same bytes, whatever
-    became of the repository. A repository that is to be read anew gets another copy.
+    The copy is made once. A server restarted from it serves the same bytes, even if the repository
+    has changed. To read the repository again, make another copy.
 
-    Raises: what `copy_repository` does.
+    Raises: as `copy_repository`.
     """
     copy_repository(repository, copy)
     shutil.rmtree(models, ignore_errors=True)
     for path in regular_files(copy).values():
         link = models / path.relative_to(copy)
         link.parent.mkdir(parents=True, exist_ok=True)
-        # Relative: the folder of both may be made under another name.
+        # Relative links, because the folder of both may get another name.
         link.symlink_to(os.path.relpath(path, link.parent))
 
 
 def copy_repository(repository: Path, folder: Path) -> None:
-    """The models' files in a folder of their own; nothing is done where it is there already.
+    """Copy the models' files to a folder, unless it exists already.
 
-    Raises: SaccadeError for a file that is not the one described, and for a link; OSError if the
-        folder cannot be written or has too little room.
+    Raises: SaccadeError for a file that differs from its description, and for a link; OSError if
+        the folder cannot be written or has too little space.
     """
     if folder.exists():
         return
     source = repository.resolve()
     files, present = read_description(source)[1], regular_files(source)
-    # Only folders are models; what lies beside them describes the repository.
+    # Only folders are models; the files next to them describe the repository.
     wanted = {name: digest for name, digest in files.items() if "/" in name}
     if missing := sorted(set(wanted) - set(present)):
         raise SaccadeError(f"{source / missing[0]}: is missing. Write the repository again.")
-    # Nobody takes half of it for the whole.
+    # Use a temporary name, so that nothing mistakes half a copy for a complete one.
     partial = folder.with_name(f".{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -68,14 +68,14 @@ def copy_repository(repository: Path, folder: Path) -> None:
 
 
 def remove_other_copies(copy: Path) -> None:
-    """Remove the copies beside this one, which nobody serves any more."""
+    """Remove the other copies, which are no longer served."""
     for other in copy.parent.glob(f"{COPY}*"):
         if other != copy:
             shutil.rmtree(other, ignore_errors=True)
 
 
 def _copy(source: Path, target: Path, digest: str, left: int) -> int:
-    """Copy one file and hold what was written to its hash. Returns how large it is."""
+    """Copy one file, compare it with its hash, and return its size."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with _opened(source) as reader, target.open("x+b") as writer:
         size = os.fstat(reader.fileno()).st_size
@@ -93,7 +93,7 @@ def _copy(source: Path, target: Path, digest: str, left: int) -> int:
 
 
 def _opened(source: Path) -> BinaryIO:
-    """A file that is one: what was looked at a moment ago may be a link or a pipe by now."""
+    """Open a regular file; what was one a moment ago may now be a link or a pipe."""
     try:
         handle = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -110,12 +110,12 @@ def _clone(reader: BinaryIO, writer: BinaryIO) -> bool:
     try:
         fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
     except OSError:
-        return False  # another file system, or one that cannot
+        return False  # another file system, or one that does not support it
     return True
 
 
 def _copy_bytes(reader: BinaryIO, writer: BinaryIO, size: int) -> None:
-    # No more than there was at first: a file may grow faster than it is read.
+    # Copy no more than the initial size: a file may grow faster than it is read.
     while size and (data := reader.read(min(_CHUNK, size))):
         writer.write(data)
         size -= len(data)
@@ -125,5 +125,5 @@ def _copy_bytes(reader: BinaryIO, writer: BinaryIO, size: int) -> None:
 def _require_room(target: Path, needed: int) -> None:
     free = shutil.disk_usage(target.parent).free
     if needed > free:
-        text = f"the models need {needed >> 20} MiB more, {free >> 20} MiB are free"
+        text = f"the models need {needed >> 20} MiB more, but only {free >> 20} MiB are free"
         raise OSError(errno.ENOSPC, text)

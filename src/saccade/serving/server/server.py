@@ -49,9 +49,9 @@ __all__ = ["ServeOptions", "Server", "serve"]
 class Server:
     """A running server: `with Server("build/repo") as server: Client(server.url, "nac")`.
 
-    It is ready when the block begins and gone when it ends, and restarted between if it fails.
-    A model whose process dies is loaded again by itself, while the others answer.
-    Raises: SaccadeError for wrong input, ServerFailed if it dies or hangs while starting.
+    The server is ready when the block begins, and stopped when the block ends. Inside the block it
+    is restarted if it fails. A model whose process dies is reloaded while the others answer.
+    Raises: SaccadeError for wrong input; ServerFailed if the server dies or hangs while starting.
     """
 
     def __init__(self, repository: Path | str, options: ServeOptions | None = None) -> None:
@@ -83,7 +83,7 @@ class Server:
                 self._start(installation, requirements, log)
                 break
             except ServerFailed:
-                # A port that was free a moment ago: only those that we chose are chosen again.
+                # A port that was free a moment ago is taken: choose again those that we chose.
                 if not (attempts_left and self.options != wanted and log.says("already in use")):
                     raise
         return self
@@ -121,7 +121,7 @@ class Server:
         self, repository: Path, installation: Installation, requirements: Requirements
     ) -> Start:
         options, log = self.options, self._log
-        # A restart serves the bytes of the first start; another repository gets a copy of its own.
+        # A restart serves the bytes of the first start; another repository gets its own copy.
         copy = f"{COPY}{secrets.token_hex(3)}"
 
         def start(folder: RunFolder) -> ServerProcess:
@@ -133,14 +133,16 @@ class Server:
         self._close()
 
     def reload(self) -> None:
-        """Serve the repository as it is now: new files in the same folder, or another one behind
-        the same link. No call fails; until the last caller has moved, two servers run.
+        """Serve the repository as it is now, without failing a call.
 
-        Raises: SaccadeError where preflight finds it unfit, ServerFailed where the new server
-            does not start. What was served before is served on.
+        The repository may have new files, or the link to it may point to another folder. Two
+        servers run until the last caller has moved to the new one.
+
+        Raises: SaccadeError if preflight fails; ServerFailed if the new server does not start. The
+            old server then continues.
         """
         if not self._reloading.acquire(blocking=False):
-            raise SaccadeError("The repository is being read already. Try again when it is served.")
+            raise SaccadeError("The repository is already being read. Try again when that is done.")
         try:
             self._replace(self.repository.resolve())
         finally:
@@ -149,13 +151,13 @@ class Server:
     def _replace(self, repository: Path) -> None:
         supervisor, installation = self._supervisor, find_installation()
         if supervisor is None:
-            raise SaccadeError("No server runs that could be replaced. Start one first.")
+            raise SaccadeError("There is no running server to replace. Start one first.")
         deployment, requirements = read_repository(repository), requirements_of(repository)
         refuse_unrunnable(repository, requirements, installation)
         check_repository(repository, requirements, self.options)
         report = preflight(repository)
         if not report.passed:
-            raise SaccadeError(f"It is not fit to be served.\n{report.to_text()}")
+            raise SaccadeError(f"The repository is not ready to serve.\n{report.to_text()}")
         start = self._starter(repository, installation, requirements)
         wanted = Replacement(start, deployment.model, deployment.variants)
         supervisor.replace(wanted)
@@ -165,7 +167,7 @@ class Server:
 
     @property
     def model(self) -> str:
-        """The name of the router: what `Client` is given."""
+        """The name of the router, for `Client`."""
         return self._board.model
 
     @property
@@ -175,32 +177,32 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The gRPC address, as `Client` takes it."""
+        """The gRPC address, for `Client`."""
         return address(self.options.host, self.options.grpc_port)
 
     @property
     def http_url(self) -> str:
         """The HTTP address.
 
-        Raises: SaccadeError where HTTP is off, as by default.
+        Raises: SaccadeError if HTTP is off, which is the default.
         """
         if not self.options.http:
-            raise SaccadeError("HTTP is off. Turn it on with ServeOptions(http=True), or --http.")
+            raise SaccadeError("HTTP is off. Turn it on with ServeOptions(http=True) or --http.")
         return f"http://{address(self.options.host, self.options.http_port)}"
 
     @property
     def metrics_url(self) -> str:
-        """URL that Prometheus reads."""
+        """The URL of the Prometheus metrics."""
         return f"http://{address(self.options.host, self.options.metrics_port)}/metrics"
 
     @property
     def ready_url(self) -> str:
-        """Answers 200 if every variant answers, else 503."""
+        """The URL that returns 200 if every variant answers, and 503 otherwise."""
         return f"http://{address(self.options.host, self.options.ready_port)}/ready"
 
     @property
     def pid(self) -> int:
-        """The server's process id; another one after a restart, 0 between."""
+        """The server's process id, which changes with a restart; 0 while there is no server."""
         return self._supervisor.pid if self._supervisor else 0
 
     @property
@@ -210,16 +212,16 @@ class Server:
 
     @property
     def reloads(self) -> int:
-        """Number of times that a single model was loaded again, because its process had died."""
+        """Number of times that a single model was reloaded because its process had died."""
         return self._supervisor.reloads.total() if self._supervisor else 0
 
     @property
     def replacements(self) -> int:
-        """Number of times that another server took over from one that ran."""
+        """Number of times that a new server took over from a running one."""
         return self._supervisor.replacements if self._supervisor else 0
 
     def ready(self) -> Readiness:
-        """Variants that answer, as the supervisor last saw it, and whether new callers do."""
+        """Return which variants answered the last probe, and whether new callers can connect."""
         return self._new_caller.sees(self._board.readiness())
 
     def wait(self) -> None:
@@ -239,7 +241,7 @@ class Server:
                 supervisor.stop()
                 supervisor.finished.wait()
         except KeyboardInterrupt:
-            # A second Ctrl-C: whoever presses it does not want to wait for requests in flight.
+            # On a second Ctrl-C, do not wait for requests in flight.
             if supervisor:
                 supervisor.stop(at_once=True)
                 supervisor.finished.wait()
@@ -252,12 +254,13 @@ class Server:
 
 
 def serve(repository: Path | str, options: ServeOptions | None = None) -> int:
-    """Run the server in the foreground until Ctrl-C or SIGTERM. Returns the exit code.
+    """Run the server in the foreground until Ctrl-C or SIGTERM, and return the exit code.
 
-    Where the log is JSON, what would be raised is its last line, and its exit code is returned.
+    With a JSON log, an error becomes the last line of the log instead of an exception, and its
+    exit code is returned.
 
-    Raises: SaccadeError for wrong input, ServerFailed when it cannot be kept running,
-    KeyboardInterrupt if it is interrupted before it is ready.
+    Raises: SaccadeError for wrong input; ServerFailed if the server cannot be kept running;
+        KeyboardInterrupt if it is interrupted before it is ready.
     """
     options = options or ServeOptions()
     if not is_loopback(options.host) and not options.accept_risk:
@@ -283,33 +286,33 @@ def _logged_end(error: BaseException) -> int:
         LOGGER.critical("%s", error, **event("failed", exit_code=code))
     else:
         code = 128 + (interruption.received() or signal.SIGINT)
-        LOGGER.warning("interrupted.", **event("interrupted", exit_code=code))
+        LOGGER.warning("Interrupted.", **event("interrupted", exit_code=code))
     return code
 
 
 def refuse_exposure(options: ServeOptions, installation: Installation) -> None:
-    """Listening beyond loopback needs consent.
+    """Refuse to listen beyond loopback without `accept_risk`.
 
-    Raises: SaccadeError if the host is not loopback and nobody consented.
+    Raises: SaccadeError if the host is not loopback and the risk was not accepted.
     """
     if not is_loopback(options.host) and not options.accept_risk:
         raise SaccadeError(
             f"--host {options.host}: {risk_of(installation)} "
-            "Pass --accept-risk if you want that, or leave --host out for 127.0.0.1."
+            "Pass --accept-risk to do it anyway, or drop --host for 127.0.0.1."
         )
 
 
 def risk_of(installation: Installation) -> str:
-    """Risk of listening beyond loopback."""
+    """Return a description of the risk of listening beyond loopback."""
     whose = (
-        f"The bundled server is the {BUNDLED_LINE} line, older than the security fixes of 2025. "
+        f"The bundled server is version {BUNDLED_LINE}, without the security fixes of 2025. "
         if installation.bundled
-        else f"The server is {installation.binary}, whose age saccade does not know. "
+        else f"The server is {installation.binary}, whose version saccade does not know. "
     )
     return (
-        f"Others could reach the server there. {whose}It asks for no password and cannot cap the "
-        "size of a message. For exposure serve the same repository with NVIDIA's current "
-        "container, behind a proxy that caps messages."
+        f"Other machines could reach the server there. {whose}It requires no password and cannot "
+        "limit the size of a message. To expose it, serve the same repository with NVIDIA's "
+        "current container, behind a proxy that limits messages."
     )
 
 
@@ -317,7 +320,7 @@ def _ask_consent(options: ServeOptions) -> ServeOptions:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return options
     _print(risk_of(find_installation()))
-    print(f"Listen on {options.host} all the same? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"Listen on {options.host} anyway? [y/N] ", end="", file=sys.stderr, flush=True)
     agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
     return replace(options, accept_risk=agreed)
 
@@ -327,9 +330,11 @@ def _announce(server: Server, options: ServeOptions) -> None:
         places = {"grpc": server.url, "metrics": server.metrics_url, "ready": server.ready_url}
         places |= {"http": server.http_url} if server.options.http else {}
         what = {"model": server.model, "variants": list(server.variants)}
-        LOGGER.info("serving.", **event("serving", **what, **places))
+        LOGGER.info("Serving.", **event("serving", **what, **places))
         return
-    _print(f"{server.model} with {len(server.variants)} variants: {', '.join(server.variants)}")
+    count = len(server.variants)
+    names = ", ".join(server.variants)
+    _print(f"{server.model} with {count} variant{'s' * (count != 1)}: {names}")
     over_http = f"HTTP {server.http_url}   " if server.options.http else ""
     _print(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
     _print(f"ready: {server.ready_url}   (Ctrl-C stops)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals to `saccade serve`: an end, or another look at the repository."""
+"""Signals to `saccade serve`: stop, or read the repository again."""
 
 import logging
 import os
@@ -14,22 +14,22 @@ from saccade.errors import SaccadeError
 from saccade.serving.server.json_log import event
 
 LOGGER = logging.getLogger("saccade.serve")
-_FAILED = "The update failed, and what was served before is served on."
+_FAILED = "The update failed. The old repository is still served."
 
 
 class Reloads(Protocol):
-    """Interface of what can be told to read its repository again."""
+    """Interface of a server that can read its repository again."""
 
     def reload(self) -> None:
-        """Read it, check it, serve it."""
+        """Read the repository again, check it and serve it."""
 
 
 class HangUp:
-    """SIGHUP: read the repository again, unless it comes because the terminal has gone.
+    """Handler of SIGHUP: read the repository again, unless the terminal was closed.
 
-    The system sends the same signal when a terminal is closed, and takes the terminal away from
-    the process first: that tells them apart. A terminal that goes ends the command, as it always
-    did, or is ignored where SIGHUP was ignored before (nohup).
+    The system sends the same signal when a terminal is closed, but removes the terminal from the
+    process first, so the two cases can be distinguished. A closed terminal stops the command, as
+    usual, or is ignored if SIGHUP was ignored before (nohup).
     """
 
     def __init__(self, ignored: bool) -> None:
@@ -38,25 +38,25 @@ class HangUp:
         self._server: Reloads | None = None
 
     def call(self, server: Reloads) -> None:
-        """From now on the signal is for this server."""
+        """Direct the signal to this server from now on."""
         self._server = server
 
     def __call__(self, number: int, *_: object) -> None:
-        """The signal's handler."""
+        """Handle the signal."""
         if self._had_terminal and not _has_terminal():
             self._had_terminal = False
             if not self._ignored:
                 interruption.interrupt(number)
         elif self._server is None:
-            LOGGER.warning("SIGHUP: the server is still starting, with the repository as it is.")
+            LOGGER.warning("SIGHUP ignored: the server is still starting with this repository.")
         else:
-            # A check takes seconds, and a handler must not wait.
+            # The check takes seconds, and a signal handler must not block.
             threading.Thread(target=_reload, args=(self._server,), daemon=True).start()
 
 
 @contextmanager
 def signals() -> Iterator[HangUp]:
-    """SIGINT and SIGTERM end the block as Ctrl-C does, even in a background shell."""
+    """Let SIGINT and SIGTERM end the block as Ctrl-C does, even in a background shell."""
     hang_up = HangUp(ignored=signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)
     if threading.current_thread() is not threading.main_thread():
         yield hang_up
@@ -83,7 +83,7 @@ def _reload(server: Reloads) -> None:
     except Exception:
         LOGGER.exception(_FAILED, **event("reload_failed"))
     else:
-        LOGGER.info("The new repository is served.", **event("reloaded"))
+        LOGGER.info("The new repository is being served.", **event("reloaded"))
 
 
 def _has_terminal() -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes in which a server's Python models run, as the system shows them."""
+"""Stubs: the processes in which a server's Python models run."""
 
 import re
 import time
@@ -14,7 +14,7 @@ from saccade.serving.repository.installation import STUB
 
 @dataclass(frozen=True)
 class Stub:
-    """The process in which one Python model runs; `started` tells it from a later one."""
+    """The process of one Python model; `started` distinguishes it from a later one with its id."""
 
     pid: int
     started: int
@@ -23,7 +23,7 @@ class Stub:
 
 
 def stubs_in(group: int) -> list[Stub]:
-    """The stubs of a process group."""
+    """Return the stubs in a process group."""
     stubs = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -38,7 +38,7 @@ def stubs_in(group: int) -> list[Stub]:
 
 
 def _model_of(words: list[bytes]) -> str:
-    # Among the stub's arguments is the instance: `nac-b0250-fp32_0_0`.
+    # One of the stub's arguments is the instance, such as `nac-b0250-fp32_0_0`.
     for word in words[2:]:
         instance = re.fullmatch(r"([a-z0-9-]+)_\d+_\d+", word.decode(errors="replace"))
         if instance:
@@ -47,23 +47,23 @@ def _model_of(words: list[bytes]) -> str:
 
 
 def _started(pid: int) -> int | None:
-    """Start of the living process `pid`, in clock ticks; None if it is gone or a zombie."""
+    """Return the start time of process `pid` in clock ticks; None if it is gone or a zombie."""
     fields = process_fields(pid)
     return None if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 def is_alive(stub: Stub) -> bool:
-    """True if this very process runs, and not a later one of its number."""
+    """Return True if this very process is running, not a later one with the same id."""
     return _started(stub.pid) == stub.started
 
 
 def wait_gone(stub: Stub) -> None:
-    """Wait until a stub that was killed is no more.
+    """Wait until a stub that was killed is gone.
 
-    Raises: ServerFailed if it stays.
+    Raises: ServerFailed if it does not exit.
     """
     end = time.monotonic() + 3
     while is_alive(stub):
         if time.monotonic() > end:
-            raise ServerFailed(f"Process {stub.pid} of model {stub.model} does not end.")
+            raise ServerFailed(f"Process {stub.pid} of model {stub.model} does not exit.")
         time.sleep(0.01)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches one server: starts it, sees what dies or hangs, restarts it, says who answers."""
+"""The supervisor of one server: start it, notice what dies or hangs, restart it, report it."""
 
 import logging
 import os
@@ -28,18 +28,18 @@ from saccade.serving.server.run_folder import RunFolder
 from saccade.serving.server.served_copy import remove_other_copies
 from saccade.serving.server.variant_reload import VariantReload
 
-FORGIVEN_AFTER_S = 30.0  # of service, one failure each
+FORGIVEN_AFTER_S = 30.0  # seconds of service that make up for one failure
 MOST_TROUBLES = 5
 
 
 class Patience:
-    """A count that a failure raises by one and service lowers, never below nothing."""
+    """Count of failures: each adds one, and service subtracts, but never below zero."""
 
     def __init__(self) -> None:
         self._troubles = 0.0
 
     def after(self, served_s: float) -> float | None:
-        """Seconds to wait before the next start, after a failure; none if it is the last.
+        """Return the seconds to wait before the next start; None if there is to be none.
 
         Units: served_s is the seconds of service before this failure.
         """
@@ -52,18 +52,18 @@ class Patience:
 LOGGER = logging.getLogger("saccade.serve")
 
 LIVENESS_INTERVAL_S = 0.25
-# The server keeps the dead instance of each model that was loaded again: about 1 MiB, a region of
-# shared memory and some 36 threads. A server of its age is replaced by a fresh one.
+# The server keeps the dead instance of each reloaded model: about 1 MiB, a region of shared memory
+# and about 36 threads. After this many reloads, a new server replaces it.
 RELOADS_A_PROCESS = 20
 
 
 class Supervisor(threading.Thread):
     """The thread that owns the server from its start to its end.
 
-    The kernel ends the server with the thread that started it, so it is always this one.
-    `settled` is set when the first start has succeeded or failed, `finished` when nothing is
-    left of the server; wait for it, since an interrupted `join` takes the thread for ended.
-    `failure` says how it ended.
+    The kernel kills the server when the thread that started it ends, so this thread starts it.
+    `settled` is set when the first start has succeeded or failed. `finished` is set when nothing
+    is left of the server; wait for it instead of `join`, which considers the thread ended after
+    an interrupt. `failure` is the error it ended with.
     """
 
     def __init__(
@@ -80,42 +80,42 @@ class Supervisor(threading.Thread):
         self._log = log
         self._ending = threading.Event()
         self._hurry = False
-        self._hangs = False  # the server as a whole: it does not even answer for its models
+        self._hangs = False  # the whole server: it does not even report on its models
         self._process: ServerProcess | None = None
         self._wanted: Replacement | None = None
         self._drains: list[Drain] = []
         self.settled = threading.Event()
         self.finished = threading.Event()
         self.failure: BaseException | None = None
-        self.restarts = 0  # of the server as a whole
+        self.restarts = 0  # of the whole server
         self.reloads: Counter[str] = Counter()  # of single models whose process had died
-        self.replacements = 0  # of the server by another one, without a pause
+        self.replacements = 0  # of the server by a new one, without an interruption
 
     @property
     def metrics_port(self) -> int:
-        """Port of the metrics of the server that runs now, 0 if none does."""
+        """Metrics port of the running server; 0 if there is none."""
         process = self._process
         return process.metrics_port if process else 0
 
     @property
     def pid(self) -> int:
-        """The process id of the server that runs now, 0 if none does."""
+        """Process id of the running server; 0 if there is none."""
         return self._process.pid if self._process else 0
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Ask for the end; `at_once` does not let requests in flight finish."""
+        """Request the end; with `at_once`, requests in flight are not finished."""
         self._hurry |= at_once
         self._ending.set()
 
     def replace(self, wanted: Replacement) -> None:
-        """Ask for another server in place of this one; `wanted.settled` says when it is done."""
+        """Request a new server in place of this one; `wanted.settled` is set when it is done."""
         if self._wanted is not None or not self.settled.is_set() or self.finished.is_set():
-            wanted.fail("The server is being started, replaced or stopped just now. Try again.")
+            wanted.fail("The server is being started, replaced or stopped. Try again later.")
         else:
             self._wanted = wanted
 
     def run(self) -> None:
-        """Serve until asked to stop or out of patience with the server."""
+        """Serve until told to stop, or until the server has failed too often."""
         try:
             with RunFolder() as folder:
                 self._serve(folder)
@@ -139,8 +139,8 @@ class Supervisor(threading.Thread):
             wait_s = patience.after(served_s)
             if wait_s is None:
                 raise ServerFailed(
-                    f"{trouble} It was restarted {self.restarts} times, with less than "
-                    f"{FORGIVEN_AFTER_S:g} s of service for each. Its last lines:\n"
+                    f"{trouble} It was restarted {_times(self.restarts)}, with less than "
+                    f"{FORGIVEN_AFTER_S:g} s of service each time. Its last lines:\n"
                     f"{self._log.last_lines()}"
                 )
             LOGGER.error("%s Restarting it.", trouble, **event("restarting", reason=trouble))
@@ -150,7 +150,7 @@ class Supervisor(threading.Thread):
             self.restarts += 1
 
     def _one_life(self, folder: RunFolder) -> tuple[str | None, float]:
-        """Start a server and watch it. Returns what went wrong, and the seconds it served."""
+        """Start a server and watch it; return what went wrong, and the seconds it served."""
         self._log.forget()
         process = self._process = self._start_process(folder)
         prober = self._prober()
@@ -164,7 +164,7 @@ class Supervisor(threading.Thread):
             while trouble is None and not self._ending.is_set():
                 trouble = self._watch(self._process, prober, folder)
                 prober.close()
-                prober = self._prober()  # a new one reaches the new server
+                prober = self._prober()  # a new prober connects to the new server
         finally:
             process, self._process = self._process, None
             prober.close()
@@ -177,9 +177,9 @@ class Supervisor(threading.Thread):
         return Prober(place, self._options.probe_timeout_s)
 
     def _end_others(self) -> None:
-        """Nothing but the present server is left."""
+        """End all servers but the current one."""
         if wanted := self._wanted:
-            wanted.fail("The server was stopped, or failed, while the new one was started.")
+            wanted.fail("The server was stopped, or failed, while the new one was starting.")
             self._wanted = None
         for drain in self._drains:
             drain.process.stop(at_once=True)
@@ -188,21 +188,21 @@ class Supervisor(threading.Thread):
     def _wait_loaded(self, process: ServerProcess, prober: Prober) -> str | None:
         end = time.monotonic() + self._options.start_timeout_s
         models = (*self._board.variants, self._board.model)
-        reason = "it does not say that its models are loaded."
+        reason = "it does not report that its models are loaded."
         while not self._ending.wait(0.05):
             if ended := process.exit_text():
-                return f"The server ended while it started ({ended})."
+                return f"The server exited during its start ({ended})."
             if time.monotonic() > end:
                 return (
                     f"The server was not ready within {self._options.start_timeout_s:g} s: {reason}"
-                    " Allow more with --start-timeout-s."
+                    " Allow more time with --start-timeout-s."
                 )
             if not process.loaded():
                 continue
             if ports := foreign_listeners(process):
                 return (
-                    f"Another process listens on port {ports[0]}, too, and would get some of the "
-                    "callers. End it, or choose another port."
+                    f"Another process also listens on port {ports[0]} and would get some of the "
+                    "callers. Stop it (`ss -ltnp` shows it), or choose another port."
                 )
             receive_callers(process)
             process.find_stubs()
@@ -215,7 +215,7 @@ class Supervisor(threading.Thread):
         return None
 
     def _watch(self, process: ServerProcess, prober: Prober, folder: RunFolder) -> str | None:
-        """Reason to restart the server; None when it is to end, or another has taken over."""
+        """Return why to restart the server; None if it is to stop, or a new one took over."""
         liveness = Liveness(process, prober, self._board, self._options.probe_interval_s)
         reload = VariantReload(process, self._board, self._options.start_timeout_s)
         while not self._ending.wait(LIVENESS_INTERVAL_S):
@@ -235,7 +235,7 @@ class Supervisor(threading.Thread):
     def _dead(self, process: ServerProcess, reload: VariantReload, prober: Prober) -> str | None:
         if ended := process.exit_text():
             self._board.reset("restarting")
-            return f"The server ended ({ended})."
+            return f"The server exited ({ended})."
         if self._options.restart:
             reload.step(prober)
             return None
@@ -246,26 +246,26 @@ class Supervisor(threading.Thread):
         return f"The process of {names} has died (out of memory, or killed)." if dead else None
 
     def _end_hung(self, process: ServerProcess, silent: tuple[str, ...]) -> bool:
-        """Kill the processes of models that do not answer, to be loaded again like dead ones.
+        """Kill the processes of models that do not answer, so that they are reloaded.
 
-        Whether there is such a one: not where the server as a whole does not answer.
+        Return whether there was one. If the whole server does not answer, nothing is killed.
         """
         if self._hangs or not self._options.restart:
             return False
         stubs = [stub for model in silent for stub in process.stubs_of(model)]
         for stub in stubs:
-            text = "%s does not answer; its process is ended."
+            text = "%s does not answer. Killing its process."
             LOGGER.error(text, stub.model, **event("variant_ended", variant=stub.model))
             with suppress(ProcessLookupError):
                 os.kill(stub.pid, signal.SIGKILL)
         return bool(stubs)
 
     def _hand_over(self, process: ServerProcess, folder: RunFolder, reload: VariantReload) -> bool:
-        """Bring a replacement on its way one step further. Whether it has taken over."""
+        """Advance a pending replacement by one step; return whether it has taken over."""
         if self._drains:
             self._drains = [drain for drain in self._drains if not drain.ended()]
             if not self._drains:
-                receive_callers(process)  # its place is another one since the old one has gone
+                receive_callers(process)  # its index changed when the old server left
                 remove_other_copies(process.copy)
         if reload.count >= RELOADS_A_PROCESS and self._wanted is None and not reload.down():
             self._wanted = Replacement(self._start_process, self._board.model, self._board.variants)
@@ -285,8 +285,12 @@ class Supervisor(threading.Thread):
             wanted.settled.set()
             return True
         if wanted.failure:
-            text = "%s The server goes on as it was."
+            text = "%s The old server continues."
             LOGGER.error(text, wanted.failure, **event("replacement_failed"))
             self._wanted = None
             remove_other_copies(process.copy)
         return False
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'s' * (count != 1)}"

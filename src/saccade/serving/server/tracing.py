@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of a served repository, where the environment of `saccade serve` asks for them.
+"""Traces of a served repository, if the environment of `saccade serve` requests them.
 
-The spans are the models' own (model_repository/router/tracing.py). The server's part is to hand a
-caller's context on. Its own trace mode is not used: it follows every context that a caller sends,
-whether sampled or not, and knows nothing of decoding, of lanes and of calls for several requests.
+The models create the spans (model_repository/router/tracing.py); the server only forwards a
+caller's context. The server's own trace mode is not used, because it follows every context that a
+caller sends, whether sampled or not, and does not know decoding, lanes or batched requests.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,21 +17,21 @@ _RULES: Mapping[str, Any] = vars(import_module("saccade.model_repository.router.
 _wants_tracing: Callable[[Mapping[str, str]], bool] = _RULES["wants_tracing"]
 _obstacle: Callable[[Mapping[str, str]], str] = _RULES["obstacle"]
 
-FILE = "tracing.py"  # of the router, since it knows of contexts
-CLOSE_S: float = _RULES["CLOSE_S"]  # that a model's process takes at most for its last spans
+FILE = "tracing.py"  # in the router, if it supports contexts
+CLOSE_S: float = _RULES["CLOSE_S"]  # the longest time that a model needs to send its last spans
 _PATTERN = f"(?i)^({'|'.join(_RULES['CONTEXT'])})$"
 
 
 def is_traced(models: Path, environment: Mapping[str, str]) -> bool:
-    """True if these models are to send spans; a router of an older release knows none."""
+    """Return True if these models send spans; a router of an older release cannot."""
     return _wants_tracing(environment) and any(models.glob(f"*/1/{FILE}"))
 
 
 def trace_arguments(
     models: Path, options: ServeOptions, environment: Mapping[str, str]
 ) -> list[str]:
-    """Arguments of the server by which callers' contexts reach the router."""
-    # A router that does not know these parameters would refuse the requests that have them.
+    """Return the server arguments that forward callers' contexts to the router."""
+    # A router that does not know these parameters would refuse requests that contain them.
     if not is_traced(models, environment):
         return []
     http = [f"--http-header-forward-pattern={_PATTERN}"] if options.http else []
@@ -39,7 +39,7 @@ def trace_arguments(
 
 
 def trace_notices(models: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """What stands between an endpoint that is named and spans that arrive there."""
+    """Yield reasons why no spans reach the configured endpoint."""
     if not _wants_tracing(environment):
         return
     if not is_traced(models, environment):

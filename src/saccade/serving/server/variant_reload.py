@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose process has died, each loaded again by itself while the others answer."""
+"""Reloads of single models whose process has died, while the others answer."""
 
 import logging
 import time
@@ -13,28 +13,29 @@ from saccade.serving.server.stubs import Stub
 
 LOGGER = logging.getLogger("saccade.serve")
 
-CALM_S = 60  # of answers, after which a death counts as the first one again
+CALM_S = 60  # seconds of answers after which a death counts as the first one again
 LONGEST_PAUSE_S = 60.0
-DIED = "its process has died; it is being loaded again"
+DIED = "its process has died; it is being reloaded"
 
 
 @dataclass
 class _Model:
-    deaths: int = 0  # without a minute of answers between them
+    deaths: int = 0  # with less than a minute of answers between them
     died_s: float = 0
     back_s: float = 0
-    due_s: float | None = None  # when it is loaded, None while it is being loaded
-    given_up_s: float = 0  # when a load that shows nothing is made again
+    due_s: float | None = None  # when to load it; None while it is being loaded
+    given_up_s: float = 0  # when to repeat a load that had no effect
     gone: list[Stub] = field(default_factory=list)
     down: bool = False
     came_up: bool = False
 
 
 class VariantReload:
-    """Watches the stubs of one server process; `step` is called a few times a second.
+    """Watches the stubs of one server process; `step` is called a few times per second.
 
-    Nothing waits here. After the first death a model is loaded at once, after further ones with
-    pauses of 1, 2, 4 up to 60 s, so that one that dies of every request costs the others little.
+    Nothing blocks. After its first death, a model is reloaded immediately; after further ones,
+    with pauses of 1, 2, 4 up to 60 s, so that a model that dies with every request costs the
+    others little.
     """
 
     def __init__(self, process: ServerProcess, board: Board, load_timeout_s: float) -> None:
@@ -42,14 +43,14 @@ class VariantReload:
         self._board = board
         self._load_timeout_s = load_timeout_s
         self._models: dict[str, _Model] = {}
-        self.count = 0  # models that were loaded again
+        self.count = 0  # number of reloads
 
     def down(self) -> set[str]:
-        """Models that do not answer since their process died."""
+        """Return the models that have not answered since their process died."""
         return {name for name, model in self._models.items() if model.down}
 
     def step(self, prober: Prober) -> None:
-        """Note who died, load who is due, ask who is down."""
+        """Note which models died, load those that are due, probe those that are down."""
         for stub in self._process.dead_stubs():
             self._note(stub)
             prober.forget(stub.model)
@@ -62,17 +63,17 @@ class VariantReload:
             elif model.due_s is None and not model.came_up:
                 model.came_up = self._process.new_stubs(name)
             if not model.came_up:
-                # An answer from before its death must not pass for one from after it.
+                # An answer from before its death must not count as one from after it.
                 self._board.mark(name, DIED)
             if model.due_s is None and now > model.given_up_s:
                 fields = event("variant_not_loaded", variant=name)
-                LOGGER.error("%s was not loaded again in time.", name, **fields)
+                LOGGER.error("%s was not reloaded in time.", name, **fields)
                 self._plan(model)
             if model.came_up:
                 prober.ask(name)
 
     def note_answers(self) -> list[str]:
-        """See by the probes who is back. Returns their names."""
+        """Return the names of models that answer their probes again."""
         back, answering = [], self._board.answering()
         for name in self.down() & answering:
             model = self._models[name]
@@ -83,7 +84,7 @@ class VariantReload:
             back.append(name)
             down_s = model.back_s - model.died_s
             fields = event("variant_back", variant=name, down_s=round(down_s, 3))
-            LOGGER.warning("%s answers again, after %.1f s.", name, down_s, **fields)
+            LOGGER.warning("%s answers again after %.1f s.", name, down_s, **fields)
             for stub in model.gone:
                 self._process.abandon(stub)
             model.gone.clear()
@@ -96,15 +97,15 @@ class VariantReload:
             model.died_s = now
             if now - model.back_s > CALM_S:
                 model.deaths = 0
-            # Of several instances of a model all are loaded anew, and none of the old is kept.
+            # If a model has several instances, all are reloaded, and no old one is kept.
             model.gone += self._process.stubs_of(name)
         self._process.abandon(stub)
         self._board.mark(name, DIED)
         if not model.down or model.came_up:
             pause_s = self._plan(model)
             LOGGER.error(
-                "The process of %s has died (out of memory, or killed). It is loaded again %s; "
-                "the others answer.",
+                "The process of %s has died (out of memory, or killed). It is reloaded %s; "
+                "the other models still answer.",
                 name,
                 f"in {pause_s:g} s" if pause_s else "now",
                 **event("variant_died", variant=name, pause_s=pause_s),

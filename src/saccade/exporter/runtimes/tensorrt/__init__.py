@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An artefact folder becomes engines, each in a process of its own, its types proved first."""
+"""Build engines from an artefact folder, each in a separate process, after verifying types."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variants of an artefact folder become plans, each with its manifest."""
+"""Build the variants of an artefact folder into plans, each with its manifest."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -54,18 +54,18 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Engines:
-    """The folder of plans, and what is promised of each."""
+    """A folder of plans and the manifest of each."""
 
     folder: Path
     manifests: tuple[EngineManifest, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object."""
+        """Return the JSON object."""
         manifests = [manifest.to_dict() for manifest in self.manifests]
         return {"folder": str(self.folder), "engines": manifests}
 
     def files(self) -> list[dict[str, Any]]:
-        """Entries about the plans that are known without their manifests."""
+        """Return a summary of each plan, for lists of files."""
         return [
             {
                 "name": manifest.file.name,
@@ -79,7 +79,7 @@ class Engines:
         ]
 
     def to_text(self) -> Any:
-        """A row a plan: its size, the types of its matrix layers, how long it took."""
+        """Return a table with a row per plan: size, types of matrix layers, build time."""
         from rich.table import Table
 
         first = self.manifests[0]
@@ -102,11 +102,11 @@ class Engines:
 def build(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> Engines:
     """Write `<variant>.plan` and its manifest for each variant of an artefact folder.
 
-    The folder appears when every variant was built, or not at all. Each engine is built in a
-    process of its own.
+    The folder is created only when every variant was built. Each engine is built in a separate
+    process.
 
     Raises: GateFailed if a network has other types than its variant promises, SaccadeError for
-        an option or a file that cannot be built, MissingPackage without TensorRT.
+        an option or a file that cannot be built, MissingPackage if TensorRT is not installed.
     """
     artefact = ArtefactFolder.open(artefact)
     manifests = chosen_variants(artefact, options.variant)
@@ -138,14 +138,14 @@ def _no_empty_parent(out: Path) -> Iterator[None]:
 
 
 def default_out(artefact: ArtefactFolder, engine: str, capabilities: tuple[str, ...]) -> Path:
-    """Default folder of engines of that kind, unless `--out` says otherwise."""
+    """Return the output folder of engines if `--out` is not given."""
     return artefact.path / "engines" / f"{engine}-{'+'.join(capabilities)}"
 
 
 def chosen_variants(artefact: ArtefactFolder, wanted: tuple[str, ...]) -> list[Manifest]:
-    """The manifests of the wanted variants, all where none is named; each file's hash checked.
+    """Return the manifests of the wanted variants (default: all) after checking each file's hash.
 
-    Raises: SaccadeError for a name that the folder does not have, with the export that makes it.
+    Raises: SaccadeError for a name that the folder does not have, with the export command for it.
     """
     names = [manifest.variant.name for manifest in artefact.manifests]
     for name in wanted:
@@ -153,8 +153,8 @@ def chosen_variants(artefact: ArtefactFolder, wanted: tuple[str, ...]) -> list[M
             precision = name.rpartition("-")[2]
             flag = f" --precision {precision}" if precision in PRECISIONS else ""
             raise SaccadeError(
-                f"{artefact}: has no variant {name!r}, only {', '.join(names)}. A variant's type "
-                f"lies in its graph, which is made with: saccade export CHECKPOINT{flag}"
+                f"{artefact}: has no variant {name!r}, only {', '.join(names)}. The precision is "
+                f"chosen when a variant is exported: saccade export CHECKPOINT{flag}"
             )
     chosen = [
         manifest for manifest in artefact.manifests if not wanted or manifest.variant.name in wanted
@@ -170,9 +170,9 @@ def build_all(
     folder: Path,
     timing_cache: Path | None,
 ) -> list[Built]:
-    """Build each job into `<folder>/<variant>.plan`, once its network was proved.
+    """Build each job into `<folder>/<variant>.plan`, after its network's types were verified.
 
-    Every build extends the timing cache, for the next and for `timing_cache` itself.
+    Every build extends the timing cache, both for the next build and in `timing_cache` itself.
 
     Raises: GateFailed for a network of other types, SaccadeError for what TensorRT refuses.
     """
@@ -199,7 +199,7 @@ def _proof(artefact: ArtefactFolder, manifest: Manifest) -> Callable[[Network], 
     def prove(network: Network) -> None:
         check_bindings(expected_types.name, network, manifest.inputs, manifest.outputs)
         prove_types(expected_types, network)
-        # What was parsed is what the plan's manifest will name, whoever exports meanwhile.
+        # Make sure that the parsed file is the one that the plan's manifest names.
         artefact.file(manifest)
 
     return prove
@@ -208,7 +208,7 @@ def _proof(artefact: ArtefactFolder, manifest: Manifest) -> Callable[[Network], 
 def _seen_on_gpu(
     folder: Path, engine: EngineManifest, artefact: ArtefactFolder, manifest: Manifest
 ) -> EngineManifest:
-    """The manifest, with what the inspector showed where the GPU that it is for is at hand."""
+    """Add what the inspector shows to the manifest, if this machine has the GPU for the plan."""
     gpu = gpu_at_hand()
     if gpu is None or gpu.capability not in engine.compute_capabilities:
         return engine
@@ -231,7 +231,7 @@ def _jobs(
     engine = chosen_engine(options.engine)
     if engine == "tensorrt-rtx" and options.timing_cache is not None:
         raise SaccadeError(
-            "--timing-cache: TensorRT-RTX times nothing while it builds and has no such cache. "
+            "--timing-cache: TensorRT-RTX does not measure kernels and so has no timing cache. "
             "Leave it out, or pass --engine tensorrt."
         )
     capabilities = chosen_capabilities(engine, options.compute_capability)
@@ -250,7 +250,7 @@ def _jobs(
 
 
 def plugins_of(engine: str, manifest: Manifest) -> tuple[Path, ...]:
-    """The plugin library, where TensorRT can use it; TensorRT-RTX takes the function bodies."""
+    """Return the plugin library if the engine uses it; TensorRT-RTX uses the function bodies."""
     wanted = takes_plugins(engine) and manifest.custom_ops and TENSORRT_LIBRARY.exists()
     return (TENSORRT_LIBRARY,) if wanted else ()
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One engine by either of TensorRT's two modules: `python builder.py`, in a process of its own.
+"""Build one engine with either of TensorRT's two modules: `python builder.py`, in its own process.
 
-It speaks as `saccade.worker` does. It answers the request with what the network holds, and the next
-one, which lets it build into `plan` of its folder, with how that went; on the way it says how far
-it is, and what TensorRT says. It imports nothing but TensorRT. A plan's bytes follow the addresses
-of the builder's own objects, so the process runs with a fixed address space, does the same each
-time, and builds one engine.
+It uses the protocol of `saccade.worker`. It answers the first request with a description of the
+parsed network. The second request makes it build into the file `plan` of its folder, and the answer
+is the result; meanwhile it reports progress and TensorRT's messages. It imports nothing but
+TensorRT. The bytes of a plan depend on the addresses of the builder's objects, so the process has
+a fixed address space, does the same each time, and builds only one engine.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-STEADY = {  # of the environment; the parent sets it
+STEADY = {  # environment variables; the parent sets them
     "PYTHONHASHSEED": "0",
     "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=4096"
     ":glibc.malloc.mmap_threshold=33554432",
@@ -27,7 +27,7 @@ STEADY = {  # of the environment; the parent sets it
 _FIXED_ADDRESSES, _ASK = 0x0040000, 0xFFFFFFFF
 _AGAIN = "again"
 _PRODUCTS = ("MATRIX_MULTIPLY", "CONVOLUTION", "DECONVOLUTION", "EINSUM")
-# What moves numbers and leaves them what they are.
+# Layers that move numbers without changing them.
 _MOVES = ("SHUFFLE", "SQUEEZE", "UNSQUEEZE", "IDENTITY", "SLICE", "GATHER", "CONCATENATION")
 _MIB = 2**20
 
@@ -35,7 +35,7 @@ Tell = Callable[[str, Any], None]
 
 
 class Refused(Exception):
-    """Refusal by TensorRT; `kind` is the step that it refused."""
+    """TensorRT refused a step; `kind` is the step."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -45,7 +45,7 @@ class Refused(Exception):
 def build(
     trt: Any, request: dict[str, Any], tell: Tell, go: Callable[[], Any]
 ) -> tuple[bytes, float] | None:
-    """The plan of `request["onnx"]` and its seconds; none if `go`, asked after parsing, says no.
+    """Return the plan of `request["onnx"]` and its build time; None if `go` stops after parsing.
 
     Raises: Refused with TensorRT's own words.
     """
@@ -56,7 +56,7 @@ def build(
             raise Refused("plugin", f"{library} cannot be loaded")
     builder = trt.Builder(logger)
     builder.max_threads = 1
-    # TensorRT 10 would otherwise choose types itself; later ones know no other network.
+    # TensorRT 10 would otherwise choose types itself; later versions always are strongly typed.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(Path(request["onnx"]).read_bytes()):
@@ -81,9 +81,9 @@ def build(
 def _config(trt: Any, builder: Any, network: Any, request: dict[str, Any], monitor: Any) -> Any:
     config = builder.create_builder_config()
     config.progress_monitor = monitor
-    # On by default: float32 products would lose 13 bits of their factors.
+    # TF32 is on by default: the factors of float32 products would lose 13 bits.
     config.clear_flag(trt.BuilderFlag.TF32)
-    # With names alone the inspector could not say in which types an engine computes.
+    # By default the inspector reports only names, not the types in which an engine computes.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if request["workspace_mib"] is not None:
         pool = trt.MemoryPoolType.WORKSPACE
@@ -137,13 +137,13 @@ def _tensor(tensor: Any) -> dict[str, Any]:
 
 
 def _inputs(layer: Any) -> list[Any]:
-    """The factors of a product; a bias is none."""
+    """The factors of a product, without the bias."""
     tensors = [layer.get_input(index) for index in range(layer.num_inputs)]
     return [tensor for tensor in tensors[:2] if tensor is not None]
 
 
 def _origin(tensor: Any, makers: dict[str, Any]) -> str:
-    """The type of the layer whose numbers these are, wherever they were moved to."""
+    """The type of the layer that computed these numbers, before any layers that only move them."""
     layer = makers.get(tensor.name)
     while layer is not None and layer.type.name in _MOVES:
         layer = makers.get(layer.get_input(0).name)
@@ -164,7 +164,7 @@ def _logger(trt: Any, tell: Tell) -> Any:
 
 def _monitor(trt: Any, tell: Tell) -> Any:
     class Monitor(trt.IProgressMonitor):
-        """Reports the outermost phase: those inside it come and go."""
+        """Report progress of the outermost phase; nested phases are ignored."""
 
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
@@ -192,10 +192,10 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, "-P", __file__, _AGAIN])
     warnings.simplefilter("ignore")
     lines = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # a library may print what it likes
+    os.dup2(2, 1)  # a library may print anything
 
     def tell(what: str, content: Any) -> None:
-        # One call a line: the monitor may be told by several threads.
+        # One call per line: several threads may call the monitor.
         lines.write(json.dumps([what, content]) + "\n")
 
     def next_request() -> Any:
@@ -217,7 +217,7 @@ def main() -> None:
 
 
 def _fix_addresses() -> bool:
-    """Fix the addresses, where the process may; a container's seccomp profile may forbid it."""
+    """Fix addresses if allowed; a container's seccomp profile may forbid it."""
     libc = ctypes.CDLL(None)
     now = libc.personality(_ASK)
     return now >= 0 and libc.personality(now | _FIXED_ADDRESSES) >= 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A build in a process of its own: what it reports as it goes, and how it may end."""
+"""Run a build in a separate process: its progress, result and failures."""
 
 import os
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _KEPT = ("PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "TMPDIR")
 
 @dataclass(frozen=True)
 class Job:
-    """One engine to build, as the child is asked for it."""
+    """One engine to build, as requested from the child process."""
 
     name: str  # the variant's
     engine: str
@@ -31,7 +31,7 @@ class Job:
     plugins: tuple[Path, ...] = ()
 
     def request(self) -> dict[str, Any]:
-        """The JSON that the child reads; files that it opens have fixed names in its folder."""
+        """Return the JSON that the child reads; the files that it opens have fixed names."""
         return {
             "module": MODULES[self.engine],
             "engine": self.engine,
@@ -46,9 +46,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Network:
-    """Network that TensorRT's parser has made of the ONNX file.
+    """The network that TensorRT's parser has made from the ONNX file.
 
-    `products` are its matrix layers: name, type, types of the inputs, where those come from.
+    `products` are its matrix layers: name, type, types of the inputs, and origins of the inputs.
     """
 
     version: str
@@ -60,7 +60,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Done:
-    """Result of a build that has ended well, as the child tells it."""
+    """The result of a successful build, as the child reports it."""
 
     seconds: float
     fixed_addresses: bool
@@ -68,14 +68,14 @@ class Done:
 
 @dataclass(frozen=True)
 class Built:
-    """A finished plan in the work folder, and how it came about."""
+    """A finished plan in the work folder, with its network, time and log."""
 
     plan: Path
     timing_cache: Path | None  # extended by this build
     network: Network
     seconds: float
     fixed_addresses: bool
-    log: str  # TensorRT's messages, one a line
+    log: str  # TensorRT's messages, one per line
 
 
 def build_in_child(
@@ -84,11 +84,12 @@ def build_in_child(
     proved: Callable[[Network], None],
     progressed: Callable[[float], None],
 ) -> Built:
-    """Build one engine in the empty folder `work`; `proved` sees the network and may raise first.
+    """Build one engine in the empty folder `work`.
 
-    `progressed` is told which share of the build each step was.
+    `proved` is called with the parsed network before the build and may raise. `progressed` is
+    called with the share of the build that each step was.
 
-    Raises: SaccadeError if TensorRT refuses, or its process dies; what `proved` raises.
+    Raises: SaccadeError if TensorRT refuses or its process dies, and whatever `proved` raises.
     """
     messages: list[tuple[str, str]] = []
     steps = 1
@@ -128,7 +129,7 @@ def _link_inputs(job: Job, work: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    # Nothing else of the caller's: what Python copies of it moves the addresses of what follows.
+    # Nothing else of the caller's environment: Python copies it, which moves later addresses.
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     return kept | STEADY
 
@@ -147,9 +148,9 @@ def _refusal(
         "plugin": f"{module} refuses the plugin library: {text}{said}. Build it again with: "
         "make plugins-tensorrt",
         "timing cache": f"{job.timing_cache}: {module} refuses this timing cache{said}. It was "
-        "made by another version or for another GPU: name another file, which will be made.",
-        "file": f"a file in {work.parent} could not be read or written: {text}. Make room there, "
-        "or choose another place with --out.",
+        "made by another version or for another GPU. Pass another file, which will be created.",
+        "file": f"a file in {work.parent} could not be read or written: {text}. Free some space "
+        "there, or choose another place with --out.",
         "build": f"{module} cannot build it{said}. Try a smaller --batch or a larger "
         "--workspace-mib.",
     }
@@ -159,10 +160,10 @@ def _refusal(
 def _death(job: Job, ended: WorkerEnded, messages: list[tuple[str, str]]) -> SaccadeError:
     how = str(ended)
     if how.endswith("SIGKILL"):
-        how += ", as the system does when memory runs out"
+        how += ", which the system sends when memory runs out"
     said = _first_error(messages) or (f": {ended.last_words}" if ended.last_words else "")
     return SaccadeError(
-        f"{job.name}: the process in which {NAMES[job.engine]} built it ended ({how}){said}. "
+        f"{job.name}: the process in which {NAMES[job.engine]} built it failed ({how}){said}. "
         "Nothing was written. Leave this variant out with --variant, or try the other --engine."
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON beside each plan: what it was built from, by what, for which GPU and shapes."""
+"""The JSON next to each plan: what it was built from, with what, for which GPU and shapes."""
 
 import hashlib
 import re
@@ -42,9 +42,9 @@ Profile = dict[str, tuple[int, ...]]  # min, opt, max -> the shape
 
 @dataclass(frozen=True)
 class EngineManifest:
-    """Everything later stages may know of a plan without opening it.
+    """Everything that later stages know about a plan without opening it.
 
-    Units: build_seconds is the time of the build alone, on the machine that built it.
+    Units: build_seconds is the time of the build only, on the machine that built it.
     """
 
     variant: VariantEntry
@@ -55,7 +55,7 @@ class EngineManifest:
     engine: str  # tensorrt or tensorrt-rtx
     version: str
     compute_capabilities: tuple[str, ...]
-    driver: str | None  # of the machine that built it; none without a GPU
+    driver: str | None  # of the machine that built it; None without a GPU
     profiles: dict[str, Profile]  # by input
     options: dict[str, Any]
     timing_cache_sha256: str | None
@@ -64,26 +64,26 @@ class EngineManifest:
     build_seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object, schema and version included."""
+        """Return the JSON object, including schema and version."""
         return {"schema": SCHEMA, "version": VERSION} | {"engine": asdict(self)}
 
 
 def write_engine_manifest(folder: Path, manifest: EngineManifest) -> Path:
-    """Write `<variant>.manifest.json` into the folder; the same content is the same bytes."""
+    """Write `<variant>.manifest.json` into the folder; equal content gives equal bytes."""
     path = folder / (manifest.variant.name + SUFFIX)
     write_atomically(path, json_bytes(manifest.to_dict()))
     return path
 
 
 def read_engine_manifest(path: Path, name: str | None = None) -> EngineManifest:
-    """A plan's manifest, believed only after every key, type and name was checked.
+    """Read a plan's manifest and check every key, type and name.
 
     Raises: SaccadeError for a missing or foreign file, a link, an unknown version, an unknown or
         missing key, a wrong type, and a name that contradicts another or leaves the folder.
     """
     _refuse_link(path)
     if path.stat().st_size > _LARGEST_MANIFEST_BYTES:
-        raise SaccadeError(f"{path}: is larger than any manifest. {AGAIN}")
+        raise SaccadeError(f"{path}: is too large for a manifest. {AGAIN}")
     try:
         content = read_json(path)
         schema, version = content.pop("schema", None), content.pop("version", None)
@@ -98,7 +98,7 @@ def read_engine_manifest(path: Path, name: str | None = None) -> EngineManifest:
             raise SaccadeError(f"{path}: keys are {sorted(content)}, expected engine. {AGAIN}")
         manifest: EngineManifest = typed(EngineManifest, content["engine"], f"{path}: ")
     except SaccadeError as error:
-        # What reads JSON serves the manifests of `saccade export` too.
+        # The JSON reader is shared with the manifests of `saccade export`.
         raise SaccadeError(str(error).replace(EXPORT_AGAIN, AGAIN)) from error
     with believed(path, AGAIN):
         _check_names(manifest, name or path.name)
@@ -109,16 +109,16 @@ def read_engine_manifest(path: Path, name: str | None = None) -> EngineManifest:
 
 
 def read_engines(folder: Path) -> list[EngineManifest]:
-    """The manifests of a folder of engines, by name, each plan's hash checked.
+    """Read the manifests of a folder of engines, sorted by name, and check each plan's hash.
 
     Raises: SaccadeError if there is none, a plan lacks its manifest, and for what
         `read_engine_manifest` and `plan_bytes` refuse.
     """
     if not folder.is_dir():
-        raise SaccadeError(f"{folder}: no such folder. Make it with: saccade build ARTEFACT")
+        raise SaccadeError(f"{folder}: no such folder. Create it with: saccade build ARTEFACT")
     manifests = [read_engine_manifest(path) for path in sorted(folder.glob("*" + SUFFIX))]
     if not manifests:
-        raise SaccadeError(f"{folder}: no {SUFFIX} in it. Make it with: saccade build ARTEFACT")
+        raise SaccadeError(f"{folder}: no {SUFFIX} in it. Create it with: saccade build ARTEFACT")
     known = {manifest.file.name for manifest in manifests}
     for plan in sorted(folder.glob("*" + PLAN_SUFFIX)):
         if plan.name not in known:
@@ -129,7 +129,7 @@ def read_engines(folder: Path) -> list[EngineManifest]:
 
 
 def manifest_of(plan: Path) -> EngineManifest:
-    """The manifest that stands beside a plan.
+    """Read the manifest next to a plan.
 
     Raises: SaccadeError if there is none, and for what `read_engine_manifest` refuses.
     """
@@ -144,20 +144,20 @@ def manifest_of(plan: Path) -> EngineManifest:
 
 
 def plan_bytes(path: Path, manifest: EngineManifest) -> bytes:
-    """The plan, read once and held against its manifest's hash.
+    """Read a plan once and compare it with its manifest's hash.
 
     Raises: SaccadeError if it is missing, a link, or has other bytes.
     """
     _refuse_link(path)
     if path.stat().st_size != manifest.file.bytes:
         raise SaccadeError(
-            f"{path}: has {path.stat().st_size} bytes, its manifest says {manifest.file.bytes}. "
+            f"{path}: has {path.stat().st_size} bytes, its manifest has {manifest.file.bytes}. "
             f"A plan is executable code: it is not loaded. {AGAIN}"
         )
     data = path.read_bytes()
     if (digest := hashlib.sha256(data).hexdigest()) != manifest.file.sha256:
         raise SaccadeError(
-            f"{path}: SHA-256 is {digest[:12]}..., its manifest says "
+            f"{path}: SHA-256 is {digest[:12]}..., its manifest has "
             f"{manifest.file.sha256[:12]}... A plan is executable code: it is not loaded. {AGAIN}"
         )
     return data
@@ -165,7 +165,7 @@ def plan_bytes(path: Path, manifest: EngineManifest) -> bytes:
 
 def _unknown_plan(plan: Path) -> SaccadeError:
     return SaccadeError(
-        f"{plan}: no manifest beside it says its hash. A plan is executable code, and only those "
+        f"{plan}: has no manifest with its hash. A plan is executable code, and only plans "
         f"that saccade built are loaded. {AGAIN}"
     )
 
@@ -177,7 +177,7 @@ def _refuse_link(path: Path) -> None:
         raise SaccadeError(f"{path}: cannot be read ({error.strerror}). {AGAIN}") from error
     if not stat.S_ISREG(mode):
         raise SaccadeError(
-            f"{path}: is a link or no regular file, expected the file itself. {AGAIN}"
+            f"{path}: is a link or not a regular file, expected the file itself. {AGAIN}"
         )
 
 
@@ -209,7 +209,7 @@ def _check_hashes(manifest: EngineManifest) -> None:
         _CAPABILITY.fullmatch(capability) for capability in capabilities
     ):
         raise Contradiction(
-            f"compute capabilities are {list(capabilities)}, expected some like 8.9"
+            f"compute capabilities are {list(capabilities)}, expected one or more such as 8.9"
         )
 
 
@@ -223,4 +223,4 @@ def _check_profiles(manifest: EngineManifest) -> None:
         shapes = [profile.get(key, ()) for key in ("min", "opt", "max")]
         fits = len(profile) == 3 and all(len(shape) == len(specs[name].shape) for shape in shapes)
         if not fits or not all(0 < a <= b <= c for a, b, c in zip(*shapes, strict=True)):
-            raise Contradiction(f"profile of {name!r} is {profile}, no range")
+            raise Contradiction(f"profile of {name!r} is {profile}, which is not a range")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine as the same kind of function as the reference: named arrays in and out."""
+"""Run an engine in the same way as the reference: as a function of named arrays."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,38 +14,38 @@ from saccade.models.interface import Arrays
 
 
 class Memory(Protocol):
-    """Memory of an engine's tensors; a handle keeps its memory alive."""
+    """Memory for an engine's tensors; a handle keeps its memory alive."""
 
     def put(self, array: np.ndarray) -> tuple[Any, int]:
-        """Handle and address of a copy."""
+        """Copy the array; return handle and address."""
         ...
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, int]:
-        """Handle and address of as much memory, not filled."""
+        """Allocate memory without filling it; return handle and address."""
         ...
 
     def get(self, handle: Any) -> np.ndarray:
-        """The numbers in it."""
+        """Return the numbers in it."""
         ...
 
     def stream(self) -> int:
-        """The CUDA stream on which all happens."""
+        """Return the CUDA stream of all operations."""
         ...
 
     def wait(self) -> None:
-        """Until the stream is done."""
+        """Wait until the stream is done."""
         ...
 
 
 class CudaMemory:
-    """The GPU's memory, through torch."""
+    """GPU memory, allocated by torch."""
 
     def __init__(self) -> None:
         self._torch = require("torch", extra="export")
         if not self._torch.cuda.is_available():
             raise SaccadeError(
-                f"torch {self._torch.__version__} has no CUDA, by which an engine's inputs come to "
-                "the GPU. Install a build of torch with CUDA."
+                f"torch {self._torch.__version__} has no CUDA, which is needed to copy an engine's "
+                "inputs to the GPU. Install a build of torch with CUDA."
             )
         self._stream = self._torch.cuda.Stream()
 
@@ -72,15 +72,15 @@ class CudaMemory:
 
 
 def engine_runner(plan: Path | str, manifest: EngineManifest | None = None) -> Runner:
-    """A plan as a function, once it was checked and loaded; its manifest as in `load_engine`.
+    """Check and load a plan, and return it as a function; for `manifest` see `load_engine`.
 
-    Raises: SaccadeError, as `load_engine` does, and without CUDA in torch.
+    Raises: SaccadeError as in `load_engine`, and if torch has no CUDA.
     """
     return runner_of(load_engine(plan, manifest), CudaMemory())
 
 
 def runner_of(loaded: LoadedEngine, memory: Memory) -> Runner:
-    """A loaded engine as a function of named arrays.
+    """Return a loaded engine as a function of named arrays.
 
     Raises: ShapeError, when called, for a shape outside the profile.
     """
@@ -103,9 +103,9 @@ def runner_of(loaded: LoadedEngine, memory: Memory) -> Runner:
             outputs[spec.name], address = memory.room(shape, np.dtype(spec.dtype))
             context.set_tensor_address(spec.name, address)
         if not context.execute_async_v3(memory.stream()):
-            # By this name the function holds the runtime, too, without which there is no engine.
+            # Using `loaded` here also keeps the runtime alive, which the engine needs.
             raise SaccadeError(
-                f"{loaded.manifest.variant.name}: the engine did not start. Look at its GPU."
+                f"{loaded.manifest.variant.name}: the engine did not start. Check its GPU."
             )
         memory.wait()
         return {name: memory.get(handle) for name, handle in outputs.items()}
@@ -114,7 +114,7 @@ def runner_of(loaded: LoadedEngine, memory: Memory) -> Runner:
 
 
 def check_shape(name: str, shape: tuple[int, ...], profile: Profile) -> None:
-    """The shape lies in the range that the engine was built for.
+    """Check that a shape is in the range that the engine was built for.
 
     Raises: ShapeError naming the range.
     """
@@ -122,6 +122,6 @@ def check_shape(name: str, shape: tuple[int, ...], profile: Profile) -> None:
     fits = len(shape) == len(least)
     if not fits or not all(a <= b <= c for a, b, c in zip(least, shape, most, strict=True)):
         raise ShapeError(
-            f"{name!r} is {list(shape)}, the engine takes {list(least)} to {list(most)}. "
-            "Ask for fewer at a time, or build it with a larger --batch."
+            f"{name!r} is {list(shape)}, expected {list(least)} to {list(most)}. "
+            "Send fewer samples per call, or build the engine with a larger --batch."
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected types of a variant: one for each matrix layer of its graph."""
+"""The type that a variant promises for each matrix layer of its graph."""
 
 from dataclasses import dataclass
 
@@ -7,30 +7,30 @@ from saccade.errors import SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 
-# The parsers take any number in silence; up to here graphs were built and compared.
+# The parsers accept any opset silently; up to this one, graphs were built and compared.
 NEWEST_OPSET = 23
 
 
 @dataclass(frozen=True)
 class ExpectedTypes:
-    """The matrix nodes of a variant's graph: all of its precision but those of float32."""
+    """The matrix nodes of a variant's graph: all of its precision, except those in float32."""
 
     name: str
     precision: str
     nodes: frozenset[str]
     float32_layers: frozenset[str]
-    # Of a variant of several files, of which one may be a read-out as a whole.
+    # True for variants of several files, where one file may be a read-out as a whole.
     is_component: bool = False
 
     def of(self, node: str) -> str:
-        """The precision that a node has."""
+        """Return the precision of a node."""
         return "fp32" if node in self.float32_layers else self.precision
 
 
 def expected_types_of(artefact: ArtefactFolder, manifest: Manifest) -> ExpectedTypes:
-    """Expected types of the nodes of an ONNX file, by the variant's name and manifest.
+    """Return the types that the variant's name and manifest promise for the nodes of its file.
 
-    Raises: SaccadeError if the file cannot be read, or has an opset that no engine was built of.
+    Raises: SaccadeError if the file cannot be read or has an opset that was never tested.
     """
     require("onnx", extra="export")
     from saccade.exporter.graph.layer_types import MATRIX_NODES
@@ -40,9 +40,9 @@ def expected_types_of(artefact: ArtefactFolder, manifest: Manifest) -> ExpectedT
     opset = next((opset.version for opset in proto.opset_import if not opset.domain), 0)
     if opset > NEWEST_OPSET:
         raise SaccadeError(
-            f"{name}: its ONNX file has opset {opset}, newer than {NEWEST_OPSET}, up to which "
-            "TensorRT's parser was tried; it would guess in silence. Export it again with: "
-            "saccade export CHECKPOINT"
+            f"{name}: its ONNX file has opset {opset}, expected at most {NEWEST_OPSET}: the "
+            "newest that was tested with TensorRT's parser, which accepts any opset silently. "
+            "Export it again with: saccade export CHECKPOINT"
         )
     nodes = frozenset(node.name for node in proto.graph.node if node.op_type in MATRIX_NODES)
     kept = frozenset(manifest.float32_layers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of a finished engine by the engine inspector: it needs a GPU."""
+"""Check the types of a finished engine with the engine inspector; needs a GPU."""
 
 import json
 import re
@@ -9,9 +9,9 @@ from saccade.errors import GateFailed, SaccadeError
 from saccade.exporter.runtimes.tensorrt.expected_types import ExpectedTypes
 
 _ONNX_LAYER = re.compile(r"\[ONNX Layer: ([^\]|]+?)(?: \|[^\]]*)?\]")
-# TensorRT 10 has one text for layout and type, TensorRT 11 two.
+# TensorRT 10 has one string for layout and type, TensorRT 11 has two.
 _KEYS = ("Format/Datatype", "Datatype", "DataType", "Format")
-_WORDS = {  # of those texts
+_WORDS = {  # words in those strings
     "bf16": "bf16",
     "bfloat16": "bf16",
     "fp16": "fp16",
@@ -24,9 +24,9 @@ _WORD = re.compile("|".join(_WORDS))
 
 
 def compare_with_inspector(expected_types: ExpectedTypes, said: str) -> dict[str, int]:
-    """Count matrix nodes that the inspector shows in their type, and those inside a fused layer.
+    """Count matrix nodes that the inspector shows with their type, and those inside fused layers.
 
-    A fused layer shows the types at its rim only, so it says nothing of what it computes with.
+    A fused layer shows only the types of its inputs and outputs, not those that it computes in.
 
     Raises: GateFailed naming a layer of one matrix node that has another type.
     """
@@ -45,12 +45,12 @@ def compare_with_inspector(expected_types: ExpectedTypes, said: str) -> dict[str
             elif len(inside) > 1 or not kinds or expected == "int8":
                 fused += 1
             else:
-                wrong.append(f"{node} takes and gives {', '.join(sorted(kinds))}, not {expected}")
+                wrong.append(f"{node} has {', '.join(sorted(kinds))} tensors, not {expected}")
     if wrong:
         raise GateFailed(
             f"{expected_types.name}: the engine's inspector shows other types than the graph: "
-            f"{wrong[0]} ({len(wrong)} such layers). Report it with the manifest: the plan is not "
-            "kept."
+            f"{wrong[0]} (layers with other types: {len(wrong)}). The plan was not kept. Please "
+            "report this with the manifest."
         )
     return {"agreed": agreed, "fused": fused}
 
@@ -60,9 +60,9 @@ def _layers(name: str, said: str) -> list[dict[str, Any]]:
         layers = json.loads(said).get("Layers", [])
     except (ValueError, AttributeError) as error:
         raise SaccadeError(
-            f"{name}: the engine's inspector answered what is no JSON object ({said!r:.80})."
+            f"{name}: the engine's inspector did not return a JSON object ({said!r:.80})."
         ) from error
-    # Without details a layer is only its name.
+    # Without details, a layer is a name only.
     return [layer for layer in layers if isinstance(layer, dict)]
 
 

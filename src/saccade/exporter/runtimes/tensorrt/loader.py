@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan deserialised: in the process that runs it, and first in one that may die of it.
+"""Deserialize a plan, first in a separate process that may crash, then in the one that runs it.
 
-As a worker it answers with what the engine takes and gives, and what its inspector says.
+As a worker, it answers with the engine's inputs and outputs and its inspector's JSON.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from saccade.errors import SaccadeError
 
 
 class NotLoaded(SaccadeError):
-    """TensorRT's own words."""
+    """TensorRT refused to load a plan; the message is TensorRT's own."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The bytes of a plan, the module that reads them, and the libraries of its plugins."""
+    """The bytes of a plan, the module that reads them, and its plugin libraries."""
 
     module: str
     plugins: tuple[str, ...]
@@ -28,7 +28,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Contents:
-    """Inputs and outputs of an engine with their types and shapes, and the inspector's JSON."""
+    """The inputs and outputs of an engine with types and shapes, and the inspector's JSON."""
 
     inputs: tuple[dict[str, Any], ...]
     outputs: tuple[dict[str, Any], ...]
@@ -36,7 +36,7 @@ class Contents:
 
 
 def deserialize(trt: Any, data: bytes, plugins: Sequence[str]) -> tuple[Any, Any]:
-    """Runtime and engine; the runtime must live as long as the engine.
+    """Return runtime and engine. Keep the runtime alive as long as the engine.
 
     Raises: NotLoaded if TensorRT refuses the plan or a plugin library.
     """
@@ -60,17 +60,17 @@ def deserialize(trt: Any, data: bytes, plugins: Sequence[str]) -> tuple[Any, Any
     return runtime, engine
 
 
-@cache  # a process's registry refuses plugins that it has
+@cache  # a process's registry refuses plugins that it already has
 def _registered(trt: Any, library: str) -> bool:
     return trt.get_plugin_registry().load_library(library) is not None
 
 
 def main(plan: Plan) -> Contents:
-    """Deserialise a plan."""
+    """Deserialize a plan."""
     trt = import_module(plan.module)
     runtime, engine = deserialize(trt, plan.data, plan.plugins)
     contents = _contents(trt, engine)
-    del engine, runtime  # in this order
+    del engine, runtime  # the order matters
     return contents
 
 

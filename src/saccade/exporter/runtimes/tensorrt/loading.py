@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan is executable code: what is checked before TensorRT sees a byte of it."""
+"""Load a plan. A plan is executable code, so it is checked before TensorRT reads it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,12 @@ from saccade.files import sha256_of
 from saccade.plugins.availability import TENSORRT_LIBRARY
 from saccade.worker import Worker, WorkerEnded
 
-_SECONDS = 300  # for a first deserialisation: TensorRT-RTX compiles for the GPU then
+_SECONDS = 300  # for the first deserialization, when TensorRT-RTX compiles for the GPU
 
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """A deserialised engine, and what its manifest promises."""
+    """A deserialized engine and its manifest."""
 
     manifest: EngineManifest
     trt: Any
@@ -36,13 +36,13 @@ class LoadedEngine:
 
 
 def load_engine(plan: Path | str, manifest: EngineManifest | None = None) -> LoadedEngine:
-    """The engine of a plan that saccade built for this GPU and this version of TensorRT.
+    """Load a plan that saccade built for this GPU and this version of TensorRT.
 
-    Without a manifest, the one beside the plan is read. The bytes are read and hashed once; a
-    process that may die of them sees them first.
+    If `manifest` is not given, the one next to the plan is read. The bytes are read and hashed
+    once. A separate process, which may crash, deserializes them first.
 
-    Raises: SaccadeError for a plan without or with a foreign manifest, of another hash, version,
-        GPU or plugin library, or one that cannot be deserialised; MissingPackage without TensorRT.
+    Raises: SaccadeError for a plan with a missing or wrong manifest, another hash, version, GPU or
+        plugin library, or if it cannot be deserialized; MissingPackage without TensorRT.
     """
     plan = Path(plan)
     manifest = manifest or manifest_of(plan)
@@ -58,7 +58,7 @@ def load_engine(plan: Path | str, manifest: EngineManifest | None = None) -> Loa
 
 
 def check_fits(plan: Path, manifest: EngineManifest, gpu: Gpu | None) -> None:
-    """The plan is for this GPU, and for the TensorRT and the plugins of this machine.
+    """Check that a plan fits the GPU, TensorRT and plugins of this machine.
 
     Raises: SaccadeError otherwise, MissingPackage without TensorRT.
     """
@@ -66,14 +66,15 @@ def check_fits(plan: Path, manifest: EngineManifest, gpu: Gpu | None) -> None:
     version = module_of(manifest.engine).__version__
     if version != manifest.version:
         raise SaccadeError(
-            f"{plan}: was built by {module} {manifest.version}, installed is {version}, and a "
-            f"plan is read by its own version only. Install that one, or build again. {AGAIN}"
+            f"{plan}: was built with {module} {manifest.version}, but {version} is installed, and "
+            "only the version that built a plan can read it. Install that version, or build again "
+            "with: saccade build ARTEFACT"
         )
     wanted = ", ".join(manifest.compute_capabilities)
     if gpu is None:
         raise SaccadeError(
-            f"{plan}: an engine runs on an NVIDIA GPU, and neither a driver (libcuda.so.1) nor a "
-            f"device was found. Run it where there is one of compute capability {wanted}."
+            f"{plan}: needs an NVIDIA GPU, but no driver (libcuda.so.1) or no device was found. "
+            f"Run it on a machine with a GPU of compute capability {wanted}."
         )
     if gpu.capability not in manifest.compute_capabilities:
         raise SaccadeError(
@@ -83,20 +84,21 @@ def check_fits(plan: Path, manifest: EngineManifest, gpu: Gpu | None) -> None:
     for name, digest in manifest.plugins.items():
         if name != TENSORRT_LIBRARY.name or not TENSORRT_LIBRARY.exists():
             raise SaccadeError(
-                f"{plan}: needs the plugin library {name}, which is not here. "
+                f"{plan}: needs the plugin library {name}, which is missing. "
                 "Build it with: make plugins-tensorrt TENSORRT_INCLUDE_DIR=DIR"
             )
         if (actual := sha256_of(TENSORRT_LIBRARY)) != digest:
             raise SaccadeError(
                 f"{plan}: was built with another {name} (SHA-256 {digest[:12]}..., here "
-                f"{actual[:12]}...). Put that library back, or build again. {AGAIN}"
+                f"{actual[:12]}...). Put that library back, or build again with: "
+                "saccade build ARTEFACT"
             )
 
 
 def look_inside(plan: Path, manifest: EngineManifest, data: bytes) -> Contents:
-    """Deserialise in a throw-away process; what the engine takes, gives, and its inspector says.
+    """Deserialize in a throwaway process; return inputs, outputs and the inspector's JSON.
 
-    Raises: SaccadeError if TensorRT refuses it, its process dies or hangs, or the engine has
+    Raises: SaccadeError if TensorRT refuses it, the process dies or hangs, or the engine has
         other inputs or outputs than its manifest.
     """
     request = Plan(MODULES[manifest.engine], tuple(_libraries(manifest)), data)
@@ -104,7 +106,7 @@ def look_inside(plan: Path, manifest: EngineManifest, data: bytes) -> Contents:
         with Worker(loader.__name__) as worker:
             answer = worker.ask(request, Contents, _SECONDS)
     except WorkerEnded as ended:
-        said = f"the process that tried ended ({ended}) {ended.last_words}".strip()
+        said = f"the process that tried it failed ({ended}) {ended.last_words}".strip()
         raise _refused(plan, manifest, said) from ended
     except SaccadeError as error:
         raise _refused(plan, manifest, str(error)) from error
@@ -119,4 +121,4 @@ def _libraries(manifest: EngineManifest) -> list[str]:
 
 def _refused(plan: Path, manifest: EngineManifest, said: str) -> SaccadeError:
     module = f"{NAMES[manifest.engine]} {manifest.version}"
-    return SaccadeError(f"{plan}: {module} cannot deserialise it: {said}. {AGAIN}")
+    return SaccadeError(f"{plan}: {module} cannot deserialize it: {said}. {AGAIN}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade build --locked`: the same build again, and whether it gives the same bytes."""
+"""`saccade build --locked`: repeat a build and compare the bytes."""
 
 import shutil
 from collections.abc import Sequence
@@ -28,85 +28,87 @@ from saccade.files import sha256_of
 from saccade.leftovers import temporary_folder
 
 _OF_THE_MANIFEST = ("batch", "axis", "workspace_mib", "force")
-# Seldom, TensorRT-RTX gives another plan of the same graph, a few bytes of it different.
+# Rarely, TensorRT-RTX builds a plan from the same graph that differs in a few bytes.
 _MOST_BUILDS = 3
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """One plan, and the one that was built again."""
+    """The comparison of a plan with the one that was built again."""
 
     name: str
     identical: bool
     sha256: str
     rebuilt_sha256: str
-    different_bytes: int  # of the shorter one's length; 0 where identical
-    first_different: int | None  # its offset; None where none differs
-    fixed_addresses: bool  # in both builds; without them TensorRT may order names otherwise
-    builds: int  # until one was identical, or none was
+    different_bytes: int  # within the length of the shorter one; 0 if identical
+    first_different: int | None  # its offset; None if none differs
+    fixed_addresses: bool  # in both builds; otherwise TensorRT may order names differently
+    builds: int  # number of builds until one was identical, or all of them
 
 
 @dataclass(frozen=True)
 class LockedReport:
-    """All plans of a folder of engines."""
+    """The comparison of all plans in a folder of engines."""
 
     folder: Path
     rows: tuple[Rebuilt, ...]
 
     @property
     def identical(self) -> bool:
-        """True if every plan came out with the same bytes."""
+        """True if every plan was rebuilt with the same bytes."""
         return all(row.identical for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object."""
+        """Return the JSON object."""
         rows = [asdict(row) for row in self.rows]
         return {"folder": str(self.folder), "identical": self.identical, "plans": rows}
 
     @property
     def exit_code(self) -> int:
-        """1 if a plan has other bytes."""
+        """0 if every plan has the same bytes, otherwise 1."""
         return 0 if self.identical else 1
 
     def to_text(self) -> str:
-        """For a reader: a line a plan."""
+        """Return one line per plan."""
         lines = []
         for row in self.rows:
             if row.identical:
-                when = "" if row.builds == 1 else f" at build {row.builds}"
+                when = "" if row.builds == 1 else f" in build {row.builds}"
                 lines.append(f"{row.name}: the same bytes{when}, SHA-256 {row.sha256[:12]}...")
                 continue
-            where = "" if row.first_different is None else f" from byte {row.first_different:,} on"
-            why = "" if row.builds == 1 else f", nor did {row.builds - 1} further builds give it"
+            count = row.different_bytes
+            differ = "1 byte differs" if count == 1 else f"{count:,} bytes differ"
+            where = "" if row.first_different is None else f", from byte {row.first_different:,} on"
+            why = "" if row.builds == 1 else f"; none of {row.builds} builds was identical"
             if not row.fixed_addresses:
-                why += "; this system lets no process fix its addresses"
+                why += "; this system does not allow processes to fix their addresses"
             lines.append(
-                f"{row.name}: other bytes, SHA-256 {row.rebuilt_sha256[:12]}... and not "
-                f"{row.sha256[:12]}..., {row.different_bytes:,} differ{where}{why}. To have a plan "
-                "that can be built again, build it anew with --force"
+                f"{row.name}: different bytes, SHA-256 {row.rebuilt_sha256[:12]}... instead of "
+                f"{row.sha256[:12]}...; {differ}{where}{why}. For a plan that can be reproduced, "
+                "build it again with --force"
             )
-        said = "every plan is the same" if self.identical else "not every plan is the same"
+        said = "every plan is identical" if self.identical else "not every plan is identical"
         return "\n".join([*lines, f"{self.folder}: {said}."])
 
 
 def rebuild(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> LockedReport:
-    """Build again what a folder of engines holds, as its manifests say; nothing is replaced.
+    """Repeat the builds of a folder of engines, as recorded in its manifests, and replace nothing.
 
-    Raises: SaccadeError if there is nothing to rebuild, or it cannot be the same build: another
-        ONNX file, version, GPU, plugin library or timing cache, or a contradicting option.
+    Raises: SaccadeError if there is nothing to rebuild, or if the build cannot be the same:
+        another ONNX file, version, GPU, plugin library or timing cache, or a conflicting option.
     """
     artefact = ArtefactFolder.open(artefact)
     for field in fields(BuildOptions):
         if field.name in _OF_THE_MANIFEST and getattr(options, field.name) != field.default:
             flag = "--" + field.name.replace("_", "-")
-            raise SaccadeError(f"{flag}: --locked takes it from the manifests. Leave it out.")
+            raise SaccadeError(f"{flag}: --locked takes this from the manifests. Leave it out.")
     folder = _folder(artefact, options)
     engines = read_engines(folder)
     if options.variant:
         names = {engine.variant.name for engine in engines}
         if missing := sorted(set(options.variant) - names):
             raise SaccadeError(
-                f"--variant {missing[0]}: {folder} has no plan of it, only of "
+                f"--variant {missing[0]}: {folder} has no plan of it, only plans of "
                 f"{', '.join(sorted(names))}."
             )
         engines = [engine for engine in engines if engine.variant.name in options.variant]
@@ -118,7 +120,7 @@ def rebuild(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> Loc
 
 
 def _may_match(engine: EngineManifest, rows: dict[str, Rebuilt]) -> bool:
-    """Whether (another) build may give this plan: TensorRT follows its timing cache instead."""
+    """True if a (further) build may give this plan; TensorRT's builds follow its timing cache."""
     row = rows.get(engine.variant.name)
     return row is None or (not row.identical and engine.engine == "tensorrt-rtx")
 
@@ -158,7 +160,7 @@ def _folder(artefact: ArtefactFolder, options: BuildOptions) -> Path:
         names = ", ".join(folder.name for folder in folders) or "none"
         raise SaccadeError(
             f"{artefact.path / 'engines'}: expected one folder of engines, found {names}. "
-            "Name it with --out, or build it first with: saccade build ARTEFACT"
+            "Pass it with --out, or build it first with: saccade build ARTEFACT"
         )
     return folders[0]
 
@@ -170,7 +172,7 @@ def _job(
     plugins = plugins_of(engine.engine, manifest)
     cache = options.timing_cache
     if cache is not None and not cache.is_file():
-        raise SaccadeError(f"{cache}: no such file, but --locked needs the one of the build.")
+        raise SaccadeError(f"{cache}: no such file. Pass the timing cache of the original build.")
     chosen_engine(engine.engine)
     for what, then, now in (
         ("ONNX file", engine.parent.sha256, manifest.file.sha256),
@@ -184,8 +186,8 @@ def _job(
     ):
         if then != now:
             raise SaccadeError(
-                f"{name}: the plan's {what} was {then}, here it is {now}: it cannot be the same "
-                "build. Put back what it was built with, or build it anew with --force."
+                f"{name}: found {what} {now}, but the original build had {then}, so the bytes "
+                "cannot be the same. Restore the original, or build it again with --force."
             )
     return Job(
         name=name,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two modules that build engines: which is at hand, and for which GPUs each builds."""
+"""The two modules that build engines: which is installed, and for which GPUs each builds."""
 
 import importlib.util
 import re
@@ -12,15 +12,15 @@ MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 NAMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 INSTALL = (
     f"Install TensorRT-RTX, which builds without a GPU, with: {install('rtx')}, or "
-    f"TensorRT, which builds on the GPU that it builds for, with: {install('gpu')}"
+    f"TensorRT, which has to build on the target GPU, with: {install('gpu')}"
 )
-# Where nobody says and no GPU is there to say.
+# If no capability is given and there is no GPU.
 _USUAL = "8.9"
 _SM = re.compile(r"SM(\d+)(\d)")
 
 
 def chosen_engine(wanted: str | None) -> str:
-    """The engine that is wanted, or TensorRT where it is at hand, else TensorRT-RTX.
+    """Return the wanted engine; by default TensorRT if it is usable here, else TensorRT-RTX.
 
     Raises: MissingPackage, with what to install, if it is not importable.
     """
@@ -32,14 +32,14 @@ def chosen_engine(wanted: str | None) -> str:
 
 
 def takes_plugins(engine: str) -> bool:
-    """True if it calls plugins of ours; TensorRT-RTX takes the function bodies."""
+    """True if the engine uses saccade's plugins; TensorRT-RTX uses the function bodies."""
     return engine == "tensorrt"
 
 
 def module_of(engine: str) -> ModuleType:
-    """TensorRT's module, imported.
+    """Import TensorRT's module.
 
-    Raises: MissingPackage, with what to install, if it cannot be.
+    Raises: MissingPackage, with what to install, if it cannot be imported.
     """
     try:
         return importlib.import_module(MODULES[engine])
@@ -50,7 +50,7 @@ def module_of(engine: str) -> ModuleType:
 
 
 def chosen_capabilities(engine: str, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """The compute capabilities to build for; none wanted: the GPU's, or 8.9 without one.
+    """Return the compute capabilities to build for; default: the GPU's, or 8.9 without a GPU.
 
     Raises: SaccadeError if the engine cannot build for one of them on this machine, MissingPackage
         if its module cannot be imported.
@@ -60,13 +60,14 @@ def chosen_capabilities(engine: str, wanted: tuple[str, ...]) -> tuple[str, ...]
         module_of(engine)
         if gpu is None:
             raise SaccadeError(
-                "TensorRT builds on the GPU that it builds for, and no GPU or driver was found. "
-                "Build there, or without a GPU with: --engine tensorrt-rtx"
+                "TensorRT has to build on the target GPU, but no GPU or driver was found. "
+                "Build on a machine with that GPU, or without a GPU with: --engine tensorrt-rtx"
             )
         if wanted not in ((), (gpu.capability,)):
             raise SaccadeError(
-                f"--compute-capability {','.join(wanted)}: TensorRT builds for the GPU at hand, "
-                f"{gpu.name} with {gpu.capability}. Leave it out, or build on the other GPU."
+                f"--compute-capability {','.join(wanted)}: TensorRT builds only for this machine's "
+                f"GPU, {gpu.name} with {gpu.capability}. Leave the option out, or build on the "
+                "other GPU."
             )
         return (gpu.capability,)
     supported = rtx_capabilities()
@@ -76,14 +77,14 @@ def chosen_capabilities(engine: str, wanted: tuple[str, ...]) -> tuple[str, ...]
         if capability not in supported:
             raise SaccadeError(
                 f"compute capability {capability}: TensorRT-RTX builds for {', '.join(supported)}. "
-                "Choose of these with --compute-capability, or build with TensorRT on that GPU: "
+                "Pass some of these with --compute-capability, or build with TensorRT on that GPU: "
                 "--engine tensorrt"
             )
     return tuple(sorted(chosen, key=lambda capability: supported.index(capability)))
 
 
 def rtx_capabilities() -> tuple[str, ...]:
-    """Capabilities that the installed TensorRT-RTX can build for, by its own list."""
+    """Return the compute capabilities that the installed TensorRT-RTX lists as supported."""
     known = module_of("tensorrt-rtx").ComputeCapability.__members__
     matches = [_SM.fullmatch(name) for name in known]
     pairs = sorted((int(match[1]), int(match[2])) for match in matches if match)

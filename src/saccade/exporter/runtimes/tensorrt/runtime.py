@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT and TensorRT-RTX: plans that are built of the exported file, one per kind of GPU."""
+"""TensorRT and TensorRT-RTX: plans that are built from the exported file per kind of GPU."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ from saccade.plugins.execution import Ops
 
 @dataclass(frozen=True)
 class TensorRT:
-    """One of the two modules; only their Python interface is the same."""
+    """One of the two modules; they share only their Python interface."""
 
     name: str
     packages: Packages | None
@@ -65,8 +65,9 @@ class TensorRT:
             return "unknown"
 
     def has_kernels(self) -> bool:
-        """True where our plugins are: a plan that is built calls them, else it has the bodies
-        inside.
+        """True if saccade's plugins are installed, so that new plans call them.
+
+        Otherwise plans contain the function bodies.
         """
         return takes_plugins(self.name) and TENSORRT_LIBRARY.exists()
 
@@ -81,15 +82,15 @@ class TensorRT:
         plans = self._plans(folder, manifest)
         if not plans:
             raise SaccadeError(
-                f"{folder}: has no plan of {manifest.variant.name} that runs here. Build it with: "
+                f"{folder}: has no plan of {manifest.variant.name} for this GPU. Build it with: "
                 f"saccade build {folder} --engine {self.name}"
             )
         return engine_runner(next(iter(plans.values())))
 
     def peers(self, folder: ArtefactFolder, manifest: Manifest) -> Mapping[str, Runner]:
-        """The plans in `engines/` that are for this GPU, by the name of their folder.
+        """Return the plans in `engines/` for this GPU, by the name of their folder.
 
-        One of another GPU, version or ONNX file is not asked.
+        Plans for another GPU, version or ONNX file are skipped.
         """
         plans = self._plans(folder, manifest)
         return {name: engine_runner(plan) for name, plan in plans.items()}
@@ -125,5 +126,5 @@ TENSORRT_RTX = TensorRT(
         advice=install("rtx"),
     ),
     builds_anywhere=True,
-    served=None,  # Triton's TensorRT backend deserialises plans of TensorRT only
+    served=None,  # Triton's TensorRT backend deserializes only plans of TensorRT
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Before a build: the parsed network computes in the types that the variant's name promises."""
+"""Verify before a build that the network computes in the types that the variant promises."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ _SHOWN = 3
 
 
 def layer_types(network: Network) -> dict[str, int]:
-    """Number of the network's matrix layers by the precision they multiply in."""
+    """Count the network's matrix layers by the precision in which they multiply."""
     return dict(sorted(Counter(map(type_of, network.products)).items()))
 
 
 def type_of(product: dict[str, Any]) -> str:
-    """The precision of one matrix layer; both factors dequantised: integers are multiplied."""
+    """Return the precision of one matrix layer; int8 if both of its factors are dequantized."""
     if product["from"] and all(operator == "DEQUANTIZE" for operator in product["from"]):
         return "int8"
     kinds = {_NAMES.get(dtype, dtype) for dtype in (*product["inputs"], product["type"])}
@@ -37,12 +37,12 @@ def type_of(product: dict[str, Any]) -> str:
 
 
 def prove_types(expected_types: ExpectedTypes, network: Network) -> None:
-    """Every matrix node of the graph is a layer of the type that the variant promises for it.
+    """Check that every matrix node of the graph is a layer of the promised type.
 
-    Layers of other names are parts of a custom op's body, which computes in float32 by contract,
-    or the parser's own.
+    Layers with other names belong to a custom op's body, which computes in float32 by contract, or
+    were added by the parser.
 
-    Raises: GateFailed naming layers that are of another type, or that the network lacks.
+    Raises: GateFailed naming layers that have another type or are missing from the network.
     """
     name, nodes = expected_types.name, expected_types.nodes
     again = (
@@ -51,8 +51,8 @@ def prove_types(expected_types: ExpectedTypes, network: Network) -> None:
     types = {product["name"]: type_of(product) for product in network.products}
     if lost := sorted(nodes - set(types)):
         raise GateFailed(
-            f"{name}: the parsed network has no matrix layer {_some(lost)}, though the graph has "
-            f"that node, so its type cannot be proved. {again}"
+            f"{name}: the parsed network has no matrix layer {_some(lost)}, but the graph has "
+            f"that node, so its type cannot be verified. {again}"
         )
     wrong = [
         f"{node} is {types[node]}, not {expected_types.of(node)}"
@@ -61,7 +61,7 @@ def prove_types(expected_types: ExpectedTypes, network: Network) -> None:
     ]
     if wrong:
         raise GateFailed(
-            f"{name}: {len(wrong)} of {len(nodes)} matrix layers have another type than the "
+            f"{name}: {len(wrong)} of {len(nodes)} matrix layers have a type that differs from the "
             f"variant promises: {_some(wrong)}. {again}"
         )
     all_float32 = (
@@ -76,7 +76,7 @@ def prove_types(expected_types: ExpectedTypes, network: Network) -> None:
 def check_bindings(
     name: str, network: Network, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> None:
-    """The network has the inputs and outputs of the manifest: names, types, axes.
+    """Check that the network has the manifest's inputs and outputs: names, types, axes.
 
     Raises: SaccadeError naming the first that differs.
     """
@@ -88,14 +88,14 @@ def check_bindings(
         real = {tensor["name"]: (tensor["type"], tuple(tensor["shape"])) for tensor in actual}
         if set(expected) != set(real):
             raise SaccadeError(
-                f"{name}: TensorRT's {kind} are {sorted(real)}, the manifest's {sorted(expected)}. "
+                f"{name}: TensorRT's {kind} are {sorted(real)}, expected {sorted(expected)}. "
                 "Export it again with: saccade export CHECKPOINT"
             )
         for array, (dtype, shape) in expected.items():
             if real[array][0] != dtype or not _same_shape(real[array][1], shape, kind):
                 raise SaccadeError(
                     f"{name}: {array!r} of TensorRT's {kind} is {real[array][0]} "
-                    f"{list(real[array][1])}, the manifest says {dtype} {list(shape)}. "
+                    f"{list(real[array][1])}, expected {dtype} {list(shape)} as in the manifest. "
                     "Export it again with: saccade export CHECKPOINT"
                 )
 
@@ -108,7 +108,7 @@ def _binding(spec: TensorSpec) -> tuple[str, tuple[int, ...]]:
 def _same_shape(actual: tuple[int, ...], expected: tuple[int, ...], kind: str) -> bool:
     if kind == "inputs" or len(actual) != len(expected):
         return actual == expected
-    # The parser may leave an output's axis open that the exporter has inferred.
+    # The parser may leave an output axis open that the exporter has inferred.
     return all(a in (b, -1) for a, b in zip(actual, expected, strict=True))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A NAC that learns to classify images: module dropout, graph prior, and a score by budget."""
+"""Training of a NAC to classify images: module dropout, graph prior, scores by budget."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -24,14 +24,14 @@ from saccade.models.nac.training.recipes import SETTABLE, recipe_for, with_epoch
 from saccade.models.training.options import TrainOptions, chosen_recipe
 from saccade.models.training.task import Recipe, Task
 
-_AUGMENTED_COPIES = 3  # of the training digits, drawn anew each epoch
+_AUGMENTED_COPIES = 3  # of the training digits, drawn again in each epoch
 
 
 class ImageBatches:
-    """Batches by step; what an epoch draws at its beginning is remembered until the next.
+    """Batches by step; draws at the beginning of an epoch are kept until the next.
 
-    An epoch is once through the data in a new order. Of digits-sum it is `epoch_steps` batches of
-    canvases made of the training digits and of augmented copies that are new in each epoch.
+    An epoch is one pass through the data in a new order. For digits-sum it is `epoch_steps` batches
+    of canvases, composed of the training digits and of augmented copies that are new in each epoch.
     """
 
     def __init__(self, recipe: Recipe, data: Dataset) -> None:
@@ -44,7 +44,7 @@ class ImageBatches:
         self._epoch: np.ndarray | None = None  # an order, or the copies
 
     def at(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        """The batch of a step, which is counted from 0.
+        """Return the batch of a step; steps count from 0.
 
         Shapes: images [b h w c] uint8, labels [b] int64, counts [b 10] float32 (digits-sum only).
         """
@@ -67,7 +67,7 @@ class ImageBatches:
     def _canvases(self, epoch: int, rng: np.random.Generator) -> dict[str, Tensor]:
         images = np.concatenate([self._images, self._epoch])
         labels = np.tile(self._labels, 1 + _AUGMENTED_COPIES)
-        # Of the first stages of a curriculum a quarter of the canvases stays mixed.
+        # In the first stages of a curriculum, a quarter of the canvases stays mixed.
         curriculum = self.recipe.extra["curriculum_epochs"]
         stage = epoch / curriculum if curriculum else 1.0
         present = np.full(self.recipe.batch, min(QUADRANTS, 1 + int(stage * QUADRANTS)))
@@ -81,11 +81,11 @@ class ImageBatches:
         }
 
     def state(self) -> dict[str, Any]:
-        """State of the current epoch's draws."""
+        """Return the state of the current epoch's draws."""
         return {"epoch": None if self._epoch is None else torch.from_numpy(self._epoch)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
+        """Restore what `state` returned."""
         self._epoch = None if state["epoch"] is None else state["epoch"].numpy()
 
 
@@ -94,16 +94,16 @@ SUMS = 9 * 4 + 1  # four digits add up to 0 to 36
 
 
 class Auxiliary(nn.Module):
-    """Linear heads that exist in training only and are thrown away after it.
+    """Linear heads that exist only during training.
 
-    A sum modulo 10 alone tells a network next to nothing about single digits. From the state in
-    front of the last layer, and from each module's state behind each propagator, one linear layer
-    predicts how often each digit is on the canvas (squared error) and the plain sum (cross
-    entropy over 0 to 36).
+    A sum modulo 10 alone tells a network next to nothing about single digits. So linear layers
+    predict how often each digit is on the canvas (squared error) and the plain sum (cross entropy
+    over 0 to 36): one from the state before the last layer, and one from each module's state after
+    each propagator.
     """
 
-    DEEP_WEIGHT = 0.5  # of the modules' own predictions, beside the embedding's
-    COUNTS_WEIGHT = 2.0  # squared errors are small beside cross entropies
+    DEEP_WEIGHT = 0.5  # weight of the modules' predictions, relative to the embedding's
+    COUNTS_WEIGHT = 2.0  # squared errors are small compared to cross entropies
 
     def __init__(self, model: NAC) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Auxiliary(nn.Module):
         return hook
 
     def loss(self, counts: Tensor) -> Tensor:
-        """Of the model's latest forward pass.
+        """Return the loss of the model's latest forward pass.
 
         Shapes: counts [b 10], how often each digit is on the canvas -> scalar.
         """
@@ -146,22 +146,22 @@ class Auxiliary(nn.Module):
         return total
 
     def detach(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for hook in self._hooks:
             hook.remove()
 
 
-_ORDER_STEPS = 20  # steps from one ranking of the modules to the next
+_ORDER_STEPS = 20  # steps between rankings of the modules
 
 
-# Data that no image classifier learns -> the module whose `task` does.
+# Data for other tasks than image classification -> the module with the `task`.
 _ELSEWHERE = {"listops": "saccade.models.nac.training.listops"}
 
 
 def task(options: TrainOptions) -> Task:
-    """A NAC on digits (the default), digits-sum, listops, a folder of class folders, or an .npz.
+    """Train a NAC on digits (the default), digits-sum, listops, a folder of classes, or an .npz.
 
-    Of images both recipes are the same: each data set has one.
+    For images, both recipes are the same: each data set has one.
 
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
@@ -207,13 +207,13 @@ class NACTask(CircuitTask):
         self._order: Tensor | None = None
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        """Images [b h w c] uint8, labels [b], and `modules` [m] where some are left out."""
+        """Return images [b h w c] uint8, labels [b], and `modules` [m] if some are left out."""
         batch = self.batches.at(step, rng)
         modules = self._modules(step, rng)
         return batch if modules is None else batch | {"modules": modules}
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
-        """Of the class, the graph prior, and what is on the canvas where that is known."""
+        """Return the loss of the class, the graph prior, and the digits if they are known."""
         logits = self.model(batch["images"], modules=batch.get("modules")).float()
         smoothing = self.extra["label_smoothing"]
         loss = F.cross_entropy(logits, batch["labels"], label_smoothing=smoothing)
@@ -233,16 +233,16 @@ class NACTask(CircuitTask):
         return self._order
 
     def calibration(self) -> dict[str, np.ndarray]:
-        """256 training images with their labels."""
+        """Return 256 training images with their labels."""
         chosen = calibration_rows(len(self.training.labels))
         return {"image": self.training.images[chosen], "labels": self.training.labels[chosen]}
 
     def state(self) -> dict[str, Any]:
-        """The batches' order, the modules' order and the graph prior's permutation."""
+        """Return the batches' order, the modules' order and the graph prior's permutation."""
         return super().state() | {"batches": self.batches.state(), "order": self._order}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
+        """Restore what `state` returned."""
         super().restore(state)
         self.batches.restore(state["batches"])
         self._order = state["order"]

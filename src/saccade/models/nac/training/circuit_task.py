@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of a NAC on any data: module dropout, graph prior, a score by budget."""
+"""Training of a NAC on any data: module dropout, graph prior, scores by budget."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,22 +16,22 @@ from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.training.options import TrainOptions, chosen_config
 from saccade.models.training.task import Recipe, Task
 
-SMALL_BUDGET = 0.125  # the best step is the one whose full and small model are best on average
+SMALL_BUDGET = 0.125  # the best step has the best mean of full and small model
 
 
 class CircuitTask(Task):
     """A `training.task.Task` of a NAC; `extra` of its recipe has `graph_weight`, `keep`, `budgets`.
 
-    With module dropout a step keeps a share of the modules that is drawn as `dropout_draw` says.
-    They are the best connected ones in `dropout_ordered` of the steps, else a random subset.
+    With module dropout, a step keeps a share of the modules that is drawn as `dropout_draw` says.
+    In `dropout_ordered` of the steps they are the best connected ones, else a random subset.
     """
 
     family = "nac"
     model: NAC
-    scored: tuple[tuple[np.ndarray, ...], np.ndarray]  # inputs of validation samples, their labels
-    ranked: tuple[np.ndarray, ...]  # inputs that tell the modules' order where it depends on them
-    few: int  # samples of validation while training
-    at_once: int  # samples of one pass of scoring
+    scored: tuple[tuple[np.ndarray, ...], np.ndarray]  # validation inputs, and their labels
+    ranked: tuple[np.ndarray, ...]  # inputs for the modules' order, if it depends on them
+    few: int  # validation samples during training
+    at_once: int  # samples per scoring pass
 
     def __init__(
         self,
@@ -48,50 +48,50 @@ class CircuitTask(Task):
         self.model = new_model(NAC, config)
 
     def with_graph_prior(self, loss: Tensor) -> Tensor:
-        """The loss and the distance of the links from the prior."""
+        """Add the links' distance from the prior to the loss."""
         if self.extra["graph_weight"]:
             loss = loss + self.extra["graph_weight"] * self.model.graph_loss()
         return loss
 
     def validate(self) -> dict[str, float]:
-        """Top-1 of the full and of a small model, and first their mean."""
+        """Return top-1 of the full and a small model, their mean first."""
         self.rank()
         small = max(SMALL_BUDGET, 1 / self.model.config.modules)
         scores = self.scores(sorted({1.0, small}, reverse=True), most=self.few)
         return {"mean": (scores["1"] + scores[f"{small:g}"]) / 2} | scores
 
     def report(self) -> dict[str, float]:
-        """Top-1 by budget on all validation samples."""
+        """Return top-1 by budget on all validation samples."""
         modules = self.model.config.modules
         return self.scores(
             [budget for budget in self.extra["budgets"] if Budget(budget).of(modules)]
         )
 
     def scores(self, budgets: Sequence[float], *, most: int | None = None) -> dict[str, float]:
-        """Top-1 by budget on the first `most` validation samples."""
+        """Return top-1 by budget on the first `most` validation samples."""
         inputs, labels = self.scored
         given = tuple(name[:most] for name in inputs)
         return score(self.model, given, labels[:most], budgets, at_once=self.at_once)
 
     def finish(self) -> None:
-        """Rank the modules: a budget keeps the first of them."""
+        """Rank the modules: a budget keeps the first ones."""
         if self.auxiliary is not None:
             self.auxiliary.detach()
         self.rank()
 
     def rank(self) -> Tensor:
-        """The modules' order; where each sample has its own circuit, that of training samples."""
+        """Rank the modules; if each sample has its own circuit, on training samples."""
         device = self.model.read_out_codes.device
         return self.model.rank_modules(
             *(torch.from_numpy(array).to(device) for array in self.ranked)
         )
 
     def state(self) -> dict[str, Any]:
-        """The graph prior's permutation."""
+        """Return the graph prior's permutation."""
         return {"structure": self.model._structure.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
+        """Restore what `state` returned."""
         self.model._structure.restore(state["structure"])
 
 
@@ -104,7 +104,7 @@ def score(
     *,
     at_once: int,
 ) -> dict[str, float]:
-    """Share of right answers by budget.
+    """Return the share of right answers by budget.
 
     Shapes: inputs the model's arguments, [n ...] each; labels [n].
     Raises: SaccadeError if a budget keeps no module.
@@ -123,10 +123,10 @@ def score(
 def drawn_modules(
     config: NACConfig, rng: np.random.Generator, *, most: int, rank: Callable[[], Tensor]
 ) -> Tensor | None:
-    """Modules to keep, or none for all: a share from `module_dropout` to that of `most` modules.
+    """Draw the modules to keep (None: all): from `module_dropout` up to `most` modules.
 
-    They are the best connected ones, the first of `rank`, in `dropout_ordered` of the steps, else
-    a random subset.
+    In `dropout_ordered` of the steps they are the best connected ones, the first of `rank`, else a
+    random subset.
 
     Shapes: -> int64 [m].
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A NAC that learns ListOps from its characters: new expressions for ever, and their parts."""
+"""Training of a NAC on the characters of ListOps: endless new expressions, and their parts."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules
 from saccade.models.training.options import TrainOptions, chosen_recipe
 from saccade.models.training.task import Recipe, Task
 
-CALIBRATION, FIXED_TRAIN = 512, 2_000  # of the training split's fixed draw, whose hash is stored
+CALIBRATION, FIXED_TRAIN = 512, 2_000  # from the training split's fixed draw, whose hash is stored
 
 QUICK = Recipe(
     steps=1_000,
@@ -39,19 +39,19 @@ QUICK = Recipe(
     decay_share=0.3,
     extra={
         "keep": (8, 64),  # fewest and most modules in a step
-        "graph_weight": 0.1,  # of the graph structure regularizer
-        "values_weight": 1.0,  # of what each list comes to, read from its closing bracket's token
-        "validate_count": 1_000,  # of the validation split while training
-        "budgets": (1.0, 0.5, 0.25, 0.125),  # scored on all of it at the end
+        "graph_weight": 0.1,  # weight of the graph structure regularizer
+        "values_weight": 1.0,  # weight of each list's value, read from its closing bracket's token
+        "validate_count": 1_000,  # validation samples during training
+        "budgets": (1.0, 0.5, 0.25, 0.125),  # scored on all validation samples at the end
     },
 )
 SHIPPED = replace(QUICK, steps=10_000, validate_every=500)
 
 
 def task(options: TrainOptions) -> Task:
-    """A NAC on listops; `--set` may give max_tokens, depth and arguments of the grammar.
+    """Train a NAC on listops; `--set` accepts max_tokens, depth and arguments of the grammar.
 
-    Raises: SaccadeError if the data is another, or a value is out of range.
+    Raises: SaccadeError if other data is named, or a value is out of range.
     """
     if options.data != "listops":
         raise SaccadeError(f"data '{options.data}' is not listops. Pass --data listops.")
@@ -91,7 +91,7 @@ class ListOpsTask(CircuitTask):
         }
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        """characters and values [b n], length and labels [b]; n is the longest one's length."""
+        """Return characters and values [b n], length and labels [b]; n is the greatest length."""
         drawn = draw(rng, self.recipe.batch, split="train", grammar=self.grammar)
         longest = int(drawn.length.max())
         batch = {
@@ -106,7 +106,7 @@ class ListOpsTask(CircuitTask):
         return batch if modules is None else batch | {"modules": modules}
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
-        """Of the answer, the graph prior, and what each list comes to."""
+        """Return the loss of the answer, the graph prior, and the value of each list."""
         logits = self.model(batch["characters"], batch["length"], modules=batch.get("modules"))
         loss = self.with_graph_prior(F.cross_entropy(logits, batch["labels"]))
         if self.extra["values_weight"]:
@@ -117,16 +117,16 @@ class ListOpsTask(CircuitTask):
         return self.model.rank_now().cpu()
 
     def calibration(self) -> dict[str, np.ndarray]:
-        """512 training expressions with their answers."""
+        """Return 512 training expressions with their answers."""
         names = ("characters", "length", "labels")
         return {name: getattr(self.training, name)[:CALIBRATION] for name in names}
 
 
 class ListValues(nn.Module):
-    """A linear head that exists in training only: what does the list come to that closes here?
+    """A linear head, only for training, that predicts the value of the list that closes here.
 
-    It reads the closing brackets' tokens behind the tokenizer, whose convolutions see some places
-    around; lists inside lists are beyond them more often than not.
+    It reads the closing brackets' tokens after the tokenizer, whose convolutions see some positions
+    around them; nested lists are usually longer than that.
     """
 
     def __init__(self, model: NAC) -> None:
@@ -139,7 +139,7 @@ class ListValues(nn.Module):
         self._tokens = output
 
     def loss(self, values: Tensor) -> Tensor:
-        """Of the model's latest forward pass.
+        """Return the loss of the model's latest forward pass.
 
         Shapes: values [b n], -1 where no list closes -> scalar.
         """
@@ -149,5 +149,5 @@ class ListValues(nn.Module):
         )
 
     def detach(self) -> None:
-        """Take the hook off the model."""
+        """Remove the hook from the model."""
         self._hook.remove()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes of a NAC for each data set of images: the table of defaults of `saccade train nac`."""
+"""Recipes of a NAC per image data set: the defaults of `saccade train nac`."""
 
 import math
 from collections.abc import Mapping
@@ -11,21 +11,21 @@ from saccade.models.data.augment import Augmentation
 from saccade.models.training.task import Recipe
 
 MAX_TOKENS = 256
-SETTABLE = ("counts_weight",)  # keys below that `--set` takes beside the model's fields
+SETTABLE = ("counts_weight",)  # keys below that `--set` accepts besides the model's fields
 
 EXTRA: dict[str, Any] = {
-    "epochs": 0,  # passes over the data, where the steps are not given
-    "epoch_steps": 0,  # of an epoch; 0: once through the data
+    "epochs": 0,  # passes over the data, if no steps are given
+    "epoch_steps": 0,  # steps per epoch; 0: one pass over the data
     "label_smoothing": 0.0,
-    "graph_weight": 0.1,  # of the graph structure regularizer
+    "graph_weight": 0.1,  # weight of the graph structure regularizer
     "keep": (4, 32),  # fewest and most modules in a step with module dropout
-    "whole_share": 0.0,  # last share of the steps, in which up to all modules may be kept
-    "curriculum_epochs": 0,  # first epochs of digits-sum, in which one to four digits are shown
-    "canvases": False,  # new canvases for ever instead of the training split (digits-sum)
-    "counts_weight": 0.0,  # of the auxiliary losses (digits-sum): see nac_auxiliary; 0: none
+    "whole_share": 0.0,  # last share of the steps, in which all modules may be kept
+    "curriculum_epochs": 0,  # first epochs of digits-sum, with one to four digits
+    "canvases": False,  # endless new canvases instead of the training split (digits-sum)
+    "counts_weight": 0.0,  # weight of the auxiliary losses (digits-sum), see `Auxiliary`; 0: none
     "augmentation": Augmentation(),
-    "validate_images": 2_000,  # at most so many of the validation split while training
-    "budgets": (1.0, 0.5, 0.25, 0.2, 0.125),  # scored on all of it at the end
+    "validate_images": 2_000,  # most validation images during training
+    "budgets": (1.0, 0.5, 0.25, 0.2, 0.125),  # scored on all validation images at the end
 }
 
 
@@ -64,7 +64,7 @@ DIGITS = _recipe(
 
 DIGITS_SUM = _recipe(
     config={
-        "patch_px": 6,  # a quarter of a digit: the read-in has to find what belongs together
+        "patch_px": 6,  # a quarter of a digit: the read-in has to find the patches of a digit
         "tokenizer": "conv",
         "modules": 256,
         "dim": 64,
@@ -91,9 +91,9 @@ DIGITS_SUM = _recipe(
 
 
 def recipe_for(data: str, height_px: int, width_px: int) -> Recipe:
-    """The recipe of a data set that has one, or the one for images of this size.
+    """Return the recipe of a data set that has one, or the one for images of this size.
 
-    Raises: SaccadeError if the sides have no common divisor that makes a useful patch.
+    Raises: SaccadeError if the sides have no common divisor that gives a useful patch.
     """
     if data == "digits":
         return DIGITS
@@ -117,9 +117,9 @@ def recipe_for(data: str, height_px: int, width_px: int) -> Recipe:
 
 
 def with_extra(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
-    """The recipe with what `--set` says of it: the weight of the auxiliary losses.
+    """Return the recipe with the part of `--set` that changes it: the auxiliary losses' weight.
 
-    Raises: SaccadeError if the data has no such losses, or the weight is not a number from 0 on.
+    Raises: SaccadeError if the data has no such losses, or the weight is not at least 0.
     """
     extra = dict(recipe.extra)
     for key in SETTABLE:
@@ -129,15 +129,15 @@ def with_extra(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
             raise SaccadeError(f"--set {key}={value}: expected a number of at least 0.")
         if value and not extra["canvases"]:
             raise SaccadeError(
-                f"--set {key}={value}: the auxiliary losses need to know which digits an image "
-                "shows, which only digits-sum says. Leave it out."
+                f"--set {key}={value}: the auxiliary losses need the digits that an image shows, "
+                "which only digits-sum has. Leave it out."
             )
         extra[key] = value
     return replace(recipe, extra=extra)
 
 
 def with_epochs(recipe: Recipe, samples: int, *, steps: int | None) -> Recipe:
-    """The recipe with its epochs turned into steps of so many training samples."""
+    """Return the recipe with its epochs converted to steps for this many training samples."""
     epoch_steps = recipe.extra["epoch_steps"] or -(-samples // recipe.batch)
     epochs = recipe.extra["epochs"]
     return replace(

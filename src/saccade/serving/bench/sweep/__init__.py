@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets and precisions of a checkpoint: exported, measured, and the frontier among them."""
+"""Sweeps: export and measure many budgets and precisions of a checkpoint, and find the frontier."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pieces of a finished sweep become entries of the frontier and a report."""
+"""Assemble the pieces of a finished sweep into entries of the frontier and a report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,14 +26,14 @@ THROUGHPUT, LATENCY, MEMORY, BYTES = "throughput", "latency", "memory", "embeddi
 
 @dataclass(frozen=True)
 class Figure:
-    """A cost over all rounds, and its least and most of single rounds."""
+    """A cost over all rounds, with the lowest and highest value of single rounds."""
 
     value: float
     least: float
     most: float
     unit: str
     of: str  # what was measured
-    rounds: tuple[float, ...] | None = None  # of each; none: known exactly
+    rounds: tuple[float, ...] | None = None  # value of each round; None: known exactly
 
 
 Figures = dict[str, Figure]
@@ -46,14 +46,14 @@ def figures(
     memory: Sequence[Mapping[str, int]],
     entry: Entry,
 ) -> Figures:
-    """Every cost that was measured, or that the file itself says."""
+    """Return every cost that was measured, or that follows from the file."""
     figures = {THROUGHPUT: _throughput(entry, inside, served)}
     if latency := _latency(entry, served):
         figures[LATENCY] = latency
     resident = [float(reading["resident_bytes"]) for reading in memory]
     batch = memory[0]["batch"]
-    holds = f"resident in a process that holds the variant and has answered a batch of {batch}"
-    figures[MEMORY] = _figure(float(np.median(resident)), resident, "bytes", holds)
+    loaded = f"resident in a process that has loaded the variant and answered a batch of {batch}"
+    figures[MEMORY] = _figure(float(np.median(resident)), resident, "bytes", loaded)
     if numbers := embedding_bytes(ready.variant.main):
         figures[BYTES] = Figure(numbers, numbers, numbers, "bytes", "of one embedding")
     return figures
@@ -62,17 +62,18 @@ def figures(
 def frontiers(
     entries: Sequence[Entry], costs: Mapping[str, Figures], values: Mapping[str, np.ndarray]
 ) -> tuple[tuple[Entry, ...], dict[str, dict[str, str | None]]]:
-    """The entries with `dominated_by` set; by cost and variant who dominates it, for each cost
-    that all variants have.
+    """Return the entries with `dominated_by` set, and who dominates each variant by each cost.
 
-    Shapes: values[variant] [n], of each test sample in the same order.
+    Only costs that all variants have are compared.
+
+    Shapes: values[variant] [n], one value per test sample, in the same order.
     """
     names = [
         name
         for name in (THROUGHPUT, LATENCY, MEMORY, BYTES)
         if all(name in costs[entry.variant] for entry in entries)
     ]
-    # All at once: they share the comparisons of scores, which take the time.
+    # All costs together: they share the comparisons of scores, which take most of the time.
     own, *others = dominators(entries, values, [own_cost, *(_cost(name, costs) for name in names)])
     marked = tuple(replace(entry, dominated_by=own[entry.variant]) for entry in entries)
     return marked, dict(zip(names, others, strict=True))
@@ -81,7 +82,7 @@ def frontiers(
 def as_json(
     variant: str, costs: Figures, dominated: Mapping[str, Mapping[str, str | None]]
 ) -> dict[str, Any]:
-    """The costs of a variant as they stand in a report."""
+    """Return the costs of a variant as in a report."""
     return {
         name: asdict(figure)
         | ({"dominated_by": dominated[name][variant]} if name in dominated else {})
@@ -131,7 +132,7 @@ def _latency(entry: Entry, served: Mapping[Place, Sequence[LoadResult]]) -> Figu
 
 
 def _figure(value: float, rounds: Sequence[float], unit: str, of: str) -> Figure:
-    # A quantile of all rounds together may lie just outside those of each.
+    # A quantile of all rounds together may be just outside the range of single rounds.
     return Figure(value, min(value, *rounds), max(value, *rounds), unit, of, tuple(rounds))
 
 
@@ -151,7 +152,7 @@ def _latencies(result: LoadResult) -> Sequence[float]:
 def entry_without_server(
     state: SweepFolder, candidate: ReadyPoint, options: SweepOptions, machine: Machine
 ) -> Entry:
-    """The frontier's entry before anything went through a server."""
+    """Return the frontier's entry with the measurements without a server."""
     inside = _joined(candidate, in_process_turns(state, candidate, options.rounds))
     return entry_of_result(candidate.variant, candidate.result, inside, machine, _ops(options))
 
@@ -159,7 +160,7 @@ def entry_without_server(
 def assemble(
     state: SweepFolder, ready: Sequence[ReadyPoint], options: SweepOptions, machine: Machine
 ) -> tuple[dict[str, Any], tuple[Entry, ...]]:
-    """The report, and the entries with who dominates whom."""
+    """Return the report, and the frontier's entries with `dominated_by` set."""
     measurements = [_measurement(state, candidate, options, machine) for candidate in ready]
     values = {candidate.variant.name: candidate.result.samples for candidate in ready}
     costs = {one.entry.variant: value for one, value, _ in measurements}
@@ -173,7 +174,7 @@ def assemble(
         variant["costs"] = as_json(name, costs[name], dominated)
     servers = {version for _, _, version in measurements if version}
     full |= {"machine": machine.to_dict(), "server": ", ".join(sorted(servers)) or None}
-    # A finished sweep that is asked for again was not measured now.
+    # The date of the last measurement, not of this run: a finished sweep may be repeated.
     full["date"] = datetime.fromtimestamp(state.last_written, UTC).isoformat(timespec="seconds")
     return full, entries
 
@@ -210,7 +211,7 @@ def _memory(state: SweepFolder, candidate: ReadyPoint, turn: int) -> dict[str, i
 def _joined(
     candidate: ReadyPoint, turns: Sequence[Mapping[str, InProcess]]
 ) -> dict[tuple[str, str], InProcess]:
-    """All rounds together; a batch size that a round left out is left out."""
+    """Join the rounds; a batch size that one round left out is left out."""
     joined = {}
     for role in turns[0]:
         sizes = [size for size in turns[0][role].calls if all(size in t[role].calls for t in turns)]

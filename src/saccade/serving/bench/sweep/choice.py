@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade choose`: the router's rule on measured variants, with the figures that decided."""
+"""`saccade choose`: apply the router's rule to measured variants, and show the figures."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ from saccade.serving.bench.sweep.state import FILE_NAME as SWEEP
 from saccade.serving.repository.checks import check_alike, measurements
 from saccade.serving.repository.router_folder import RouterPlan, route_fields
 
-# Files that the router runs, and that import one another by their bare names.
+# Files that the router runs, and that import each other by their bare names.
 _ROUTER: Any = import_module("saccade.model_repository.router.choose")
 _ROUTES: Any = import_module("saccade.model_repository.router.routes")
-_APART = 1e-5  # a budget less this share of it differs in the six digits that are compared
-_ANY_BATCH = 8  # of a route; the choice does not look at it
+_APART = 1e-5  # a change of a budget by this share shows in the six digits that are compared
+_ANY_BATCH = 8  # run_batch of a route; the choice ignores it
 _COLUMNS = ("variant", "budget", "score", "at least", "per second", "p95 ms", "MiB", "bytes", "")
 
 
@@ -29,15 +29,15 @@ _COLUMNS = ("variant", "budget", "score", "at least", "per second", "p95 ms", "M
 class ChooseOptions(PathFields):
     """Options for the router's choice: exactly one of the first three."""
 
-    budget: str | None = None  # the largest variant with at most this: 0.5, or a budget's name
-    min_score: float | None = None  # the fastest whose lower 95 % bound is at least this
-    max_latency_ms: float | None = None  # the best-scoring with a p95 of at most this
-    device: str | None = None  # whose figures count, if the frontier has those of several
+    budget: str | None = None  # largest variant with at most this: 0.5, or a budget's name
+    min_score: float | None = None  # fastest variant whose lower 95 % bound is at least this
+    max_latency_ms: float | None = None  # best-scoring variant with a p95 of at most this
+    device: str | None = None  # device whose figures to use, if the frontier has several
 
     def asked(self) -> tuple[str, str | float]:
-        """The parameter and its value.
+        """Return the parameter and its value.
 
-        Raises: SaccadeError for none or several.
+        Raises: SaccadeError if none or several are given.
         """
         given = [(name, getattr(self, name)) for name in _ROUTER.RULES]
         given = [(name, value) for name, value in given if value is not None]
@@ -51,10 +51,10 @@ class ChooseOptions(PathFields):
 
 @dataclass(frozen=True)
 class Choice:
-    """Choice that the router would make, why, and when it would not.
+    """The choice that the router would make, and the reason.
 
-    `chosen` and `runner_up` are names of variants; `changes` says at which values of the parameter
-    the choice becomes another one; `measured_on` is whose figures decided.
+    `chosen` and `runner_up` are names of variants. `changes` has the values of the parameter at
+    which the choice changes. `measured_on` is the machine whose figures decided.
     """
 
     parameter: str
@@ -67,7 +67,7 @@ class Choice:
     measured_on: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "parameter": self.parameter,
             "value": self.value,
@@ -81,19 +81,19 @@ class Choice:
 
     @property
     def exit_code(self) -> int:
-        """1 if the router would refuse."""
+        """Exit status of the command: 1 if the router would refuse the request, else 0."""
         return 0 if self.chosen else 1
 
     def to_text(self) -> Any:
-        """For a reader."""
+        """Return the choice for a terminal, as a rich renderable."""
         return _rendered(self)
 
 
 def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choice:
-    """The variant that the router over this folder takes.
+    """Return the variant that a router over this folder would choose.
 
-    Raises: SaccadeError for a value out of range, a folder without artefacts, figures of another
-        file, and a score or latency asked where none was measured.
+    Raises: SaccadeError for a value out of range, a folder without artefacts, measurements of
+        another file, or a score or latency that was not measured.
     """
     parameter, value = options.asked()
     folder = ArtefactFolder.open(folder)
@@ -137,17 +137,17 @@ def _measured_on(entries: Sequence[Entry]) -> str | None:
 
 
 def measured_folder(folder: ArtefactFolder) -> ArtefactFolder:
-    """The folder with the frontier: of a sweep, that of its artefacts.
+    """Return the folder that has the frontier; for a sweep, its artefact folder.
 
-    Raises: SaccadeError for a sweep that has not come to an end.
+    Raises: SaccadeError for a sweep that is not finished.
     """
     if not (folder.path / SWEEP).exists():
         return folder
     artefacts = folder.path / "artefacts"
     if not (artefacts / FRONTIER).exists():
         raise SaccadeError(
-            f"{folder}: its sweep has not come to an end, so that there is no {FRONTIER} yet. "
-            "Run the same `saccade sweep` again: it goes on."
+            f"{folder}: its sweep is not finished, so there is no {FRONTIER} yet. To resume it, "
+            "run the same `saccade sweep` command again."
         )
     return ArtefactFolder(artefacts)
 
@@ -174,7 +174,7 @@ def _check_measured(routes: Any, parameter: str, folder: ArtefactFolder) -> None
     if rule.measured and all(getattr(route, rule.figure) is None for route in routes.variants):
         raise SaccadeError(
             f"{folder}: {_flag(parameter)} needs measured {rule.measured}, and it has none. "
-            "Measure with: saccade sweep CHECKPOINT, or saccade bench FOLDER"
+            "Measure them with: saccade sweep CHECKPOINT, or saccade bench FOLDER"
         )
 
 
@@ -187,7 +187,7 @@ def _why(routes: Any, rule: Any, value: float, best: str | None) -> str:
     fastest = max(fitting, key=rule.best)
     if rule.by_speed and fastest.name != best:
         why += (
-            f"; the measurement does not tell it from {fastest.name} in speed, "
+            f"; its measured speed does not differ significantly from that of {fastest.name}, "
             "and it has fewer multiply-adds"
         )
     return why
@@ -196,9 +196,9 @@ def _why(routes: Any, rule: Any, value: float, best: str | None) -> str:
 def _changes(
     routes: Any, rule: Any, value: float, chosen: Callable[[float], str | None]
 ) -> list[dict[str, Any]]:
-    """The nearest value on either side from which on another variant is chosen.
+    """Return the nearest value on each side of `value` at which the choice changes.
 
-    Between two figures of variants the choice is the same, so that they are all that is tried.
+    Between two figures of variants the choice is constant, so only the figures are tried.
     """
     figures = (getattr(route, rule.figure) for route in routes.variants)
     steps = sorted({figure for figure in figures if figure is not None})
@@ -208,7 +208,7 @@ def _changes(
             step for step in steps if (rule.compared(step) - rule.compared(value)) * side >= 0
         ]
         for step in beyond[::side]:
-            # Just past the figure, on the side where its variant counts no more, or counts at last.
+            # Try just past the figure on the side where its variant stops or starts to qualify.
             past = rule.at_least == (side > 0)
             at = _next(step, side, rule.compared) if past else step
             if (other := chosen(at)) != now:
@@ -220,7 +220,7 @@ def _changes(
 
 
 def _next(step: float, side: int, compared: Callable[[float], float]) -> float:
-    """The nearest number on that side that is told apart, budgets in their sixth digit."""
+    """Return the nearest number on that side that compares as different."""
     at = math.nextafter(step, side * math.inf)
     return at if compared(at) != compared(step) else step * (1 + side * _APART)
 
@@ -248,14 +248,14 @@ def _flag(name: str) -> str:
 
 
 def _rendered(choice: Choice) -> Any:
-    """Choice and its reason as text, what would change it, and every variant's figures."""
+    """Return the choice and its reason, what would change it, and every variant's figures."""
     import rich.box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="")
-    # Only where a budget saves bytes of an embedding.
+    # Show this column only if budgets save bytes of an embedding.
     bytes_saved = any(variant["embedding_bytes"] is not None for variant in choice.variants)
     shown = [index for index, name in enumerate(_COLUMNS) if name != "bytes" or bytes_saved]
     for index in shown:
@@ -273,17 +273,18 @@ def _lines(choice: Choice) -> list[str]:
     else:
         lines = [f"{choice.chosen}: {choice.why}."]
         if choice.runner_up is not None:
-            lines.append(f"Without it: {choice.runner_up}.")
-    flag = f"--{choice.parameter.replace('_', '-')}"
+            lines.append(f"Runner-up: {choice.runner_up}.")
+    flag = _flag(choice.parameter)
     for change in choice.changes:
-        lines.append(f"{flag} {change['when']} {change['value']:g}: {change['variant'] or 'none'}.")
+        other = change["variant"] or "no variant"
+        lines.append(f"With {flag} {change['when']} {change['value']:g}: {other}.")
     if choice.measured_on is not None:
         lines.append(f"Measured on {choice.measured_on}.")
     return lines
 
 
 def _row(variant: dict[str, Any], choice: Choice) -> tuple[str, ...]:
-    mark = {choice.chosen: "chosen", choice.runner_up: "without it"}.get(variant["variant"], "")
+    mark = {choice.chosen: "chosen", choice.runner_up: "runner-up"}.get(variant["variant"], "")
     if not mark and variant["dominated_by"]:
         mark = f"dominated by {variant['dominated_by']}"
     memory = variant["memory_bytes"]

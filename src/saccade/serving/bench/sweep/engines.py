@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of a sweep's points: built and weighed; nothing here can run them."""
+"""Build the engines of a sweep's points and record their sizes. They are not run here."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from saccade.serving.bench.sweep.state import SweepFolder, link
 
 
 def build_engines(state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime) -> None:
-    """An engine of each point; what is refused is noted and says nothing of the other runtime."""
+    """Build an engine for each point; record a refusal, which does not fail the point itself."""
     for candidate in ready:
         out = _folder(state, candidate, runtime)
         built = out.is_dir() and state.read(candidate.point, _piece(runtime))
@@ -34,7 +34,7 @@ def build_engines(state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runt
 def collect_engines(
     state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime
 ) -> list[dict[str, Any]]:
-    """The engines in the artefact folder, where `saccade build` would put them; what they are."""
+    """Link the engines into the artefact folder, as `saccade build` does; describe each."""
     rows = []
     for candidate in ready:
         built = state.read(candidate.point, _piece(runtime))
@@ -56,7 +56,7 @@ def collect_engines(
 def refused_engines(
     state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime
 ) -> list[Failure]:
-    """Engines that were not built, and why."""
+    """Return the engines that were not built, with the reasons."""
     failures = []
     for candidate in ready:
         if refused := state.read(candidate.point, _failed(runtime)):
@@ -67,7 +67,7 @@ def refused_engines(
 
 
 def forgive_engine(state: SweepFolder, candidate: ReadyPoint, runtime: Runtime) -> None:
-    """Forget that the engine was refused."""
+    """Remove the record that the engine was refused."""
     (state.place(candidate.point) / f"{_failed(runtime)}.json").unlink(missing_ok=True)
 
 

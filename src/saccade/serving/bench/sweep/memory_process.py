@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of a process that holds one variant."""
+"""Measure the memory of a process that has loaded one variant."""
 
 import io
 import os
@@ -18,7 +18,7 @@ BATCH = 8
 
 @dataclass(frozen=True)
 class Task:
-    """A folder with one variant alone, and .npy files of samples by role and name."""
+    """A folder with a single variant, and .npy files of samples by role and name."""
 
     folder: str
     inputs: dict[str, dict[str, bytes]]
@@ -28,7 +28,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident memory before the variant was loaded, and after it answered a batch."""
+    """Resident memory before the variant was loaded, and after it had answered a batch."""
 
     before_bytes: int
     resident_bytes: int
@@ -36,7 +36,7 @@ class Memory:
 
 
 def main(task: Task) -> Memory:
-    """Load, answer, look."""
+    """Load the variant, answer a batch, and measure the memory."""
     runtime = runtime_named(task.runtime)
     folder = ArtefactFolder(task.folder)
     (variant,) = folder.variants
@@ -54,6 +54,6 @@ def main(task: Task) -> Memory:
 
 
 def resident_bytes() -> int:
-    """Of this process, now."""
+    """Return the resident memory of this process. Units: bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -14,16 +14,16 @@ from saccade.serving.bench.options import MeasureOptions
 
 @dataclass(frozen=True)
 class SweepOptions(MeasureOptions):
-    """Options of a sweep: budgets, precisions, those of a benchmark, and where everything goes."""
+    """Options of a sweep: budgets, precisions, those of a benchmark, and its folder."""
 
-    out: Path  # folder of the sweep: artefacts, report, and what an interrupted run goes on from
+    out: Path  # folder of the sweep: artefacts, report, and finished work to resume from
     budget: tuple[BudgetLike, ...] = ()  # 1,2/3,0.5 or t3,t1 or exact,fast; default: the family's
-    precision: tuple[str, ...] = ("fp32",)  # fp32, fp16, bf16, int8: each at each budget
-    engine: tuple[str, ...] = (DEFAULT,)  # what runs them; tensorrt-rtx is built, not measured
-    name: str | None = None  # the model's name, by default the checkpoint's stem
-    slots: Path | None = None  # a selection of slots, as `saccade select` writes it
-    jobs: int | None = None  # exports at a time; default: one a core
-    retry: bool = False  # try again what failed before
+    precision: tuple[str, ...] = ("fp32",)  # fp32, fp16, bf16, int8; each is tried at every budget
+    engine: tuple[str, ...] = (DEFAULT,)  # runtimes; tensorrt-rtx is built, not measured
+    name: str | None = None  # name of the model; default: the checkpoint's stem
+    slots: Path | None = None  # a selection of slots, written by `saccade select`
+    jobs: int | None = None  # exports at the same time; default: one per core
+    retry: bool = False  # try points that failed before again
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -31,25 +31,26 @@ class SweepOptions(MeasureOptions):
         measured = runtime_named(self.runtime)
         if measured.builds:
             raise SaccadeError(
-                f"--runtime {self.runtime}: a sweep measures what runs the exported files, and "
-                f"{measured.title} has to build its own. Leave it out; `saccade bench` measures it."
+                f"--runtime is {self.runtime}, but a sweep measures runtimes that run the exported "
+                f"files, and {measured.title} builds its own files. Leave it out, and measure it "
+                "with `saccade bench`."
             )
         anywhere = [runtime.name for runtime in runtimes() if runtime.builds_anywhere]
         check_chosen("engine", self.engine, (self.runtime, *anywhere))
         if self.runtime not in self.engine:
             raise SaccadeError(
-                f"--engine is {','.join(self.engine)}: the frontier is measured in {self.runtime}. "
-                f"Add it: --engine {','.join((self.runtime, *self.engine))}."
+                f"--engine is {','.join(self.engine)}, but the frontier is measured with "
+                f"{self.runtime}. Add it: --engine {','.join((self.runtime, *self.engine))}"
             )
         if self.jobs is not None and not 1 <= self.jobs <= 256:
             raise SaccadeError(f"--jobs is {self.jobs}, expected 1 to 256.")
 
     @property
     def built(self) -> tuple[Runtime, ...]:
-        """The runtimes whose files are built of each point, and not measured."""
+        """The runtimes whose engines are built for each point, but not measured."""
         return tuple(runtime_named(name) for name in self.engine if name != self.runtime)
 
     @property
     def processes(self) -> int:
-        """Exports at a time."""
+        """Number of exports at the same time."""
         return cores() if self.jobs is None else self.jobs

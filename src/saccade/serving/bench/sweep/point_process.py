@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One point exported and scored in a worker; each half is left out where it was done."""
+"""Export and score one point in a worker process; a half that is done already is skipped."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ from saccade.models.scores.results import EvaluationResult
 
 @dataclass(frozen=True)
 class Task:
-    """A point, and where its files go."""
+    """A point to export and score, and the folders for its files."""
 
     checkpoint: str
     name: str | None
@@ -34,14 +34,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a point was refused and at which stage; of one that passed, both are empty."""
+    """Why a point was refused and at which stage; both are empty if it passed."""
 
     stage: str = ""
     reason: str = ""
 
 
 def main(task: Task) -> Refusal:
-    """Do what is not done yet; a refusal of the point is an answer, all else says nothing of it."""
+    """Do what is missing. A refusal of the point is an answer; any other error is raised."""
     place, folder = Path(task.place), Path(task.folder)
     stage = "export"
     try:
@@ -66,7 +66,7 @@ def main(task: Task) -> Refusal:
 
 
 def as_json(result: EvaluationResult) -> dict[str, Any]:
-    """A score with each sample's value, as a sweep keeps it."""
+    """Return a score with each sample's value, as a sweep stores it."""
     return {**asdict(result), "samples": [float(value) for value in result.samples]}
 
 

@@ -16,17 +16,17 @@ from saccade.serving.bench.sweep.options import SweepOptions
 
 @dataclass(frozen=True)
 class Point:
-    """One variant to be: a budget, as the model counts it, at a precision."""
+    """One variant to make: a budget of the model at a precision."""
 
     variant: str  # name without a role
     setting: str
     precision: str
-    budget: str  # as `saccade export --budget` reads it
+    budget: str  # value for `saccade export --budget`
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A point that has no place on the frontier, and why."""
+    """A point that failed, and so is not on the frontier, with the reason."""
 
     variant: str
     setting: str
@@ -36,9 +36,9 @@ class Failure:
 
 
 def points_of(checkpoint: Checkpoint, options: SweepOptions) -> tuple[Point, ...]:
-    """Largest budget first, precisions in the order given.
+    """Return the points of a sweep: largest budget first, precisions in the given order.
 
-    Raises: SaccadeError for a budget that the family does not know.
+    Raises: SaccadeError for a budget that the family does not have.
     """
     model: Any = checkpoint.build()
     name = options.name or default_model_name(checkpoint.path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points that passed the gate and were scored, in one artefact folder, ready to be measured."""
+"""Export and score points, and collect those that passed in one artefact folder to measure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ class ReadyPoint:
     """A point with its variant and its score."""
 
     point: Point
-    folder: ArtefactFolder  # of that point alone
+    folder: ArtefactFolder  # artefacts of that point only
     result: EvaluationResult
 
     @property
     def variant(self) -> VariantFiles:
-        """The one that the folder holds."""
+        """The only variant of the folder."""
         (variant,) = self.folder.variants
         return variant
 
@@ -48,9 +48,9 @@ def prepare(
     options: SweepOptions,
     advance: Advance,
 ) -> None:
-    """Export and score what is not, in processes of their own; what fails is noted.
+    """Export and score missing points in separate processes; record those that fail.
 
-    Raises: SaccadeError if such a process crashes: that says nothing about the point.
+    Raises: SaccadeError if such a process crashes, which says nothing about the point.
     """
     tasks = {}
     for point in points:
@@ -93,17 +93,17 @@ def _is_prepared(state: SweepFolder, point: Point) -> bool:
 
 def _crash(crashed: Mapping[str, SaccadeError | WorkerEnded]) -> SaccadeError:
     first = next(iter(crashed.values()))
-    how = f"could not go on: {first}"
+    how = f"failed: {first}"
     if isinstance(first, WorkerEnded):
-        how = f"ended ({first}): {first.last_words or 'it said nothing'}."
+        how = f"stopped ({first}): {first.last_words or 'it printed nothing'}."
     return SaccadeError(
-        f"{', '.join(crashed)}: the process that exports and scores {how} "
-        "What is done is kept: run the same command again, with --jobs 1 if memory was short."
+        f"{', '.join(crashed)}: the process that exports and scores {how} Finished work is kept. "
+        "Run the same command again, with --jobs 1 if memory was short."
     )
 
 
 def ready_points(state: SweepFolder, points: Sequence[Point]) -> list[ReadyPoint]:
-    """The points that passed so far.
+    """Return the points that have passed so far.
 
     Raises: SaccadeError if they were scored on different data.
     """
@@ -117,16 +117,16 @@ def ready_points(state: SweepFolder, points: Sequence[Point]) -> list[ReadyPoint
             candidates.append(ReadyPoint(point, folder, read_result(score)))
     if len({value.result.data_sha256 for value in candidates}) > 1:
         raise SaccadeError(
-            f"{state.path}: its points were scored on different data, which has changed since the "
-            "sweep began. Start again with --force."
+            f"{state.path}: its points were scored on different data, because the data changed "
+            "after the sweep had started. Start again with --force."
         )
     return candidates
 
 
 def collected(state: SweepFolder, ready: Sequence[ReadyPoint]) -> ArtefactFolder:
-    """The sweep's artefact folder, with the files of these points and nothing of others.
+    """Return the sweep's artefact folder, with the files of these points and no others.
 
-    Raises: SaccadeError if nothing can be linked, or a file cannot be opened within limits.
+    Raises: SaccadeError if a file cannot be linked, or cannot be opened within the limits.
     """
     if ready:
         state.artefacts.mkdir(exist_ok=True)
@@ -174,7 +174,7 @@ def _discard_others(artefacts: Path, candidates: Sequence[ReadyPoint]) -> None:
         for component in candidate.variant.components.values()
     }
     there = {path.name.removesuffix(SUFFIX) for path in artefacts.glob("*" + SUFFIX)}
-    there |= {path.stem for path in artefacts.glob("*.onnx")}  # whose manifest was gone already
+    there |= {path.stem for path in artefacts.glob("*.onnx")}  # even if its manifest is gone
     for name in sorted(there - kept):
         (artefacts / (name + SUFFIX)).unlink(missing_ok=True)
         (artefacts / f"{name}.onnx").unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sweep's folder: whose it is, and every finished piece of work in a file of its own."""
+"""A sweep's folder: the identity of the sweep, and one file per finished piece of work."""
 
 import fcntl
 import json
@@ -27,8 +27,8 @@ FILE_NAME = "sweep.json"
 class SweepFolder:
     """The folder of one sweep.
 
-    What is written under `points` is either whole or absent, so that a run that was killed goes
-    on with the first piece that is missing.
+    A file under `points` is either complete or absent, so a run that was killed resumes with the
+    first missing piece.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,20 +37,20 @@ class SweepFolder:
         self.report = path / "report"
 
     def place(self, point: Point) -> Path:
-        """Folder of the pieces of one point."""
+        """Return the folder of the pieces of one point."""
         return self.path / "points" / point.variant
 
     def exported(self, point: Point) -> Path:
-        """The artefact folder of that point alone."""
+        """Return the artefact folder of that point only."""
         return self.place(point) / "export"
 
     @property
     def last_written(self) -> float:
-        """Time at which the last piece was finished, in seconds since 1970."""
+        """Time when the last piece was finished. Units: seconds since 1970."""
         return max(path.stat().st_mtime for path in self.path.glob("points/*/*.json"))
 
     def read(self, point: Point, name: str) -> dict[str, Any] | None:
-        """A finished piece, or none."""
+        """Return a finished piece, or None."""
         path = self.place(point) / f"{name}.json"
         if not path.exists():
             return None
@@ -58,19 +58,21 @@ class SweepFolder:
             content = parse_json(read_bounded(path, limits.JSON_BYTES))
         except (OSError, ValueError) as error:
             raise SaccadeError(
-                f"{path}: cannot be read ({error}). Remove it, and it is made again."
+                f"{path}: cannot be read ({error}). Remove it, and the next run makes it again."
             ) from error
         if not isinstance(content, dict):
-            raise SaccadeError(f"{path}: is not an object. Remove it, and it is made again.")
+            raise SaccadeError(
+                f"{path}: is not a JSON object. Remove it, and the next run makes it again."
+            )
         return content
 
     def write(self, point: Point, name: str, content: dict[str, Any]) -> None:
-        """Keep a finished piece."""
+        """Store a finished piece."""
         data = json.dumps(content, sort_keys=True, allow_nan=False, separators=(",", ":"))
         write_atomically(self.place(point) / f"{name}.json", (data + "\n").encode())
 
     def failure(self, point: Point) -> Failure | None:
-        """Why the point failed, if it did."""
+        """Return why the point failed, or None if it did not."""
         content = self.read(point, "failed")
         if content is None:
             return None
@@ -79,37 +81,38 @@ class SweepFolder:
         return failure
 
     def fail(self, point: Point, stage: str, reason: str) -> None:
-        """Keep why a point failed."""
+        """Record why a point failed."""
         failure = Failure(point.variant, point.setting, point.precision, stage, reason)
         self.write(point, "failed", asdict(failure))
 
     def forgive(self, point: Point) -> None:
-        """Forget that the point failed."""
+        """Remove the record that the point failed."""
         (self.place(point) / "failed.json").unlink(missing_ok=True)
 
 
 @contextmanager
 def open_repository(path: Path, identity: dict[str, Any], *, force: bool) -> Iterator[SweepFolder]:
-    """The folder, held by this process alone: a new one, or one of the same sweep.
+    """Open and lock the folder: a new one, or one of the same sweep.
 
-    Raises: SaccadeError for a folder that is something else, a sweep of other options or another
-        checkpoint without `force`, and one in which another process works.
+    Raises: SaccadeError for a folder with other content, a sweep with other options or another
+        checkpoint without `force`, or a folder that another process uses.
     """
     if path.exists() and not path.is_dir():
-        raise SaccadeError(f"--out is the file {path}, expected a folder. Choose another place.")
+        raise SaccadeError(f"--out is the file {path}, expected a folder. Choose another --out.")
     if path.is_dir() and not force and any(_is_begun(entry) for entry in path.iterdir()):
         _refuse_other(path, identity)
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / ".lock").open("w")
     except OSError as error:
-        raise SaccadeError(f"{path}: cannot be written ({error}). Choose another place.") from error
+        raise SaccadeError(f"{path}: cannot be written ({error}). Choose another --out.") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SaccadeError(
-                f"{path}: another process sweeps there. Wait for it, or choose another --out."
+                f"{path}: another sweep is running in this folder. Wait for it, or choose another "
+                "--out."
             ) from error
         if force or differences(path, identity):
             _empty(path)
@@ -122,7 +125,7 @@ def open_repository(path: Path, identity: dict[str, Any], *, force: bool) -> Ite
 
 
 def differences(path: Path, identity: dict[str, Any]) -> list[str]:
-    """In what the sweep that lies there differs from this one; all where none lies there."""
+    """Describe how the sweep in a folder differs from this one; empty if it is the same sweep."""
     try:
         stored = parse_json(read_bounded(path / FILE_NAME, limits.JSON_BYTES))
         known = dict(stored["of"])
@@ -140,7 +143,7 @@ def differences(path: Path, identity: dict[str, Any]) -> list[str]:
 
 
 def _is_begun(path: Path) -> bool:
-    """True if this is more than what a sweep that was killed at its first step leaves."""
+    """Return whether the entry is more than the remains of a sweep killed at its first step."""
     return path.name != ".lock" and not is_leftover(path)
 
 
@@ -148,38 +151,38 @@ def _refuse_other(path: Path, identity: dict[str, Any]) -> None:
     if not (path / FILE_NAME).exists():
         raise SaccadeError(
             f"{path}: exists already and is not a sweep (it has no {FILE_NAME}). "
-            "Choose another place with --out, or pass --force to replace it."
+            "Choose another --out, or pass --force to replace it."
         )
     differing = differences(path, identity)
     if differing and any(path.glob("points/*/*")):
         raise SaccadeError(
-            f"{path}: holds another sweep: {'; '.join(differing)}. Give the same options to go on "
-            "with it, choose another --out, or pass --force to start again."
+            f"{path}: contains a different sweep: {'; '.join(differing)}. Pass the same options "
+            "to resume it, choose another --out, or pass --force to start again."
         )
 
 
 def _file(identity: dict[str, Any]) -> dict[str, Any]:
-    # As it is read back: tuples are lists.
+    # As it will be read back: tuples become lists.
     of = json.loads(json.dumps(identity))
     return {"schema": SCHEMA, "version": VERSION, "of": of}
 
 
 def _empty(path: Path) -> None:
-    # First what says whose pieces these are: half of them must not look like a sweep.
+    # Remove the identity first: half-removed pieces must not look like a sweep.
     (path / FILE_NAME).unlink(missing_ok=True)
     for entry in path.iterdir():
         _remove(entry)
 
 
 def _remove_halves(path: Path) -> None:
-    """Remove what a process that was killed had begun to write."""
+    """Remove files that a killed process had only partly written."""
     for entry in sorted(path.rglob(".*")):
-        if entry.exists():  # and not gone with a folder before it
+        if entry.exists():  # it may be gone together with its folder
             _remove(entry)
 
 
 def link(source: Path, target: Path) -> None:
-    """The same file in another place, at once whole; a copy on another file system."""
+    """Link a file to another place atomically; copy it if that is on another file system."""
     partial = target.with_name(f".{target.name}.partial")
     partial.unlink(missing_ok=True)
     try:

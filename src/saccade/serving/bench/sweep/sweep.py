@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade sweep`: a checkpoint at many budgets and precisions becomes a measured frontier."""
+"""`saccade sweep`: export and measure a checkpoint at many budgets and precisions."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,8 +37,8 @@ from saccade.serving.bench.sweep.state import SweepFolder, open_repository
 from saccade.serving.bench.sweep.turns import Bench, measure_in_process, measure_served
 from saccade.verbosity import note
 
-_TRIED_SAMPLES = 16  # of the data, before anything is exported
-# Whatever else is asked differently makes another sweep.
+_TRIED_SAMPLES = 16  # samples of the data to try before anything is exported
+# A change of any other option makes a different sweep.
 _FREE = ("out", "jobs", "retry", "force", "slots", "budget", "precision", "engine", "name")
 
 
@@ -52,16 +52,16 @@ class SweepReport:
 
     @property
     def exit_code(self) -> int:
-        """1 if a point failed."""
+        """Exit status of the command: 1 if a point failed, else 0."""
         return 1 if self.failures else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures without the raw samples."""
+        """Return the figures without the raw samples."""
         content = BenchReport(self.folder / "report", self.full).to_dict()
         return {**content, "folder": str(self.folder), "artefacts": str(self.folder / "artefacts")}
 
     def to_text(self) -> Any:
-        """The tables, for a terminal."""
+        """Return the tables for a terminal."""
         return BenchReport(self.folder / "report", self.full).to_text()
 
 
@@ -70,10 +70,10 @@ def sweep(
 ) -> SweepReport:
     """Export, score and measure every budget at every precision; write artefacts and report.
 
-    Every finished piece is kept: an interrupted sweep goes on with the same options.
+    Every finished piece of work is kept: run the same sweep again to resume an interrupted one.
 
-    Raises: SaccadeError for an option, data, or a folder that holds something else, GateFailed if
-        no point passed.
+    Raises: SaccadeError for unsuitable options or data, or a folder with other content, GateFailed
+        if no point passed.
     """
     loaded = load(Path(checkpoint), check=partial(check_budgets, given=options.budget))
     for package in ("matplotlib", "plotly"):
@@ -84,7 +84,7 @@ def sweep(
     if options.server:
         check_served_here(runtime)
     if options.op_library and not runtime.has_kernels():
-        # Who goes on with this sweep where there are kernels must not mix the two.
+        # Resuming this sweep on a machine with kernels must not mix the two.
         options = replace(options, op_library=False)
     machine = this_machine(runtime.label())
     points = points_of(loaded, options)
@@ -100,12 +100,12 @@ def sweep(
             with reporting(progress):
                 return _swept(state, loaded, points, options, machine)
         except KeyboardInterrupt:
-            note("What is done is kept: the same command goes on with it.")
+            note("Finished work is kept. To resume the sweep, run the same command again.")
             raise
         except OSError as error:
             raise SaccadeError(
-                f"{options.out}: {error}. What is done is kept: make room or mend what is in the "
-                "way, and run the same command again."
+                f"{options.out}: {error}. Finished work is kept: make room or fix the cause, then "
+                "run the same command again."
             ) from error
 
 
@@ -139,13 +139,13 @@ def _swept(
 
 
 def _measured(bench: Bench, machine: Machine, advance: Advance) -> list[ReadyPoint]:
-    """Measure what is not; the points that are left."""
+    """Measure what is missing, and return the points that did not fail."""
     state, options, ready = bench.state, bench.options, bench.ready
     measure_in_process(bench, advance)
     if options.server:
         left = [candidate for candidate in ready if state.failure(candidate.point) is None]
         entries = [entry_without_server(state, candidate, options, machine) for candidate in left]
-        same = len(left) == len(ready)  # with its sessions open
+        same = len(left) == len(ready)  # then reuse the bench: its sessions are open
         measure_served(bench if same else replace(bench, ready=left), entries, advance)
     return [candidate for candidate in ready if state.failure(candidate.point) is None]
 
@@ -157,7 +157,7 @@ def _written(
     options: SweepOptions,
     machine: Machine,
 ) -> SweepReport:
-    folder = collected(state, ready)  # without those that failed while they were measured
+    folder = collected(state, ready)  # without the points that failed during the measurement
     full, entries = assemble(state, ready, options, machine)
     models = subjects_of_folder(folder, runtime_named(options.runtime), kernels=options.op_library)
     results = {candidate.variant.name: candidate.result for candidate in ready}
@@ -175,7 +175,7 @@ def _written(
 def _identity(
     checkpoint: Checkpoint, points: Sequence[Point], options: SweepOptions, machine: Machine
 ) -> dict[str, Any]:
-    """Identity of a sweep: all that must be the same for two runs to be of one."""
+    """Return the identity of a sweep: what must be equal for a run to resume another one."""
     asked = {key: value for key, value in asdict(options).items() if key not in _FREE}
     return asked | {
         "checkpoint": checkpoint.sha256,
@@ -193,7 +193,7 @@ def _try_slots(checkpoint: Checkpoint, slots: Path) -> None:
 
 
 def _try_data(checkpoint: Checkpoint, options: SweepOptions) -> None:
-    """Data or a task that does not fit is refused now, and not point by point after the exports."""
+    """Refuse unsuitable data or tasks now, rather than for each point after its export."""
     task_asked(checkpoint.family, options.task, checkpoint.path)
     if options.task is None:
         limit = min(options.limit or _TRIED_SAMPLES, _TRIED_SAMPLES)
@@ -204,4 +204,4 @@ def _none_passed(failures: Sequence[Failure]) -> str:
     reasons = "\n".join(
         f"{failure.variant} ({failure.stage}): {failure.reason}" for failure in failures
     )
-    return f"no point of the sweep passed; nothing was measured.\n{reasons}"
+    return f"no point of the sweep passed, so nothing was measured.\n{reasons}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measurement of a sweep, turn by turn: every variant once a round, each turn kept.
+"""Measure a sweep turn by turn: every variant once per round, and store each turn.
 
-Variants take turns so that the drift of a shared machine meets all alike, and a turn is the piece
-of work that an interrupted sweep does not do again.
+Variants take turns so that the drift of a shared machine affects all equally. An interrupted sweep
+does not repeat a finished turn.
 """
 
 import io
@@ -40,13 +40,13 @@ class Bench:
     """Setup of the measurement."""
 
     state: SweepFolder
-    folder: ArtefactFolder  # of all points
+    folder: ArtefactFolder  # artefacts of all points
     ready: Sequence[ReadyPoint]
     options: SweepOptions
 
     @cached_property
     def ops(self) -> Ops:
-        """Execution of the custom ops."""
+        """How the custom ops run."""
         manifests = [
             component
             for candidate in self.ready
@@ -57,7 +57,7 @@ class Bench:
 
     @cached_property
     def inputs(self) -> dict[str, dict[str, dict[str, np.ndarray]]]:
-        """By variant and role, what it is asked."""
+        """Inputs by variant and role."""
         return {
             candidate.variant.name: inputs_of(
                 candidate.variant, self._data(candidate), DISTINCT_REQUESTS
@@ -67,7 +67,7 @@ class Bench:
 
     @cached_property
     def works(self) -> dict[str, list[Work]]:
-        """By variant, its kinds of request, sessions open."""
+        """Kinds of request by variant, with open sessions."""
         runtime, works = runtime_named(self.options.runtime), dict[str, list[Work]]()
         for candidate in self.ready:
             name, components = candidate.variant.name, candidate.variant.components.values()
@@ -80,7 +80,7 @@ class Bench:
 
 
 def measure_in_process(bench: Bench, advance: Advance) -> None:
-    """Speed at each batch size, and memory, once a round; what cannot be measured has failed."""
+    """Measure speed at each batch size, and memory, once per round; record failures."""
     for turn in range(bench.options.rounds):
         for candidate in bench.ready:
             advance(1, f"{candidate.variant.name} in process")
@@ -122,8 +122,8 @@ def _memory(bench: Bench, candidate: ReadyPoint) -> dict[str, Any]:
             return asdict(worker.ask(task, Memory))
     except WorkerEnded as ended:
         raise SaccadeError(
-            f"{candidate.variant.name}: the process that holds it ended ({ended}): "
-            f"{ended.last_words or 'it said nothing'}. Try again with --retry."
+            f"{candidate.variant.name}: the process that loaded it stopped ({ended}): "
+            f"{ended.last_words or 'it printed nothing'}. Try again with --retry."
         ) from ended
 
 
@@ -136,7 +136,7 @@ def _file(values: np.ndarray) -> bytes:
 def in_process_turns(
     state: SweepFolder, candidate: ReadyPoint, rounds: int
 ) -> list[dict[str, in_process.InProcess]]:
-    """Samples of each round that were kept, by role."""
+    """Return the stored samples of each round, by role."""
     turns = []
     for turn in range(rounds):
         content = state.read(candidate.point, f"in-process-{turn}")
@@ -153,7 +153,7 @@ def in_process_turns(
 
 
 def measure_served(bench: Bench, entries: Sequence[Entry], advance: Advance) -> None:
-    """Every variant through a server, once a round; one that the server does not answer fails."""
+    """Measure every variant through a server, once per round; record failures."""
     options, state = bench.options, bench.state
     if all(_served_turns(state, candidate, options.rounds) for candidate in bench.ready):
         advance(options.rounds * len(bench.ready))
@@ -177,7 +177,7 @@ def measure_served(bench: Bench, entries: Sequence[Entry], advance: Advance) -> 
 def _servers(
     bench: Bench, entries: Sequence[Entry], stack: ExitStack
 ) -> dict[str, ServerUnderLoad]:
-    """By precision, its server; where one does not start, its points have failed."""
+    """Start one server per precision; if a server does not start, its points fail."""
     running: dict[str, ServerUnderLoad] = {}
     name, kernels = bench.options.runtime, bench.ops == "kernels"
     for precision, folder in by_precision(bench.folder, entries).items():
@@ -219,7 +219,7 @@ def _served_turns(state: SweepFolder, candidate: ReadyPoint, rounds: int) -> boo
 def served_results(
     state: SweepFolder, candidate: ReadyPoint, rounds: int
 ) -> tuple[str, Mapping[served.Place, list[LoadResult]]]:
-    """The server's version, and every round of each point."""
+    """Return the server's version, and every round of each point."""
     results: dict[served.Place, list[LoadResult]] = {}
     version = ""
     for turn in range(rounds):

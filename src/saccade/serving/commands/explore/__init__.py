@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade explore`: a page in the browser that asks a served model about one's own image."""
+"""`saccade explore`: a web page that sends your own images to a served model."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade explore`: start a server for an artefact, or find one, and serve the page."""
+"""`saccade explore`: start a server for an artefact, or use a running one, and serve the page."""
 
 import socket
 import sys
@@ -19,44 +19,44 @@ from saccade.serving.commands.command import Answer, Result
 from saccade.serving.commands.explore.explorer import MAX_BYTES, Place
 from saccade.serving.server.addresses import ServeOptions
 
-# A name that another site's owner has pointed at this machine is none of these.
+# Excludes host names that the owner of another site has pointed at this machine.
 HOSTS = ["127.0.0.1", "localhost"]
-_FORM_BYTES = 2**20  # that a form adds to its file
+_FORM_BYTES = 2**20  # what a form adds to its file
 _Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class ExploreOptions:
-    """Options of explore: what is asked, and where the page is."""
+    """Options of explore: the server to query, and where the page is."""
 
-    url: str | None = None  # gRPC address of a running server, in place of an artefact
-    port: int = 0  # of the page, on this machine only; 0: a free one
+    url: str | None = None  # gRPC address of a running server, instead of an artefact
+    port: int = 0  # port of the page, on this machine only; 0 takes a free one
     open: bool = False  # open the page in your browser
-    timeout_s: float = 30.0  # deadline of one request to the server
+    timeout_s: float = 30.0  # deadline of each request to the server, in seconds
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise SaccadeError(
-                f"--port {self.port} is not a port. Give 1 to 65535, or 0 for a free one."
+                f"--port: found {self.port}, expected 1 to 65535, or 0 for a free port."
             )
 
 
 def explore(
     artefact: Annotated[
         Positional[Path | None],
-        arg(help="what `saccade export` or `saccade repository` wrote; a server is started."),
+        arg(help="artefact folder or model repository; a server is started for it"),
     ] = None,
     options: ExploreOptions = ExploreOptions(),
 ) -> Result:
-    """Ask a model about your own images, in the browser: answers, attention, every budget.
+    """Try a model on your own images in the browser: answers, attention, every budget.
 
-    The page is reachable from this machine only and loads nothing from elsewhere. Ctrl-C stops it.
+    The page is reachable only from this machine and loads nothing from elsewhere. Ctrl-C stops it.
     """
     if (artefact is None) == (options.url is None):
-        given = "Both an artefact and --url were" if artefact else "Neither was"
+        given = "both an artefact and --url" if artefact else "neither an artefact nor --url"
         raise SaccadeError(
-            f"{given} given, expected one: saccade explore FOLDER, or "
-            "saccade explore --url 127.0.0.1:8001."
+            f"Found {given}, expected one of them: saccade explore FOLDER, or "
+            "saccade explore --url 127.0.0.1:8001"
         )
     require("nicegui", extra="explore")
     with _listen(options.port) as listener, _place(artefact, options) as place:
@@ -89,7 +89,7 @@ def _place(artefact: Path | None, options: ExploreOptions) -> Iterator[Place]:
 
 @contextmanager
 def _repository(artefact: Path) -> Iterator[Path]:
-    """A repository as it is; of an artefact folder, one that is removed in the end."""
+    """Yield a repository as it is, or a temporary one made from an artefact folder."""
     from saccade.exporter.artefact.manifest import SUFFIX
     from saccade.serving.repository.deploy import deploy
     from saccade.serving.repository.description import DESCRIPTION
@@ -100,12 +100,12 @@ def _repository(artefact: Path) -> Iterator[Path]:
         return
     if artefact.is_file():
         raise SaccadeError(
-            f"{artefact} is a file, expected a folder. Make one with: "
+            f"{artefact}: found a file, expected a folder. Make one with: "
             f"saccade export {artefact} --out FOLDER"
         )
     if not next(artefact.glob(f"*{SUFFIX}"), None):
         raise SaccadeError(
-            f"{artefact}: no artefact was found there, expected what `saccade export` wrote. "
+            f"{artefact}: found no artefact, expected a folder that `saccade export` wrote. "
             f"Make one with: saccade export CHECKPOINT --out {artefact}"
         )
     with tempfile.TemporaryDirectory(prefix="saccade-explore-") as name:
@@ -114,7 +114,7 @@ def _repository(artefact: Path) -> Iterator[Path]:
 
 
 def _examples(artefact: Path, most: int = 6) -> tuple[bytes, ...]:
-    """Images that the checkpoint in the folder keeps; none where there is no checkpoint."""
+    """Return images that the checkpoint in the folder contains; none without a checkpoint."""
     import numpy as np
 
     from saccade.exporter.artefact.folder import ArtefactFolder
@@ -123,7 +123,7 @@ def _examples(artefact: Path, most: int = 6) -> tuple[bytes, ...]:
     folder = ArtefactFolder.open(artefact)
     try:
         images = folder.parent.calibration.get("image") if folder.checkpoint else None
-    except (MissingPackage, SaccadeError):  # a repository has none, or another lies there
+    except (MissingPackage, SaccadeError):  # a repository has none, or contains another one
         return ()
     if images is None or images.dtype != np.uint8 or images.ndim != 4:
         return ()

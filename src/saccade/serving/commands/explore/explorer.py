@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of the page `saccade explore`, each answered by the served model; no browser in here."""
+"""Requests from the page of `saccade explore` to the served model, independent of the browser."""
 
 import io
 import statistics
@@ -22,29 +22,29 @@ from saccade.serving.client.client import Change, Client
 from saccade.serving.commands.calls import image_png
 from saccade.serving.commands.map_picture import maps_png
 
-MAX_BYTES = 64 * 2**20  # of an uploaded file, the most that a client sends in one request
+MAX_BYTES = 64 * 2**20  # size limit of an upload: the most that a client sends in one request
 TOP = 5  # labels or answers that the page lists
-_TIMED = 3  # calls of which the median is shown
-_SLOW_S = 1.0  # a call that takes longer is not repeated for its time
-_SEEN = 0.01  # of the image: a slot with fewer pixels is not counted
+_TIMED = 3  # calls whose median latency is shown
+_SLOW_S = 1.0  # a call that takes longer is not repeated to time it
+_SEEN = 0.01  # share of the image: a slot with fewer pixels is not counted
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Server that answers the page, and what is known of the artefact behind it."""
+    """Server behind the page, and what is known about its artefact."""
 
     url: str
     models: tuple[str, ...]
-    entries: tuple[Entry, ...] = ()  # of the frontier, where it was measured
+    entries: tuple[Entry, ...] = ()  # of the frontier, if it was measured
     examples: tuple[bytes, ...] = field(default=(), repr=False)  # images, as PNG
 
 
 @dataclass(frozen=True)
 class Request:
-    """One image and what is asked about it.
+    """One image and the request about it.
 
-    `text` is a question, or labels separated by commas, as the model takes it.
+    `text` is a question or a comma-separated list of labels, depending on the model.
     """
 
     image: bytes
@@ -64,12 +64,12 @@ class Reply:
     variant: str
     lines: tuple[tuple[str, float | None], ...]
     best: str  # the answer in a few words
-    confidence: float | None  # none where the model gives no probability
+    confidence: float | None  # None if the model gives no probability
     latency_ms: float
 
 
 class Explorer:
-    """One router of a server, asked about one image at a time; calls wait for each other."""
+    """Client of one router that sends one image at a time; concurrent calls wait their turn."""
 
     def __init__(self, url: str, model: str, timeout_s: float) -> None:
         self._client = Client(url, model, timeout_s)
@@ -77,7 +77,7 @@ class Explorer:
         self.model = model
         self.view = self._client.view()
         self._calls = entry_of(self.view.family).calls
-        self.view.image_size()  # a model that takes no image has no page
+        self.view.image_size()  # refuse a model that takes no image
 
     def close(self) -> None:
         """Close the connection."""
@@ -85,62 +85,62 @@ class Explorer:
 
     @property
     def budgets(self) -> tuple[str, ...]:
-        """Budgets that a request can name, smallest first."""
+        """Budgets that a request can choose, smallest first."""
         named = dict.fromkeys(self.view.budget(variant) for variant in self.view.variants)
         return tuple(reversed(named))
 
     def title(self, budget: str) -> str:
-        """A budget as people write it: 0.5 for b0500, others by their name."""
+        """Return a budget as people write it: 0.5 for b0500, others by name."""
         is_share = budget.startswith("b") and budget[1:].isdigit()
         return f"{int(budget[1:]) / 1000:g}" if is_share else budget
 
     @property
     def asks_question(self) -> bool:
-        """True if a request needs a question beside its image."""
+        """True if a request needs a question as well as an image."""
         return "answer" in self._calls
 
     @property
     def takes_labels(self) -> bool:
-        """True if a request may bring labels to compare the image with."""
+        """True if a request may contain labels to compare the image with."""
         return "tokens" in self.view.inputs("text")
 
     @property
     def edits_slots(self) -> bool:
-        """True if the model draws an image whose slots were changed."""
+        """True if the model can draw an image with changed slots."""
         return "edit" in self._calls and "decode" in self.view.components
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Words that the model knows, where it has a list of them."""
+        """Words that the model knows, if it has a list of them."""
         return tuple(self.view.runtime_metadata(self.view.variants[0]).get("words") or ())
 
     def missing(self, text: str) -> str:
-        """Sentence about an input that a request still needs; empty if it has all."""
+        """Return a sentence about an input that is still missing; empty if none is."""
         if self.asks_question and not text.strip():
             return "Type a question about the image."
         return ""
 
     def answer(self, request: Request) -> Reply:
-        """Answer to a request, and how long it takes.
+        """Answer a request and time it.
 
-        Raises: SaccadeError if the image or the text cannot be used, ServerFailed.
+        Raises: SaccadeError if the image or the text cannot be used; ServerFailed.
         """
         with self._lock:
             reply, latency_ms = _timed(lambda: self._asked(request))
         return replace(reply, latency_ms=latency_ms)
 
     def at_every_budget(self, request: Request) -> list[Reply]:
-        """Answers to the same request at every budget, smallest first."""
+        """Answer the same request at every budget, smallest first."""
         return [self.answer(replace(request, budget=budget)) for budget in self.budgets]
 
     def picture(self, request: Request) -> bytes:
-        """PNG of what the model looked at, as `saccade show` draws it.
+        """Return a PNG of what the model looked at, as `saccade show` draws it.
 
         Raises: SaccadeError if the model has nothing to show.
         """
         reference = entry_of(self.view.family).picture
         if reference is None:
-            raise SaccadeError(f"{self.model}: models of its family have no picture to show.")
+            raise SaccadeError(f"{self.model}: there is no picture for models of its family.")
         options = ShowOptions(self.model, request.budget, question=request.text, seed=request.seed)
         pixels = pixels_of(request.image)
         with self._lock:
@@ -150,15 +150,15 @@ class Explorer:
         return shown.png if isinstance(shown, Drawing) else maps_png([shown], pixels)
 
     def segment(self, request: Request) -> Segmentation:
-        """Slots of the image."""
+        """Return the slots of the image."""
         with self._lock:
             (found,) = self._client.segment([request.image], request.budget, request.seed)
         return found
 
     def edit(self, request: Request, change: Change) -> bytes:
-        """PNG of the image with one slot changed, as the model draws it.
+        """Return a PNG of the image with one slot changed, as the model draws it.
 
-        Raises: SaccadeError if the model cannot change the slot so.
+        Raises: SaccadeError if the model cannot make this change.
         """
         with self._lock:
             return image_png(self._client.edit(request.image, change, request.budget))
@@ -183,7 +183,7 @@ class Explorer:
 
 
 def pixels_of(image: bytes) -> np.ndarray:
-    """Pixels of an encoded image, upright.
+    """Decode an image and turn it upright.
 
     Shapes: -> uint8 [h w 3].
     Raises: SaccadeError if it cannot be read.

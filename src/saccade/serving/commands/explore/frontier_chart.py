@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frontier of an artefact folder as a chart, with the point that answers marked."""
+"""The frontier of an artefact folder as a chart, with the answering variant marked."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ _GREY, _COLOUR, _MARKED = "#8a8f98", "#0072b2", "#d55e00"
 
 
 def measured(folder: Path | None) -> tuple[Entry, ...]:
-    """Measurements in the folder, of the device measured first; none where there are none.
+    """Return the folder's measurements on the device measured first, or none.
 
     Raises: SaccadeError if the file is not a frontier.
     """
@@ -23,15 +23,16 @@ def measured(folder: Path | None) -> tuple[Entry, ...]:
 
 
 def chart(entries: tuple[Entry, ...], variant: str) -> dict[str, Any]:
-    """Options of an ECharts scatter plot: score against latency, or throughput without one.
+    """Return ECharts options for a scatter plot of score against latency or throughput.
 
+    Throughput is used if no latency was measured.
     Units: latency is the p95 of one request at a time, through the server.
     """
     by_latency = all(entry.p95_ms is not None for entry in entries)
     score = entries[0].score
     axis = "p95 latency, ms" if by_latency else "images per second"
     points = [_point(entry, by_latency, marked=entry.variant == variant) for entry in entries]
-    # In the browser's own frame: names of variants are letters, digits and hyphens.
+    # Safe to put into the page: names of variants are letters, digits and hyphens.
     bars = [
         {"coords": [[p["value"][0], low], [p["value"][0], high]]}
         for p, (low, high) in zip(points, (entry.score.interval for entry in entries), strict=True)

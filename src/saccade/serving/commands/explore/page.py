@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout and events of the page: image and budget in, answers, pictures and the frontier out."""
+"""Layout and events of the page: from image and budget to answers, pictures and the frontier."""
 
 import asyncio
 import base64
@@ -28,7 +28,7 @@ _COLUMNS = [
         ("share", "confidence", "right"), ("ms", "latency, ms", "right"),
     )
 ]  # fmt: skip
-# What a page needs of its own beyond the library's looks.
+# Styles that the page needs in addition to the library's.
 _STYLE = """
 .q-uploader { width: 100%; }
 .q-uploader__list, .q-uploader__subtitle { display: none; }
@@ -40,7 +40,7 @@ _STYLE = """
 
 
 def register(place: Place, timeout_s: float) -> None:
-    """Serve the page of these models at /."""
+    """Serve the page for these models at /."""
 
     @ui.page("/")
     def page() -> None:
@@ -104,7 +104,7 @@ class Page:
             upload.on("failed", self._rejected)
             self._upload = upload
             self._preview = ui.image().classes("w-full rounded explore-pixels")
-            self._preview.props('alt="the image that is asked about" fit=contain')
+            self._preview.props('alt="the image that is sent" fit=contain')
             self._preview.style("max-height: 18rem").set_visibility(False)
             self._name = ui.label().classes("text-sm opacity-70 break-all")
             self._draw_examples()
@@ -192,7 +192,7 @@ class Page:
         self._upload.reset()
         _alert(
             self._alerts,
-            f"The file was not taken: expected one PNG, JPEG or WebP image of at most "
+            f"The file was rejected. Expected one PNG, JPEG or WebP image of at most "
             f"{MAX_BYTES >> 20} MiB.",
         )
 
@@ -205,11 +205,11 @@ class Page:
 
     @cached_property
     def _kept(self) -> dict[Request, list[Reply]]:
-        """Answers at every budget to the latest image and text."""
+        """Answers at every budget for the latest image and text."""
         return {}
 
     async def _changed(self) -> None:
-        """Ask again about the image, with what the page says now."""
+        """Send the image again, with the current settings of the page."""
         explorer = self._explorer
         if self._request is None or explorer is None:
             return
@@ -316,7 +316,7 @@ class Page:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What goes wrong in the block is said on the page."""
+        """Show errors from the block on the page."""
         try:
             yield
         except SaccadeError as error:
@@ -326,11 +326,11 @@ class Page:
                 ui.label("no answer").classes("opacity-70")
             for card in (self._looked_card, self._budgets_card):
                 card.set_visibility(False)
-            # Which server and model refuse is known to whoever looks at their page.
+            # The page already shows which server and model refused.
             text = str(error).rpartition(" refuses the request: ")[2]
             _alert(self._alerts, f"{name}: {text}" if name else text)
         except RuntimeError as error:
-            # The tab was closed in the meantime: there is no page to write on.
+            # The tab has been closed: there is no page left to write to.
             if "deleted" not in str(error):
                 raise
 

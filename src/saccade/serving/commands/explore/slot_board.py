@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots of an image, to be dragged on it or moved by sliders, and what the model draws of that."""
+"""A board to drag the slots of an image or move them by sliders, and the model's drawing."""
 
 import asyncio
 import base64
@@ -17,8 +17,8 @@ from saccade.serving.client.client import Change
 from saccade.serving.commands.explore.explorer import Explorer, Request, pixels_of
 from saccade.serving.commands.slot_picture import COLOURS
 
-SIDE_PX = 320  # at least, of the picture that is dragged on
-_LEAST = 0.02  # of the picture: a shorter drag is a click
+SIDE_PX = 320  # minimum side of the picture on which slots are dragged
+_LEAST = 0.02  # share of the picture: a shorter drag is a click
 
 
 class SlotBoard:
@@ -29,17 +29,17 @@ class SlotBoard:
         self._request: Request | None = None
         self._found: Segmentation | None = None
         self._from: tuple[float, float] | None = None
-        self._filling = False  # while sliders are set by a drag, they ask for nothing
+        self._filling = False  # while a drag sets the sliders, they send no requests
         with ui.card().classes("w-full gap-2 p-4") as self._card:
             ui.label("Move a slot").classes("text-lg font-medium")
-            ui.label("Drag a slot on the left; the right is what the model draws.").classes(
+            ui.label("Drag a slot in the left image. The model draws the right one.").classes(
                 "text-sm opacity-70"
             )
             with ui.element("div").classes("grid grid-cols-1 sm:grid-cols-2 gap-4 w-full"):
                 self._image = ui.interactive_image(
                     on_mouse=self._dragged, events=["mousedown", "mouseup"]
                 ).classes("w-full cursor-grab explore-pixels")
-                self._image.props('alt="the image, a colour for each slot"')
+                self._image.props('alt="the image, one color per slot"')
                 self._drawn = ui.image().classes("w-full explore-pixels")
                 self._drawn.props('alt="the image with the slot changed" fit=contain')
             self._draw_controls()
@@ -65,7 +65,7 @@ class SlotBoard:
         return slider
 
     def clear(self) -> None:
-        """Forget the image, and the change that was made to it."""
+        """Forget the image and the change made to it."""
         self._found = self._request = None
         self._card.set_visibility(False)
 
@@ -115,7 +115,7 @@ class SlotBoard:
         begun, self._from = self._from, None
         if begun is None or max(abs(y - begun[0]), abs(x - begun[1])) < _LEAST:
             return
-        # A position goes from -1 to 1, so that a whole picture is 2.
+        # Positions range from -1 to 1, so the whole picture is 2 wide.
         self._set(down=round(2 * (y - begun[0]), 2), right=round(2 * (x - begun[1]), 2))
         await self._changed()
 
@@ -140,7 +140,7 @@ class SlotBoard:
 
 
 def _overlay(request: Request, found: Segmentation) -> str:
-    """The image under the colours of its slots, as the URL of a PNG."""
+    """Draw the image under the colors of its slots; return the URL of a PNG."""
     from PIL import Image
 
     height, width = found.masks.shape[1:]
@@ -157,7 +157,7 @@ def _overlay(request: Request, found: Segmentation) -> str:
 
 
 def _numbers(found: Segmentation, side: int) -> str:
-    """A number in the middle of each slot, as SVG over the image."""
+    """Draw a number in the middle of each slot, as SVG over the image."""
     scale = _scale_of(found)
     texts = []
     for slot in range(len(found.masks)):
@@ -174,7 +174,7 @@ def _numbers(found: Segmentation, side: int) -> str:
 
 
 def _innermost(owned: np.ndarray) -> tuple[int, int]:
-    """A pixel far from the edge of a region: the middle may lie outside of it.
+    """Return a pixel far from the edge of a region; its center may be outside of it.
 
     Shapes: bool [h w].
     """

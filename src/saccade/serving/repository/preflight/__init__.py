@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preflight: causes of a late failure found before a server is started."""
+"""Preflight: find the causes of late failures before a server is started."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries load, and every variant gives the stored sample the stored answer."""
+"""Check that libraries load and that every variant gives the stored answer for the sample."""
 
 import ctypes
 import math
@@ -25,13 +25,13 @@ _ENTRY = "RegisterCustomOps"
 
 
 def check_library(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """The library of custom ops is saccade's, loads here, and has ONNX Runtime's entry.
+    """Check that the library of custom ops is saccade's, loads here, and has the entry point.
 
-    It is compared before it is loaded: loading runs what is in it.
+    The library is compared before it is loaded, because loading runs its code.
     """
     for path in libraries(model):
         if not path.is_file():
-            yield f"{path.name} is missing from the version's folder."
+            yield f"{path.name} is missing from the version folder."
         elif fault := _foreign_library(path):
             yield fault
         else:
@@ -41,36 +41,38 @@ def check_library(model: RepositoryModel, target: Target) -> Iterator[str]:
                 yield f"{path.name} cannot be loaded ({error})."
                 continue
             if not has_entry:
-                yield f"{path.name} has no {_ENTRY}, by which ONNX Runtime takes its ops."
+                yield f"{path.name} has no {_ENTRY}, the entry point that ONNX Runtime calls."
 
 
 def _foreign_library(path: Path) -> str | None:
-    """Why a library must not be loaded; None for the one that saccade has here."""
+    """Return why a library must not be loaded; None if it is saccade's own library."""
     own = built_library()
     if own is None:
         return (
-            f"{path.name} is code, and there is no library here to compare it with, so that it was "
-            "not loaded. Build that with: saccade ops --build"
+            f"{path.name} is code and was not loaded: there is no library here to compare it with. "
+            "Build one with: saccade ops --build"
         )
     if (digest := sha256_of(path)) == (expected := sha256_of(own)):
         return None
     return (
-        f"{path.name} has the SHA-256 {digest[:12]}..., the library of saccade here "
-        f"{expected[:12]}...: it is other code and was not loaded. Write the repository again with "
-        "the saccade that is here, or check it with the one that wrote it."
+        f"{path.name} has the SHA-256 {digest[:12]}..., but saccade's library here has "
+        f"{expected[:12]}...: it is different code and was not loaded. Write the repository again "
+        "with this installation of saccade, or check it with the one that wrote it."
     )
 
 
 def libraries(model: RepositoryModel) -> list[Path]:
-    """The libraries that the configuration names, inside the version's folder."""
+    """Return the libraries that the configuration names, in the version folder."""
     names = model.config.model_operations.op_library_filename
     return [model.version / name for name in names if name == Path(name).name]
 
 
 def check_sample(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """The stored sample is there and fits."""
+    """Check that the stored sample exists and fits the manifest."""
     if not model.sampled:
-        raise NotChecked("no sample was stored: write the repository where ONNX Runtime is")
+        raise NotChecked(
+            "no sample was stored. To have one, write the repository on a machine with ONNX Runtime"
+        )
     try:
         sample = read_sample(model.sample)
     except SaccadeError as error:
@@ -79,13 +81,13 @@ def check_sample(model: RepositoryModel, target: Target) -> Iterator[str]:
     for spec in model.manifest.inputs:
         array = sample.inputs.get(spec.name)
         if array is None or str(array.dtype) != spec.dtype or array.ndim != len(spec.shape):
-            yield f"the stored sample has no {spec.name!r} of {spec.dtype} [{spec.axes}]."
+            yield f"the stored sample has no input {spec.name!r} of {spec.dtype} [{spec.axes}]."
     if odd := set(sample.answers) - {spec.name for spec in model.manifest.outputs}:
-        yield f"the stored answer has {min(odd)!r}, which the model does not answer."
+        yield f"the stored answer has {min(odd)!r}, which is not an output of the model."
 
 
 def check_warmup(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """The data of the warm-up has as many bytes as the configuration says of it.
+    """Check that the warm-up data has as many bytes as the configuration requires.
 
     The server refuses to load a model whose warm-up fails.
     """
@@ -96,25 +98,25 @@ def check_warmup(model: RepositoryModel, target: Target) -> Iterator[str]:
             if tensor.input_data_file and name in types and path.is_file():
                 needed = math.prod(tensor.dims) * types[name].itemsize
                 if (size := path.stat().st_size) != needed:
-                    yield f"the warm-up takes {needed} bytes of {name!r}, its file has {size}."
+                    yield f"the warm-up takes {needed} bytes of {name!r}, but its file has {size}."
 
 
 def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """The model loads and answers the stored sample as it did when the repository was written."""
+    """Check that the model loads and gives the stored answer for the stored sample."""
     kernels = libraries(model)
     if any(check_library(model, target)):
         raise NotChecked("its library of ops cannot be loaded")
-    with suppress(MissingPackage):  # without onnx the limits of this process hold alone
+    with suppress(MissingPackage):  # without onnx, only the limits of this process apply
         assert model.proto.graph.node, "a file beyond the limits of graphs is not loaded"
     try:
         session = onnx_session(model.model, kernels=kernels[0] if kernels else None)
     except MissingPackage:
         raise
-    except Exception as error:  # of a library it raises its own classes, which share no parent
+    except Exception as error:  # ONNX Runtime raises its own classes, which share no base class
         yield str(error)
         return
     if not model.sampled:
-        raise NotChecked("it loads; no sample was stored to ask it")
+        raise NotChecked("the model loads, but no sample was stored to compare answers")
     try:
         sample = read_sample(model.sample)
         answers = onnx_runner(session)(sample.inputs)
@@ -126,15 +128,15 @@ def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
 
 
 def differences(answers: Arrays, stored: Arrays, manifest: Manifest) -> Iterator[str]:
-    """In what answers depart from the stored ones by more than the gate allowed the file.
+    """Report each output that differs from the stored answer by more than the gate allows.
 
-    Shapes: both [1 ...] by output.
-    Raises: SaccadeError if the manifest overrides what is no threshold.
+    Shapes: both [1 ...], by output.
+    Raises: SaccadeError if the manifest overrides a threshold that does not exist.
     """
     limits = thresholds_of(manifest.variant.precision, manifest.parity.overrides)
     for name, expected in stored.items():
         if name not in answers or answers[name].shape != expected.shape:
-            yield f"output {name!r} has another shape than the stored answer's."
+            yield f"output {name!r} has a different shape than the stored answer."
         elif not np.isfinite(answers[name]).all():
             yield f"output {name!r} contains NaN or infinity."
         else:
@@ -151,8 +153,15 @@ def _apart(
     if (limit := limits.get("relative_error")) is not None:
         error = relative_error(actual, expected, floor)
         if error > limit:
-            yield f"output {name!r} is {error:.2g} from the stored answer, expected {limit:g}."
+            yield (
+                f"output {name!r} is {error:.2g} from the stored answer, expected at most "
+                f"{limit:g}."
+            )
     elif expected.ndim > 1:
         error = one_minus_cosine(actual, expected).max()
         if error > limits["one_minus_cosine"]:
-            yield f"output {name!r} is {error:.2g} (1 - cosine) from the stored answer."
+            limit = limits["one_minus_cosine"]
+            yield (
+                f"output {name!r} is {error:.2g} (1 - cosine) from the stored answer, expected at "
+                f"most {limit:g}."
+            )

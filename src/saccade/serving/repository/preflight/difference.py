@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain data beside the data that saccade writes: each difference, by its place."""
+"""Compare plain data with the data that saccade writes, and report each difference."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +15,7 @@ _ABSENT: Any = object()
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of a field whose value is the operator's."""
+    """Bounds of a field whose value the operator may choose."""
 
     expected: str
     fit: Callable[[Any], bool]
@@ -23,16 +23,16 @@ class Bounds:
 
 @dataclass(frozen=True)
 class _Difference:
-    place: str  # for a reader: `input[image].dims`
-    field: str  # without places in lists: `input.dims`
+    place: str  # for messages: `input[image].dims`
+    field: str  # without positions in lists: `input.dims`
     found: Any
     expected: Any
 
 
 def differences(actual: Any, expected: Any, free: Mapping[str, Bounds]) -> Iterator[str]:
-    """In what data departs from what would be written, a sentence each.
+    """Describe each difference between the data found and the data that saccade would write.
 
-    A field that nobody writes is a difference, unless it is one of those that are `free`.
+    A field that saccade does not write is a difference, unless it is in `free`.
     """
     for difference in _compared(actual, expected, "", ""):
         bounds = free.get(difference.field)
@@ -48,8 +48,7 @@ def _sentence(difference: _Difference, expected: str) -> str:
     if expected:
         return f"{difference.place} is {_shown(difference.found)}, expected {expected}. {_AGAIN}"
     return (
-        f"{difference.place} is {_shown(difference.found)}, which saccade does not write there. "
-        f"{_AGAIN}"
+        f"{difference.place} is {_shown(difference.found)}, which saccade does not write. {_AGAIN}"
     )
 
 
@@ -68,14 +67,14 @@ def _compared(actual: Any, expected: Any, place: str, field: str) -> Iterator[_D
                 name = there.get("name", index)
                 yield from _compared(here, there, f"{place}[{name}]", field)
             else:
-                # One too many is named whole: its fields are nobody's to choose.
+                # An extra item is reported whole: the operator may choose none of its fields.
                 yield _Difference(f"{place}[{index}]", f"{field}[]", here, there)
     elif (type(actual), actual) != (type(expected), expected):
         yield from _inside(actual, expected, place, field)
 
 
 def _inside(actual: Any, expected: Any, place: str, field: str) -> Iterator[_Difference]:
-    """Of two texts that are JSON objects, where these differ."""
+    """Yield the differences inside two strings if both are JSON objects."""
     inner: list[_Difference] = []
     if isinstance(actual, str) and isinstance(expected, str) and expected.startswith("{"):
         with suppress(ValueError, RecursionError):
@@ -90,7 +89,7 @@ def _are_lists_of_objects(*values: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value for a reader; of what is not there, nothing."""
+    """Return a value as text for a message; the empty string for an absent value."""
     if value is _ABSENT:
         return ""
     if isinstance(value, list) and not any(isinstance(item, dict) for item in value):
@@ -101,5 +100,5 @@ def _shown(value: Any) -> str:
 
 
 def _in_list(value: Any) -> str:
-    # Whole numbers of 64 bits are texts in JSON.
+    # 64-bit integers are strings in protobuf's JSON.
     return value if isinstance(value, str) and value.lstrip("-").isdecimal() else repr(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans and their manifests: of this artefact, of TensorRT, for these GPUs and batches."""
+"""Check plans and their manifests: the artefact, TensorRT, GPUs and batches they are for."""
 
 import ctypes
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def check_engines(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """Every plan has its manifest, and is what that says."""
+    """Check that every plan has a manifest and matches it."""
     for path in sorted(model.folder.glob("engine-*.json")):
         try:
             read_engine(path)
@@ -37,8 +37,8 @@ def check_engines(model: RepositoryModel, target: Target) -> Iterator[str]:
         plan = model.version / names[capability]
         if plan.is_file() and sha256_of(plan) != engine.file.sha256:
             yield (
-                f"{plan.name} is not the plan of {engine_file(capability)}: a plan is executable "
-                "code, and only those that saccade built are served. Write the repository again."
+                f"{plan.name} is not the plan of {engine_file(capability)}. A plan is executable "
+                "code: saccade serves only plans that it built. Write the repository again."
             )
         if not is_loadable(engine):
             yield f"its plan for {capability} {RTX}."
@@ -46,15 +46,15 @@ def check_engines(model: RepositoryModel, target: Target) -> Iterator[str]:
             yield from _fitting(model, capability, engine)
     if target.tensorrt is None:
         raise NotChecked(
-            "plans are of TensorRT "
+            "plans were built with TensorRT "
             + ", ".join(sorted({engine.version for engine in model.engines.values()}))
-            + "; whether that is the server's, --tensorrt-version VERSION lets it be checked"
+            + ". To compare this with the server's version, pass --tensorrt-version VERSION"
         )
     for capability, engine in model.engines.items():
         if _short(engine.version) != _short(target.tensorrt):
             yield (
-                f"its plan for {capability} was built with TensorRT {engine.version}, the server "
-                f"has {target.tensorrt}. Build it with the server's version."
+                f"its plan for {capability} was built with TensorRT {engine.version}, but the "
+                f"server has {target.tensorrt}. Build it with the server's version."
             )
 
 
@@ -65,13 +65,13 @@ def _fitting(model: RepositoryModel, capability: str, engine: "EngineManifest") 
         yield str(error)
     if engine.compute_capabilities != (capability,):
         yield (
-            f"{engine_file(capability)} is for {', '.join(engine.compute_capabilities)}, its name "
-            f"says {capability}."
+            f"{engine_file(capability)} is for {', '.join(engine.compute_capabilities)}, expected "
+            f"{capability} from its name."
         )
 
 
 def check_profiles(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """Profiles reach as far as the configuration lets requests in."""
+    """Check that profiles take every batch that the configuration admits."""
     largest = model.config.max_batch_size
     shapes = {}
     if model.sampled and model.sample.is_file():
@@ -81,27 +81,30 @@ def check_profiles(model: RepositoryModel, target: Target) -> Iterator[str]:
             low, high = profile["min"], profile["max"]
             if low[0] > 1 or high[0] < largest:
                 yield (
-                    f"max_batch_size is {largest}, the profile of {name!r} for {capability} takes "
-                    f"{low[0]} to {high[0]}."
+                    f"max_batch_size is {largest}, but the profile of {name!r} for {capability} "
+                    f"takes {low[0]} to {high[0]}."
                 )
             shape = shapes.get(name, low)
             if not all(a <= b <= c for a, b, c in zip(low, shape, high, strict=False)):
                 yield (
-                    f"the stored sample's {name!r} is {list(shape)}, its profile for {capability} "
-                    f"takes {list(low)} to {list(high)}."
+                    f"the stored sample's {name!r} is {list(shape)}, but the profile for "
+                    f"{capability} takes {list(low)} to {list(high)}."
                 )
 
 
 def check_capabilities(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """There is a plan for the GPU at hand."""
+    """Check that there is a plan for each GPU of this machine."""
     for capability in sorted({gpu.capability for gpu in target.gpus} - set(model.engines)):
-        yield f"the GPU at hand is {capability}, plans are for {', '.join(model.engines)}."
+        yield (
+            f"this machine has a GPU of compute capability {capability}, but the plans are for "
+            f"{', '.join(model.engines)}."
+        )
     if not target.gpus:
-        raise NotChecked("there is no GPU at hand to hold the plans against")
+        raise NotChecked("this machine has no GPU to compare the plans with")
 
 
 def check_plugins(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """The library of plugins that the plans call is one and the same, and loads where it is."""
+    """Check that all plans need the same library of plugins, and that it loads if it is here."""
     needed = {pair for engine in model.engines.values() for pair in engine.plugins.items()}
     names = sorted({name for name, _ in needed})
     absent = []
@@ -109,11 +112,14 @@ def check_plugins(model: RepositoryModel, target: Target) -> Iterator[str]:
         digests = sorted(digest for plugin, digest in needed if plugin == name)
         path = TENSORRT_LIBRARY.with_name(name)
         if len(digests) > 1:
-            yield f"its plans were built with different {name}; a server loads one of them."
+            yield (
+                f"its plans were built with different {name} files, but a server loads only one. "
+                "Build them again with one."
+            )
         elif not path.is_file():
             absent.append(name)
         elif sha256_of(path) != digests[0]:
-            yield f"its plans were built with another {name} than the one that is here."
+            yield f"its plans were built with a different {name} than the one installed here."
         else:
             try:
                 ctypes.CDLL(str(path))
@@ -121,11 +127,11 @@ def check_plugins(model: RepositoryModel, target: Target) -> Iterator[str]:
                 yield f"{name} cannot be loaded ({error})."
     if absent:
         raise NotChecked(
-            f"its plans call plugins of {', '.join(absent)}, not built here; the server loads "
-            "them by --backend-config=tensorrt,plugins="
+            f"its plans call plugins of {', '.join(absent)}, which is not built here. The server "
+            "loads it with --backend-config=tensorrt,plugins="
         )
 
 
 def _short(version: str) -> tuple[str, ...]:
-    # Plans are good for one release: major, minor and patch, whatever the build.
+    # Plans work with one release (major, minor and patch), whatever the build number.
     return tuple(version.split(".")[:3])

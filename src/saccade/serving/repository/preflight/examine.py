@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All checks in their order: of the repository as a whole, then of each model."""
+"""All checks in order: those of the repository as a whole, then those of each model."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +22,7 @@ from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.runtimes.registry import served_runtime
 from saccade.serving.repository.runtimes.served_runtime import ModelCheck
 
-MOST_REASONS = 5  # of one check and model: more of the same kind say nothing new
+MOST_REASONS = 5  # per check and model: more of the same kind add nothing
 REPOSITORY: dict[str, Callable[[Repository, Target], Iterator[str]]] = {
     "files": file_checks.check_files,
     "models": file_checks.check_models,
@@ -39,7 +39,7 @@ ROUTER: dict[str, Callable[[Repository, Target], Iterator[str]]] = {
     "router": router_checks.check_router,
     "routes": router_checks.check_routes,
 }
-# A runtime's own come behind them.
+# The checks of the runtime come after these.
 MODEL: dict[str, ModelCheck] = {
     "configuration": config_checks.check_config,
     "versions": config_checks.check_versions,
@@ -54,23 +54,23 @@ MODEL: dict[str, ModelCheck] = {
 LAST: dict[str, Callable[[Repository, Target], Iterator[str]]] = {
     "memory": machine_checks.check_memory
 }
-# What can be said of a repository without loading anything: `deploy` holds its own work to them.
+# Checks that load nothing: `deploy` applies them to what it has written.
 RULES = ("configuration", "versions", "fields", "content", "labels", "sample", "warm-up")
 
 
 def steps(
     repository: Repository, target: Target, unloadable: frozenset[str] = frozenset()
 ) -> list[tuple[str, str, Callable[[], Finding]]]:
-    """Every check with the model that it is of, to be made in this order.
+    """Return every check with its model's name, in the order in which to make them.
 
-    Models that are `unloadable` are not loaded: their library has ended a process before.
+    Models named in `unloadable` are not loaded: their library has already killed a process.
     """
     steps: list[tuple[str, str, Callable[[], Finding]]] = []
     odd = _odd(repository.folder)
 
     def blocked() -> Iterator[str]:
-        # Who reads a pipe waits for ever, and who follows a link reads and loads another's files.
-        raise NotChecked(f"{odd} is not a file of the repository")
+        # Reading a pipe would wait forever, and following a link would load foreign files.
+        raise NotChecked(f"{odd} is not a regular file of the repository")
 
     def unloaded() -> Iterator[str]:
         raise NotChecked("its library of ops cannot be loaded")
@@ -96,7 +96,7 @@ def steps(
 
 
 def broken_rules(folder: Path, target: Target) -> tuple[str, ...]:
-    """Rules that a repository breaks by its files alone, each with its model."""
+    """Return the rules that the files of a repository break, each with its model."""
     repository = open_repository(folder)
     served = served_runtime(repository.deployment.runtime)
     checks, rules = {**MODEL, **served.checks}, {*RULES, *served.rules}
@@ -115,7 +115,7 @@ def broken_rules(folder: Path, target: Target) -> tuple[str, ...]:
 
 
 def _odd(folder: Path) -> str | None:
-    """The first entry that must not be opened; None where all are files that can be read."""
+    """Return the first entry that must not be opened; None if all are readable regular files."""
     try:
         return next((entry.name for entry in entries(folder) if entry.kind != "file"), None)
     except OSError as error:
@@ -136,10 +136,10 @@ def _finding(check: str, model: str, run: Callable[[], Iterator[str]]) -> Findin
     except SaccadeError as error:
         reasons.append(str(error))
     except OSError as error:
-        # What a check of the files names too; here it must not end the other checks.
+        # The check of the files reports this too; here it must not stop the other checks.
         reasons.append(f"{error.filename or 'a file'} cannot be read ({error.strerror}).")
     except (
         KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError
     ) as error:  # fmt: skip
-        reasons.append(f"what is there is not of the form that saccade writes ({error!r:.200}).")
+        reasons.append(f"the content does not have the form that saccade writes ({error!r:.200}).")
     return Finding(check, model, "failed" if reasons else "passed", tuple(reasons))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files: all there, inside, readable, as they were written; names that make one model each."""
+"""Check that all files are present, inside the repository, readable and unchanged."""
 
 import re
 from collections import Counter
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 def check_files(repository: Repository, target: Target) -> Iterator[str]:
-    """Every file of the description, and no other, with the bytes of its hash; no link."""
+    """Check that the files are those of the description, unchanged, and that none is a link."""
     present = {entry.name: entry for entry in entries(repository.folder)}
     for name, entry in present.items():
         if entry.kind != "file":
@@ -31,7 +31,7 @@ def check_files(repository: Repository, target: Target) -> Iterator[str]:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             yield f"{name} leads out of the repository."
         elif name not in present:
-            yield f"{name} is missing, or is not a file."
+            yield f"{name} is missing or is not a file."
         elif present[name].kind == "file":
             yield from _content(present[name].path, name, digest)
 
@@ -47,34 +47,39 @@ def _content(path: Path, name: str, digest: str) -> Iterator[str]:
         return
     if actual != digest:
         yield (
-            f"{name} has the SHA-256 {actual[:12]}..., was written with {digest[:12]}...: it was "
-            "changed."
+            f"{name} has the SHA-256 {actual[:12]}..., expected {digest[:12]}...: it was changed "
+            "after it was written. Write the repository again."
         )
 
 
 def check_models(repository: Repository, target: Target) -> Iterator[str]:
-    """A folder for each model of the description, and none that the server would load beside."""
+    """Check that the model folders are those of the description: a server loads every folder."""
     said = [repository.deployment.model, *repository.deployment.variants]
     if len(said) > MOST_MODELS:
-        yield f"it names {len(said)} models, expected at most {MOST_MODELS}: each is a process."
+        yield (
+            f"the description names {len(said)} models, expected at most {MOST_MODELS}: each runs "
+            "in its own process."
+        )
     folders = sorted(path.name for path in repository.folder.iterdir() if path.is_dir())
     for name in said:
         if not _NAME.fullmatch(name):
-            yield f"{name!r} is no name of a model: expected small letters, digits and hyphens."
+            yield (
+                f"{name!r} is not a model name, expected lower-case letters, digits and hyphens."
+            )
     for name, count in Counter(said).items():
         if count > 1:
-            yield f"{name} is named {count} times."
+            yield f"the description names {name} {count} times, expected once."
     for name in sorted(set(said) - set(folders)):
         yield f"{name} has no folder."
     for name in sorted(set(folders) - set(said)):
-        # A server loads every folder; on some file systems it is even the same one.
+        # A server loads every folder; on some file systems the twin is even the same folder.
         twin = next((folder for folder in said if folder.lower() == name.lower()), None)
         differs = f", which differs from {twin} in case only" if twin else ""
         yield f"folder {name} is not a model of this repository{differs}. Remove it."
 
 
 def check_top(repository: Repository, target: Target) -> Iterator[str]:
-    """Beside the models lie the description and the measurements alone."""
+    """Check that the top folder has only the description and the measurements besides models."""
     for path in sorted(repository.folder.iterdir()):
         if not path.is_dir() and path.name not in (DESCRIPTION, FRONTIER):
-            yield f"{path.name} is not a file that saccade writes there. Remove it."
+            yield f"{path.name} is not a file that saccade writes. Remove it."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine: what the bundled server needs of it, and whether the models fit its memory."""
+"""Check that the machine has what the bundled server needs, and memory for the models."""
 
 from collections.abc import Iterator
 from importlib import util
@@ -15,7 +15,7 @@ _MIB = 2**20
 
 
 def check_machine(repository: Repository, target: Target) -> Iterator[str]:
-    """The bundled server finds its libraries, a Python that it knows, and packages that fit."""
+    """Check that the bundled server finds its libraries, a supported Python, and its packages."""
     if not target.bundled:
         raise NotChecked(f"{target.title} brings its own Python and libraries")
     try:
@@ -23,11 +23,17 @@ def check_machine(repository: Repository, target: Target) -> Iterator[str]:
     except SaccadeError as error:
         yield str(error)
     if util.find_spec("PIL") is None:
-        yield "pillow is not installed, with which the router decodes images."
+        yield (
+            "pillow is not installed, but the router needs it to decode images. Run: pip install "
+            "pillow"
+        )
 
 
 def check_memory(repository: Repository, target: Target) -> Iterator[str]:
-    """Weights and activations of all instances fit; what the runtime itself needs comes on top."""
+    """Check that the weights and activations of all instances fit into memory.
+
+    The memory that the runtime itself needs is not counted.
+    """
     if not repository.models:
         raise NotChecked("no model could be opened")
     sizes = [(needed_bytes(model), model) for model in repository.models]
@@ -35,21 +41,26 @@ def check_memory(repository: Repository, target: Target) -> Iterator[str]:
         group.kind == group.KIND_GPU for _, m in sizes for group in m.config.instance_group
     )
     if on_gpu and not target.gpus:
-        raise NotChecked("its instances run on a GPU, and there is none at hand")
+        raise NotChecked("its instances run on a GPU, and this machine has none")
     total = min(gpu.memory_bytes for gpu in target.gpus) if on_gpu else target.memory_bytes
     if total is None:
-        raise NotChecked("nothing says how much memory there is: pass --memory-mib")
+        raise NotChecked("the size of the memory is unknown. Pass --memory-mib")
     needed = sum(size for size, _ in sizes)
     if needed > total:
         largest, model = max(sizes, key=lambda pair: pair[0])
         yield (
-            f"the models need at least {needed // _MIB} MiB ({model.name} alone "
-            f"{largest // _MIB}), there are {total // _MIB}."
+            f"the models need at least {needed // _MIB} MiB ({model.name} alone needs "
+            f"{largest // _MIB} MiB), but there are {total // _MIB} MiB."
         )
 
 
 def needed_bytes(model: RepositoryModel) -> int:
-    """Weights and peak activations of every instance, from the manifest and the file's size."""
+    """Estimate a model's memory from its manifest and file size.
+
+    It counts weights and peak activations of every instance.
+
+    Units: bytes.
+    """
     config = model.config
     said = config.parameters[RUN_BATCH].string_value if RUN_BATCH in config.parameters else ""
     batch = int(said) if said.isdecimal() and int(said) else config.max_batch_size

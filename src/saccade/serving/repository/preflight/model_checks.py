@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ONNX file: readable, the one that was proved, of formats that the server reads, finite."""
+"""Check the ONNX file: that it is readable, verified, finite, and in a format the server reads."""
 
 from collections.abc import Iterator
 
@@ -11,32 +11,32 @@ from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.preflight.target import Target
 
-OPSET, IR_VERSION = 20, 10  # that both servers read
+OPSET, IR_VERSION = 20, 10  # both servers read these
 _DOMAINS = {"", "ai.onnx", "saccade", "pkg.onnxscript.torch_lib.common"}
 
 
 def check_manifest(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """The manifest can be read, is this model's, and passed its gate."""
+    """Check that the manifest is readable, belongs to this model, and passed the gate."""
     try:
         manifest = read_manifest(model.folder / (model.name + SUFFIX))
     except SaccadeError as error:
         yield str(error)
         return
     if manifest.variant.name != model.name:
-        yield f"its manifest is of {manifest.variant.name}."
+        yield f"its manifest is the manifest of {manifest.variant.name}."
     if not manifest.parity.passed:
-        yield "its manifest says that it did not pass the parity gate."
+        yield "according to its manifest, it did not pass the parity gate. Export it again."
 
 
 def check_model(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """The manifest's ONNX file, of formats that every server named reads, with ops that it has."""
+    """Check that the ONNX file matches its manifest and that the server can read and run it."""
     if not model.model.is_file():
         return
     expected = model.manifest.file.sha256
     if (digest := sha256_of(model.model)) != expected:
         yield (
-            f"{MODEL_FILE} has the SHA-256 {digest[:12]}..., its manifest says "
-            f"{expected[:12]}...: it is another model's file."
+            f"{MODEL_FILE} has the SHA-256 {digest[:12]}..., expected {expected[:12]}... from its "
+            "manifest: it is another model's file."
         )
     try:
         proto = model.proto
@@ -47,32 +47,33 @@ def check_model(model: RepositoryModel, target: Target) -> Iterator[str]:
     opset = opsets.get("", opsets.get("ai.onnx", 0))
     if (opset, proto.ir_version) != (OPSET, IR_VERSION):
         yield (
-            f"{MODEL_FILE} is of opset {opset} and IR version {proto.ir_version}, expected "
-            f"{OPSET} and {IR_VERSION}."
+            f"{MODEL_FILE} has opset {opset} and IR version {proto.ir_version}, expected opset "
+            f"{OPSET} and IR version {IR_VERSION}."
         )
     functions = {(function.domain, function.name) for function in proto.functions}
     for node in proto.graph.node:
         own = (node.domain, node.op_type) in functions
         if node.domain not in _DOMAINS and not own:
-            yield f"{MODEL_FILE} calls {node.domain}::{node.op_type}, which no server here has."
+            op = f"{node.domain}::{node.op_type}"
+            yield f"{MODEL_FILE} calls {op}, an op that the server does not have."
             break
 
 
 def check_weights(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """No weight is NaN or infinite, apart from masks that are meant to be."""
+    """Check that no weight is NaN or infinite, except for -inf in masks."""
     onnx = require("onnx", extra="export")
     numpy = require("numpy", extra="export")
     for tensor in model.proto.graph.initializer:
         values = onnx.numpy_helper.to_array(tensor)
         if values.dtype.kind != "f":
             continue
-        # -inf is what a mask of an attention holds; NaN and +inf are never meant.
+        # Attention masks contain -inf; NaN and +inf are always faults.
         if bool(numpy.isnan(values).any() or (values == numpy.inf).any()):
             yield f"weight {tensor.name!r} of {MODEL_FILE} contains NaN or infinity."
 
 
 def check_tensors(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """The file's tensors are those of the manifest."""
+    """Check that the file's tensors are those of the manifest."""
     onnx = require("onnx", extra="export")
     weights = {tensor.name for tensor in model.proto.graph.initializer}
     for kind in ("input", "output"):
@@ -84,7 +85,7 @@ def check_tensors(model: RepositoryModel, target: Target) -> Iterator[str]:
         }
         for name in sorted(set(tensors) ^ set(expected)):
             where = MODEL_FILE if name in tensors else "manifest"
-            yield f"{kind} {name!r} is in its {where} only."
+            yield f"{kind} {name!r} is only in its {where}."
         for name in sorted(set(tensors) & set(expected)):
             tensor = tensors[name].type.tensor_type
             dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
@@ -92,6 +93,6 @@ def check_tensors(model: RepositoryModel, target: Target) -> Iterator[str]:
             fixed = [axis for axis in expected[name].shape if isinstance(axis, int)]
             if dtype != expected[name].dtype or [s for s in sizes if isinstance(s, int)] != fixed:
                 yield (
-                    f"{kind} {name!r} of {MODEL_FILE} is {dtype} {sizes}, its manifest says "
-                    f"{expected[name].dtype} [{expected[name].axes}]."
+                    f"{kind} {name!r} of {MODEL_FILE} is {dtype} {sizes}, expected "
+                    f"{expected[name].dtype} [{expected[name].axes}] from its manifest."
                 )

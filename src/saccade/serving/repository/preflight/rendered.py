@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repository as `saccade repository` would write it of the models that are there.
+"""The repository that `saccade repository` would write for the models found.
 
-A repository does not keep its options: they are read from the configurations, where they are within
-their bounds. Everything else follows from the manifests.
+A repository does not store the options that it was written with. They are read back from the
+configurations if they are within their bounds. Everything else follows from the manifests.
 """
 
 import json
@@ -40,12 +40,12 @@ from saccade.serving.repository.router_folder import (
 )
 from saccade.serving.repository.stored_sample import FILE, FOLDER, read_sample
 
-Files = dict[str, bytes | None]  # by name, what is in them; none: that is another check's
+Files = dict[str, bytes | None]  # file name -> content; None if another check compares the content
 _WHOLE = re.compile(r"-?[0-9]{1,12}")
 _BATCHING = "dynamic_batching"
 _POLICY = f"{_BATCHING}.default_queue_policy"
-# Option of `saccade repository` -> the field of a variant's configuration that it becomes, and how
-# many of the field's units are one of the option's.
+# Option of `saccade repository` -> the field of a variant's configuration that it sets, and how
+# many units of the field make one unit of the option.
 _FIELDS = {
     "instance_count": ("instance_group.count", 1),
     "threads": ("parameters.intra_op_thread_count", 1),
@@ -66,7 +66,7 @@ def _whole(low: float, high: float) -> Bounds:
     return Bounds(f"{low:.12g} to {high:.12g}", fit)
 
 
-_TEXT = Bounds("a text or null", lambda value: value is None or isinstance(value, str))
+_TEXT = Bounds("a string or null", lambda value: value is None or isinstance(value, str))
 _FIGURE = Bounds(
     "a number or null",
     lambda value: value is None or (type(value) in (int, float) and math.isfinite(value)),
@@ -75,7 +75,7 @@ _NAMES = Bounds(
     "a list of names",
     lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
 )
-# What an operator may choose. Any other field has to be the one that is written.
+# Fields that an operator may choose. Any other field must have the value that saccade writes.
 FREE: dict[str, Bounds] = {
     **{
         field: _whole(RANGES[option][0] * unit, RANGES[option][1] * unit)
@@ -92,7 +92,7 @@ FREE_OF_ROUTES: dict[str, Bounds] = {
 
 
 def rendered_config(model: RepositoryModel) -> dict[str, Any]:
-    """A variant's configuration, as plain data.
+    """Return the configuration that saccade would write for a variant, as plain data.
 
     Raises: SaccadeError for options that its runtime does not have.
     """
@@ -110,7 +110,7 @@ def rendered_config(model: RepositoryModel) -> dict[str, Any]:
 
 
 def rendered_files(model: RepositoryModel) -> Files:
-    """The files in a variant's folder."""
+    """Return the files that saccade would write into a variant's folder."""
     files: Files = dict.fromkeys({"config.pbtxt", model.name + SUFFIX, *model.served.files(model)})
     files[LABELS_FILE] = labels_text(model.manifest.labels)
     if model.sampled:
@@ -123,43 +123,43 @@ def rendered_files(model: RepositoryModel) -> Files:
 
 
 def rendered_router(repository: Repository) -> dict[str, Any]:
-    """The router's configuration, as plain data."""
+    """Return the configuration that saccade would write for the router, as plain data."""
     return plain_fields(parse_config(router_text(_plan(repository))))
 
 
 def rendered_routes(repository: Repository) -> dict[str, Any]:
-    """The content of routes.json, without measurements."""
+    """Return the content of routes.json that saccade would write, without measurements."""
     content: dict[str, Any] = json.loads(json_bytes(routes_content(_plan(repository))))
     return content
 
 
 def rendered_router_files(repository: Repository) -> Files:
-    """The files in the router's folder."""
+    """Return the files that saccade would write into the router's folder."""
     first, vectors = variants_of(repository)[0], zero_shot(repository)
     files: Files = dict.fromkeys(["config.pbtxt", "1/routes.json"])
     files |= {f"1/{name}.npy": None for name in vectors}
     files |= {f"1/{name}": code for name, code in router_code(first.main.variant.family).items()}
-    # Labels of vectors are the operator's.
+    # The operator chooses the labels of zero-shot vectors.
     files[LABELS_FILE] = None if vectors else labels_text(first.labels)
     return files
 
 
 def variants_of(repository: Repository) -> tuple[VariantFiles, ...]:
-    """The variants behind the router, in the order of the description."""
+    """Return the variants of the router, in the order of the description."""
     if not repository.models:
         raise NotChecked("no model could be opened")
     return grouped([model.manifest for model in repository.models])
 
 
 def zero_shot(repository: Repository) -> list[str]:
-    """The variants that have vectors of labels, by the routes."""
+    """Return the variants that have label vectors according to the routes."""
     there = {variant.name for variant in variants_of(repository)}
     said = [route["name"] for route in repository.routes["variants"] if route.get("classes")]
     return [name for name in said if name in there]
 
 
 def _value_at(content: Any, field: str) -> Any:
-    """The value of a field, of a list the first; none where it is not set."""
+    """Return the value of a field, taking the first item of lists; None if it is not set."""
     for key in field.split("."):
         content = content[0] if isinstance(content, list) and content else content
         content = content.get(key) if isinstance(content, dict) else None
@@ -188,15 +188,15 @@ def _largest(fields: dict[str, Any]) -> int:
 
 
 def _run_batch(model: RepositoryModel) -> int:
-    """The preferred batch; none is said of single runs."""
+    """Return the preferred batch size; it is not written where it is 1."""
     sizes = _value_at(model.fields, f"{_BATCHING}.preferred_batch_size") or [1]
     return sizes[0] if _whole(1, _largest(model.fields)).fit(sizes[0]) else 1
 
 
 def _sample_shapes(model: RepositoryModel) -> dict[str, tuple[int, ...]]:
-    """Of what warms the model up, by input; nothing where zeros do.
+    """Return the shapes of the warm-up data by input; empty if zeros warm the model up.
 
-    Axes that are open in the manifest are as the configuration says: its data has to fit them.
+    Axes that are open in the manifest have the size that the configuration gives.
     """
     if not _warmed_by_files(model):
         return {}
@@ -224,7 +224,7 @@ def _plan(repository: Repository) -> RouterPlan:
         variants=variants,
         preprocessing=preprocessing,
         labels=tuple(repository.router.labels),
-        # Whether there are vectors of labels decides what is answered, not what they are.
+        # The outputs depend on whether label vectors exist, not on their values.
         classes={name: np.empty(0) for name in zero_shot(repository)},
         measured={},
         run_batch={
@@ -236,11 +236,11 @@ def _plan(repository: Repository) -> RouterPlan:
 
 
 def _capped(declared: Any, expected: Preprocessing | None) -> Preprocessing | None:
-    """A model's preprocessing, with the caps of the routes where these are some."""
+    """Return the model's preprocessing with the caps of the routes, if those are valid."""
     if declared is None or expected is None:
         return expected
     try:
         preprocessing = Preprocessing.from_dict(declared)
         return replace(expected, **{name: getattr(preprocessing, name) for name in MOST})
     except SaccadeError:
-        return expected  # what is wrong with them is said by the check of the routes
+        return expected  # the check of the routes reports the fault

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report of the checks, one finding a check and model."""
+"""Report of the checks: one finding per check and model."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -9,7 +9,7 @@ _MARKS = {"passed": "ok", "failed": "FAILED", "not checked": "-"}
 
 
 class NotChecked(Exception):
-    """A check cannot be made here; the message says why."""
+    """Raised when a check cannot be made here; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """All findings, and the server that they are for."""
+    """All findings, and the server that the repository was checked for."""
 
     repository: str
     server: str
@@ -32,16 +32,16 @@ class PreflightReport:
 
     @property
     def failed(self) -> tuple[Finding, ...]:
-        """Those that would make a server fail, or answer wrongly."""
+        """Findings that would make a server fail or give wrong answers."""
         return tuple(finding for finding in self.findings if finding.verdict == "failed")
 
     @property
     def passed(self) -> bool:
-        """True if nothing failed; what was not checked does not count."""
+        """True if no check failed; checks that were not made do not count."""
         return not self.failed
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "repository": self.repository,
             "server": self.server,
@@ -51,17 +51,21 @@ class PreflightReport:
 
     @property
     def exit_code(self) -> int:
-        """1 if anything failed."""
+        """Exit status of the command: 1 if any check failed, else 0."""
         return 0 if self.passed else 1
 
     def to_text(self) -> str:
-        """For a reader: every reason, and passed checks by number only."""
+        """Return the report as text: every reason, and the number of checks that passed."""
         lines = []
         for finding in self.findings:
             where = f"{finding.model}: " if finding.model else ""
             for reason in finding.reasons:
                 lines.append(f"{_MARKS[finding.verdict]:6} {where}{finding.check}: {reason}")
-        count = sum(finding.verdict == "passed" for finding in self.findings)
-        verdict = "fit to be served" if self.passed else f"{len(self.failed)} checks failed"
-        lines.append(f"{self.repository}: {verdict} ({count} checks passed, for {self.server}).")
+        passed, failed = sum(f.verdict == "passed" for f in self.findings), len(self.failed)
+        verdict = "ready to serve. " if self.passed else f"{_checks(failed)} failed, "
+        lines.append(f"{self.repository}: {verdict}{_checks(passed)} passed for {self.server}.")
         return "\n".join(lines)
+
+
+def _checks(number: int) -> str:
+    return "1 check" if number == 1 else f"{number} checks"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A repository as the checks see it: what it says of itself, and each model's files when asked."""
+"""A repository as the checks see it: its description, and each model's files on demand."""
 
 import json
 from dataclasses import dataclass
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RepositoryModel:
-    """One model's folder. What cannot be read is `NotChecked` for all but the check of it."""
+    """One model's folder.
+
+    A file that cannot be read fails its own check and raises `NotChecked` in all others.
+    """
 
     folder: Path
     runtime: str
-    sampled: bool = False  # whether the description promises a sample
+    sampled: bool = False  # whether the description lists a stored sample
 
     @property
     def served(self) -> Any:
@@ -36,12 +39,12 @@ class RepositoryModel:
 
     @property
     def name(self) -> str:
-        """As the server calls it."""
+        """Name of the model on the server."""
         return self.folder.name
 
     @property
     def version(self) -> Path:
-        """The folder of the one version that is written."""
+        """The folder of the only version."""
         return self.folder / "1"
 
     @property
@@ -56,16 +59,16 @@ class RepositoryModel:
 
     @cached_property
     def config(self) -> Any:
-        """The configuration's message."""
+        """The parsed configuration; `NotChecked` if it cannot be read."""
         try:
             return self.parsed_config()
         except SaccadeError:
             raise NotChecked("the configuration cannot be read") from None
 
     def parsed_config(self) -> Any:
-        """The configuration's message.
+        """Return the parsed configuration.
 
-        Raises: SaccadeError that says what is wrong with the text.
+        Raises: SaccadeError if the text cannot be parsed.
         """
         return read_config(self.folder / "config.pbtxt")
 
@@ -76,7 +79,7 @@ class RepositoryModel:
 
     @cached_property
     def labels(self) -> list[str]:
-        """The lines of its labels.
+        """The model's labels, one per line of the file.
 
         Raises: SaccadeError if they cannot be read.
         """
@@ -87,7 +90,7 @@ class RepositoryModel:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Manifest of the file that was exported."""
+        """The manifest of the exported file."""
         try:
             return read_manifest(self.folder / (self.name + SUFFIX))
         except SaccadeError:
@@ -95,7 +98,7 @@ class RepositoryModel:
 
     @cached_property
     def engines(self) -> "dict[str, EngineManifest]":
-        """The manifests of its plans by compute capability."""
+        """The manifests of the plans, by compute capability."""
         engines = {}
         for path in sorted(self.folder.glob("engine-*.json")):
             try:
@@ -106,7 +109,7 @@ class RepositoryModel:
 
     @cached_property
     def proto(self) -> Any:
-        """The ONNX file as its message, if it asks for no more than `graph_limits` allows."""
+        """The parsed ONNX file, if it stays within the limits of graphs."""
         require("onnx", extra="export")
         from saccade.exporter.graph.limits import read_graph
 
@@ -121,7 +124,7 @@ class RepositoryModel:
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository whose description could be read."""
+    """A repository with a readable description."""
 
     folder: Path
     deployment: Deployment
@@ -129,7 +132,7 @@ class Repository:
 
     @property
     def models(self) -> tuple[RepositoryModel, ...]:
-        """The variants' models; of names that cannot be folders, none."""
+        """The variants' models, without those whose names cannot be folders."""
         said = self.deployment
         return tuple(
             RepositoryModel(self.folder / name, said.runtime, name in said.samples)
@@ -144,7 +147,7 @@ class Repository:
 
     @cached_property
     def routes(self) -> dict[str, Any]:
-        """Routes of the router to its variants."""
+        """The router's routes to its variants."""
         path = self.router.version / "routes.json"
         try:
             if (size := path.stat().st_size) > MAX_ROUTES_BYTES:
@@ -157,9 +160,9 @@ class Repository:
 
 
 def open_repository(folder: Path) -> Repository:
-    """The repository in a folder.
+    """Open the repository in a folder.
 
-    Raises: SaccadeError if it describes none.
+    Raises: SaccadeError if the folder is not a repository.
     """
     deployment, files = read_description(folder)
     return Repository(folder, deployment, files)
@@ -170,11 +173,11 @@ def _is_plain(name: str) -> bool:
 
 
 def read_engine(path: Path) -> "EngineManifest":
-    """The manifest of a plan under its name in a repository, `engine-8.9.json`.
+    """Read the manifest of a plan in a repository, such as `engine-8.9.json`.
 
-    Raises: SaccadeError for what `read_engine_manifest` refuses.
+    Raises: SaccadeError if `read_engine_manifest` refuses it.
     """
     from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manifest
 
-    # In a folder of engines it is named after its variant.
+    # In a folder of engines the manifest is named after its variant.
     return read_engine_manifest(path, path.parent.name + SUFFIX)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router: this release's code, and what is written for the models that are there."""
+"""Check the router: this release's code, and the files written for the repository's models."""
 
 from collections.abc import Iterator
 
@@ -26,33 +26,33 @@ from saccade.serving.repository.requirements import MENDED_LINE, strings_in
 
 
 def check_fields(repository: Repository, target: Target) -> Iterator[str]:
-    """The router's configuration is the one that is written for these models."""
+    """Check that the router's configuration is the one that saccade writes for these models."""
     yield from differences(repository.router.fields, rendered_router(repository), {})
 
 
 def check_content(repository: Repository, target: Target) -> Iterator[str]:
-    """The router's folder holds this release's code, which is run, the routes and the labels."""
+    """Check that the folder has the routes, the labels, and this release's code, which is run."""
     yield from departing_files(repository.router.folder, rendered_router_files(repository))
 
 
 def check_router(repository: Repository, target: Target) -> Iterator[str]:
-    """The router answers what the server can pass on, and lets in what its variants take."""
+    """Check that the server can pass on the router's answers, and its variants take its batches."""
     config = repository.router.config
     if not target.knows(MENDED_LINE) and (strings := strings_in(config)):
         yield (
-            f"{', '.join(strings)} are strings, and one request that asks for their classes ends "
-            f"a server older than {MENDED_LINE}. Run `saccade repository` again."
+            f"{', '.join(strings)} are strings. One request for their classes crashes a server "
+            f"older than {MENDED_LINE}. Run `saccade repository` again."
         )
     for model in repository.models:
         if config.max_batch_size > model.config.max_batch_size:
             yield (
-                f"its max_batch_size is {config.max_batch_size}, {model.name} takes "
+                f"its max_batch_size is {config.max_batch_size}, but {model.name} takes at most "
                 f"{model.config.max_batch_size}."
             )
 
 
 def check_routes(repository: Repository, target: Target) -> Iterator[str]:
-    """Routes.json is what is written for these models, with caps that are some."""
+    """Check that routes.json is what saccade writes for these models, with sensible caps."""
     try:
         content = repository.routes
     except NotChecked as error:
@@ -65,7 +65,7 @@ def check_routes(repository: Repository, target: Target) -> Iterator[str]:
         yield f"routes.json: {reason}"
     budgets = [float(variant.main.variant.budget) for variant in variants_of(repository)]
     if budgets != sorted(budgets, reverse=True):
-        yield f"budgets are in the order {budgets}, expected the largest first."
+        yield f"budgets are in the order {budgets}, expected largest first."
     for name in zero_shot(repository):
         yield from _vectors(repository, f"{name}.npy")
 
@@ -80,7 +80,7 @@ def _caps(declared: object) -> Iterator[str]:
 
 def _vectors(repository: Repository, name: str) -> Iterator[str]:
     try:
-        # Mapped, so that a header that claims more than the file has is refused, not allocated.
+        # Memory-mapped: a header that claims more than the file has is refused, not allocated.
         path = repository.router.version / name
         vectors = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -88,4 +88,7 @@ def _vectors(repository: Repository, name: str) -> Iterator[str]:
         return
     count = len(repository.router.labels)
     if vectors.ndim != 2 or len(vectors) != count or not np.isfinite(vectors).all():
-        yield f"{name} has vectors of shape {vectors.shape} for {count} labels."
+        yield (
+            f"{name} has vectors of shape {vectors.shape} for {count} labels, expected one finite "
+            "vector per label."
+        )

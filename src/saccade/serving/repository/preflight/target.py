@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server that a repository is checked for, and what the machine at hand has."""
+"""The server that a repository is checked for, and the memory and GPUs of this machine."""
 
 import re
 from contextlib import suppress
@@ -12,7 +12,7 @@ from saccade.machine import memory_bytes
 from saccade.serving.repository.installation import BUNDLED_LINE
 from saccade.serving.repository.runtimes.registry import served_runtime
 
-# Server versions by the name under which they are known elsewhere.
+# Triton's own version number -> the release of the container.
 _SERVER_VERSIONS = {"2.51": "24.10", "2.51.0": "24.10"}
 _CGROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -22,49 +22,51 @@ _CGROUPS = (
 
 @dataclass(frozen=True)
 class Target:
-    """Target that the checks hold the repository against."""
+    """The server and machine that the checks compare the repository with."""
 
-    line: str = BUNDLED_LINE  # of NVIDIA's releases, YY.MM
-    bundled: bool = True  # the server of the pip package, with the Python backend of saccade
-    tensorrt: str | None = None  # the server's version of it, if it was named
+    line: str = BUNDLED_LINE  # NVIDIA's release, YY.MM
+    bundled: bool = True  # the server of the pip package, with saccade's Python backend
+    tensorrt: str | None = None  # the server's TensorRT version, if the user named it
     memory_bytes: int | None = None
     gpus: tuple[Gpu, ...] = ()
 
     @property
     def title(self) -> str:
-        """For a reader."""
+        """Description of the server for messages."""
         return f"the bundled server ({self.line})" if self.bundled else f"the container {self.line}"
 
     def knows(self, line: str) -> bool:
-        """True if this server has what came with a line."""
+        """Return whether this server is at least as new as a release (YY.MM)."""
         return _as_numbers(self.line) >= _as_numbers(line)
 
 
 def target_of(
     server_version: str | None, tensorrt: str | None, memory_mib: int | None, runtime: str
 ) -> Target:
-    """The target that a user names; without a name the bundled server, for plans a container.
+    """Return the target that the user named.
 
-    Raises: SaccadeError for a version that is none, or older than what saccade writes for.
+    Without a version it is the bundled server, or a container where the repository has plans.
+
+    Raises: SaccadeError if the version is malformed, or older than saccade supports.
     """
     memory = memory_mib * 2**20 if memory_mib else memory_of_machine()
     bundled = server_version is None and served_runtime(runtime).bundled
     line = _SERVER_VERSIONS.get(server_version or BUNDLED_LINE, server_version or BUNDLED_LINE)
     if not re.fullmatch(r"2[0-9]\.(0[1-9]|1[0-2])", line):
         raise SaccadeError(
-            f"--server-version is {server_version!r}, expected the line of a container as its tag "
-            f"says it, such as {BUNDLED_LINE} (server 2.51)."
+            f"--server-version is {server_version!r}, expected the version in a container's tag, "
+            f"such as {BUNDLED_LINE} (server 2.51)."
         )
     if _as_numbers(line) < _as_numbers(BUNDLED_LINE):
         raise SaccadeError(
-            f"--server-version is {line}: repositories are written for {BUNDLED_LINE} (server "
-            "2.51) and newer. Use a newer container."
+            f"--server-version is {line}, expected {BUNDLED_LINE} (server 2.51) or newer. Use a "
+            "newer container."
         )
     return Target(line, bundled, tensorrt, memory, gpus())
 
 
 def memory_of_machine() -> int:
-    """Bytes that this machine or its control group has."""
+    """Return the memory of this machine, or of its control group if smaller. Units: bytes."""
     sizes = [memory_bytes()]
     for path in _CGROUPS:
         with suppress(OSError, ValueError):  # no such group, or `max`

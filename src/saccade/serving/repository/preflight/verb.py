@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a repository in a throw-away process, and goes on where one of the checks ended it.
+"""Check a repository in a disposable process, and resume in a new one if a check kills it.
 
-What a repository holds is loaded there: a library or a model that kills the process is known by
-the check that was not answered.
+The contents of the repository are loaded there. If a library or a model kills the process, the
+check that got no answer names it.
 """
 
 import math
@@ -20,7 +20,7 @@ from saccade.serving.repository.preflight.repository import open_repository
 from saccade.serving.repository.preflight.target import Target, target_of
 from saccade.worker import Limits, Worker, WorkerEnded
 
-_NICENESS = 10  # a server beside it goes first
+_NICENESS = 10  # a server on the same machine takes precedence
 _GIB = 2**30
 
 
@@ -28,10 +28,10 @@ _GIB = 2**30
 class PreflightOptions:
     """The server that the repository is checked for."""
 
-    server_version: str | None = None  # a container's line, such as 26.07; default: the bundled
-    tensorrt_version: str | None = None  # that server's, to hold plans against
-    memory_mib: int | None = None  # what the server may use; default: what this machine has
-    timeout_s: float = 300.0  # for one check of one model
+    server_version: str | None = None  # a container's tag, such as 26.07; default: bundled server
+    tensorrt_version: str | None = None  # that server's TensorRT, to compare plans with
+    memory_mib: int | None = None  # memory of the server; default: all memory of this machine
+    timeout_s: float = 300.0  # per check of one model
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
@@ -46,9 +46,11 @@ def preflight(
     *,
     progress: Report | None = bar,
 ) -> PreflightReport:
-    """Everything that would make a server fail late, or answer wrongly; nothing is served.
+    """Check a repository for everything that would make a server fail late or answer wrongly.
 
-    Raises: SaccadeError if the folder describes no repository, or for a server that is unknown.
+    No server is started.
+
+    Raises: SaccadeError if the folder is not a repository, or the server version is unknown.
     """
     options, folder = options or PreflightOptions(), Path(folder)
     repository = open_repository(folder)
@@ -72,7 +74,7 @@ def preflight(
             try:
                 finding = worker.ask(Check(number, checked), Finding, options.timeout_s)
             except WorkerEnded as ended:
-                reason = f"what it loads ended the process ({ended})."
+                reason = f"loading it stopped the process ({ended})."
                 finding = Finding(check, model, "failed", (reason,))
                 failed = (one.model for one in [*findings, finding] if _is_unloadable(one))
                 checked = replace(checked, unloadable=tuple(failed))
@@ -82,7 +84,7 @@ def preflight(
 
 @dataclass(frozen=True)
 class Checked:
-    """The repository and its server, and the models whose library has ended a process before."""
+    """The repository, its server, and the models whose library has already killed a process."""
 
     folder: str
     target: Target
@@ -98,7 +100,7 @@ class Check:
 
 
 def main(check: Check) -> Finding:
-    """Make a check, in a process of its own."""
+    """Make one check. Runs in the disposable process."""
     _, _, run = _steps(check.of)[check.number]
     return run()
 
@@ -114,6 +116,6 @@ def _is_unloadable(finding: Finding) -> bool:
 
 
 def _memory_bytes(folder: Path) -> int:
-    """Room for libraries, and for some copies of the largest model's weights."""
+    """Return a limit that has room for libraries and several copies of the largest model."""
     sizes = [path.stat().st_size for path in folder.glob(f"*/1/{MODEL_FILE}") if path.is_file()]
     return 8 * _GIB + 8 * max(sizes, default=0)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's side of each runtime: its options, files, configuration, and their checks."""
+"""The server's side of each runtime: its options, files, configuration and checks."""

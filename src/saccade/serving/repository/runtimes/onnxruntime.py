@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime in a server: the exported file, beside it the kernels of its custom ops."""
+"""ONNX Runtime in a server: the exported file, and the library with its custom ops' kernels."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -38,7 +38,7 @@ from saccade.serving.repository.runtimes.served_runtime import (
 
 
 class ServedOnnxRuntime:
-    """NVIDIA's backend of that name, and the one in Python that the bundled server gets."""
+    """NVIDIA's backend for ONNX Runtime, and saccade's Python backend in the bundled server."""
 
     backend = "onnxruntime"
     platform = ""
@@ -57,16 +57,16 @@ class ServedOnnxRuntime:
     def check_options(self, options: RepositoryOptions) -> None:
         if options.engines:
             raise SaccadeError(
-                f"--engines is for plans, and the runtime is {options.runtime}. "
-                "Pass --runtime tensorrt."
+                f"--engines is for plans, and the runtime is {options.runtime}. Pass --runtime "
+                "tensorrt as well."
             )
 
     def check_manifest(self, manifest: Manifest) -> None:
         if (manifest.opset, manifest.ir_version) != (OPSET, IR_VERSION):
             raise SaccadeError(
-                f"{manifest.variant.name}: opset {manifest.opset}, IR version "
-                f"{manifest.ir_version}; both servers read opset {OPSET}, IR version {IR_VERSION}. "
-                "Export again."
+                f"{manifest.variant.name}: has opset {manifest.opset} and IR version "
+                f"{manifest.ir_version}, expected opset {OPSET} and IR version {IR_VERSION}, which "
+                "all servers read. Export again."
             )
 
     def component_files(
@@ -102,7 +102,7 @@ class ServedOnnxRuntime:
     def runner(self, model: RepositoryModel) -> Runner:
         threads = model.config.parameters["intra_op_thread_count"].string_value
         library = model.version / OP_LIBRARY_FILE if _names_library(model) else None
-        # The session that `saccade verify` holds to the reference.
+        # The same session as `saccade verify` compares with the reference.
         session = onnx_session(
             model.model,
             threads=int(threads),
@@ -119,8 +119,8 @@ def _names_library(model: RepositoryModel) -> bool:
 def config_fields(
     options: RepositoryOptions | None, op_library: bool, run_batch: int
 ) -> dict[str, Any]:
-    """Configuration fields of an exported file; without options all is as by default."""
-    # One thread a run: two runs side by side use two cores better than one run on both.
+    """Return the configuration fields of an exported file; without options, the defaults."""
+    # One thread per run: two parallel runs use two cores better than one run on both.
     numbers = {
         "intra_op_thread_count": options.threads if options else 1,
         "inter_op_thread_count": options.inter_op_threads if options else 1,
@@ -133,8 +133,8 @@ def config_fields(
         "parameters": {key: {"string_value": str(number)} for key, number in numbers.items()},
     }
     if op_library:
-        # A bare name: the bundled server finds it beside the model, a container in its loader's
-        # folders. A path would hold on one machine only.
+        # A bare name: the bundled server finds it next to the model, a container in its loader's
+        # folders. A path would be valid on one machine only.
         fields["model_operations"] = {"op_library_filename": [OP_LIBRARY_FILE]}
     if options and options.graph_level:
         fields["optimization"] = {"graph": {"level": options.graph_level}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of `saccade build` for the components of an artefact folder: one per kind of GPU."""
+"""Plans that `saccade build` wrote for the components of an artefact: one per kind of GPU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,58 +15,61 @@ if TYPE_CHECKING:
 PLAN_FILE = "model.plan"
 MAX_IMAGES_FLAG = "--max-images"
 RTX = (
-    "was built with TensorRT-RTX, and Triton's TensorRT backend deserialises plans of TensorRT "
-    "only. Build it with: saccade build ARTEFACT --engine tensorrt"
+    "was built with TensorRT-RTX, but Triton's TensorRT backend loads only plans of TensorRT. "
+    "Build it with: saccade build ARTEFACT --engine tensorrt"
 )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A component's plan for one kind of GPU, and the folder where it lies."""
+    """A component's plan for one kind of GPU, and the folder of its file."""
 
     folder: Path
     engine: "EngineManifest"
 
     @property
     def capability(self) -> str:
-        """The compute capability that it was built for."""
+        """The compute capability that the plan was built for."""
         return self.engine.compute_capabilities[0]
 
     @property
     def max_batch(self) -> int:
-        """The largest batch that its profile takes."""
+        """The largest batch that its profiles take."""
         return min(profile["max"][0] for profile in self.engine.profiles.values())
 
     @property
     def usual_batch(self) -> int:
-        """The batch that it was tuned for."""
+        """The batch that the plan was tuned for."""
         return min(profile["opt"][0] for profile in self.engine.profiles.values())
 
 
 class SmallProfile(SaccadeError):
-    """A plan takes fewer images than a request may have; the message advises `MAX_IMAGES_FLAG`."""
+    """Raised when a plan takes fewer images than a request may have.
+
+    The message recommends `MAX_IMAGES_FLAG`.
+    """
 
 
-Plans = Mapping[str, tuple[Plan, ...]]  # by the name of the component, the first as default
+Plans = Mapping[str, tuple[Plan, ...]]  # by the component's name; the first is the default
 
 
 def plan_files(capabilities: Sequence[str]) -> dict[str, str]:
-    """Names in the version's folder; a single plan has the one that the server expects."""
+    """Return each plan's name in the version folder; a single plan has the server's default."""
     if len(capabilities) == 1:
         return {capabilities[0]: PLAN_FILE}
     return {capability: f"model-{capability}.plan" for capability in capabilities}
 
 
 def engine_file(capability: str) -> str:
-    """The plan's manifest, beside the model's configuration: inside the plan it would spoil it."""
+    """Return the name of a plan's manifest, a file next to the model's configuration."""
     return f"engine-{capability}.json"
 
 
 def read_plans(folders: Sequence[str], manifests: Sequence[Manifest]) -> Plans:
-    """The plan of every component in every folder.
+    """Read the plan of every component from every folder.
 
-    Raises: SaccadeError if a folder lacks a component, holds a plan of another ONNX file, of
-        TensorRT-RTX or of a profile that does not fit, or two folders are for the same GPU.
+    Raises: SaccadeError if a folder lacks a component, has a plan of another ONNX file, of
+        TensorRT-RTX or with an unsuitable profile, or if two folders are for the same GPU.
     """
     from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engines
 
@@ -77,8 +80,8 @@ def read_plans(folders: Sequence[str], manifests: Sequence[Manifest]) -> Plans:
         for name, manifest in parts.items():
             if name not in engines:
                 raise SaccadeError(
-                    f"{folder}: holds no plan of {name}. Build all variants of the artefact "
-                    "with: saccade build ARTEFACT --engine tensorrt"
+                    f"{folder}: has no plan of {name}. Build all variants of the artefact with: "
+                    "saccade build ARTEFACT --engine tensorrt"
                 )
             plan = Plan(folder, engines[name])
             check_plan(folder / plan.engine.file.name, plan.engine, manifest)
@@ -94,12 +97,12 @@ def read_plans(folders: Sequence[str], manifests: Sequence[Manifest]) -> Plans:
 
 
 def is_loadable(engine: "EngineManifest") -> bool:
-    """True if Triton's backend deserialises it: its own runtime built it."""
+    """Return whether Triton's TensorRT backend can load a plan."""
     return engine.engine == "tensorrt"
 
 
 def check_plan(path: Path, engine: "EngineManifest", manifest: Manifest) -> None:
-    """Check that a plan is of this ONNX file and of a kind that Triton's backend can load.
+    """Check that a plan was built from this ONNX file, and that Triton's backend can load it.
 
     Raises: SaccadeError otherwise.
     """
@@ -107,41 +110,41 @@ def check_plan(path: Path, engine: "EngineManifest", manifest: Manifest) -> None
         raise SaccadeError(f"{path}: {RTX}")
     if engine.parent.sha256 != manifest.file.sha256:
         raise SaccadeError(
-            f"{path}: was built from an ONNX file with SHA-256 {engine.parent.sha256[:12]}..., "
+            f"{path}: was built from an ONNX file with SHA-256 {engine.parent.sha256[:12]}..., but "
             f"{manifest.file.name} has {manifest.file.sha256[:12]}.... Build it again."
         )
     if len(engine.compute_capabilities) != 1:
         raise SaccadeError(
             f"{path}: is for the compute capabilities {', '.join(engine.compute_capabilities)}, "
-            "expected one. Build a plan for each kind of GPU."
+            "expected one. Build one plan per kind of GPU."
         )
     for kind in ("inputs", "outputs"):
         ours, its = (set(getattr(owner, kind)) for owner in (manifest, engine))
         if odd := sorted(f"{spec.name} {spec.dtype} [{spec.axes}]" for spec in ours ^ its):
             raise SaccadeError(
-                f"{path}: its {kind} are not those of {manifest.file.name}: {odd[0]} is of one of "
-                "them only. Build it again."
+                f"{path}: its {kind} differ from those of {manifest.file.name}: only one of them "
+                f"has {odd[0]}. Build it again."
             )
     for name in (spec.name for spec in manifest.inputs):
         profile = engine.profiles.get(name)
         if profile is None or profile["min"][0] != 1:
             raise SaccadeError(
-                f"{path}: has no profile of {name!r} from batch 1 on. Build it again, with "
+                f"{path}: has no profile of {name!r} that starts at batch 1. Build it again with "
                 "--batch 1:8:64."
             )
 
 
 def check_batches(plans: Plans, max_images: int) -> None:
-    """Check that every plan takes what the router lets through.
+    """Check that every plan takes as many images as the router admits.
 
-    Raises: SmallProfile naming the plan and both ways out.
+    Raises: SmallProfile that names the plan and both remedies.
     """
     for name, own in plans.items():
         for plan in own:
             if plan.max_batch < max_images:
                 raise SmallProfile(
                     f"{plan.folder / plan.engine.file.name}: its profile takes up to "
-                    f"{plan.max_batch} images, a request may have {max_images}. Pass "
+                    f"{plan.max_batch} images, but a request may have {max_images}. Pass "
                     f"{MAX_IMAGES_FLAG} {plan.max_batch}, or build {name} again with "
                     f"--batch 1:{plan.usual_batch}:{max_images}."
                 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registry of the server's side of runtimes; the runtime itself names it."""
+"""Look up the server's side of a runtime, which the runtime itself names."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,9 @@ else:
 
 
 def served_runtime(name: str) -> Any:
-    """The `ServedRuntime` of a runtime; its type is not named here: it knows options and models.
+    """Return the `ServedRuntime` of a runtime.
+
+    The return type is `Any`, because importing `ServedRuntime` here would be circular.
 
     Raises: SaccadeError if there is no such runtime, or no server loads what it builds.
     """
@@ -29,5 +31,5 @@ def served_runtime(name: str) -> Any:
 
 
 def served_names() -> tuple[str, ...]:
-    """The runtimes that a server runs."""
+    """Return the names of the runtimes that a server has."""
     return tuple(runtime.name for runtime in runtimes() if runtime.served is not None)

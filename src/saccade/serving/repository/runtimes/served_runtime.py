@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Served runtimes: their protocol, and the files of one component."""
+"""The protocol of served runtimes, and the files of one component."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,23 +23,23 @@ ModelCheck = Callable[[RepositoryModel, Target], Iterator[str]]
 
 @dataclass(frozen=True)
 class StoredFile:
-    """File of a model's folder: a copy of a file, or these bytes."""
+    """A file to store in a model's folder: a copy of another file, or given bytes."""
 
     source: Path | bytes
-    sha256: str | None = None  # that the copy must have
+    sha256: str | None = None  # expected hash of the copy
 
 
 @dataclass(frozen=True)
 class ServedFiles:
-    """One component as the server finds it: files by their names in its folder, and their fields.
+    """One component for the server: its files by name, and fields of its configuration.
 
-    Units: run_batch, to `fields`, is the number of samples that run fastest in one call.
+    Units: `fields` takes run_batch, the number of samples per call that runs fastest.
     """
 
     files: Mapping[str, StoredFile]
-    # Of the server's ModelConfig message, as plain data.
+    # Fields of the server's ModelConfig message, as plain data.
     fields: Callable[[int], Mapping[str, Any]]
-    ops: Ops = None  # how its custom ops run; none: it has none
+    ops: Ops = None  # how its custom ops run; None: it has none
     max_batch: int = MAX_BATCH
     usual_batch: int = DEFAULT_RUN_BATCH
 
@@ -47,45 +47,54 @@ class ServedFiles:
 class ServedRuntime(Protocol):
     """The server's side of a runtime."""
 
-    backend: str  # the server's backend, as a configuration names it
-    platform: str  # what a configuration names beside it; often nothing
+    backend: str  # the server's backend, as named in a configuration
+    platform: str  # the platform in a configuration; often empty
     bundled: bool  # whether the server of the pip package runs it
-    models_title: str  # what its models are called in a message
-    server_arguments: tuple[str, ...]  # what the server has to be told besides
-    # of preflight, by name; they come after those that every model has
+    models_title: str  # name of its models in messages
+    server_arguments: tuple[str, ...]  # additional arguments of the server
+    # checks of preflight by name; they come after the checks that every model has
     checks: Mapping[str, ModelCheck]
-    rules: tuple[str, ...]  # of these, those that load nothing
+    rules: tuple[str, ...]  # the names of those checks that load nothing
 
     def check_options(self, options: RepositoryOptions) -> None:
-        """Raises: SaccadeError for options that it does not have, or lacks."""
+        """Check that the options suit the runtime.
+
+        Raises: SaccadeError for an option that it does not have, or that is missing.
+        """
 
     def check_manifest(self, manifest: Manifest) -> None:
-        """Raises: SaccadeError for a file whose format the servers do not read."""
+        """Check that servers read the file's format.
+
+        Raises: SaccadeError if they do not.
+        """
 
     def component_files(
         self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int
     ) -> Mapping[str, ServedFiles]:
-        """Files that are served of each component, by its name.
+        """Return the served files of each component, by the component's name.
 
-        Raises: SaccadeError for what is missing, does not fit, or takes fewer than `max_images`.
+        Raises: SaccadeError if a file is missing, does not match, or takes fewer than `max_images`.
         """
 
     def config_fields(
         self, model: RepositoryModel, options: RepositoryOptions, run_batch: int
     ) -> Mapping[str, Any]:
-        """The fields that it writes of the model that is there, as `ServedFiles` has them."""
+        """Return the configuration fields that it writes for an existing model."""
 
     def files(self, model: RepositoryModel) -> Iterable[str]:
-        """The files that it writes into the folder of the model that is there."""
+        """Return the names of the files that it writes for an existing model."""
 
     def weights_bytes(self, model: RepositoryModel) -> int:
-        """Bytes that a server reads of a model's folder."""
+        """Return the number of bytes of weights that a server loads for a model."""
 
     def check_gpus(self, model: RepositoryModel, gpus: Sequence[Gpu]) -> None:
-        """Raises: SaccadeError if this process could not run the model on one of these GPUs."""
+        """Check that this process can run the model on each of these GPUs.
+
+        Raises: SaccadeError if it cannot.
+        """
 
     def runner(self, model: RepositoryModel) -> Runner:
-        """The model in this process, on its first GPU if the configuration asks for one.
+        """Load the model in this process, on its first GPU if the configuration requires one.
 
         Raises: SaccadeError if it does not run here.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT in a server: plans, one per kind of GPU, each with its manifest beside the model."""
+"""TensorRT in a server: plans, one per kind of GPU, each with a manifest."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """Nobody here can ask a plan."""
-    raise NotChecked("a plan runs on its own kind of GPU, in the server's TensorRT")
+    """Report that preflight cannot run plans."""
+    raise NotChecked("a plan runs only on its own kind of GPU, with the server's TensorRT")
     yield
 
 
 class ServedTensorRT:
-    """Triton's backend for plans."""
+    """The server's backend for plans."""
 
     backend = "tensorrt"
     platform = "tensorrt_plan"
@@ -65,14 +65,14 @@ class ServedTensorRT:
     def check_options(self, options: RepositoryOptions) -> None:
         if not options.engines:
             raise SaccadeError(
-                f"--runtime {options.runtime} needs --engines DIR[,DIR...]: folders that "
+                f"--runtime {options.runtime} needs --engines DIR[,DIR...]. Name the folders that "
                 "`saccade build ARTEFACT --engine tensorrt` wrote, one per kind of GPU."
             )
         if options.instances == "cpu":
-            raise SaccadeError("--instances cpu: plans run on GPUs only. Leave it out.")
+            raise SaccadeError("--instances is cpu, but plans run on GPUs only. Leave it out.")
         if not options.op_library:
             raise SaccadeError(
-                "--no-op-library is ONNX Runtime's. Plans take their plugins from the server's "
+                "--no-op-library is for ONNX Runtime only. Plans use the plugins of the server's "
                 "option --backend-config=tensorrt,plugins=; see `saccade serve --print-command`."
             )
         for name, usual in (
@@ -80,10 +80,13 @@ class ServedTensorRT:
         ):  # fmt: skip
             if getattr(options, name) != usual:
                 flag = name.replace("_", "-")
-                raise SaccadeError(f"--{flag} is ONNX Runtime's, and plans have none. Leave it.")
+                raise SaccadeError(
+                    f"--{flag} is for ONNX Runtime only, and the runtime is {options.runtime}. "
+                    "Leave it out."
+                )
 
     def check_manifest(self, manifest: Manifest) -> None:
-        pass  # a plan is read by the TensorRT that built it, whatever the ONNX file was
+        pass  # the TensorRT that built a plan reads it, whatever the format of the ONNX file
 
     def component_files(
         self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int
@@ -96,7 +99,7 @@ class ServedTensorRT:
     def config_fields(
         self, model: RepositoryModel, options: RepositoryOptions, run_batch: int
     ) -> dict[str, Any]:
-        # Which of the plans is the default was the order of --engines.
+        # The default plan was the first of --engines.
         default = model.config.default_model_filename
         plans = sorted(_plans_of(model).items(), key=lambda plan: plan[1] != default)
         return config_fields(dict(plans), run_batch)
@@ -126,15 +129,15 @@ def _plans_of(model: RepositoryModel) -> dict[str, str]:
 
 
 def _plan_for(model: RepositoryModel, gpu: Gpu | None) -> tuple[Path, "EngineManifest"]:
-    """The plan for this GPU; without one any plan, whose loader says which GPU it needs."""
+    """Return the plan for a GPU; without a GPU any plan, whose loader then names its GPU."""
     plans = _plans_of(model)
     if gpu is None:
         capability = next(iter(plans))
     elif (capability := gpu.capability) not in plans:
         raise SaccadeError(
-            f"{model.name}: has plans for compute capability {', '.join(plans)}, and {gpu.name} "
-            f"has {capability}. On such a GPU run `saccade build ARTEFACT --engine "
-            f"{ServedTensorRT.backend}`, and name the folder that it writes with --engines, too."
+            f"{model.name}: has plans for compute capability {', '.join(plans)}, but {gpu.name} "
+            f"has {capability}. Run `saccade build ARTEFACT --engine {ServedTensorRT.backend}` on "
+            "such a GPU, and add the folder that it writes to --engines."
         )
     return model.version / plans[capability], model.engines[capability]
 
@@ -158,7 +161,7 @@ def _served_files(manifest: Manifest, plans: Sequence[Plan]) -> ServedFiles:
 
 
 def config_fields(plans: Mapping[str, str], run_batch: int) -> dict[str, Any]:
-    """Configuration fields of plans: compute capability -> file, the first as default."""
+    """Return the configuration fields of plans (compute capability -> file, default first)."""
     return {
         "platform": ServedTensorRT.platform,
         "backend": ServedTensorRT.backend,
