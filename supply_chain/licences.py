@@ -13,8 +13,8 @@ _HEAD = """# Licenses of the packages that saccade installs
 
 saccade itself is licensed under Apache-2.0. The tables list the packages in `constraints.txt` and
 their dependencies, with the versions that were installed when `supply_chain/licences.py` wrote this
-page, and the license that each package declares in its metadata. The licenses themselves were
-not read, and packages may contain parts under other licenses.
+page, and the license that each package declares in its metadata. The licenses themselves were not
+read, and packages may contain parts under other licenses.
 The embedded server in `nvidia-pytriton` is NVIDIA's Triton Inference Server (BSD-3-Clause).
 """
 _LONG = 60

@@ -103,6 +103,7 @@ def test_both_clients_have_the_methods_of_the_operations():
     with Client() as client:
         assert list(inspect.signature(client.classify).parameters) == [
             "images", "budget", "min_score", "max_latency_ms", "top", "labels", "templates",
+            "policy", "max_risk", "strict",
         ]  # fmt: skip
     assert inspect.signature(Client.embed).return_annotation is Embeddings
 
@@ -126,6 +127,14 @@ def test_ready_asks_every_variant(client, server):
         ({"top": 0}, "top: found 0"),
         ({"budget": 0.01}, "0.01"),
         ({"min_score": 0.9}, "saccade bench"),
+        ({"budget": 0.5, "policy": "auto"}, "Found --budget, --policy together"),
+        ({"policy": "auto", "max_risk": 0.1}, "Found --policy, --max-risk together"),
+        ({"max_risk": 1}, "max_risk is 1, expected a number of at least 0 and below 1"),
+        ({"max_risk": "low"}, "max_risk is 'low', expected"),
+        ({"strict": True}, "Found --strict without --policy or --max-risk"),
+        ({"policy": "0.01"}, "nac has no policies. Run `saccade calibrate`"),
+        ({"max_risk": 0}, "nac has no policies. Run `saccade calibrate`"),
+        ({"policy": "auto", "labels": ["a"]}, "Found labels together with a policy"),
     ],
 )
 def test_wrong_choice(client, digit, wrong, words):

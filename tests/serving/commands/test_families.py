@@ -2,15 +2,23 @@
 """Every family behind a server: what the client gets is what its files answer in this process."""
 
 import json
+import re
+import shutil
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from family_folders import family_folder
 from joined_repository import join
+from metric_pages import numbers_in, page_of
+from policy_files import write_policy
+from router_code import router_module
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.serving.client.answers import Classification
 from saccade.serving.client.client import Change, Client
+from saccade.serving.client.probe import small_picture
 from saccade.serving.commands.slot_picture import masks_png
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
@@ -24,6 +32,31 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 FAMILIES = ("sot", "sparo", "slot-attention", "vqa", "captioner")
+FOLLOWING = ("sot", "sparo")  # those with a policy
+MANY = np.random.default_rng(8).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+
+
+def spread(place, folder):
+    """Set the thresholds of the deployed policy so that MANY ends at every step."""
+    ort, path = pytest.importorskip("onnxruntime"), place / "routes.json"
+    confidence = router_module("confidence").confidence
+    routes = router_module("routes").read_routes(path)
+    labels = router_module("labels").Labels(place, routes.variants)
+    variants = {variant.name: variant for variant in ArtefactFolder(folder).variants}
+    content, left = json.loads(path.read_text()), MANY
+    (policy,) = content["policies"]
+    for step in policy["steps"][:-1]:
+        variant = variants[step["variant"]]
+        manifest = variant.components.get("image", variant.main)
+        session = ort.InferenceSession(folder / manifest.file.name)
+        (logits,) = session.run([manifest.outputs[0].name], {"image": left})
+        if "image" in variant.components:
+            (route,) = [route for route in routes.variants if route.name == variant.name]
+            logits = labels.scores(route, logits)["logits"]
+        sure = confidence(policy["measure"], logits, step["temperature"])
+        step["threshold"] = float(np.median(sure))
+        left = left[sure < step["threshold"]]
+    path.write_text(json.dumps(content))
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +66,15 @@ def served(needs_server, tmp_path_factory):
     (place / "labels.txt").write_text("\n".join(LABELS))
     (place / "templates.txt").write_text("\n".join(TEMPLATES))
     for family in FAMILIES:
-        options = {}
+        options, folder = {}, family_folder(family)
         if family == "sparo":
             options = {"labels": place / "labels.txt", "templates": place / "templates.txt"}
-        deploy(family_folder(family), RepositoryOptions(out=place / family, **options))
+        if family in FOLLOWING:
+            folder = shutil.copytree(folder, place / f"{family}-artefacts")
+            write_policy(folder)
+        deploy(folder, RepositoryOptions(out=place / family, **options))
+        if family in FOLLOWING:
+            spread(place / family / family / "1", folder)
     (place / "all").mkdir()
     joined = join(place / "all", (place / family for family in FAMILIES))
     with Server(joined, ServeOptions(**FREE_PORTS)) as running:
@@ -119,6 +157,106 @@ def test_sparo_labels_of_the_request_and_of_the_deployment_agree(asked):
     (usual,) = client.classify(IMAGES[:1], top=3, labels=LABELS)
     (said,) = client.classify(IMAGES[:1], top=3, labels=LABELS, templates=("a {}",))
     assert dict(usual.labels) == pytest.approx(dict(said.labels), abs=1e-6)
+
+
+@pytest.mark.parametrize("family", FOLLOWING)
+def test_a_policy_answers_each_image_as_its_chain_does_offline(asked, served, family, eventually):
+    client, _ = asked(family)
+    confidence = router_module("confidence").confidence
+    place = served(family)[0].repository / family / "1"
+    (policy,) = json.loads((place / "routes.json").read_text())["policies"]
+    names = [step["variant"] for step in policy["steps"]]
+    assert len(names) > 1 and client.view().policies == (policy["name"],)
+    alone = [
+        client.infer({"image": MANY}, ["logits"], budget=client.view().budget(name))["logits"]
+        for name in names
+    ]
+    ends = np.full(len(MANY), len(names) - 1)
+    for at in reversed(range(len(names) - 1)):
+        step = policy["steps"][at]
+        sure = confidence(policy["measure"], alone[at], step["temperature"])
+        ends[sure >= step["threshold"]] = at
+    assert len({*ends}) == len(names)
+    outputs = ["logits", "probabilities", "variant", "variant_sha256", "steps", "certified"]
+    actual = client.infer({"image": MANY}, outputs, parameters={"policy": policy["name"]})
+    expected = np.array(alone)[ends, np.arange(len(MANY))]
+    np.testing.assert_allclose(actual["logits"], expected, **CLOSE)
+    np.testing.assert_array_equal(actual["steps"][:, 0], ends + 1)
+    assert actual["certified"].all() and actual["certified"].dtype == bool
+    answers = client.classify(MANY, policy=policy["name"], strict=True)
+    assert [answer.variant for answer in answers] == [names[end] for end in ends]
+    assert [answer.steps for answer in answers] == (ends + 1).tolist()
+    assert all(answer.certified for answer in answers)
+    counted = {"model": family, "policy": policy["name"], "certified": "true"}
+    for at, name in enumerate(names):
+        labels = {**counted, "step": str(at + 1), "variant": name}
+        rows = 2 * int((ends == at).sum())  # of both requests
+        eventually(lambda labels=labels, rows=rows: followed(served(family)[0], labels) == rows, 5)
+    best = [answer.labels[0][0] for answer in client.classify(MANY, max_risk=0)]
+    full = [answer.labels[0][0] for answer in client.classify(MANY)]
+    assert best == full
+
+
+def test_texts_follow_no_policy(asked):
+    tokens = np.ones((1, 8), np.int64)
+    with pytest.raises(
+        SaccadeError, match="inputs tokens: the answer has no logits, which a policy"
+    ):
+        asked("sparo")[0].infer({"tokens": tokens}, ["logits"], parameters={"policy": "auto"})
+
+
+def followed(running, labels):
+    """Samples that the server's page counts as answered by a step of a policy."""
+    return numbers_in(page_of(running.metrics_url))("saccade_policy_answers_total", **labels)
+
+
+def test_classes_of_the_outputs_of_a_policy_end_no_server(asked, served):
+    grpc = pytest.importorskip("tritonclient.grpc")
+    client, running = asked("sot")[0], served("sot")[0]
+    pid, given = running.pid, grpc.InferInput("image", [1, 1], "BYTES")
+    given.set_data_from_numpy(np.array([[small_picture()]], dtype=object))
+    with grpc.InferenceServerClient(running.url) as connection:
+        for output in ("steps", "certified"):
+            for count in (1, 1000, 2**62):
+                wanted = grpc.InferRequestedOutput(output)
+                wanted._get_tensor().parameters["classification"].int64_param = count
+                with suppress(grpc.InferenceServerException):
+                    connection.infer("sot", [given], outputs=[wanted], parameters={"max_risk": 0.5})
+    assert client.ready() and running.pid == pid
+
+
+def test_policies_on_the_command_line(served, tmp_path, capsys):
+    from PIL import Image
+
+    from saccade.serving.commands.cli import run
+
+    files = [str(tmp_path / f"{index}.png") for index in range(8)]
+    for file, pixels in zip(files, MANY, strict=False):
+        Image.fromarray(pixels).save(file)
+    where = ["--model", "sot", "--url", served("sot")[0].url, "--timeout-s", "60"]
+    assert run(["classify", *files, *where, "--policy", "auto"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8 and all(re.search(r"\(sot-.*, step [12]\)$", line) for line in lines)
+    assert run(["classify", *files, *where, "--max-risk", "0", "--strict", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)[0]
+    assert (first["variant"], first["steps"], first["certified"]) == ("sot-exact-fp32", 1, True)
+    assert run(["classify", *files, *where, "--policy", "lunch"]) == 2
+    assert "unknown policy 'lunch', expected one of:" in capsys.readouterr().err
+    where[1] = "vqa"
+    assert run(["answer", *files, *where, "--question", "left ?", "--policy", "auto"]) == 2
+    assert "vqa has no policies. Run `saccade calibrate`" in capsys.readouterr().err
+    assert run(["embed", *files, *where, "--policy", "auto"]) == 2
+    assert "saccade embed has no option --policy" in capsys.readouterr().err
+
+
+def test_an_answer_that_is_not_certified_is_marked(monkeypatch, tmp_path, capsys):
+    from saccade.serving.commands import calls, cli
+
+    (tmp_path / "a.png").write_bytes(small_picture())
+    said = Classification((("seven", 0.5),), "nac-b0500-fp32", steps=1, certified=False)
+    monkeypatch.setattr(calls.Client, "classify", lambda *_, **__: [said])
+    assert cli.run(["classify", str(tmp_path / "a.png"), "--model", "nac", "--policy", "a"]) == 0
+    assert "(nac-b0500-fp32, step 1, not certified)" in capsys.readouterr().out
 
 
 def test_slots_are_drawn_by_seed_and_place_and_painted_again(asked):

@@ -103,6 +103,20 @@ def test_a_request_is_a_tree_of_spans_below_its_callers(pb, traced):
     assert root.resource["service.name"] == "saccade"
 
 
+def test_a_later_step_of_a_policy_waits_from_the_answer_before(pb, traced):
+    ticket = ticket_of(traced.sender(Request({"traceparent": SAMPLED})))
+    pb.answer = lambda asked: {}
+    for _ in range(2):
+        traced.taken([ticket])
+        with traced.calls_for([ticket]):
+            import_module("calls").call(VARIANT.name, {"image": [0] * 6}, [], 0)
+    ticket.sender.send(pb.InferenceResponse(), flags=1)
+    spans = traced.sent()
+    first, second = [span for span in spans if span.name == "wait"]
+    assert first.end_ns <= second.start_ns <= second.end_ns
+    assert second.start_ns >= next(span for span in spans if span.name == "call").end_ns
+
+
 def test_the_backend_runs_below_the_call_of_each_request(pb, traced):
     other = f"00-{'12' * 16}-{PARENT}-01"
     given = [

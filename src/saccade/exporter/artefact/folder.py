@@ -120,8 +120,8 @@ class ArtefactFolder:
             )
         if state.st_size != expected.bytes:
             raise SaccadeError(
-                f"{path}: has {state.st_size} bytes, expected {expected.bytes} as in its manifest. "
-                f"{AGAIN}"
+                f"{path}: has {state.st_size} bytes, expected {expected.bytes} as in its "
+                f"manifest. {AGAIN}"
             )
         if max(state.st_mtime_ns, state.st_ctime_ns) < now - _TICK_NS:
             self._hashed[expected] = stamp

@@ -78,22 +78,34 @@ def choose(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...] = ()
     Raises: RequestRefused for an unknown parameter, two choices, a value that is not a number or
         is out of range, or if no variant fits the request.
     """
-    known = (*RULES, *own)
+    parameter = choice_of(parameters, tuple(RULES), own)
+    if parameter is None:
+        return best(routes, "budget", 1.0)
+    given_value = parameters[parameter]
+    if parameter == "budget" and (named := by_budget_name(routes, given_value)):
+        return named
+    return best(routes, parameter, number(parameter, given_value, share=scores_are_shares(routes)))
+
+
+def choice_of(
+    parameters: dict[str, Any], choices: tuple[str, ...], others: tuple[str, ...]
+) -> str | None:
+    """Return the one parameter of a request that is one of these choices, or None.
+
+    `others` are the parameters that a request may have besides the choice.
+
+    Raises: RequestRefused for an unknown parameter, or for two choices.
+    """
+    known = (*choices, *others)
     given = [key for key in parameters if not is_reserved(key)]
     if unknown := sorted(set(given) - set(known)):
         raise RequestRefused(
             f"unknown parameter {unknown[0]!r:.60}, expected one of {', '.join(known)}"
         )
-    chosen = sorted(set(given) & set(RULES))
+    chosen = sorted(set(given) & set(choices))
     if len(chosen) > 1:
         raise RequestRefused(f"parameters {' and '.join(chosen)} are given, expected one of them")
-    if not chosen:
-        return best(routes, "budget", 1.0)
-    (parameter,) = chosen
-    given_value = parameters[parameter]
-    if parameter == "budget" and (named := by_budget_name(routes, given_value)):
-        return named
-    return best(routes, parameter, number(parameter, given_value, share=scores_are_shares(routes)))
+    return chosen[0] if chosen else None
 
 
 def best(routes: Routes, parameter: str, value: float) -> Route:

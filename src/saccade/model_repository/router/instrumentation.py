@@ -160,7 +160,9 @@ class ObservedSender:
         """Note that the request no longer waits."""
         self._taken_s = time.monotonic()
         if self.span:
-            self._note("wait", self._began_s, self._taken_s, {})
+            # A later step of a policy waits from the answer of the one before.
+            since_s = self._began_s if self._called_s is None else self._called_s
+            self._note("wait", since_s, self._taken_s, {})
 
     @harmless
     def decoded(self, began_s: float, files: list[bytes]) -> None:

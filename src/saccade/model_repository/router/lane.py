@@ -12,7 +12,7 @@ from typing import Any
 
 from backlog import Backlog
 from calls import fail, refuse
-from outcomes import BUSY, QUEUE_FULL, TIMEOUT
+from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE
 from pace import Pace
 from ticket import Ticket
 
@@ -107,6 +107,8 @@ class Lane:
 
     def _refusal(self, ticket: Ticket) -> tuple[str, str]:
         """Return why a request is not queued; an idle lane accepts all, to measure its pace."""
+        if self._closed:  # for a request that comes from another lane while the router shuts down
+            return f"variant '{self.name}' is being unloaded; try again in a second", UNAVAILABLE
         if self._running is None and not self._backlog.requests:
             return "", ""
         wait_s = self._left_s(time.monotonic()) + self.pace.seconds(*self._backlog.ahead_of(ticket))

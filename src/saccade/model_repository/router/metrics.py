@@ -5,6 +5,7 @@ The server itself counts a refused request as answered. No label's value comes f
 """
 
 from outcomes import ANSWERED, FAILED, REFUSALS
+from routes import Policy
 from tally import Tally
 
 REQUESTS = "Requests by outcome"
@@ -13,13 +14,14 @@ REFUSED = "Refused requests by reason; the variant is empty if none had been cho
 FAILURES = "Requests that failed through no fault of the caller; see the server's log"
 WAITING = "Time that a request waited in the router's lane of its variant"
 DECODE = "Time to decode the images of one request"
+POLICY = "Samples that followed a policy, by the step that answered; not certified: the next failed"
 MODEL = "Time of the calls of a variant's model for one group of requests"
 
 
 class Metrics:
     """Counters and histograms of one router."""
 
-    def __init__(self, model: str, variants: list[str]) -> None:
+    def __init__(self, model: str, variants: list[str], policies: tuple[Policy, ...] = ()) -> None:
         self._tally = tally = Tally()
         by_outcome = {
             outcome: tally.counter("saccade_requests_total", REQUESTS, model=model, outcome=outcome)
@@ -49,6 +51,20 @@ class Metrics:
                 ("saccade_model_seconds", MODEL),
             )
         )
+        self._followed = {
+            (policy.name, at, certified): tally.counter(
+                "saccade_policy_answers_total",
+                POLICY,
+                model=model,
+                policy=policy.name,
+                step=str(at + 1),
+                variant=step.variant,
+                certified=str(certified).lower(),
+            )
+            for policy in policies
+            for at, step in enumerate(policy.steps)
+            for certified in (True, False)
+        }
         tally.start()
 
     def ended(self, variant: str, outcome: str) -> None:
@@ -71,6 +87,11 @@ class Metrics:
         """Record how long a variant's model took to answer a group of requests."""
         with self._tally.lock:
             self._model[variant].add(seconds)
+
+    def followed(self, policy: str, step: int, *, certified: bool, rows: int) -> None:
+        """Count the rows of a request that a step of a policy has answered."""
+        with self._tally.lock:
+            self._followed[policy, step, certified].add(rows)
 
     def close(self) -> None:
         """Report the remaining numbers and stop."""

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +29,11 @@ from metrics import Metrics
 from outcomes import ANSWERED, INVALID_REQUEST, TIMEOUT
 from PIL import Image
 from plain_family import family_of
+from policies import Followed, all_policies, policy_of, steps_of
+from relay import Relay, StepSender, ended_at, outputs_of, sure_of
 from routes import Route, read_routes
 from sender import Sender
-from texts import text_rows
+from texts import repeated
 from ticket import Ticket, caller_of, deadline
 
 NAMES = ("variant", "variant_sha256")
@@ -68,8 +69,10 @@ class TritonPythonModel:
         self.wanted = Wanted.from_dict(declared) if declared else None
         self.family = family_of(self.routes, folder)
         self.labels = Labels(folder, self.routes.variants)
+        policies = all_policies(self.routes)
+        self.chains = {policy.name: steps_of(self.routes, policy) for policy in policies}
         variants = [route.name for route in self.routes.variants]
-        self.metrics = Metrics(args["model_name"], variants)
+        self.metrics = Metrics(args["model_name"], variants, policies)
         self.instrumentation = Instrumentation(args["model_name"], unwatched=PROBE)
         self.lanes = {
             (route.name, role): Lane(
@@ -110,7 +113,11 @@ class TritonPythonModel:
         if PROBE in parameters:
             send_lanes(sender, self.lanes)
             return
-        route = choose(self.routes, parameters, self.family.parameters)
+        followed = policy_of(self.routes, parameters, self.family.parameters)
+        if followed is None:
+            route = choose(self.routes, parameters, self.family.parameters)
+        else:
+            route = self.chains[followed.policy.name][0]
         sender.variant = route.name
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         role = component_for(self.family.components(), set(inputs))
@@ -126,7 +133,7 @@ class TritonPythonModel:
             inputs=inputs,
             rows=rows,
             parameters=own,
-            wanted=tuple(request.requested_output_names()),
+            wanted=wanted_of(request, followed),
             sender=sender,
             deadline_s=deadline(request.timeout(), now),
             arrived_s=now,
@@ -135,8 +142,41 @@ class TritonPythonModel:
             megapixels=expected_megapixels(files, self.wanted) if self.wanted else 0.0,
             size=sum(map(len, files)) + sum(array.nbytes for array in inputs.values()),
         )
+        if followed is None:
+            self._offer(ticket, route)
+        else:
+            self._follow(ticket, followed)
+
+    def _follow(self, ticket: Ticket, followed: Followed) -> None:
+        """Start the chain of a policy.
+
+        Raises: RequestRefused for a component without logits.
+        """
+        routes = self.chains[followed.policy.name]
+        decides = "logits" in self.routes.components[ticket.role].outputs
+        if not (decides or self.labels.known(routes[0], ticket.role)):
+            raise RequestRefused(
+                f"inputs {', '.join(sorted(ticket.inputs))}: the answer has no logits, which a "
+                "policy needs; choose one variant by budget"
+            )
+        for route in routes[1:]:
+            self.family.check(ticket.inputs, route.facts)
+        if len(routes) == 1:  # answered as by budget, plus `steps` and `certified`
+            self._offer(ticket._replace(policy=followed.policy.name), routes[0])
+            return
+        relay = Relay(
+            ticket,
+            followed,
+            routes,
+            offer=self._offer,
+            work=lambda route, rows: self.family.work(route, rows, ticket.parameters),
+            metrics=self.metrics,
+        )
+        relay.start()
+
+    def _offer(self, ticket: Ticket, route: Route) -> None:
         self.instrumentation.routed(ticket, route)
-        self.lanes[route.name, role].offer(ticket)
+        self.lanes[route.name, ticket.role].offer(ticket)
 
     def _answering(self, route: Route, role: str) -> Callable[[Lane, list[Ticket]], float]:
         def answer(lane: Lane, group: list[Ticket]) -> float:
@@ -163,6 +203,8 @@ class TritonPythonModel:
             CallerCheck(ticket).check(f"before variant '{route.name}' was free")
         inputs, component = dict(ticket.inputs), self.routes.components[ticket.role]
         for name in component.encoded:
+            if inputs[name].dtype != object:
+                continue  # decoded for an earlier step of a policy
             assert self.wanted is not None
             files = inputs[name].ravel().tolist()
             with self.instrumentation.decoding(ticket, files):
@@ -196,7 +238,7 @@ class TritonPythonModel:
             return 0.0
         for ready, arrays in zip(group, answers, strict=True):
             try:
-                send(ready.ticket, arrays, route)
+                send(ready, arrays, route)
             except Exception as error:
                 text = f"the answer of variant '{route.name}' was lost"
                 fail(ready.ticket.sender, text, error)
@@ -251,6 +293,15 @@ def may_be_one(error: Exception) -> bool:
     return not isinstance(error, Refused) or error.of_inputs
 
 
+def wanted_of(request: Any, followed: Followed | None) -> tuple[str, ...]:
+    """Return the outputs of a request.
+
+    Raises: RequestRefused for an output that a request with a policy cannot have.
+    """
+    names = tuple(request.requested_output_names())
+    return names if followed is None else outputs_of(names, none_named=LANES in names)
+
+
 def send_lanes(sender: Any, lanes: dict[tuple[str, str], Lane]) -> None:
     """Answer a probe, without waiting in a lane."""
     lane_reports = [
@@ -263,8 +314,15 @@ def send_lanes(sender: Any, lanes: dict[tuple[str, str], Lane]) -> None:
     )
 
 
-def send(ticket: Ticket, arrays: dict[str, np.ndarray], route: Route) -> None:
-    """Send the requested outputs that the component has, and the variant's name."""
+def send(ready: Ready, arrays: dict[str, np.ndarray], route: Route) -> None:
+    """Send the requested outputs that the component has, and the variant's name.
+
+    The outputs of one step of a policy go to the request's relay.
+    """
+    ticket = ready.ticket
+    if isinstance(ticket.sender, StepSender):
+        ticket.sender.answered(ready.inputs, arrays)
+        return
     named = dict(zip(NAMES, (route.name, route.sha256), strict=True))
     tensors = [pb.Tensor(name, array) for name, array in arrays.items() if name in ticket.wanted]
     tensors += [
@@ -272,14 +330,10 @@ def send(ticket: Ticket, arrays: dict[str, np.ndarray], route: Route) -> None:
         for name, text in named.items()
         if name in ticket.wanted
     ]
+    if ticket.policy:
+        own = {"steps": ended_at(1, ticket.rows), "certified": sure_of(ticket.rows)}
+        tensors += [pb.Tensor(name, array) for name, array in own.items() if name in ticket.wanted]
     ticket.sender.send(pb.InferenceResponse(tensors), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
     ticket.sender.ended(ANSWERED)
-
-
-@lru_cache(maxsize=256)
-def repeated(text: str, count: int) -> np.ndarray:
-    """Repeat a string for each image.
-
-    Shapes: -> uint8 [count bytes].
-    """
-    return np.repeat(text_rows([text]), count, axis=0)
+    if ticket.policy:
+        ticket.sender.followed(ticket.policy, ticket.rows)

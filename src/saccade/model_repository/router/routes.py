@@ -63,6 +63,32 @@ class Route(NamedTuple):
         return self.inferences_per_second or 1 / max(1, self.multiply_adds)
 
 
+class Step(NamedTuple):
+    """One variant of a policy: its answer is final if its confidence reaches the threshold."""
+
+    variant: str
+    sha256: str
+    threshold: float | None  # None: the last one, which always answers
+    temperature: float
+
+
+class Policy(NamedTuple):
+    """A chain of variants that `saccade calibrate` certified.
+
+    Units: risk and bound are shares of samples, seconds are per sample.
+    """
+
+    name: str
+    against: str  # full: answers that differ from the full model's are lost; labels: wrong ones
+    confidence: float
+    risk: float
+    bound: float
+    measure: str
+    full: str  # the variant with which the chain was compared
+    seconds: float
+    steps: tuple[Step, ...]
+
+
 class Routes(NamedTuple):
     """Everything that the router knows about its model, as `saccade repository` wrote it."""
 
@@ -71,6 +97,7 @@ class Routes(NamedTuple):
     preprocessing: dict[str, Any] | None
     components: dict[str, Component]
     variants: tuple[Route, ...]
+    policies: tuple[Policy, ...] = ()
 
 
 def read_routes(path: Path) -> Routes:
@@ -99,4 +126,8 @@ def read_routes(path: Path) -> Routes:
         preprocessing=content["preprocessing"],
         components=components,
         variants=tuple(Route(**variant) for variant in content["variants"]),
+        policies=tuple(
+            Policy(**{**policy, "steps": tuple(Step(**step) for step in policy["steps"])})
+            for policy in content.get("policies", ())
+        ),
     )

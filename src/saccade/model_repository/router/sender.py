@@ -31,6 +31,10 @@ class Sender:
         """Count the request under its outcome."""
         self._metrics.ended(self.variant, outcome)
 
+    def followed(self, policy: str, rows: int) -> None:
+        """Count the rows that a policy of one step answered."""
+        self._metrics.followed(policy, 0, certified=True, rows=rows)
+
     def waited(self, seconds: float) -> None:
         """Record how long the request waited."""
         self._metrics.waited(self.variant, seconds)

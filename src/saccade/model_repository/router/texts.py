@@ -5,6 +5,8 @@ They are not string tensors: if a caller requests the classes of a string output
 July 2025 divide by zero and crash (triton-inference-server/server#8267).
 """
 
+from functools import lru_cache
+
 import numpy as np
 
 
@@ -17,3 +19,12 @@ def text_rows(texts: list[str]) -> np.ndarray:
     width = max(1, *(len(row) for row in encoded))
     padded = b"".join(row.ljust(width, b"\0") for row in encoded)
     return np.frombuffer(padded, np.uint8).reshape(len(texts), width)
+
+
+@lru_cache(maxsize=256)
+def repeated(text: str, count: int) -> np.ndarray:
+    """Repeat a string for each image.
+
+    Shapes: -> uint8 [count bytes].
+    """
+    return np.repeat(text_rows([text]), count, axis=0)

@@ -26,6 +26,7 @@ class Ticket(NamedTuple):
     work: float = 1.0  # rows; for a search: rows times hypotheses times steps
     megapixels: float = 0.0  # to decode, according to the files' headers
     size: int = 0  # bytes of the inputs
+    policy: str = ""  # the policy that the request follows, if it is a chain of one variant
 
     @property
     def is_late(self) -> bool:

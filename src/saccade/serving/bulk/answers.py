@@ -16,6 +16,7 @@ from saccade.serving.client.wire import as_texts
 Ask = Literal["classify", "embed", "caption", "segment", "answer"]
 Precision = Literal["float32", "float16"]
 NAMES = ("variant", "variant_sha256")
+STEPS = "steps"  # how many variants ran: an output of a request with a policy, else 1
 _LABELLED = ("classify", "answer")
 _SEGMENTS = ("slots", "positions", "scales")
 
@@ -49,8 +50,7 @@ class Form:
         }
         labels = [("labels", pa.list_(pa.string())), ("probabilities", pa.list_(pa.float32()))]
         names = [("id", pa.string()), *((name, pa.string()) for name in NAMES)]
-        # One variant answers, so there is one step; a cascade would have more.
-        return pa.schema([*names, ("steps", pa.int32()), *own.get(self.ask, labels)])
+        return pa.schema([*names, (STEPS, pa.int32()), *own.get(self.ask, labels)])
 
     def columns(
         self, arrays: Mapping[str, np.ndarray], labels: Sequence[str]
@@ -60,7 +60,8 @@ class Form:
         Shapes: each array has one row per answer.
         """
         columns: dict[str, list[Any]] = {name: _texts(arrays[name]) for name in NAMES}
-        columns["steps"] = [1] * len(columns["variant"])
+        steps = arrays.get(STEPS, np.ones((len(columns["variant"]), 1), np.int32))
+        columns[STEPS] = steps[:, 0].tolist()
         if self.ask in _LABELLED:
             return columns | _best(arrays["probabilities"], labels, self.top)
         if self.ask == "embed":
@@ -79,7 +80,9 @@ class Form:
         return pa.list_(kind, math.prod(shape)) if shape else pa.list_(kind)
 
 
-def form_of(view: RouterView, ask: Ask | None, top: int, dtype: Precision) -> Form:
+def form_of(
+    view: RouterView, ask: Ask | None, top: int, dtype: Precision, *, by_policy: bool = False
+) -> Form:
     """Return the form of this model's answers; without `ask`, of its main kind of answer.
 
     Raises: SaccadeError if the model does not give this kind of answer.
@@ -106,7 +109,8 @@ def form_of(view: RouterView, ask: Ask | None, top: int, dtype: Precision) -> Fo
     if shapes.get("masks"):
         shapes["owners"] = shapes["masks"][1:]
     known = {name: shape for name, shape in shapes.items() if shape}
-    return Form(chosen, (*wanted, *NAMES), known, top, dtype)
+    names = (*NAMES, STEPS) if by_policy else NAMES
+    return Form(chosen, (*wanted, *names), known, top, dtype)
 
 
 def _texts(rows: np.ndarray) -> list[str]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bulk inference: answer every input of a source once, and write a Parquet data set."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -33,11 +34,18 @@ from saccade.serving.bulk.plan import (
     read_plan,
     write_plan,
 )
+from saccade.serving.bulk.policy import (
+    answered_by,
+    check_followed,
+    policies_sha256,
+    without_policy,
+)
 from saccade.serving.bulk.shard import QUESTION, Job, view_in
 from saccade.serving.bulk.sources import Columns, Source, Wanted
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import choice
 from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.policies import policies_of
 from saccade.serving.repository.preflight.repository import open_repository
 from saccade.serving.repository.runtimes.plans import MAX_IMAGES_FLAG, SmallProfile
 
@@ -141,8 +149,10 @@ def _engines(repository: Path) -> dict[str, str]:
 
 def _planned(artefact: ArtefactFolder, repository: Path, out: Place, options: BulkOptions) -> Plan:
     view = view_in(repository, artefact.model)
-    form = form_of(view, options.ask, options.top, options.dtype)
-    parameters = _parameters(options)
+    routes, parameters = _routes(repository, artefact.model), _parameters(options)
+    followed = without_policy(parameters) != parameters
+    form = form_of(view, options.ask, options.top, options.dtype, by_policy=followed)
+    check_followed(parameters, view, form)
     old = read_plan(out)
     columns = Columns(options.column, options.id_column, options.question_column)
     wanted = _wanted(view, form.ask)
@@ -151,11 +161,12 @@ def _planned(artefact: ArtefactFolder, repository: Path, out: Place, options: Bu
         schema=SCHEMA,
         version=VERSION,
         model=artefact.model,
-        variant=_chosen(repository, artefact.model, parameters, tuple(_given(options))),
+        variant=_chosen(repository, artefact.model, without_policy(parameters), _given(options)),
         sha256={variant.name: variant.sha256 for variant in artefact.variants},
         runtime=options.runtime,
         processor="gpu" if options.on_gpu else "cpu",
         engines=_engines(repository),
+        policies_sha256=policies_sha256(policies_of(routes)),
         input=options.input,
         listing_sha256=listing.hash_of(listed),
         inputs=listed.num_rows,
@@ -234,14 +245,20 @@ def _finished(
             f"{plan.inputs:,} in all: its files were changed. Choose another --out."
         )
     seconds = time.monotonic() - began
-    report = BulkReport(str(out), plan.variant, answers, errors, kept, round(seconds, 3))
+    by = answered_by(plan.variant, plan.parameters)
+    report = BulkReport(str(out), by, answers, errors, kept, round(seconds, 3))
     manifest = {**asdict(plan), **report.to_dict(), "saccade": saccade.__version__}
     out.join(MANIFEST).write(json_bytes(manifest))
     out.join(SUCCESS).write(f"{answers + errors}\n".encode())
     return report
 
 
-def _chosen(repository: Path, model: str, parameters: dict[str, str], own: tuple[str, ...]) -> str:
+def _routes(repository: Path, model: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((repository / model / "1" / "routes.json").read_bytes())
+    return content
+
+
+def _chosen(repository: Path, model: str, parameters: dict[str, str], own: list[str]) -> str:
     """Return the variant that the router will choose.
 
     Raises: SaccadeError with the router's message if it would refuse.
@@ -250,13 +267,16 @@ def _chosen(repository: Path, model: str, parameters: dict[str, str], own: tuple
     routes = import_module(f"{router}.routes").read_routes(repository / model / "1" / "routes.json")
     choose = import_module(f"{router}.choose")
     try:
-        return str(choose.choose(routes, parameters, own).name)
+        return str(choose.choose(routes, parameters, tuple(own)).name)
     except choose.RequestRefused as error:
         raise SaccadeError(f"--budget {parameters.get('budget')}: {error}") from None
 
 
 def _parameters(options: BulkOptions) -> dict[str, str]:
-    return choice(options.budget) | {name: str(getattr(options, name)) for name in _given(options)}
+    followed = options.policy is not None or options.max_risk is not None
+    # All answers of a job are certified: if a variant fails, the job fails and can be resumed.
+    by = choice(options.budget, policy=options.policy, max_risk=options.max_risk, strict=followed)
+    return by | {name: str(getattr(options, name)) for name in _given(options)}
 
 
 def _given(options: BulkOptions) -> list[str]:

@@ -26,6 +26,8 @@ class BulkOptions(PathFields):
     out: str  # folder or address, such as s3://bucket/prefix
     ask: Ask | None = None  # kind of answer; default: the model's main one
     budget: float | str | None = None  # 0.5, 2/3, or a name such as fast; default: the largest
+    policy: str | None = None  # instead of a budget: the policy of this name
+    max_risk: float | None = None  # cheapest policy certified for at most this risk; 0: full model
     runner: Literal["local", "ray"] = "local"  # processes on this machine, or Ray Data's actors
     # processes, or MIN:MAX with --runner ray; default: one per core, on GPUs one per GPU
     workers: str | None = None
@@ -95,6 +97,7 @@ class BulkOptions(PathFields):
             templates=self.templates,
             max_images=self.batch,
             threads=threads or self.threads or 1,
+            policies=self.policy is not None or self.max_risk is not None,
         )
 
     def worker_range(self) -> tuple[int | None, int | None]:

@@ -26,7 +26,12 @@ MANIFEST, SUCCESS = "manifest.json", "_SUCCESS"
 REPOSITORY = "_plan/repository.tar"  # for workers on other machines
 _PLAN, _LISTING = "_plan/plan.json", "_plan/listing.parquet"
 # Values for plans without these fields: older releases ran all jobs this way.
-_BEFORE_GPUS: dict[str, Any] = {"runtime": DEFAULT, "processor": "cpu", "engines": {}}
+_BEFORE: dict[str, Any] = {
+    "runtime": DEFAULT,
+    "processor": "cpu",
+    "engines": {},
+    "policies_sha256": "",
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Plan:
     runtime: str
     processor: str  # cpu or gpu
     engines: dict[str, str]  # SHA-256 of each TensorRT plan, by variant and compute capability
+    policies_sha256: str  # hash of the repository's policies; empty: none
     input: str
     listing_sha256: str
     inputs: int
@@ -88,7 +94,7 @@ def read_plan(out: Place) -> Plan | None:
         raise SaccadeError(
             f"{out.join(_PLAN)}: is not a plan of this release of saccade. Choose another --out."
         )
-    return typed(Plan, _BEFORE_GPUS | content, f"{out.join(_PLAN)}: ")
+    return typed(Plan, _BEFORE | content, f"{out.join(_PLAN)}: ")
 
 
 def check_same(out: Place, old: Plan, new: Plan) -> None:
@@ -105,6 +111,7 @@ def check_same(out: Place, old: Plan, new: Plan) -> None:
         "inputs": "number of inputs",
         "sha256": "model's files",
         "engines": "plans",
+        "policies_sha256": "policies",
     }
     first = changed[0]
     raise SaccadeError(

@@ -1,25 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers that the client returns: labels, captions and segmentations, each with its variant."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from saccade.serving.client.wire import output, texts
 
+BY_POLICY = ("steps", "certified")  # outputs of a request with a policy
+
 
 @dataclass(frozen=True)
 class Classification:
-    """The most probable labels of one image, best first, and the variant that answered."""
+    """The most probable labels of one image, best first, and the variant that answered.
+
+    With a policy, `steps` is the number of variants that ran. `certified` is False if the next
+    variant could not answer, so that the policy's certificate does not cover this answer.
+    """
 
     labels: tuple[tuple[str, float], ...]
     variant: str
+    steps: int | None = None
+    certified: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         labels = [{"label": label, "probability": value} for label, value in self.labels]
-        return {"labels": labels, "variant": self.variant}
+        by_policy = {"steps": self.steps, "certified": self.certified}
+        return {
+            "labels": labels,
+            "variant": self.variant,
+            **({} if self.steps is None else by_policy),
+        }
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,15 @@ class Segmentation:
             for index, count in enumerate(counts)
         ]
         return {"slots": slots, "variant": self.variant}
+
+
+def classifications_by_policy(result: Any) -> list[Classification]:
+    """Read the answer to a request for labels that follows a policy."""
+    columns = (output(result, name).reshape(-1).tolist() for name in BY_POLICY)
+    return [
+        replace(one, steps=int(steps), certified=bool(certified))
+        for one, steps, certified in zip(classifications(result), *columns, strict=True)
+    ]
 
 
 def classifications(result: Any) -> list[Classification]:

@@ -18,10 +18,13 @@ class CallOptions:
 
 @dataclass(frozen=True)
 class ClassifyOptions(CallOptions):
-    """Options of classify: at most one of --budget, --min-score and --max-latency-ms."""
+    """Options of classify: at most one of those that choose the variant, or the policy."""
 
     min_score: float | None = None  # use the fastest variant whose score is surely at least this
     max_latency_ms: float | None = None  # use the best variant with a measured p95 of at most this
+    policy: str | None = None  # follow the policy of this name, written by `saccade calibrate`
+    max_risk: float | None = None  # follow the cheapest policy certified for it; 0: full model
+    strict: bool = False  # with a policy: refuse if an answer would not be certified
     top: int = 3  # labels per image
     labels: Path | None = None  # zero-shot: a text file with one label per line
     templates: Path | None = None  # with --labels: one prompt per line, with {} for the label
@@ -55,7 +58,11 @@ class AnswerOptions(CallOptions):
 
     question: str = ""  # the question, the same for all images
     truncate: bool = False  # cut a question that is longer than the model reads
-    strict: bool = False  # refuse a question that contains words the model does not know
+    policy: str | None = None  # follow the policy of this name, written by `saccade calibrate`
+    max_risk: float | None = None  # follow the cheapest policy certified for it; 0: full model
+    # refuse a question that contains words the model does not know; with a policy, also refuse if
+    # an answer would not be certified
+    strict: bool = False
     top: int = 3  # answers per image
 
 

@@ -14,11 +14,13 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.serving.client.answers import (
+    BY_POLICY,
     Caption,
     Classification,
     Segmentation,
     captions,
     classifications,
+    classifications_by_policy,
     ranked,
     segmentations,
 )
@@ -63,15 +65,34 @@ def classify(
     top: int = 3,
     labels: Sequence[str] = (),
     templates: Sequence[str] = (),
+    policy: str | None = None,
+    max_risk: float | None = None,
+    strict: bool = False,
 ) -> Steps[list[Classification]]:
     """Return the `top` most probable labels of each image.
 
-    At most one of `budget`, `min_score` and `max_latency_ms` chooses the variant. Without
-    `labels`, the labels are the model's own or those it was deployed with. With `labels`, a model
-    of images and text compares each image with each label in each template, such as
+    At most one of `budget`, `min_score`, `max_latency_ms`, `policy` and `max_risk` chooses who
+    answers. With `policy`, or the cheapest policy that is certified for `max_risk`, each image goes
+    on to the next variant until one is confident. If a later variant cannot answer, the answer of
+    the one before is returned as not certified; with `strict`, the request is refused.
+
+    Without `labels`, the labels are the model's own or those it was deployed with. With `labels`, a
+    model of images and text compares each image with each label in each template, such as
     "a photo of a {}".
     """
-    parameters = choice(budget, min_score=min_score, max_latency_ms=max_latency_ms)
+    parameters = choice(
+        budget,
+        min_score=min_score,
+        max_latency_ms=max_latency_ms,
+        policy=policy,
+        max_risk=max_risk,
+        strict=strict,
+    )
+    if labels and _follows(parameters):
+        raise SaccadeError(
+            "Found labels together with a policy, which is certified for the labels of the "
+            "repository. Pass only one of them."
+        )
     if labels:
         labelling = Labelling(tuple(labels), tuple(templates))
         return _classify_as(images, labelling, parameters, top)
@@ -133,14 +154,19 @@ def answer(
     top: int = 3,
     truncate: bool = False,
     strict: bool = False,
+    policy: str | None = None,
+    max_risk: float | None = None,
 ) -> Steps[list[Classification]]:
     """Return the `top` most probable answers to each question about the image at the same index.
 
     For a model that takes features, pass arrays by name instead of images. A question that is too
     long is cut if `truncate` is true, and refused otherwise. All words that the model does not
-    know are the same word to it; with `strict`, a question that contains any is refused.
+    know are the same word to it; with `strict`, a question that contains any is refused. Policies
+    work as in `classify`; with `strict`, the request is also refused if an answer would not be
+    certified.
     """
-    parameters = choice(budget)
+    by_policy = policy is not None or max_risk is not None
+    parameters = choice(budget, policy=policy, max_risk=max_risk, strict=strict and by_policy)
     _check_top(top)
     view: RouterView = yield None
     view.require("answer", "answering")
@@ -148,8 +174,9 @@ def answer(
         check_words(questions, _first(view))
     tokens = question_tokens(questions, _first(view), truncate=truncate)
     arrays = as_arrays({"question": tokens, **_by_name(images)}, view)
-    calls = array_calls(arrays, ("probabilities", "variant"), parameters, top=top)
-    return (yield from _all_of(calls, classifications))
+    names, read = _labels_asked(parameters, view)
+    calls = array_calls(arrays, names, parameters, top=top)
+    return (yield from _all_of(calls, read))
 
 
 def caption(
@@ -224,8 +251,27 @@ def _classify(
     files = encoded(images)  # refuses what is not an image without calling the server
     view: RouterView = yield None
     view.require_output("probabilities", "classify images")
-    calls = image_calls(files, ("probabilities", "variant"), parameters, top=top)
-    return (yield from _all_of(calls, classifications))
+    names, read = _labels_asked(parameters, view)
+    calls = image_calls(files, names, parameters, top=top)
+    return (yield from _all_of(calls, read))
+
+
+def _follows(parameters: Mapping[str, str]) -> bool:
+    return not parameters.keys().isdisjoint({"policy", "max_risk"})
+
+
+def _labels_asked(
+    parameters: Mapping[str, str], view: RouterView
+) -> tuple[tuple[str, ...], Callable[[Any], list[Classification]]]:
+    """Return the outputs to request for labels, and the function that reads the answer.
+
+    Raises: SaccadeError for a policy if the router has none.
+    """
+    names = ("probabilities", "variant")
+    if not _follows(parameters):
+        return names, classifications
+    view.require_policies()
+    return (*names, *BY_POLICY), classifications_by_policy
 
 
 def _classify_as(

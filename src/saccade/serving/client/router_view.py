@@ -25,6 +25,7 @@ class RouterView:
     labels: bool
     _shared: dict[str, Any]
     _variants: dict[str, dict[str, Any]]
+    policies: tuple[str, ...] = ()  # names of the policies that a request may follow
 
     def runtime_metadata(self, variant: str) -> dict[str, Any]:
         """Return the runtime metadata of a variant.
@@ -103,6 +104,17 @@ class RouterView:
             "choose another model."
         )
 
+    def require_policies(self) -> None:
+        """Refuse a call with a policy if the router has none.
+
+        Raises: SaccadeError that explains how to add policies.
+        """
+        if not self.policies:
+            raise SaccadeError(
+                f"{self.model} has no policies. Run `saccade calibrate` on the artefact folder and "
+                "`saccade repository` again, or choose by --budget."
+            )
+
     def require(self, call: str, what: str) -> None:
         """Refuse a call that models of this family do not answer.
 
@@ -142,6 +154,7 @@ def view_of(config: Any, model: str) -> RouterView:
         labels=content["labels"],
         _shared=content["facts"],
         _variants=_largest_first(content["variants"], models, model),
+        policies=tuple(content.get("policies", ())),
     )
 
 

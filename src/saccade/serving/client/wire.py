@@ -33,16 +33,28 @@ _NUMBERS = count(1)
 _RULES: Mapping[str, Any] = import_module("saccade.model_repository.router.choose").RULES
 
 
-def choice(budget: Budget | None = None, **other_rules: BudgetLike | None) -> dict[str, str]:
-    """Return the request parameter by which the router chooses; without one it uses the full model.
+def choice(
+    budget: Budget | None = None,
+    *,
+    policy: str | None = None,
+    max_risk: float | None = None,
+    strict: bool = False,
+    **other_rules: BudgetLike | None,
+) -> dict[str, str]:
+    """Return the request parameters by which the router chooses; without, it uses the full model.
 
-    Raises: SaccadeError if there is more than one, or if its value is out of range.
+    Raises: SaccadeError if there is more than one, if its value is out of range, or if `strict` is
+        set without a policy.
     """
+    followed = by_policy(policy, max_risk, strict=strict)
     given = {"budget": budget, **other_rules}
     chosen = {name: _number(name, value) for name, value in given.items() if value is not None}
-    if len(chosen) > 1:
-        flags = ", ".join("--" + name.replace("_", "-") for name in chosen)
+    ways = [*chosen, *(name for name in followed if name != "strict")]
+    if len(ways) > 1:
+        flags = ", ".join("--" + name.replace("_", "-") for name in ways)
         raise SaccadeError(f"Found {flags} together, but each chooses the variant. Pass one.")
+    if followed:
+        return followed
     for name, value in chosen.items():
         if isinstance(value, str):
             return {name: value}  # the router knows whether there is such a budget
@@ -52,6 +64,27 @@ def choice(budget: Budget | None = None, **other_rules: BudgetLike | None) -> di
             raise SaccadeError(f"{name} is {value:g}, expected {allowed.words}.")
     # As text, because the protocol would guess whether a number is an integer or a double.
     return {name: repr(value) for name, value in chosen.items()}
+
+
+def by_policy(policy: str | None, max_risk: float | None, *, strict: bool) -> dict[str, str]:
+    """Return the request parameters for a policy; none without one.
+
+    Raises: SaccadeError for an invalid risk, or for `strict` without a policy.
+    """
+    given = {} if policy is None else {"policy": str(policy)}
+    if max_risk is not None:
+        risk = _number("max_risk", max_risk)
+        if isinstance(risk, str) or not 0 <= risk < 1:
+            raise SaccadeError(
+                f"max_risk is {max_risk!r:.60}, expected a number of at least 0 and below 1, such "
+                "as 0.01."
+            )
+        given["max_risk"] = repr(risk)
+    if strict and not given:
+        raise SaccadeError(
+            "Found --strict without --policy or --max-risk. Pass one of them, or drop --strict."
+        )
+    return given | ({"strict": "true"} if strict else {})
 
 
 def _number(name: str, value: BudgetLike) -> float | str:

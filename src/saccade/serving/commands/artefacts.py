@@ -162,6 +162,7 @@ def repository(
     # Plans and GPU instances need the container: the bundled server runs neither.
     how = " --print-command --container" if options.on_gpu else ""
     ops = f" Custom ops are run by {deployment.ops}." if deployment.ops else ""
+    ops += f" Policies: {', '.join(deployment.policies)}." if deployment.policies else ""
     text = (
         f"{deployment.folder}: router {deployment.model} for {', '.join(deployment.variants)}."
         f"{ops}\nServe it with: saccade serve {shlex.quote(str(deployment.folder))}{how}"

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,9 @@ def classify(image: Images, options: ClassifyOptions) -> Result:
             budget=options.budget,
             min_score=options.min_score,
             max_latency_ms=options.max_latency_ms,
+            policy=options.policy,
+            max_risk=options.max_risk,
+            strict=options.strict,
             top=options.top,
             labels=labelling.labels if labelling else (),
             templates=labelling.templates if labelling else (),
@@ -142,7 +146,10 @@ def answer(image: Images, options: AnswerOptions) -> Result:
     files = image_files(image)
     if not options.question.strip():
         raise SaccadeError("No question given. Pass one: --question 'what shape is left ?'")
-    question, flags = options.question, {"truncate": options.truncate, "strict": options.strict}
+    question = options.question
+    flags: dict[str, Any] = {
+        name: getattr(options, name) for name in ("truncate", "strict", "policy", "max_risk")
+    }
     with _client(options) as client:
         done = answered(
             files,
@@ -216,14 +223,25 @@ def _labelled(done: Answered[Classification], **more: Any) -> Answer:
             f"{escaped_line(label)} {100 * share:.1f} %" for label, share in one.labels
         )
 
-    return _of_images(done, words, **more)
+    return _of_images(done, words, by=_answered_by, **more)
 
 
-def _of_images(done: Answered[Any], words: Callable[[Any], str], **more: Any) -> Answer:
+def _answered_by(one: Classification) -> str:
+    """Return the variant of an answer; with a policy, also its step and if it is not certified."""
+    step = "" if one.steps is None else f", step {one.steps}"
+    return one.variant + step + (", not certified" if one.certified is False else "")
+
+
+def _of_images(
+    done: Answered[Any],
+    words: Callable[[Any], str],
+    by: Callable[[Any], str] = attrgetter("variant"),
+    **more: Any,
+) -> Answer:
     """Return the answers, one line per image; in JSON each also contains `more`."""
     pairs = list(zip(done.paths, done.answers, strict=True))
     data = [{"image": str(path), **one.to_dict(), **more} for path, one in pairs]
     lines = [
-        f"{escaped_line(path)}: {words(one)}  ({escaped_line(one.variant)})" for path, one in pairs
+        f"{escaped_line(path)}: {words(one)}  ({escaped_line(by(one))})" for path, one in pairs
     ]
     return Answer([*data, *done.refusals()], "\n".join(lines), done.exit_code)

@@ -88,8 +88,9 @@ def _swept(given: Mapping[str, Any], result: Any) -> Closing:
 def _calibrated(given: Mapping[str, Any], result: Any) -> Closing:
     count = len(result.policies)
     what = f"{count} {'policy' if count == 1 else 'policies'} certified"
-    following = f"saccade verify {_q(given['folder'])}" if count else ""
-    return Closing(what, result.path, following)
+    folder = given["folder"]
+    following = f"saccade repository {_q(folder)} --out {_q(_beside(folder, 'repository'))}"
+    return Closing(what, result.path, following if count else "")
 
 
 def _deployed(given: Mapping[str, Any], result: Any) -> Closing:

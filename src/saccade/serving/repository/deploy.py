@@ -21,6 +21,7 @@ from saccade.serving.repository.description import DESCRIPTION, Deployment, desc
 from saccade.serving.repository.image_caps import absurd_caps
 from saccade.serving.repository.model_config import MAX_BATCH
 from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.policies import served_policies
 from saccade.serving.repository.preflight.examine import broken_rules
 from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.router_folder import RouterPlan, write_router
@@ -43,7 +44,7 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
     refuse_existing(out, force=options.force, inputs=inputs)
     labelling = read_labelling(options.labels, options.templates)
     refuse_untried(folder, folder.manifests)
-    folder = chosen(folder, options.precisions, options.runtime)
+    whole, folder = folder, chosen(folder, options.precisions, options.runtime)
     check_alike(folder, options.runtime)
     variants = folder.variants
     declared = variants[0].preprocessing
@@ -64,6 +65,14 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
             for variant in variants
         },
         max_images=max_images,
+        policies=served_policies(
+            whole,
+            variants,
+            runtime=options.runtime,
+            labels=labelling.labels if labelling else None,
+        )
+        if options.policies
+        else (),
     )
     kept = samples(folder)
     components = [
@@ -107,6 +116,7 @@ def _write(
         runtime=components[0].options.runtime,
         samples=tuple(component.name for component in components if component.sample.answers),
         ops=ops,
+        policies=tuple(policy.name for policy in router.policies),
     )
     (partial / DESCRIPTION).write_bytes(
         json_bytes(description(partial, deployment, router.preprocessing))

@@ -35,6 +35,7 @@ class Deployment:
     runtime: str = DEFAULT
     samples: tuple[str, ...] = ()  # models that have a stored sample with its answer
     ops: Ops = None  # how custom ops run; None: there are none, or an older release wrote it
+    policies: tuple[str, ...] = ()  # names of the policies that requests may follow
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -46,6 +47,7 @@ class Deployment:
             "runtime": self.runtime,
             "samples": list(self.samples),
             "ops": self.ops,
+            **({"policies": list(self.policies)} if self.policies else {}),
         }
 
 
@@ -93,6 +95,7 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
         )
         if (runtime := content["runtime"]) not in (known := served_names()):
             raise ValueError(f"runtime is {runtime!r}, expected {' or '.join(known)}")
+        policies = typed(tuple[str, ...], content.get("policies", []), "policies: ")
         if (ops := content.get("ops")) not in (None, *OPS):
             raise ValueError(f"ops is {ops!r}, expected {' or '.join(OPS)}")
     except (
@@ -101,7 +104,8 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
         raise SaccadeError(
             f"{path}: does not describe a model repository ({_said(error)}). {_AGAIN}"
         ) from error
-    return Deployment(Path(folder), model, variants, unmeasured, runtime, kept, ops), files
+    written = Deployment(Path(folder), model, variants, unmeasured, runtime, kept, ops, policies)
+    return written, files
 
 
 def _said(error: Exception) -> str:

@@ -44,6 +44,8 @@ class RepositoryOptions(PathFields):
     max_images: int | None = None  # most images per request, at most 64
     labels: Path | None = None  # zero-shot: a text file with one label per line
     templates: Path | None = None  # with --labels: one prompt per line, with {} for the label
+    # serve the folder's policies; --no-policies: leave them out
+    policies: bool = True
     # run custom ops with saccade's kernels if they can be built; --no-op-library: run custom ops
     # with their ONNX function bodies
     op_library: bool = True

@@ -26,6 +26,7 @@ from saccade.serving.repository.model_config import (
     RouterTensors,
     router_config,
 )
+from saccade.serving.repository.policies import KEY, ServedPolicy
 
 # Files of saccade.models that also run in the server: they import only numpy and Pillow.
 SHARED = ("image_decoding.py",)
@@ -48,6 +49,7 @@ class RouterPlan:
     measured: dict[str, Entry]
     run_batch: dict[str, int]
     max_images: int = MAX_BATCH
+    policies: tuple[ServedPolicy, ...] = ()
 
     @property
     def family(self) -> str:
@@ -80,6 +82,7 @@ def routes_content(plan: RouterPlan) -> dict[str, Any]:
         "preprocessing": plan.preprocessing.to_dict() if plan.preprocessing else None,
         "parts": _parts(plan),
         "variants": [route_fields(plan, variant) for variant in plan.variants],
+        **({KEY: [policy.to_dict() for policy in plan.policies]} if plan.policies else {}),
     }
 
 
@@ -198,6 +201,7 @@ def _tensors(plan: RouterPlan) -> RouterTensors:
         encoded=frozenset(name for part in outer for name in encoded(part)),
         parameters={DESCRIBED: json.dumps(_description(plan), sort_keys=True)},
         labelled=bool(plan.labels),
+        follows=bool(plan.policies),
     )
 
 
@@ -230,6 +234,7 @@ def _description(plan: RouterPlan) -> dict[str, Any]:
         },
         "parts": _parts(plan),
         "labels": bool(plan.labels),
+        **({KEY: [policy.name for policy in plan.policies]} if plan.policies else {}),
         "probe": {
             "inputs": [spec.name for spec in first.inputs if spec.name not in filled(first)],
             "parameters": {PROBE: "lanes"},

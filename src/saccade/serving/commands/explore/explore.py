@@ -109,7 +109,8 @@ def _repository(artefact: Path) -> Iterator[Path]:
             f"Make one with: saccade export CHECKPOINT --out {artefact}"
         )
     with tempfile.TemporaryDirectory(prefix="saccade-explore-") as name:
-        yield deploy(artefact, RepositoryOptions(out=Path(name) / "repository")).folder
+        options = RepositoryOptions(out=Path(name) / "repository", policies=False)
+        yield deploy(artefact, options).folder
 
 
 def _examples(artefact: Path, most: int = 6) -> tuple[bytes, ...]:

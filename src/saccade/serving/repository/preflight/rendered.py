@@ -27,6 +27,7 @@ from saccade.serving.repository.model_config import (
     variant_config,
 )
 from saccade.serving.repository.options import RANGES, RepositoryOptions
+from saccade.serving.repository.policies import policies_of
 from saccade.serving.repository.preflight.difference import Bounds
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.preflight.repository import Repository, RepositoryModel
@@ -230,6 +231,7 @@ def _plan(repository: Repository) -> RouterPlan:
             variant.name: _run_batch(own[variant.main.variant.name]) for variant in variants
         },
         max_images=largest,
+        policies=policies_of(routes),
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from saccade.errors import SaccadeError
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.repository.image_caps import absurd_caps
+from saccade.serving.repository.policies import faults, policies_of
 from saccade.serving.repository.preflight.config_checks import departing_files
 from saccade.serving.repository.preflight.difference import differences
 from saccade.serving.repository.preflight.rendered import (
@@ -58,6 +59,8 @@ def check_routes(repository: Repository, target: Target) -> Iterator[str]:
         yield f"{error}."
         return
     yield from (f"routes.json: {reason}" for reason in _caps(content["preprocessing"]))
+    hashes = {variant.name: variant.sha256 for variant in variants_of(repository)}
+    yield from (f"routes.json: {reason}" for reason in faults(policies_of(content), hashes))
     for reason in differences(content, rendered_routes(repository), FREE_OF_ROUTES):
         yield f"routes.json: {reason}"
     budgets = [float(variant.main.variant.budget) for variant in variants_of(repository)]

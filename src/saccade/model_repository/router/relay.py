@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request that follows a policy: the rows of which a variant is not confident get another one.
+
+At any time, the remaining rows are one ticket in one lane, where they share calls with the other
+requests that wait there. For a lane it is an ordinary request with a caller, a deadline and work.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb
+from calls import fail
+from choose import RequestRefused
+from confidence import confidence
+from metrics import Metrics
+from outcomes import ANSWERED, CALLER_GONE
+from policies import Followed
+from routes import Route
+from texts import repeated, text_rows
+from ticket import Ticket
+
+SCORES = ("logits", "probabilities")
+# Outputs that can be compared between variants. Embeddings and attention maps cannot.
+OUTPUTS = (*SCORES, "variant", "variant_sha256", "steps", "certified")
+Arrays = dict[str, np.ndarray]
+
+
+def outputs_of(requested: Sequence[str], *, none_named: bool) -> tuple[str, ...]:
+    """Return the outputs of a request that follows a policy.
+
+    `none_named`: the caller named no output, so the server requests all.
+
+    Raises: RequestRefused for an output that cannot be compared between variants.
+    """
+    if none_named:
+        return OUTPUTS
+    if odd := sorted(set(requested) - set(OUTPUTS)):
+        raise RequestRefused(
+            f"found output {odd[0]} in a request with a policy. Different variants may answer the "
+            f"samples of one request, and their {odd[0]} cannot be compared. Request only "
+            f"{', '.join(OUTPUTS)}, or choose one variant by budget"
+        )
+    return tuple(requested)
+
+
+class Relay:
+    """One request on its way along a chain of variants, answered when no row remains."""
+
+    def __init__(
+        self,
+        request: Ticket,
+        followed: Followed,
+        routes: Sequence[Route],
+        *,
+        offer: Callable[[Ticket, Route], None],
+        work: Callable[[Route, int], float],
+        metrics: Metrics,
+    ) -> None:
+        """`routes` are the variants of the chain; `work` returns the work of rows in a lane."""
+        self._request, self._sender = request, request.sender
+        self._policy, self._strict = followed
+        self._routes, self._offer, self._work, self._metrics = routes, offer, work, metrics
+        self._scores = [name for name in SCORES if name in request.wanted]
+        self._at = 0  # the current step
+        self._open = np.arange(request.rows)  # rows of which no step was confident
+        self._arrays: Arrays = {}  # the latest answer to each row
+        self._answered_by = np.zeros(request.rows, np.int32)  # the step that gave it
+        self._given_up = False  # whether the remaining rows are not certified
+        self._over = False
+
+    def start(self) -> None:
+        """Put all rows into the lane of the first variant."""
+        self._ask(self._request)
+
+    def answered(self, inputs: Arrays, arrays: Arrays) -> None:
+        """Take the answers to the remaining rows; `inputs` are the decoded inputs of these rows."""
+        if self._over:
+            return
+        try:
+            self._advance(inputs, arrays)
+        except Exception as error:
+            if not self._over:
+                self._over = True
+                name = self._routes[self._at].name
+                fail(self._sender, f"the answer of variant '{name}' was lost", error)
+
+    def refused(self, response: Any, outcome: str) -> None:
+        """Finish early: the remaining rows keep the previous step's answer, not certified.
+
+        The whole request is refused if there is no previous step, or if it is strict.
+        """
+        if self._over:
+            return
+        if self._at > 0 and not self._strict and outcome != CALLER_GONE:
+            self._given_up = True
+            self._at -= 1
+            self._finish()
+            return
+        self._over = True
+        try:
+            self._sender.send(response, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except Exception as error:
+            pb.Logger.log_error(f"a refusal could not be sent: {error!r}")
+        self._sender.ended(outcome)
+
+    def _advance(self, inputs: Arrays, arrays: Arrays) -> None:
+        for name in self._scores:
+            self._keep(name, arrays[name])
+        self._answered_by[self._open] = self._at
+        step = self._policy.steps[self._at]
+        if step.threshold is None:
+            self._finish()
+            return
+        sure = confidence(self._policy.measure, arrays["logits"], step.temperature)
+        unsure = ~np.asarray(sure >= step.threshold)
+        if not unsure.any():
+            self._finish()
+            return
+        self._open = self._open[unsure]
+        self._at += 1
+        left = {name: array[unsure] for name, array in inputs.items()}
+        size = sum(array.nbytes for array in left.values())
+        self._ask(
+            self._request._replace(
+                inputs=left, arrived_s=time.monotonic(), megapixels=0.0, size=size
+            )
+        )
+
+    def _keep(self, name: str, answer: np.ndarray) -> None:
+        if len(self._open) == self._request.rows:
+            self._arrays[name] = answer
+            return
+        # Other requests of the same call may read the array.
+        kept = self._arrays[name].copy()
+        kept[self._open] = answer
+        self._arrays[name] = kept
+
+    def _ask(self, ticket: Ticket) -> None:
+        route, rows = self._routes[self._at], len(self._open)
+        self._sender.variant = route.name
+        self._offer(
+            ticket._replace(
+                sender=StepSender(self, self._sender),
+                rows=rows,
+                wanted=tuple({*self._scores, "logits"}),
+                work=self._work(route, rows),
+            ),
+            route,
+        )
+
+    def _finish(self) -> None:
+        self._over = True
+        self._sender.variant = self._routes[self._at].name
+        certified = sure_of(self._request.rows)
+        if self._given_up:
+            certified = certified.copy()
+            certified[self._open] = False
+        try:
+            named = {**self._arrays, **self._names(), "certified": certified}
+            tensors = [
+                pb.Tensor(name, array)
+                for name, array in named.items()
+                if name in self._request.wanted
+            ]
+            response = pb.InferenceResponse(tensors)
+            self._sender.send(response, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except Exception as error:
+            fail(self._sender, f"the answers of policy '{self._policy.name}' were lost", error)
+            return
+        self._sender.ended(ANSWERED)
+        ends = zip(self._answered_by.tolist(), certified[:, 0].tolist(), strict=True)
+        for (step, covered), rows in Counter(ends).items():
+            self._metrics.followed(self._policy.name, step, certified=covered, rows=rows)
+
+    def _names(self) -> Arrays:
+        """Return the variant that answered each row, and after how many steps."""
+        ends = self._answered_by.tolist()
+        if len(used := set(ends)) == 1:  # always true for one image, the most frequent request
+            (end,) = used
+            route, rows = self._routes[end], len(ends)
+            return {
+                "variant": repeated(route.name, rows),
+                "variant_sha256": repeated(route.sha256, rows),
+                "steps": ended_at(end + 1, rows),
+            }
+        routes = [self._routes[end] for end in ends]
+        return {
+            "variant": text_rows([route.name for route in routes]),
+            "variant_sha256": text_rows([route.sha256 for route in routes]),
+            "steps": self._answered_by[:, None] + np.int32(1),
+        }
+
+
+@lru_cache(maxsize=64)
+def sure_of(rows: int) -> np.ndarray:
+    """Return `certified` for rows that all are; do not change the array.
+
+    Shapes: -> bool [rows 1].
+    """
+    return np.ones((rows, 1), bool)
+
+
+@lru_cache(maxsize=256)
+def ended_at(steps: int, rows: int) -> np.ndarray:
+    """Return `steps` for rows that all ended after the same number; do not change the array.
+
+    Shapes: -> int32 [rows 1].
+    """
+    return np.full((rows, 1), steps, np.int32)
+
+
+class StepSender:
+    """Sender for the ticket of one step: it passes what a lane sends to the request's relay.
+
+    A step ends once; anything sent later is dropped.
+    """
+
+    __slots__ = ("_relay", "_response", "_sender")
+
+    def __init__(self, relay: Relay, sender: Any) -> None:
+        self._relay: Relay | None = relay
+        self._sender, self._response = sender, None
+
+    @property
+    def watched(self) -> Any:
+        """What `Instrumentation` records about the server's own sender, if it watches requests."""
+        return self._sender.watched
+
+    def answered(self, inputs: Arrays, arrays: Arrays) -> None:
+        """Take the answers to the step's rows, and their inputs."""
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.answered(inputs, arrays)
+
+    def send(self, response: Any, flags: int) -> None:
+        """Take a refusal; `ended` follows with its outcome."""
+        self._response = response
+
+    def ended(self, outcome: str) -> None:
+        """Pass the refusal to the relay."""
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.refused(self._response, outcome)
+
+    def is_cancelled(self) -> bool:
+        """Return True if the caller has gone."""
+        return bool(self._sender.is_cancelled())
+
+    def waited(self, seconds: float) -> None:
+        """Count the time that the step waited."""
+        self._sender.waited(seconds)
+
+    def decoded(self, seconds: float) -> None:
+        """Count the time in which the request's images were decoded."""
+        self._sender.decoded(seconds)

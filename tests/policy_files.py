@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Certified policies beside artefacts, made in milliseconds: of answers that are drawn."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.policy.answers import VariantAnswers, answers_of
+from saccade.exporter.policy.certify import Certified, certify
+from saccade.exporter.policy.policy import PolicyFile, Source, policy_of, write_policies
+
+SAMPLES, CLASSES, CONFIDENCE, STEPS = 500, 3, 0.95, 3
+
+
+def write_policy(
+    folder: Path,
+    name: str = "auto",
+    risks: Sequence[float] = (0.1,),
+    *,
+    of: Sequence[str] = (),
+    runtime: str = "onnxruntime 1.31.1 CPU",
+    logits: Mapping[str, np.ndarray] | None = None,
+) -> PolicyFile:
+    """Write a policy file of the variants with these names, of all if none is named.
+
+    `logits` are those of each variant, in place of drawn ones.
+    """
+    there = [variant for variant in ArtefactFolder(folder).variants if not of or variant.name in of]
+    there.sort(key=lambda variant: variant.main.variant.budget)
+    variants = _drawn(there)
+    if logits is not None:
+        variants = [replace(variant, logits=logits[variant.name]) for variant in variants]
+    answers = answers_of(variants, None, full=there[-1].name, seed=0)
+    arrays = answers.to_npz()
+    found = certify(answers, risks, confidence=CONFIDENCE, against="full", steps=STEPS)
+    passed = [one for one in found if isinstance(one, Certified)]
+    assert len(passed) == len(risks)
+    columns = (answers.names, answers.sha256, answers.seconds, answers.temperatures)
+    content = PolicyFile(
+        name=name,
+        model=there[0].main.variant.model,
+        task="classification",
+        against="full",
+        confidence=CONFIDENCE,
+        most_steps=STEPS,
+        data="drawn",
+        data_sha256="0" * 64,
+        split="test",
+        seed=0,
+        samples=answers.n,
+        learn=answers.learn,
+        runtime=runtime,
+        device="here",
+        full=there[-1].name,
+        variants=tuple(Source(*row) for row in zip(*columns, strict=True)),
+        answers_sha256=hashlib.sha256(arrays).hexdigest(),
+        policies=tuple(
+            policy_of(name if len(risks) == 1 else f"{name}-{one.risk:g}", one, answers)
+            for one in passed
+        ),
+    )
+    write_policies(folder, content, arrays)
+    return content
+
+
+def _drawn(variants: Sequence[VariantFiles]) -> list[VariantAnswers]:
+    """Answers of rising accuracy and cost: some samples are easy for all."""
+    rng = np.random.default_rng(0)
+    labels, ease = rng.integers(0, CLASSES, SAMPLES), rng.normal(1.0, 2.2, SAMPLES)
+    made = []
+    for at, variant in enumerate(variants):
+        logits = 0.6 * rng.normal(size=(SAMPLES, CLASSES))
+        logits[np.arange(SAMPLES), labels] += 2.4 + 0.4 * at + ease
+        made.append(VariantAnswers(variant.name, variant.sha256, 4.0**at, logits))
+    return made

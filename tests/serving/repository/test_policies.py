@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies of a folder in its repository: taken, left out, or refused; and what preflight sees."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("scipy", reason="scipy is not installed: pip install '.[bench]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+
+import tiny_artefacts as tiny
+from policy_files import write_policy
+from tiny_artefacts import FULL, HALF, MODEL
+
+from saccade.errors import SaccadeError
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
+from saccade.files import json_bytes
+from saccade.serving.bulk.options import BulkOptions
+from saccade.serving.client.router_view import DESCRIBED
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.description import read_description
+from saccade.serving.repository.model_config import parse_config
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight.examine import steps
+from saccade.serving.repository.preflight.repository import open_repository
+from saccade.serving.repository.preflight.target import Target
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny.artefacts(tmp_path / "artefacts", checkpoint=False)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "repository"
+
+
+def routes_of(out: Path) -> Any:
+    return json.loads((out / MODEL / "1" / "routes.json").read_text())
+
+
+def reasons(out: Path, check: str) -> list[str]:
+    made = steps(open_repository(out), Target(bundled=False))
+    (run,) = [run for name, model, run in made if (name, model) == (check, MODEL)]
+    return list(run().reasons)
+
+
+def add_variant(folder: Path, budget: str, precision: str = "fp32", seed: int = 0) -> str:
+    """Write one more variant, or another one in a variant's place."""
+    parent = ArtefactFolder(folder).manifests[0].parent
+    data = tiny.onnx_model(seed).SerializeToString()
+    manifest = tiny.manifest_of(budget, data, ParentEntry(parent.name, parent.sha256))
+    name = f"{MODEL}-{budget}-{precision}"
+    manifest = replace(
+        manifest,
+        variant=replace(manifest.variant, name=name, precision=precision),
+        file=replace(manifest.file, name=f"{name}.onnx"),
+    )
+    (folder / manifest.file.name).write_bytes(data)
+    write_manifest(folder, manifest)
+    return name
+
+
+def test_the_router_is_told_what_was_certified(folder, out):
+    content = write_policy(folder, risks=(0.1, 0.2))
+    deployment = deploy(folder, RepositoryOptions(out))
+    assert deployment.policies == ("auto-0.1", "auto-0.2")
+    assert read_description(out)[0] == deployment
+    written = routes_of(out)["policies"]
+    for policy, known in zip(written, content.policies, strict=True):
+        assert (policy["name"], policy["risk"], policy["bound"]) == (
+            known.name, known.risk, known.bound,
+        )  # fmt: skip
+        assert (policy["full"], policy["against"]) == (FULL, "full")
+        names = ("variant", "sha256", "threshold", "temperature")
+        assert policy["steps"] == [
+            {name: getattr(step, name) for name in names} for step in known.steps
+        ]
+    config = parse_config((out / MODEL / "config.pbtxt").read_text())
+    assert {"steps", "certified"} <= {tensor.name for tensor in config.output}
+    described = json.loads(config.parameters[DESCRIBED].string_value)
+    assert described["policies"] == ["auto-0.1", "auto-0.2"]
+    assert reasons(out, "routes") == reasons(out, "fields") == []
+
+
+def test_without_policies_every_file_is_as_it_was(folder, out, tmp_path):
+    deploy(folder, RepositoryOptions(out))
+    write_policy(folder)
+    deploy(folder, RepositoryOptions(tmp_path / "other", policies=False))
+    files = sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
+    for name in files:
+        assert (out / name).read_bytes() == (tmp_path / "other" / name).read_bytes(), name
+    assert "policies" not in routes_of(out)
+    assert "certified" not in (out / MODEL / "config.pbtxt").read_text()
+    assert "policies" not in json.loads((out / "saccade.json").read_text())
+
+
+def test_who_measures_or_answers_in_bulk_needs_no_policy(folder):
+    assert not BulkOptions(input="a", out="b").repository(Path("c")).policies
+
+
+def other_variant(folder: Path) -> None:
+    add_variant(folder, "b0500", seed=5)
+
+
+def other_threshold(folder: Path) -> None:
+    path = folder / "auto.policy.json"
+    content = json.loads(path.read_text())
+    content["policies"][0]["steps"][0]["threshold"] = 0.01
+    path.write_bytes(json_bytes(content))
+
+
+def no_answers(folder: Path) -> None:
+    (folder / "auto.policy.npz").unlink()
+
+
+def same_name(folder: Path) -> None:
+    write_policy(folder, "auto-0", (0.1,))
+    write_policy(folder, "auto", (0, 0.1))
+
+
+def other_full(folder: Path) -> None:
+    write_policy(folder, "half", of=(HALF,), risks=(0,))
+
+
+BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
+    "variant": (
+        other_variant,
+        rf"calibrated with {HALF} of SHA-256 .* the folder has .*saccade ca",
+    ),
+    "threshold": (other_threshold, "auto: steps is .* but the calibration gives .*--no-policies"),
+    "answers": (no_answers, "auto.policy.npz: missing"),
+    "name": (same_name, "found policy auto-0, which another file of"),
+    "full": (other_full, f"different full models .*auto with {FULL}"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_policy_that_is_not_certified_is_refused(folder, out, case):
+    write_policy(folder)
+    change, words = BROKEN[case]
+    change(folder)
+    with pytest.raises(SaccadeError, match=words):
+        deploy(folder, RepositoryOptions(out))
+    assert not out.exists()
+    assert deploy(folder, RepositoryOptions(out, policies=False)).policies == ()
+
+
+def test_a_policy_of_variants_that_are_left_out_is_left_out(folder, out, capsys):
+    small = add_variant(folder, "b0500", "int8", seed=1)
+    write_policy(folder, "both", of=(small, FULL))
+    write_policy(folder, "plain", of=(HALF, FULL))
+    assert deploy(folder, RepositoryOptions(out)).policies == ("both", "plain")
+    capsys.readouterr()
+    again = RepositoryOptions(out, force=True, precisions=("fp32",))
+    assert deploy(folder, again).policies == ("plain",)
+    said = capsys.readouterr().err
+    assert f"both.policy.json: policy both is left out: it needs {small}, which" in said
+
+
+def test_a_policy_of_another_runtime_is_left_out(folder, out, capsys):
+    write_policy(folder, runtime="openvino 2025.4 CPU")
+    assert deploy(folder, RepositoryOptions(out)).policies == ()
+    assert "was calibrated with openvino 2025.4 CPU" in capsys.readouterr().err
+
+
+def in_step(at: int, **values: Any) -> Callable[[Any], None]:
+    return lambda routes: routes["policies"][0]["steps"][at].update(values)
+
+
+def in_policy(**values: Any) -> Callable[[Any], None]:
+    return lambda routes: routes["policies"][0].update(values)
+
+
+CHANGED: dict[str, tuple[Callable[[Any], None], str]] = {
+    "variant": (in_step(0, variant="tiny-b0250-fp32"), "needs tiny-b0250-fp32, which is not in"),
+    "hash": (in_step(0, sha256="0" * 64), f"certified with {HALF} of SHA-256 000000000000"),
+    "full": (in_policy(full="nobody"), "needs nobody, which is not in"),
+    "threshold": (in_step(0, threshold=float("nan")), "threshold: found nan, expected a finite"),
+    "no threshold": (in_step(0, threshold=None), "is not a chain"),
+    "last threshold": (in_step(-1, threshold=0.5), "is not a chain"),
+    "twice": (in_step(0, variant=FULL), "is not a chain"),
+    "temperature": (in_step(0, temperature=0.0), "temperature: found 0.0, expected above 0"),
+    "measure": (in_policy(measure="guess"), "measure: found 'guess', expected one of top1"),
+    "risk": (in_policy(risk=1.0), "risk: found 1.0, expected"),
+    "more": (in_policy(mood="good"), "unknown keys: mood"),
+    "no list": (lambda routes: routes.update(policies="auto"), "found 'auto', expected a list"),
+    "same name": (lambda routes: routes["policies"].append(routes["policies"][0]), "2 policies"),
+    "none": (lambda routes: routes.update(policies=[]), "policies is \\[\\]"),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a policy; copy it to change it."""
+    place = tmp_path_factory.mktemp("policies")
+    folder = tiny.artefacts(place / "artefacts", checkpoint=False)
+    write_policy(folder)
+    return deploy(folder, RepositoryOptions(place / "repository")).folder
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_preflight_sees_what_was_changed_in_the_routes(made, out, case):
+    shutil.copytree(made, out)
+    assert [step["variant"] for step in routes_of(out)["policies"][0]["steps"]] == [HALF, FULL]
+    change, words = CHANGED[case]
+    routes = routes_of(out)
+    change(routes)
+    (out / MODEL / "1" / "routes.json").write_text(json.dumps(routes))
+    tiny.rehash(out)
+    found = reasons(out, "routes")
+    assert any(re.search(words, reason) for reason in found), found
