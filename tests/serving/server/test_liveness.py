@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from saccade.serving.client import probe
 from saccade.serving.client.probe import Probe, Prober
 from saccade.serving.client.readiness import Board
 from saccade.serving.client.rpc_errors import explain, is_queue_full
@@ -23,6 +24,7 @@ from saccade.serving.server.liveness import (
 )
 from saccade.serving.server.process import Stub
 from saccade.serving.server.supervisor import Patience
+from saccade.serving.server.variant_reload import VariantReload
 
 TIMEOUT_S = 2.0
 LANE = {
@@ -229,6 +231,72 @@ def test_a_server_that_takes_no_connection_is_left_alone_for_a_minute(
     clock.now += LONGEST_CUT_S
     prober.came = list(cut)
     assert "no new connection" in liveness.look() and liveness.hangs
+
+
+class OneDeath:
+    """A server whose model `name` dies once; `new` is whether its new process has started."""
+
+    def __init__(self, name):
+        self.dead, self.new = [Stub(1, 1, name)], False
+
+    def dead_stubs(self):
+        dead, self.dead = self.dead, []
+        return dead
+
+    def stubs_of(self, _):
+        return []
+
+    def abandon(self, _):
+        pass
+
+    def load_again(self, _):
+        pass
+
+    def new_stubs(self, _):
+        return self.new
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [("v", "variant_died", "the other models still answer"),
+     ("m", "router_died", "The router of m has died")],
+)  # fmt: skip
+def test_a_death_is_reported_as_what_it_means(board, prober, caplog, name, kind, text):
+    prober.forget = lambda _: None
+    VariantReload(OneDeath(name), board, 60).step(prober)
+    (record,) = caplog.records
+    assert record.saccade_fields["event"] == kind and text in record.message
+    assert ("no variant answers" in record.message) == (name == "m")
+
+
+def test_only_a_probe_of_the_new_process_ends_a_reload(board, monkeypatch):
+    calls = []
+    client = SimpleNamespace(async_infer=lambda _, callback, **__: calls.append(callback))
+    monkeypatch.setattr(probe, "connect_alone", lambda _: client)
+    monkeypatch.setattr(Prober, "_request", lambda *_: {})
+    answer = SimpleNamespace(as_numpy=lambda _: None)
+    prober, process = Prober("nowhere", 5), OneDeath("v")
+    reload = VariantReload(process, board, 60)
+
+    def step():
+        for one in prober.answers():
+            board.mark(one.model, one.reason)
+        reload.step(prober)
+        for one in prober.answers():
+            board.mark(one.model, one.reason)
+        return reload.note_answers()
+
+    assert step() == []  # it is noted and loaded
+    prober.ask("v")
+    calls[-1](answer, None)
+    assert step() == []
+    prober.ask("v")  # this one is answered after the new process has started
+    process.new = True
+    assert step() == []
+    calls[-2](answer, None)
+    assert step() == [] and "v" not in board.answering()
+    calls[-1](answer, None)
+    assert step() == ["v"]
 
 
 def test_patience_ends_for_a_crash_loop_and_forgets_what_lies_behind():
