@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Busy is not dead: what the supervisor makes of probes, by stand-ins for server and clock."""
 
+import math
 import os
 import signal
 import subprocess
@@ -10,11 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from saccade.errors import ServerFailed
 from saccade.serving.client import probe
 from saccade.serving.client.probe import Probe, Prober
 from saccade.serving.client.readiness import Board
 from saccade.serving.client.rpc_errors import explain, is_queue_full
 from saccade.serving.client.wire import with_deadline
+from saccade.serving.server import supervisor as supervisor_module
+from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.liveness import (
     LONGEST_CUT_S,
     LONGEST_RUN_S,
@@ -23,7 +27,7 @@ from saccade.serving.server.liveness import (
     process_time,
 )
 from saccade.serving.server.process import Stub
-from saccade.serving.server.supervisor import Patience
+from saccade.serving.server.supervisor import Patience, Supervisor
 from saccade.serving.server.variant_reload import VariantReload
 
 TIMEOUT_S = 2.0
@@ -308,6 +312,25 @@ def test_patience_ends_for_a_crash_loop_and_forgets_what_lies_behind():
     for _ in range(5):
         recovering.after(0)
     assert recovering.after(60) == 4 and recovering.after(3600) == 0
+
+
+def test_the_log_has_every_restart_and_that_the_server_is_back(board, monkeypatch, caplog):
+    ended = SimpleNamespace(stop=lambda **_: None)
+    log = SimpleNamespace(forget=lambda: None, last_lines=lambda: "  | last")
+    supervisor = Supervisor(lambda _: ended, ServeOptions(), board, log)
+    starts = iter([None] * 6)  # each succeeds, and each server dies at once
+    monkeypatch.setattr(supervisor, "_prober", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(supervisor, "_wait_loaded", lambda *_: next(starts))
+    monkeypatch.setattr(supervisor, "_watch", lambda *_: "The server exited.")
+    monkeypatch.setattr(supervisor._ending, "wait", lambda _: False)
+    monkeypatch.setattr(supervisor_module, "FORGIVEN_AFTER_S", math.inf)  # no time counts here
+    with pytest.raises(ServerFailed, match="It failed 6 times in quick succession"):
+        supervisor._serve(None)
+    kinds = [record.saccade_fields["event"] for record in caplog.records]
+    assert kinds == ["restarting", "server_back"] * 5
+    texts = [record.message for record in caplog.records if "Restarting" in record.message]
+    assert texts[0].endswith("Restarting it now.") and texts[3].endswith("Restarting it in 4 s.")
+    assert "answers again after" in caplog.records[-1].message
 
 
 SAID = {
