@@ -116,7 +116,9 @@ class ServerLog:
         """Log the failure of one request; it does not explain a failure of the server."""
         known = {"request_id": "", "code": "", "reason": text, **fields}
         message = f"request {known['request_id']} {known['code']}: {known['reason']}"
-        LOGGER.log(level, "%s", message, **event("request_failed", **fields))
+        # The field has the first line of the reason; the formatter splits the message.
+        first = {"reason": known["reason"].partition("\n")[0]} if "reason" in fields else {}
+        LOGGER.log(level, "%s", message, **event("request_failed", **fields | first))
 
     def _keep(self, raw: bytes) -> None:
         """Write a line to the raw log; a full disk stops the log, not the service."""
