@@ -88,6 +88,10 @@ def test_the_servers_own_lines_are_read_as_it_quotes_them():
         logging.WARNING,
         'a "b" \\x1b \n \x1b c\\n',
     )
+    # Callers use the relay's metrics, so the server's own address would only mislead.
+    own = "I1122 17:08:52.222921 17570 http_server.cc:350] "
+    assert read_line(own + '"Started Metrics Service at 127.0.0.1:42923"', 0)[0] == logging.DEBUG
+    assert read_line(own + '"Started HTTPService at 127.0.0.1:8000"', 0)[0] == logging.INFO
     assert read_line(LINE + r'"no \x JSON"', logging.INFO)[1] == r"no \x JSON"
 
 

@@ -24,8 +24,10 @@ _LEVELS = {
     "E": logging.ERROR,
     "F": logging.CRITICAL,
 }
-# Printed at every start without a GPU, and at every clean stop.
+# Printed at every start, at every start without a GPU, and at every clean stop. The address of the
+# server's own metrics would mislead, because callers use those of the relay.
 _HARMLESS = (
+    "Started Metrics Service at",
     "CudaDriverHelper has not been initialized",
     "Unable to allocate pinned system memory",
     "Failed to initialize NVML",
