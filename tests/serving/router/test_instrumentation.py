@@ -191,11 +191,13 @@ def test_a_probe_is_no_request_of_a_caller(pb, traced):
     assert not traced.sent()
 
 
-@pytest.mark.parametrize("code", ["INVALID_ARG", "UNAVAILABLE"])
-def test_a_refusal_has_its_code_and_none_of_its_words(code, pb, traced):
+@pytest.mark.parametrize(
+    ("name", "code"), [("INVALID_ARG", "INVALID_ARGUMENT"), ("UNAVAILABLE", "UNAVAILABLE")]
+)
+def test_a_refusal_has_its_code_and_none_of_its_words(name, code, pb, traced):
     identity = "x/\x1b]0;title\x07\n\u202e" + "y" * 999
     sender = traced.sender(Request({"traceparent": SAMPLED}, identity))
-    error = pb.TritonError("unknown parameter 'secret'", getattr(pb.TritonError, code))
+    error = pb.TritonError("unknown parameter 'secret'", getattr(pb.TritonError, name))
     sender.send(pb.InferenceResponse(error=error), flags=1)
     (span,) = traced.sent()
     assert span.failed == (code == "UNAVAILABLE")
@@ -320,9 +322,10 @@ def test_a_request_that_is_refused_leaves_a_line(pb, logged):
     assert line.isascii() and line.isprintable() and len(line) < 1000
     content = json.loads(line.removeprefix("saccade-request "))
     assert content["request_id"].startswith("me/\\x1b[2J\\r\\nE1122 forged\\u202ezz")
-    assert content["reason"].startswith("no\\x07\\nww")
+    # A reason keeps its lines, which the reader of the log splits; each is escaped.
+    assert content["reason"].startswith("no\\x07\nww")
     assert len(content["request_id"]) == 128 and len(content["reason"]) == 500
-    assert (content["variant"], content["code"]) == (VARIANT.name, "INVALID_ARG")
+    assert (content["variant"], content["code"]) == (VARIANT.name, "INVALID_ARGUMENT")
     assert 0 < content["waited_s"] < 60 and 0 < content["run_s"] < 60
 
 

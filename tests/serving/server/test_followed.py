@@ -114,7 +114,7 @@ def test_callers_with_a_client_of_their_own_are_followed(service, receiver, even
         identity = f"{number}01" + "a" * 29
         eventually(lambda identity=identity: "saccade.request" in receiver.of(identity), 5)
         (root,) = receiver.of(identity)["saccade.request"]
-        assert root.parent == PARENT and root.attributes["saccade.code"] == "INVALID_ARG"
+        assert root.parent == PARENT and root.attributes["saccade.code"] == "INVALID_ARGUMENT"
     assert not [span for span in receiver.spans if span.trace[1:3] == "00"]  # not sampled
 
 
@@ -146,7 +146,7 @@ def test_a_hostile_request_is_one_line_of_json(service, eventually):
     assert content["request_id"].startswith('me/\\x1b]0;title\\x07\\n{"level": "error"}\\u202e"xx')
     assert len(content["request_id"]) == 128
     assert (content["model"], content["variant"]) == ("tiny", "tiny-b1000-fp32")
-    assert content["code"] == "INVALID_ARG" and "not a supported image" in content["reason"]
+    assert content["code"] == "INVALID_ARGUMENT" and "not a supported image" in content["reason"]
     assert content["waited_s"] > 0 and content["run_s"] > 0
     assert all(line.rstrip("\n").isprintable() and line.isascii() for line in service.lines)
 

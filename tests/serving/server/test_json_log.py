@@ -74,7 +74,7 @@ def test_a_trace_is_detail():
 
 
 LINE = "W1122 17:08:52.222921 17570 request_log.py:72] "
-GOOD = {"model": "nac", "request_id": "me/1", "code": "INVALID_ARG", "reason": "too small",
+GOOD = {"model": "nac", "request_id": "me/1", "code": "INVALID_ARGUMENT", "reason": "too small",
         "variant": "v", "waited_s": 0.5, "run_s": 0.0}  # fmt: skip
 
 
@@ -88,6 +88,10 @@ def test_the_servers_own_lines_are_read_as_it_quotes_them():
         logging.WARNING,
         'a "b" \\x1b \n \x1b c\\n',
     )
+    # Callers use the relay's metrics, so the server's own address would only mislead.
+    own = "I1122 17:08:52.222921 17570 http_server.cc:350] "
+    assert read_line(own + '"Started Metrics Service at 127.0.0.1:42923"', 0)[0] == logging.DEBUG
+    assert read_line(own + '"Started HTTPService at 127.0.0.1:8000"', 0)[0] == logging.INFO
     assert read_line(LINE + r'"no \x JSON"', logging.INFO)[1] == r"no \x JSON"
 
 
@@ -117,9 +121,18 @@ def test_a_request_that_failed_is_an_event_and_no_last_word_of_the_server(caplog
         log.follow(output.open("rb"), flag, flag).join()
     first, second = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
     assert first.items() >= {"event": "request_failed", "level": "warning", **GOOD}.items()
-    assert first["message"] == "request me/1 INVALID_ARG: too small"
+    assert first["message"] == "request me/1 INVALID_ARGUMENT: too small"
     assert (second["message"], "event" in second) == ("something else", False)
     assert log.last_lines() == "  | something else"
+
+
+def test_the_lines_of_a_reason_are_detail(caplog):
+    text = "saccade-request " + json.dumps(GOOD | {"reason": "no such budget\n  a  1\n  b  2"})
+    with caplog.at_level(logging.INFO, "saccade.server"):
+        ServerLog()._tell_request(logging.WARNING, text, request_fields(text))
+    content = json.loads(JsonFormatter().format(caplog.records[0]))
+    assert content["message"] == "request me/1 INVALID_ARGUMENT: no such budget"
+    assert (content["detail"], content["reason"]) == (["  a  1", "  b  2"], "no such budget")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Busy is not dead: what the supervisor makes of probes, by stand-ins for server and clock."""
 
+import math
 import os
 import signal
 import subprocess
@@ -10,10 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from saccade.errors import ServerFailed
+from saccade.serving.client import probe
 from saccade.serving.client.probe import Probe, Prober
 from saccade.serving.client.readiness import Board
 from saccade.serving.client.rpc_errors import explain, is_queue_full
 from saccade.serving.client.wire import with_deadline
+from saccade.serving.server import supervisor as supervisor_module
+from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.liveness import (
     LONGEST_CUT_S,
     LONGEST_RUN_S,
@@ -22,7 +27,8 @@ from saccade.serving.server.liveness import (
     process_time,
 )
 from saccade.serving.server.process import Stub
-from saccade.serving.server.supervisor import Patience
+from saccade.serving.server.supervisor import Patience, Supervisor
+from saccade.serving.server.variant_reload import VariantReload
 
 TIMEOUT_S = 2.0
 LANE = {
@@ -231,6 +237,72 @@ def test_a_server_that_takes_no_connection_is_left_alone_for_a_minute(
     assert "no new connection" in liveness.look() and liveness.hangs
 
 
+class OneDeath:
+    """A server whose model `name` dies once; `new` is whether its new process has started."""
+
+    def __init__(self, name):
+        self.dead, self.new = [Stub(1, 1, name)], False
+
+    def dead_stubs(self):
+        dead, self.dead = self.dead, []
+        return dead
+
+    def stubs_of(self, _):
+        return []
+
+    def abandon(self, _):
+        pass
+
+    def load_again(self, _):
+        pass
+
+    def new_stubs(self, _):
+        return self.new
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [("v", "variant_died", "the other models still answer"),
+     ("m", "router_died", "The router of m has died")],
+)  # fmt: skip
+def test_a_death_is_reported_as_what_it_means(board, prober, caplog, name, kind, text):
+    prober.forget = lambda _: None
+    VariantReload(OneDeath(name), board, 60).step(prober)
+    (record,) = caplog.records
+    assert record.saccade_fields["event"] == kind and text in record.message
+    assert ("no variant answers" in record.message) == (name == "m")
+
+
+def test_only_a_probe_of_the_new_process_ends_a_reload(board, monkeypatch):
+    calls = []
+    client = SimpleNamespace(async_infer=lambda _, callback, **__: calls.append(callback))
+    monkeypatch.setattr(probe, "connect_alone", lambda _: client)
+    monkeypatch.setattr(Prober, "_request", lambda *_: {})
+    answer = SimpleNamespace(as_numpy=lambda _: None)
+    prober, process = Prober("nowhere", 5), OneDeath("v")
+    reload = VariantReload(process, board, 60)
+
+    def step():
+        for one in prober.answers():
+            board.mark(one.model, one.reason)
+        reload.step(prober)
+        for one in prober.answers():
+            board.mark(one.model, one.reason)
+        return reload.note_answers()
+
+    assert step() == []  # it is noted and loaded
+    prober.ask("v")
+    calls[-1](answer, None)
+    assert step() == []
+    prober.ask("v")  # this one is answered after the new process has started
+    process.new = True
+    assert step() == []
+    calls[-2](answer, None)
+    assert step() == [] and "v" not in board.answering()
+    calls[-1](answer, None)
+    assert step() == ["v"]
+
+
 def test_patience_ends_for_a_crash_loop_and_forgets_what_lies_behind():
     quick = Patience()
     assert [quick.after(0) for _ in range(6)] == [0, 1, 2, 4, 8, None]
@@ -240,6 +312,25 @@ def test_patience_ends_for_a_crash_loop_and_forgets_what_lies_behind():
     for _ in range(5):
         recovering.after(0)
     assert recovering.after(60) == 4 and recovering.after(3600) == 0
+
+
+def test_the_log_has_every_restart_and_that_the_server_is_back(board, monkeypatch, caplog):
+    ended = SimpleNamespace(stop=lambda **_: None)
+    log = SimpleNamespace(forget=lambda: None, last_lines=lambda: "  | last")
+    supervisor = Supervisor(lambda _: ended, ServeOptions(), board, log)
+    starts = iter([None] * 6)  # each succeeds, and each server dies at once
+    monkeypatch.setattr(supervisor, "_prober", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(supervisor, "_wait_loaded", lambda *_: next(starts))
+    monkeypatch.setattr(supervisor, "_watch", lambda *_: "The server exited.")
+    monkeypatch.setattr(supervisor._ending, "wait", lambda _: False)
+    monkeypatch.setattr(supervisor_module, "FORGIVEN_AFTER_S", math.inf)  # no time counts here
+    with pytest.raises(ServerFailed, match="It failed 6 times in quick succession"):
+        supervisor._serve(None)
+    kinds = [record.saccade_fields["event"] for record in caplog.records]
+    assert kinds == ["restarting", "server_back"] * 5
+    texts = [record.message for record in caplog.records if "Restarting" in record.message]
+    assert texts[0].endswith("Restarting it now.") and texts[3].endswith("Restarting it in 4 s.")
+    assert "answers again after" in caplog.records[-1].message
 
 
 SAID = {

@@ -7,6 +7,7 @@ import resource
 import socket
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,12 +124,15 @@ def test_a_server_that_greets_nobody_is_not_ready():
         readiness = caller.sees(READY)
         assert not readiness and readiness.variants == READY.variants
         assert "not answered within 0.1 s" in readiness.to_dict()["reasons"]["new_connections"]
+        # It is asked as well while a variant is dead.
+        dead = replace(READY, variants={"m-b1000-fp32": False})
+        assert not caller.sees(dead).new_connections
         place = deaf.getsockname()
     assert "refused" in refusal(*place, 0.1).lower()
     # A caller who was refused a moment ago is told the same, without another attempt.
     assert caller.sees(READY) == readiness
     starting = Readiness("starting", "m", False, {})
-    assert caller.sees(starting) is starting
+    assert caller.sees(starting) == replace(starting, new_connections=False)
 
 
 def answers(client, digit):

@@ -2,7 +2,9 @@
 """A repository that is written anew while it is served: checked first, then moved to unnoticed."""
 
 import os
+import signal
 import socket
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -14,11 +16,12 @@ import tiny_artefacts as tiny
 
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.serving.client.client import Client
-from saccade.serving.server import listeners
+from saccade.serving.server import listeners, signals
 from saccade.serving.server import process as server_process
 from saccade.serving.server import server as server_module
 from saccade.serving.server.handover import foreign_listeners
 from saccade.serving.server.server import ServeOptions, Server
+from saccade.serving.server.signals import HangUp
 
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 
@@ -118,6 +121,43 @@ def test_an_update_while_another_is_under_way_is_refused(served):
             served.reload()
     finally:
         served._reloading.release()
+
+
+def test_an_update_under_another_name_is_refused(served, place, monkeypatch):
+    """Its callers ask for the old name, and would all be told that there is no such model."""
+    other = SimpleNamespace(model="other", variants=served.variants)
+    monkeypatch.setattr(server_module, "read_repository", lambda _: other)
+    monkeypatch.setattr(server_module, "preflight", lambda _: pytest.fail("too late"))
+    with pytest.raises(SaccadeError, match="serves 'other', but callers ask for 'tiny'"):
+        served.reload()
+    assert served.model == "tiny" and served.ready()
+
+
+def test_a_hang_up_during_an_update_is_kept_for_afterwards(eventually, caplog, monkeypatch):
+    monkeypatch.setattr(signals, "_has_terminal", lambda: False)
+    go, reloads = threading.Semaphore(0), []
+
+    def reload():
+        reloads.append(1)
+        assert go.acquire(timeout=60)
+        if len(reloads) == 1:
+            raise SaccadeError("It is not ready to serve.")
+
+    hang_up = HangUp(ignored=False)
+    hang_up.call(SimpleNamespace(reload=reload))
+    try:
+        with caplog.at_level("INFO", "saccade.serve"):
+            hang_up(signal.SIGHUP)
+            eventually(lambda: len(reloads) == 1, 60)
+            hang_up(signal.SIGHUP)
+            hang_up(signal.SIGHUP)
+            assert len(reloads) == 1 and caplog.text.count("an update is in progress") == 2
+            go.release(2)
+            eventually(lambda: "The new repository is being served." in caplog.text, 60)
+            assert len(reloads) == 2 and "The update failed." in caplog.text
+    finally:
+        hang_up.close()
+        go.release(9)
 
 
 def test_new_callers_go_where_they_are_sent():

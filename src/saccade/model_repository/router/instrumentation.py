@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from ticket import Ticket
 
 MOST_CALLS = 128  # spans of calls per request: a search makes hundreds of calls
-CODES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")
+# Codes by their names in the server's module, which abbreviates one of gRPC's names.
+CODES = {
+    "INVALID_ARG": "INVALID_ARGUMENT",
+    "UNAVAILABLE": "UNAVAILABLE",
+    "CANCELLED": "CANCELLED",
+    "INTERNAL": "INTERNAL",
+}
 OWN_FAILURES = ("UNAVAILABLE", "INTERNAL")  # server errors by OpenTelemetry's conventions
 
 _P = ParamSpec("_P")
@@ -277,6 +283,6 @@ def begin_calls(
 
 
 def code_name(error: Any) -> str:
-    """Return the name of the protocol's code of an error."""
-    known = {getattr(pb.TritonError, name, None): name for name in CODES}
+    """Return gRPC's name of the code of an error."""
+    known = {getattr(pb.TritonError, name, None): code for name, code in CODES.items()}
     return str(known.get(error.code(), "INTERNAL"))

@@ -63,13 +63,19 @@ class RequestLog:
             "request_id": printable(request_id, MOST_ID),
             "variant": variant,
             "code": code,
-            "reason": printable(reason, MOST_REASON),
+            "reason": _printable_lines(reason),
             "waited_s": round(waited_s, 6),
             "run_s": round(run_s, 6),
         }
         if left_out:
             content["left_out"] = left_out
         self._write(REQUEST_LINE + json.dumps(content))
+
+
+def _printable_lines(reason: str) -> str:
+    """Return a reason whose lines are kept; its reader shows the further ones as detail."""
+    lines = reason[:MOST_REASON].split("\n")
+    return "\n".join(printable(line, MOST_REASON) for line in lines)[:MOST_REASON]
 
 
 def printable(text: str, most: int) -> str:

@@ -4,6 +4,7 @@
 import json
 import queue
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ class Prober:
         self.timeout_s = timeout_s
         self._client = connect_alone(url)
         self._requests: dict[str, dict[str, Any]] = {}
-        self._answers: queue.SimpleQueue[Probe] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[float, Probe]] = queue.SimpleQueue()
         self._asked: dict[str, float] = {}
 
     def ask(self, model: str) -> bool:
@@ -56,10 +57,10 @@ class Prober:
 
         if model in self._asked:
             return False
-        self._asked[model] = time.monotonic()
+        asked = self._asked[model] = time.monotonic()
 
         def answered(result: Any, error: Any) -> None:
-            self._answers.put(self._judge(model, result, error))
+            self._answers.put((asked, self._judge(model, result, error)))
 
         try:
             if model not in self._requests:
@@ -70,22 +71,21 @@ class Prober:
         return True
 
     def forget(self, model: str) -> None:
-        """Allow a new probe of a model whose process, and perhaps its probe, has gone."""
+        """Allow a new probe of a model whose process has gone; drop the answer to a running one."""
         self._asked.pop(model, None)
 
     def answers(self, wait_s: float = 0) -> list[Probe]:
         """Return the finished probes; wait up to `wait_s` seconds for the first one."""
-        probes = []
-        try:
-            probes.append(
-                self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait()
-            )
+        came = []
+        with suppress(queue.Empty):
+            came.append(self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait())
             while True:
-                probes.append(self._answers.get_nowait())
-        except queue.Empty:
-            pass
-        for probe in probes:
-            self._asked.pop(probe.model, None)
+                came.append(self._answers.get_nowait())
+        probes = []
+        for asked, probe in came:
+            if self._asked.get(probe.model) == asked:  # otherwise it was forgotten
+                del self._asked[probe.model]
+                probes.append(probe)
         return probes
 
     def late(self) -> dict[str, float]:

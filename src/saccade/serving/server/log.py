@@ -24,8 +24,10 @@ _LEVELS = {
     "E": logging.ERROR,
     "F": logging.CRITICAL,
 }
-# Printed at every start without a GPU, and at every clean stop.
+# Printed at every start, at every start without a GPU, and at every clean stop. The address of the
+# server's own metrics would mislead, because callers use those of the relay.
 _HARMLESS = (
+    "Started Metrics Service at",
     "CudaDriverHelper has not been initialized",
     "Unable to allocate pinned system memory",
     "Failed to initialize NVML",
@@ -116,7 +118,9 @@ class ServerLog:
         """Log the failure of one request; it does not explain a failure of the server."""
         known = {"request_id": "", "code": "", "reason": text, **fields}
         message = f"request {known['request_id']} {known['code']}: {known['reason']}"
-        LOGGER.log(level, "%s", message, **event("request_failed", **fields))
+        # The field has the first line of the reason; the formatter splits the message.
+        first = {"reason": known["reason"].partition("\n")[0]} if "reason" in fields else {}
+        LOGGER.log(level, "%s", message, **event("request_failed", **fields | first))
 
     def _keep(self, raw: bytes) -> None:
         """Write a line to the raw log; a full disk stops the log, not the service."""

@@ -38,9 +38,9 @@ class NewCaller:
         self._reason = ""
 
     def sees(self, known: Readiness) -> Readiness:
-        """Return the readiness of the models, or not ready if new callers cannot connect."""
-        if not known:
-            return known
+        """Return the readiness with `new_connections`, which is false if there is no server."""
+        if known.state != "serving":
+            return replace(known, new_connections=False)
         with self._lock:
             if time.monotonic() - self._asked_s >= _ASKED_EVERY_S:
                 self._reason = refusal(*self._place)

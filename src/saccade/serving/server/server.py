@@ -153,6 +153,12 @@ class Server:
         if supervisor is None:
             raise SaccadeError("There is no running server to replace. Start one first.")
         deployment, requirements = read_repository(repository), requirements_of(repository)
+        if deployment.model != self.model:
+            raise SaccadeError(
+                f"The repository serves {deployment.model!r}, but callers ask for {self.model!r}. "
+                "Write it with the same name, or stop the server and start it with the new "
+                "repository."
+            )
         refuse_unrunnable(repository, requirements, installation)
         check_repository(repository, requirements, self.options)
         report = preflight(repository)

@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from saccade import interruption
@@ -30,16 +31,28 @@ class HangUp:
     The system sends the same signal when a terminal is closed, but removes the terminal from the
     process first, so the two cases can be distinguished. A closed terminal stops the command, as
     usual, or is ignored if SIGHUP was ignored before (nohup).
+
+    One thread does the updates, one after the other. Signals that arrive during an update lead to
+    one more afterwards.
     """
 
     def __init__(self, ignored: bool) -> None:
         self._ignored = ignored
         self._had_terminal = _has_terminal()
         self._server: Reloads | None = None
+        # Only this queue may be used in a handler that another signal can interrupt.
+        self._signals: SimpleQueue[bool] = SimpleQueue()
+        self._updating = False
 
     def call(self, server: Reloads) -> None:
         """Direct the signal to this server from now on."""
         self._server = server
+        # The check takes seconds, and a signal handler must not block.
+        threading.Thread(target=self._update, args=(server,), daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread after the current update."""
+        self._signals.put(False)
 
     def __call__(self, number: int, *_: object) -> None:
         """Handle the signal."""
@@ -50,8 +63,20 @@ class HangUp:
         elif self._server is None:
             LOGGER.warning("SIGHUP ignored: the server is still starting with this repository.")
         else:
-            # The check takes seconds, and a signal handler must not block.
-            threading.Thread(target=_reload, args=(self._server,), daemon=True).start()
+            if self._updating:
+                text = "SIGHUP: an update is in progress. Afterwards, the repository is read again."
+                LOGGER.info(text, **event("reload_pending"))
+            self._signals.put(True)
+
+    def _update(self, server: Reloads) -> None:
+        while self._signals.get():
+            self._updating = True
+            with suppress(Empty):
+                while self._signals.get_nowait():
+                    pass  # one update serves all signals that came before it
+                return
+            _reload(server)
+            self._updating = False
 
 
 @contextmanager
@@ -59,7 +84,10 @@ def signals() -> Iterator[HangUp]:
     """Let SIGINT and SIGTERM end the block as Ctrl-C does, even in a background shell."""
     hang_up = HangUp(ignored=signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)
     if threading.current_thread() is not threading.main_thread():
-        yield hang_up
+        try:
+            yield hang_up
+        finally:
+            hang_up.close()
         return
     handlers: dict[signal.Signals, Callable[..., None]] = {
         signal.SIGINT: interruption.interrupt,
@@ -72,6 +100,7 @@ def signals() -> Iterator[HangUp]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        hang_up.close()
 
 
 def _reload(server: Reloads) -> None:

@@ -81,6 +81,7 @@ class Supervisor(threading.Thread):
         self._ending = threading.Event()
         self._hurry = False
         self._hangs = False  # the whole server: it does not even report on its models
+        self._down_since_s: float | None = None
         self._process: ServerProcess | None = None
         self._wanted: Replacement | None = None
         self._drains: list[Drain] = []
@@ -139,11 +140,14 @@ class Supervisor(threading.Thread):
             wait_s = patience.after(served_s)
             if wait_s is None:
                 raise ServerFailed(
-                    f"{trouble} It was restarted {_times(self.restarts)}, with less than "
-                    f"{FORGIVEN_AFTER_S:g} s of service each time. Its last lines:\n"
-                    f"{self._log.last_lines()}"
+                    f"{trouble} It failed {MOST_TROUBLES + 1} times in quick succession. Its last "
+                    f"lines:\n{self._log.last_lines()}"
                 )
-            LOGGER.error("%s Restarting it.", trouble, **event("restarting", reason=trouble))
+            if self._down_since_s is None:
+                self._down_since_s = time.monotonic()
+            due = f"in {wait_s:g} s" if wait_s else "now"
+            fields = event("restarting", reason=trouble, pause_s=wait_s)
+            LOGGER.error("%s Restarting it %s.", trouble, due, **fields)
             self._board.reset("restarting")
             if self._ending.wait(wait_s):
                 return
@@ -161,6 +165,7 @@ class Supervisor(threading.Thread):
                 self._board.enter("serving")
                 self.settled.set()
                 served_from = time.monotonic()
+                self._report_return(served_from)
             while trouble is None and not self._ending.is_set():
                 trouble = self._watch(self._process, prober, folder)
                 prober.close()
@@ -171,6 +176,14 @@ class Supervisor(threading.Thread):
             self._end_others()
             process.stop(at_once=self._hurry or self._hangs or served_from is None)
         return trouble, 0 if served_from is None else time.monotonic() - served_from
+
+    def _report_return(self, now_s: float) -> None:
+        if self._down_since_s is None:
+            return
+        down_s = now_s - self._down_since_s
+        self._down_since_s = None
+        fields = event("server_back", down_s=round(down_s, 3))
+        LOGGER.warning("The server answers again after %.1f s.", down_s, **fields)
 
     def _prober(self) -> Prober:
         place = address(self._options.host, self._options.grpc_port)
@@ -290,7 +303,3 @@ class Supervisor(threading.Thread):
             self._wanted = None
             remove_other_copies(process.copy)
         return False
-
-
-def _times(count: int) -> str:
-    return f"{count} time{'s' * (count != 1)}"

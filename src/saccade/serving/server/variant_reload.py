@@ -57,14 +57,17 @@ class VariantReload:
         now = time.monotonic()
         for name in self.down():
             model = self._models[name]
+            was_up = model.came_up
             if model.due_s is not None and now >= model.due_s:
                 self._process.load_again(name)
                 model.due_s, model.given_up_s = None, now + self._load_timeout_s
             elif model.due_s is None and not model.came_up:
                 model.came_up = self._process.new_stubs(name)
-            if not model.came_up:
-                # An answer from before its death must not count as one from after it.
+            if not was_up:
+                # Only an answer to a probe that is sent to the new process counts.
                 self._board.mark(name, DIED)
+                if model.came_up:
+                    prober.forget(name)
             if model.due_s is None and now > model.given_up_s:
                 fields = event("variant_not_loaded", variant=name)
                 LOGGER.error("%s was not reloaded in time.", name, **fields)
@@ -102,15 +105,27 @@ class VariantReload:
         self._process.abandon(stub)
         self._board.mark(name, DIED)
         if not model.down or model.came_up:
-            pause_s = self._plan(model)
-            LOGGER.error(
-                "The process of %s has died (out of memory, or killed). It is reloaded %s; "
-                "the other models still answer.",
-                name,
-                f"in {pause_s:g} s" if pause_s else "now",
-                **event("variant_died", variant=name, pause_s=pause_s),
-            )
+            self._report_death(name, self._plan(model))
         model.down, model.came_up = True, False
+
+    def _report_death(self, name: str, pause_s: float) -> None:
+        due = f"in {pause_s:g} s" if pause_s else "now"
+        if name == self._board.model:
+            LOGGER.error(
+                "The router of %s has died (out of memory, or killed). It is reloaded %s; until "
+                "then, no variant answers.",
+                name,
+                due,
+                **event("router_died", model=name, pause_s=pause_s),
+            )
+            return
+        LOGGER.error(
+            "The process of %s has died (out of memory, or killed). It is reloaded %s; "
+            "the other models still answer.",
+            name,
+            due,
+            **event("variant_died", variant=name, pause_s=pause_s),
+        )
 
     def _plan(self, model: _Model) -> float:
         pause_s = 0.0 if model.deaths == 0 else min(LONGEST_PAUSE_S, 2.0 ** (model.deaths - 1))
