@@ -196,7 +196,7 @@ def test_a_command_ends_with_what_it_made_and_what_is_next(saccade, tiny_folder,
     """On standard error; not with -q, and not beside JSON."""
     out = tmp_path / "a repository"
     code, answer, notes = saccade("repository", tiny_folder, "--out", out)
-    assert code == 0 and "Next" not in answer
+    assert code == 0 and "Next" not in answer and "saccade serve" not in answer
     made, following = notes.splitlines()
     files = [path for path in out.rglob("*") if path.is_file()]
     assert made.startswith(f"{out}: model repository, {len(files)} files, ")
