@@ -8,10 +8,11 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from saccade.errors import SaccadeError, ServerFailed
+from saccade.models import image_decoding
 from saccade.serving.client import client as client_module
 from saccade.serving.client.async_client import AsyncClient
 from saccade.serving.client.client import Client
-from saccade.serving.client.rpc_errors import explain
+from saccade.serving.client.rpc_errors import ImageRefused, explain
 
 URL = "127.0.0.1:9"
 _FAILED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:9: "
@@ -68,6 +69,15 @@ def test_a_failed_start_is_not_worth_another_try():
 def test_a_table_of_variants_keeps_its_lines():
     said = "[request id: 1] no variant has a score of 0.99. Variants:\na: score 0.9\nb:  score 0.8"
     assert str(failure("INVALID_ARGUMENT", said)).endswith("Variants:\na: score 0.9\nb: score 0.8")
+
+
+@pytest.mark.parametrize("data", [b"hello", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"])
+def test_the_decoder_s_words_are_those_of_a_refused_image(data):
+    with pytest.raises(image_decoding.ImageRefused) as reason:
+        image_decoding._open(data, None)
+    error = failure("INVALID_ARGUMENT", f"image 3: {reason.value}")
+    assert isinstance(error, ImageRefused)
+    assert (error.index, error.reason) == (3, str(reason.value))
 
 
 class Absent:
