@@ -24,9 +24,17 @@ class GateFailed(SaccadeError):
 
 
 class ServerFailed(SaccadeError):
-    """The server could not be started, died, or does not answer."""
+    """The server could not be started, died, or does not answer.
+
+    `retry` says whether another try can help; `status` is the gRPC status of a failed call, such
+    as UNAVAILABLE, or empty.
+    """
 
     exit_code = 3
+
+    def __init__(self, message: str, *, retry: bool = False, status: str = "") -> None:
+        super().__init__(message)
+        self.retry, self.status = retry, status
 
 
 class MissingPackage(SaccadeError):

@@ -245,8 +245,8 @@ def _cannot_write(path: Path, error: OSError) -> SaccadeError:
     if not is_full(error):
         return SaccadeError(f"{path}: cannot be written ({error}). Choose another path.")
     return SaccadeError(
-        f"{path}: cannot be written ({error.strerror}), expected space for it. Free space on that "
-        "disk, or choose another path. What was there before is unchanged."
+        f"{path}: cannot be written: the disk is full ({error.strerror}). Free space on it, or "
+        "choose another path. What was there before is unchanged."
     )
 
 

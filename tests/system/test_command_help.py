@@ -196,7 +196,7 @@ def test_a_command_ends_with_what_it_made_and_what_is_next(saccade, tiny_folder,
     """On standard error; not with -q, and not beside JSON."""
     out = tmp_path / "a repository"
     code, answer, notes = saccade("repository", tiny_folder, "--out", out)
-    assert code == 0 and "Next" not in answer
+    assert code == 0 and "Next" not in answer and "saccade serve" not in answer
     made, following = notes.splitlines()
     files = [path for path in out.rglob("*") if path.is_file()]
     assert made.startswith(f"{out}: model repository, {len(files)} files, ")
@@ -237,7 +237,16 @@ CLOSINGS = {
         options(exit_code=0),
         "saccade choose b/s --budget 0.5",
     ),
-    "preflight": ({"repository": Path("r")}, options(exit_code=0), "saccade serve r"),
+    "preflight": (
+        {"repository": Path("r"), "options": options(server_version=None)},
+        options(exit_code=0),
+        "saccade serve r",
+    ),
+    "preflight --server-version": (
+        {"repository": Path("r"), "options": options(server_version="26.07")},
+        options(exit_code=0),
+        "saccade serve r --print-command --container",
+    ),
 }
 
 
@@ -246,6 +255,7 @@ def test_next_command(command):
     given, result, following = CLOSINGS[command]
     closing = closing_of(command.split()[0], given, result)
     assert closing.next.startswith(following)
+    assert "--container" not in closing.next or "--container" in following
     assert closing.lines(200)[0].endswith("in 3 min 20 s.")
 
 

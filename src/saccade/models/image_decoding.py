@@ -123,8 +123,7 @@ def _open(data: bytes, wanted: Wanted) -> Image.Image:
             f"{kind} image of {len(data)} bytes is truncated, corrupt or neither gray, RGB nor "
             "CMYK, expected a whole file in one of these color modes: save it again"
             if kind
-            else f"{len(data)} bytes starting with {data[:8].hex(' ')} are not a supported image, "
-            "expected a JPEG, PNG or WebP file: convert it"
+            else f"not a JPEG, PNG or WebP file (it starts with {data[:8].hex(' ')}): convert it"
         ) from error
 
 

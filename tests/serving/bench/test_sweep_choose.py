@@ -182,9 +182,12 @@ def test_the_command_says_why_and_none_is_exit_1(folder: Path, capsys: Any) -> N
 
 
 WRONG = {
-    "nothing asked": ([], "found none, expected exactly one of --budget, --min-score"),
-    "two asked": (["--budget", "1", "--min-score", "1"], "found --budget and --min-score"),
-    "a score in per cent": (["--min-score", "95"], "expected a number from 0 to 1"),
+    "nothing asked": ([], "Pass exactly one of --budget, --min-score and --max-latency-ms."),
+    "two asked": (["--budget", "1", "--min-score", "1"], "(found --budget and --min-score)."),
+    "a score in per cent": (
+        ["--min-score", "95"],
+        "--min-score is 95, expected a number from 0 to 1, such as 0.9",
+    ),
     "no number": (["--max-latency-ms", "nan"], "above 0"),
     "an unknown budget": (["--budget", "half"], "or a budget's name"),
     "another device": (["--min-score", "0.5", "--device", "a GPU"], "a CPU, 2 cores"),

@@ -99,7 +99,7 @@ def test_a_folder_of_images(run: Callable[..., Any], images: Path, tmp_path: Pat
     assert row["probabilities"] == sorted(row["probabilities"], reverse=True)
     (error,) = pq.read_table(tmp_path / "out" / "errors").to_pylist()
     assert error["id"] == "odd/3.png"
-    assert "not a supported image" in error["reason"]
+    assert "not a JPEG, PNG or WebP file" in error["reason"]
     assert (tmp_path / "out" / "_SUCCESS").read_text() == f"{COUNT}\n"
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert (manifest["answers"], manifest["inputs"]) == (COUNT - 1, COUNT)

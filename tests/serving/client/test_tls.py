@@ -65,3 +65,19 @@ def test_the_certificate_has_to_be_trusted(over_tls, scheme, trusted, answered):
         text=True,
     )
     assert (done.stdout.strip() == "True True") == answered, done.stderr
+
+
+def test_the_command_line_explains_a_failed_handshake_without_grpc_s_log(over_tls):
+    own = {key: value for key, value in os.environ.items() if key != "GRPC_VERBOSITY"}
+    command = [
+        sys.executable,
+        "-m",
+        "saccade",
+        "doctor",
+        "--url",
+        f"grpcs://localhost:{over_tls[0]}",
+    ]
+    done = subprocess.run(command, env=own, capture_output=True, text=True)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 3 and "the TLS handshake failed: the server may not use TLS" in said
+    assert "ssl_transport_security" not in done.stderr

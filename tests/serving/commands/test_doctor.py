@@ -107,7 +107,7 @@ def test_a_server_that_hangs_sends_nobody_back_to_the_doctor(monkeypatch):
 
     monkeypatch.setattr("saccade.serving.client.client.routers_at", hangs)
     report = doctor("127.0.0.1:9")
-    assert report.exit_code == 1 and "restart it" in report.trouble
+    assert report.exit_code == 3 and "restart it" in report.trouble
     assert "saccade doctor" not in report.trouble
 
 
@@ -130,5 +130,10 @@ def test_a_running_server_is_asked(server):
 
 def test_no_server_is_a_failure():
     report = doctor("127.0.0.1:9")
-    assert report.exit_code == 1
+    assert report.exit_code == 3
     assert "saccade serve" in report.trouble and report.trouble in shown(report).replace("\n", " ")
+
+
+def test_a_wrong_address_is_wrong_input():
+    report = doctor("127.0.0.1:9/")
+    assert report.exit_code == report.to_dict()["exit_code"] == 2 and "HOST:PORT" in report.trouble

@@ -183,7 +183,7 @@ def huge() -> bytes:
 
 
 BAD = {
-    "notes.png": (b"not an image\n", "not a supported image"),
+    "notes.png": (b"not an image\n", "not a JPEG, PNG or WebP file"),
     "empty.png": (b"", "0 bytes"),
     "huge.png": (huge(), "at most 50 megapixels"),
     "cut.png": (png(64, 64)[:3000], "truncated or corrupt"),

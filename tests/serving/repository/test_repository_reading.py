@@ -25,6 +25,11 @@ def spoil_by_adding(out):
     (out / "nac" / "1" / "sitecustomize.py").write_text("print('hello')")
 
 
+def spoil_by_a_file(out):
+    shutil.rmtree(out)
+    out.write_bytes(b"")
+
+
 def spoil_version(out):
     path = out / "saccade.json"
     path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
@@ -38,7 +43,8 @@ def spoil_version(out):
         (spoil_by_adding, "was not written by saccade"),
         (spoil_version, "does not describe a model repository"),
         (lambda out: (out / "saccade.json").unlink(), r"it has no saccade\.json\."),
-        (shutil.rmtree, "it is not a folder"),
+        (shutil.rmtree, r"repository: no such folder\. Write one with: .* FOLDER --out"),
+        (spoil_by_a_file, "it is not a folder"),
         (lambda out: (out / "saccade.json").write_text("{}"), r"no 'schema'\)"),
     ],
 )

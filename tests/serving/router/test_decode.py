@@ -196,9 +196,9 @@ def test_without_antialiasing_two_pixels_of_an_axis_count():
 OF_3 = b"\xff\xc0\x00\x11\x08\x00\x40\x00\x40\x03"  # start of frame: 64 x 64, three channels
 REFUSED = {
     "0 bytes": (b"", "0 bytes", "JPEG, PNG or WebP"),
-    "text": (b"hello, not an image", "19 bytes", "JPEG, PNG or WebP"),
+    "text": (b"hello, not an image", "68 65 6c 6c 6f", "not a JPEG, PNG or WebP file"),
     "GIF": (encode(solid("L", 1), "GIF"), "47 49 46 38", "JPEG, PNG or WebP"),
-    "TIFF": (encode(solid("L", 1), "TIFF"), "bytes starting with", "JPEG, PNG or WebP"),
+    "TIFF": (encode(solid("L", 1), "TIFF"), "it starts with", "not a JPEG, PNG or WebP file"),
     "BMP": (encode(solid("L", 1), "BMP"), "42 4d", "JPEG, PNG or WebP"),
     "20,000 pixels wide": (encode(Image.new("1", (20_000, 1))), "20000 x 1", "16384"),
     "one pixel": (encode(solid("L", 1).resize((1, 1))), "1 x 1", "at least 2"),

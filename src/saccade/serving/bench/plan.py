@@ -126,7 +126,7 @@ class Mix:
         return 1e3 * mean_if_any * math.log(utilisation / beyond)
 
     def time_ms(self, utilisation: float, percentile: int) -> float:
-        """Return an upper estimate of a percentile of a request's time."""
+        """Return an estimate of a percentile of a request's time; it can be too low."""
         return self.idle_ms + self.wait_ms(utilisation, percentile)
 
     def utilisation_within(self, slo_ms: float, percentile: int) -> float:
@@ -375,7 +375,7 @@ def _arithmetic(made: Plan) -> list[str]:
     lines.append(
         f"p{options.percentile} within {options.slo_ms:g} ms: {mix.idle_ms:.2f} ms on an idle "
         f"replica plus the wait, up to a utilization of {made.within_slo:.3f} (queue with "
-        "exponential service times, an upper estimate)"
+        "exponential service times; add a margin)"
     )
     lines.append(
         f"replicas: {load:.3f} / {made.allowed:.3f} (the smaller of this utilization and "

@@ -10,6 +10,7 @@ from saccade.serving.client.client import Client, Session
 from saccade.serving.client.connection import connect_asyncio
 from saccade.serving.client.readiness import Readiness
 from saccade.serving.client.router_view import RouterView, view_of
+from saccade.serving.client.rpc_errors import UnknownModel
 from saccade.serving.client.wire import DEFAULT_URL, Call, Steps
 
 _T = TypeVar("_T")
@@ -70,10 +71,13 @@ class AsyncClient(Session):
     async def view(self) -> RouterView:
         """Return the router's description of itself, which is requested once and then kept."""
         if self._view is None:
-            with self._explained():
-                config = await self._connected().get_model_config(
-                    self.model, client_timeout=self.timeout_s
-                )
+            try:
+                with self._explained():
+                    config = await self._connected().get_model_config(
+                        self.model, client_timeout=self.timeout_s
+                    )
+            except UnknownModel as error:
+                raise await asyncio.to_thread(self._with_routers, error) from error
             self._view = view_of(config, self.model)
         return self._view
 

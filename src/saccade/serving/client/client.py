@@ -19,7 +19,7 @@ from saccade.serving.client.embeddings import (
 from saccade.serving.client.probe import Prober
 from saccade.serving.client.readiness import Board, Readiness
 from saccade.serving.client.router_view import RouterView, view_of
-from saccade.serving.client.rpc_errors import explained
+from saccade.serving.client.rpc_errors import UnknownModel, explained
 from saccade.serving.client.wire import DEFAULT_URL, Call, Steps, check_timeout, with_deadline
 
 __all__ = [
@@ -75,6 +75,13 @@ class Session:
 
     def _explained(self) -> AbstractContextManager[None]:
         return explained(self.url, self.model, self.timeout_s)
+
+    def _with_routers(self, error: UnknownModel) -> UnknownModel:
+        """Return the error with the names of the server's routers, if it tells them."""
+        try:
+            return UnknownModel(self.url, self.model, routers_at(self.url, self.timeout_s))
+        except SaccadeError:
+            return error
 
     def _arguments(self, call: Call) -> dict[str, Any]:
         return {"model_name": self.model, **with_deadline(call, self.timeout_s)}
@@ -152,8 +159,13 @@ class Client(Session):
             return answer
 
     def _look(self) -> RouterView:
-        with self._explained():
-            config = self._connection.get_model_config(self.model, client_timeout=self.timeout_s)
+        try:
+            with self._explained():
+                config = self._connection.get_model_config(
+                    self.model, client_timeout=self.timeout_s
+                )
+        except UnknownModel as error:
+            raise self._with_routers(error) from error
         return view_of(config, self.model)
 
     def _infer(self, call: Call) -> Any:

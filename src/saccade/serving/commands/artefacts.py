@@ -159,13 +159,15 @@ def repository(
 
     _check_kernels(options, op_library)
     deployment = deploy(folder, options)
-    # Plans and GPU instances need the container: the bundled server runs neither.
-    how = " --print-command --container" if options.on_gpu else ""
+    # Plans and GPU instances need the container: the bundled server runs neither. Otherwise, the
+    # closing names the next command.
+    serve = f"saccade serve {shlex.quote(str(deployment.folder))} --print-command --container"
+    how = f"\nServe it with: {serve}" if options.on_gpu else ""
     ops = f" Custom ops are run by {deployment.ops}." if deployment.ops else ""
     ops += f" Policies: {', '.join(deployment.policies)}." if deployment.policies else ""
     text = (
         f"{deployment.folder}: router {deployment.model} for {', '.join(deployment.variants)}."
-        f"{ops}\nServe it with: saccade serve {shlex.quote(str(deployment.folder))}{how}"
+        f"{ops}{how}"
     )
     return Answer(deployment.to_dict(), text)
 

@@ -112,6 +112,7 @@ def _dispatch(arguments: Sequence[str]) -> Outcome:
     if words[0] == "--version":
         return Outcome(Answer({"saccade": __version__}, f"saccade {__version__}"))
     command = known_command(words[0], COMMANDS)
+    _silence_grpc(words)
     _refuse_twice(words, "--set")
     try:
         with in_words(command, flags_of(COMMANDS[command]), first_example(command), words):
@@ -120,6 +121,15 @@ def _dispatch(arguments: Sequence[str]) -> Outcome:
         if not end.code and {"-h", "--help"} & set(words):
             print(epilogue(command))
         raise
+
+
+def _silence_grpc(words: Sequence[str]) -> None:
+    """Without -v, leave gRPC's own log out: our message explains a failed connection.
+
+    Only for commands with --url: others may start a server, whose log is needed.
+    """
+    if {"-v", "--verbose"}.isdisjoint(words) and "--url" in {w.partition("=")[0] for w in words}:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def _parsed(words: Sequence[str]) -> Outcome:

@@ -100,7 +100,9 @@ def _deployed(given: Mapping[str, Any], result: Any) -> Closing:
 
 def _checked(given: Mapping[str, Any], result: Any) -> Closing:
     repository = given["repository"]
-    following = "" if result.exit_code else f"saccade serve {_q(repository)}"
+    # The bundled server has another version.
+    how = " --print-command --container" if given["options"].server_version else ""
+    following = "" if result.exit_code else f"saccade serve {_q(repository)}{how}"
     return Closing("checked", repository, following)
 
 

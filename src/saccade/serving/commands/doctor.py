@@ -62,13 +62,16 @@ class DoctorReport:
     url: str | None = None
     readiness: tuple[Readiness, ...] = ()
     trouble: str = ""
+    trouble_code: int = 0
 
     @property
     def exit_code(self) -> int:
-        """1 if a core requirement is not met, or the server at `url` is not ready."""
+        """The exit code of the trouble with the server at `url`, if there was any.
+
+        Otherwise 1 if a core requirement is not met, or a model at `url` does not answer.
+        """
         broken = any(not row.good and row.needed_for == "core" for row in self.rows)
-        asked = self.url is not None and (bool(self.trouble) or not all(self.readiness))
-        return 1 if broken or asked else 0
+        return self.trouble_code or int(broken or not all(self.readiness))
 
     def uses(self) -> dict[str, bool]:
         """Return each use and whether this machine is ready for it."""
@@ -134,7 +137,7 @@ def doctor(url: str | None = None) -> DoctorReport:
     try:
         return DoctorReport(rows, url, _ask(url))
     except SaccadeError as error:
-        return DoctorReport(rows, url, trouble=str(error))
+        return DoctorReport(rows, url, trouble=str(error), trouble_code=error.exit_code)
 
 
 def _system() -> list[Row]:

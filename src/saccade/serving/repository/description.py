@@ -75,10 +75,12 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
     """
     path = Path(folder) / DESCRIPTION
     if not path.is_file():
-        state = f"has no {DESCRIPTION}" if Path(folder).is_dir() else "is not a folder"
+        state = "no such folder."
+        if Path(folder).exists():
+            what = f"has no {DESCRIPTION}" if Path(folder).is_dir() else "is not a folder"
+            state = f"is not a model repository: it {what}."
         raise SaccadeError(
-            f"{folder}: is not a model repository: it {state}. Write one with: saccade "
-            "repository ARTEFACT --out REPOSITORY"
+            f"{folder}: {state} Write one with: saccade repository FOLDER --out REPOSITORY"
         )
     try:
         if (size := path.stat().st_size) > MAX_DESCRIPTION_BYTES:

@@ -22,6 +22,7 @@ _ROUTER: Any = import_module("saccade.model_repository.router.choose")
 _ROUTES: Any = import_module("saccade.model_repository.router.routes")
 _APART = 1e-5  # a change of a budget by this share shows in the six digits that are compared
 _ANY_BATCH = 8  # run_batch of a route; the choice ignores it
+_SHARE = {"min_score": ", such as 0.9"}
 _COLUMNS = ("variant", "budget", "score", "at least", "per second", "p95 ms", "MiB", "bytes", "")
 
 
@@ -42,10 +43,10 @@ class ChooseOptions(PathFields):
         given = [(name, getattr(self, name)) for name in _ROUTER.RULES]
         given = [(name, value) for name, value in given if value is not None]
         if len(given) != 1:
-            names = " and ".join(_flag(name) for name, _ in given) or "none"
-            raise SaccadeError(
-                f"found {names}, expected exactly one of {', '.join(map(_flag, _ROUTER.RULES))}."
-            )
+            names = " and ".join(_flag(name) for name, _ in given)
+            found = f" (found {names})" if given else ""
+            *flags, last = map(_flag, _ROUTER.RULES)
+            raise SaccadeError(f"Pass exactly one of {', '.join(flags)} and {last}{found}.")
         return given[0]
 
 
@@ -103,9 +104,14 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
     try:
         if parameter == "budget" and (named := _ROUTER.by_budget_name(routes, value)):
             value = named.budget
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # a refusal repeats it as it was given
         value = _ROUTER.number(parameter, value, share=_ROUTER.scores_are_shares(routes))
     except _ROUTER.RequestRefused as error:
-        raise SaccadeError(f"{_flag(parameter)}: {error}.") from error
+        reason = str(error).removeprefix(f"parameter {parameter} ")
+        if reason == str(error):
+            raise SaccadeError(f"{_flag(parameter)}: {error}.") from error
+        raise SaccadeError(f"{_flag(parameter)} {reason}{_SHARE.get(parameter, '')}.") from error
 
     def chosen(at: float, among: Any = routes) -> str | None:
         try:
