@@ -194,7 +194,7 @@ def test_silent_server_meets_the_deadline(digit):
 
 def test_unknown_model_and_a_variant_as_router(server, digit):
     with Client(server.url, "sparo") as client:
-        with pytest.raises(SaccadeError, match="no model 'sparo'. This server has: "):
+        with pytest.raises(SaccadeError, match=r"no model 'sparo'\. This server has: "):
             client.classify([digit])
     with Client(server.url, VARIANTS[0]) as client:
         with pytest.raises(SaccadeError, match="not a router"):
