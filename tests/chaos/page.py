@@ -5,6 +5,7 @@ Also writes the counts of changed files in docs/security.md, and the tables of d
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ def _words(notice: Notice) -> str:
 
 
 def _growth(found: str) -> str:
-    return found.replace(" a request", " per request") + " more"
+    return re.sub(r"^1 bytes", "1 byte", found.replace(" a request", " per request")) + " more"
 
 
 def _past(what: str) -> str:

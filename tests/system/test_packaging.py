@@ -149,7 +149,7 @@ def test_beside_the_other_project_called_saccade_nothing_runs(command, tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"saccade: found another project called `saccade` ({place})")
-    assert "pip uninstall saccade. Then install this one again with: pip install" in line
+    assert "pip uninstall saccade. Then reinstall this one with: pip install" in line
     assert DISTRIBUTION in line
 
 

@@ -26,7 +26,8 @@ OTHERWISE = {
     ("serve", "container"): "a text for a shell",
 }
 SHOWS_PROGRESS = {
-    "train", "evaluate", "export", "verify", "build", "bench", "sweep", "preflight", "bulk",
+    "train", "evaluate", "export", "verify", "build", "bench", "sweep", "calibrate",
+    "preflight", "bulk",
 }  # fmt: skip
 VERBS = sorted(set(cli.COMMANDS) - OF_THE_COMMAND_LINE)
 

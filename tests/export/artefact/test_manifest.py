@@ -342,7 +342,7 @@ def test_verify_prints_what_becomes_of_an_image(tmp_path: Path) -> None:
 
     put(tmp_path)
     said = ArtefactFolder(tmp_path).images_text()
-    report = GateReport(tmp_path, (), said)
+    report = GateReport(tmp_path, (), images=said)
     assert report.to_dict()["images"] == list(said)
     with (console := Console(width=200)).capture() as capture:
         console.print(report.to_text())

@@ -127,7 +127,7 @@ def test_choose_says_where_the_choice_changes(folders: dict[str, Path], capsys: 
         assert above == {"when": "at least", "value": 1.0, "variant": FULL}
         # What is printed can be typed.
         assert run(["choose", str(folder), "--budget", "1/6"]) == 0
-        assert "--budget below 0.166667: none." in capsys.readouterr().out
+        assert "--budget below 0.166667: no variant." in capsys.readouterr().out
         assert run(["choose", str(folder), "--budget", "1/7"]) == 1
         assert "--budget at least 0.166667: " + SIXTH in capsys.readouterr().out
 

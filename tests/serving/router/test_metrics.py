@@ -17,7 +17,7 @@ def test_junk_is_refused_by_reason_and_no_answer(server, client, digit, eventual
     for _ in range(2):
         client.classify([digit])
     for _ in range(10):
-        with pytest.raises(SaccadeError, match="not a supported image"):
+        with pytest.raises(SaccadeError, match="JPEG, PNG or WebP"):
             client.classify([b"junk"])
     with pytest.raises(SaccadeError, match="needs measured scores"):
         client.classify([digit], min_score=1.0)

@@ -146,7 +146,7 @@ def test_missing_server_names_the_pip_command(tiny_repository, monkeypatch, tmp_
 
 @pytest.mark.parametrize(
     "name, value, words",
-    [("glibc_version", lambda: (2, 31), "2.31"), ("glibc_version", lambda: None, "none")],
+    [("glibc_version", lambda: (2, 31), "2.31"), ("glibc_version", lambda: None, "no glibc")],
 )
 def test_old_system_can_still_call(monkeypatch, name, value, words):
     monkeypatch.setattr(installation, name, value)

@@ -118,7 +118,24 @@ def calibrate(
     if not passed:
         return Calibration(None, None, refused)
     arrays = answers.to_npz()
-    content = PolicyFile(
+    content = _content(folder, options, task, data, answers, measured[full], arrays, passed)
+    folder.check_files()
+    path = write_policies(folder.path, content, arrays)
+    return Calibration(path, content, refused)
+
+
+def _content(
+    folder: ArtefactFolder,
+    options: CalibrateOptions,
+    task: str,
+    data: Decisions,
+    answers: Answers,
+    entry: Entry,
+    arrays: bytes,
+    passed: Sequence[Certified],
+) -> PolicyFile:
+    """Return the file of the certified policies; `entry` is the full model's measurement."""
+    return PolicyFile(
         name=options.name,
         model=folder.model,
         task=task,
@@ -131,16 +148,13 @@ def calibrate(
         seed=options.seed,
         samples=answers.n,
         learn=answers.learn,
-        runtime=measured[full].runtime,
-        device=measured[full].device,
-        full=full,
+        runtime=entry.runtime,
+        device=entry.device,
+        full=answers.names[answers.full],
         variants=_sources(answers),
         answers_sha256=hashlib.sha256(arrays).hexdigest(),
         policies=tuple(policy_of(_name(options, one.risk), one, answers) for one in passed),
     )
-    folder.check_files()
-    path = write_policies(folder.path, content, arrays)
-    return Calibration(path, content, refused)
 
 
 def _task(folder: ArtefactFolder) -> tuple[str, Decide]:

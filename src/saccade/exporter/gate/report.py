@@ -63,7 +63,8 @@ class GateReport:
     @property
     def passed(self) -> bool:
         """True if every variant and every policy passed."""
-        return all(one.passed for one in (*self.variants, *self.policies))
+        variants = all(variant.passed for variant in self.variants)
+        return variants and all(policy.passed for policy in self.policies)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object; a figure that is not a number is null."""

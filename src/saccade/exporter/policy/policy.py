@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 
@@ -24,6 +24,7 @@ VERSION = 1
 SUFFIX = ".policy.json"
 ANSWERS_SUFFIX = ".policy.npz"
 _CALIBRATE = "Calibrate again with: saccade calibrate FOLDER --data DATA"
+Measure = Literal["top1", "margin", "entropy"]
 Risk = Annotated[float, Range(0, 1, below=True)]
 
 
@@ -49,7 +50,7 @@ class Policy:
     risk: Risk
     bound: Annotated[float, Range(-1, 1)]  # upper confidence bound on the samples that certify
     observed: Annotated[float, Range(-1, 1)]  # mean loss of the samples that certify
-    measure: Literal["top1", "margin", "entropy"]
+    measure: Measure
     steps: tuple[Step, ...]
     seconds: Positive
     full_seconds: Positive
@@ -117,7 +118,7 @@ def policy_of(name: str, certified: Certified, answers: Answers) -> Policy:
         risk=certified.risk,
         bound=round(certified.bound, 6),
         observed=round(certified.observed, 6),
-        measure=chain.measure,
+        measure=cast(Measure, chain.measure),
         steps=steps,
         seconds=float(f"{certified.seconds:.9g}"),
         full_seconds=answers.seconds[answers.full],

@@ -196,8 +196,9 @@ def npz_arrays(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
     except (OSError, ValueError) as error:
         raise SaccadeError(f"{path}: not an .npz of plain arrays ({error}). {write}") from error
     if missing := [name for name in wanted if name not in arrays]:
+        listed = " and ".join(filter(None, (", ".join(wanted[:-1]), wanted[-1])))
         raise SaccadeError(
-            f"{path}: found arrays {names!r:.200}, expected {', '.join(wanted)} "
+            f"{path}: found arrays {names!r:.200}, expected {listed} "
             f"({missing[0]} is missing). {write}"
         )
     return arrays
