@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certified policies beside artefacts, made in milliseconds: of answers that are drawn."""
+"""Certified policies for artefacts in tests, made in milliseconds from random answers."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ def write_policy(
     runtime: str = "onnxruntime 1.31.1 CPU",
     logits: Mapping[str, np.ndarray] | None = None,
 ) -> PolicyFile:
-    """Write a policy file of the variants with these names, of all if none is named.
+    """Write a policy file for the variants with these names, or for all.
 
-    `logits` are those of each variant, in place of drawn ones.
+    `logits` are those of each variant, instead of random ones.
     """
     there = [variant for variant in ArtefactFolder(folder).variants if not of or variant.name in of]
     there.sort(key=lambda variant: variant.main.variant.budget)
@@ -69,7 +69,7 @@ def write_policy(
 
 
 def _drawn(variants: Sequence[VariantFiles]) -> list[VariantAnswers]:
-    """Answers of rising accuracy and cost: some samples are easy for all."""
+    """Draw answers of increasing accuracy and cost, where some samples are easy for all."""
     rng = np.random.default_rng(0)
     labels, ease = rng.integers(0, CLASSES, SAMPLES), rng.normal(1.0, 2.2, SAMPLES)
     made = []

@@ -112,5 +112,5 @@ def test_a_job_goes_on_with_the_policies_that_it_was_begun_with(folder, options,
     place = Place(str(tmp_path / "out"))
     plan = read_plan(place)
     assert plan is not None
-    with pytest.raises(SaccadeError, match="holds another job: its policies was"):
+    with pytest.raises(SaccadeError, match="contains a different job: the policies changed"):
         check_same(place, plan, replace(plan, policies_sha256="0" * 64))

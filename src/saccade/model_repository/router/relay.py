@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request that follows a policy: the rows of which a variant is not confident get another one.
+"""A request that follows a policy: each row continues until a variant is confident about it.
 
 At any time, the remaining rows are one ticket in one lane, where they share calls with the other
 requests that wait there. For a lane it is an ordinary request with a caller, a deadline and work.
@@ -227,7 +227,7 @@ class StepSender:
 
     @property
     def watched(self) -> Any:
-        """What `Instrumentation` records about the server's own sender, if it watches requests."""
+        """The sender from `Instrumentation`."""
         return self._sender.watched
 
     def answered(self, inputs: Arrays, arrays: Arrays) -> None:
