@@ -13,6 +13,7 @@ import pytest
 from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.files import sha256_of
+from saccade.models.checkpoint import load
 from saccade.models.official.convert import SOURCES
 from saccade.models.shipped import shipped_checkpoint
 from saccade.serving.client.embeddings import Embeddings, save_embeddings
@@ -99,6 +100,19 @@ def test_a_foreign_checkpoint_names_its_converter(source, tmp_path):
     assert found.facts["looks_like"] == source
     assert found.next[0].startswith(f"saccade convert {source} {file.path} --out ")
     assert found.facts["sha256"] == sha256_of(file.path)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "corrupt"])
+def test_a_damaged_checkpoint_is_refused_as_export_refuses_it(damage, tmp_path):
+    path = tmp_path / "damaged.safetensors"
+    whole = shipped_checkpoint("digits-sum").read_bytes()
+    path.write_bytes(whole[:-100] if damage == "truncated" else whole[:-1] + b"\x01")
+    assert whole[-1:] != b"\x01"
+    with pytest.raises(SaccadeError, match=damage) as refused:
+        inspect(path)
+    with pytest.raises(SaccadeError) as by_export:
+        load(path)
+    assert str(refused.value) == str(by_export.value)
 
 
 class Trap:

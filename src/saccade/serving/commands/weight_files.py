@@ -16,7 +16,12 @@ from saccade.archives import ArchiveRefused, array_names
 from saccade.errors import MissingPackage, SaccadeError
 from saccade.files import FileRefused, sha256_of
 from saccade.json_text import parse_json
-from saccade.models.checkpoint_format import SCHEMA, EntriesRefused, check_entries
+from saccade.models.checkpoint_format import (
+    SCHEMA,
+    EntriesRefused,
+    check_entries,
+    check_file,
+)
 from saccade.models.official.convert import looks_like
 from saccade.models.official.reading import is_messages
 from saccade.models.torch_file import TorchFileRefused, texts_of
@@ -52,7 +57,9 @@ def _size(path: Path) -> int:
 
 def _described(path: Path, place: Path, head: bytes) -> Described:
     if head[8:9] == b"{":
-        return _safetensors(path, place, _header(path, int.from_bytes(head[:8], "little")))
+        entries = _header(path, int.from_bytes(head[:8], "little"))
+        check_file(path)
+        return _safetensors(path, place, entries)
     if head[:4] == b"PK\x03\x04" and all(name.endswith(".npy") for name in _members(path)):
         return _arrays(path)
     if head[:4] == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"):
