@@ -2,6 +2,7 @@
 """`saccade calibrate`: chains of variants that stop early, certified on the user's own data."""
 
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,6 +86,7 @@ def calibrate(
     """
     folder = ArtefactFolder.open(folder)
     task, decide = _task(folder)
+    _check_choice(folder)
     require("scipy.stats", extra="bench")
     measured = _measured(folder, options.device)
     full = _full(folder, measured)
@@ -158,6 +160,20 @@ def _task(folder: ArtefactFolder) -> tuple[str, Decide]:
         "single right class, so that there is no answer to compare. Calibrate a classifier, a "
         "zero-shot or a question-answering model."
     )
+
+
+def _check_choice(folder: ArtefactFolder) -> None:
+    """Check that easy samples can stop at another variant than hard ones.
+
+    Raises: SaccadeError for a folder with a single variant.
+    """
+    if len(folder.variants) == 1:
+        checkpoint = shlex.quote(str(folder.path / folder.manifests[0].parent.name))
+        raise SaccadeError(
+            f"{folder}: found 1 variant ({folder.variants[0].name}), expected at least two, so "
+            "that easy samples can stop at a cheaper one. Export more budgets: saccade export "
+            f"{checkpoint} --budget 1,0.5,0.25 --out {shlex.quote(str(folder))} --force"
+        )
 
 
 def _measured(folder: ArtefactFolder, device: str | None) -> dict[str, Entry]:
