@@ -90,6 +90,16 @@ def test_answers_of_a_bulk_job(tmp_path, content):
     assert found.facts["inputs"] == 7
 
 
+# What `convert` refuses to guess, by source.
+NEEDED = dict.fromkeys(("nac", "sot", "vit", "deit", "swin"), {"--labels"}) | {
+    "sparo-clip": set(),
+    "open-clip": {"--config"},
+    "invariant-slot-attention": {"--config"},
+    "sparo-dino": set(),
+    "tvmax-vqa": {"--attention", "--labels"},
+}
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_foreign_checkpoint_names_its_converter(source, tmp_path):
     pytest.importorskip("msgpack", reason="pip install 'saccade-serving[export]'")
@@ -98,7 +108,10 @@ def test_a_foreign_checkpoint_names_its_converter(source, tmp_path):
     file = official_files.FILES[source](tmp_path)
     found = inspect(file.path)
     assert found.facts["looks_like"] == source
-    assert found.next[0].startswith(f"saccade convert {source} {file.path} --out ")
+    assert found.next[0].startswith(f"saccade convert {source} {file.path} --")
+    given = {word for word in file.flags if word.startswith("--")}
+    shown = {word for word in found.next[0].split() if word.startswith("--")} - {"--out"}
+    assert shown == NEEDED[source] and shown <= given
     assert found.facts["sha256"] == sha256_of(file.path)
 
 

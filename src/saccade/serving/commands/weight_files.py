@@ -27,6 +27,13 @@ from saccade.models.official.reading import is_messages
 from saccade.models.torch_file import TorchFileRefused, texts_of
 
 Described = tuple[str, dict[str, Any], tuple[str, ...]]
+_LABELS, _CONFIG = "--labels LABELS.txt", "--config MODEL.json"
+# What `convert` cannot read from the file, by source.
+_NEEDED = dict.fromkeys(("nac", "sot", "vit", "deit", "swin"), (_LABELS,)) | {
+    "open-clip": (_CONFIG,),
+    "invariant-slot-attention": (_CONFIG,),
+    "tvmax-vqa": ("--attention {softmax,sparsemax,tvmax}", "--labels ANSWERS.json"),
+}
 _OURS = "a checkpoint of saccade"
 
 
@@ -151,8 +158,15 @@ def _foreign(place: Path, kind: str, names: Iterable[str], facts: Mapping[str, A
     quoted, stem = shlex.quote(str(place)), shlex.quote(place.stem)
     if source is None:
         return kind, {**facts, "looks_like": "nothing that saccade converts"}, ("saccade models",)
-    following = f"saccade convert {source} {quoted} --out build/{stem}.safetensors"
+    needed = " ".join(option for option in _NEEDED.get(source, ()) if not _beside(place, option))
+    following = f"saccade convert {source} {quoted} {needed} --out build/{stem}.safetensors"
+    following = following.replace("  ", " ")
     return kind, {**facts, "looks_like": source}, (following,)
+
+
+def _beside(place: Path, option: str) -> bool:
+    """Return whether `convert` finds the option's file itself, next to weights of a hub."""
+    return place.is_dir() and option == _CONFIG
 
 
 def _flax(path: Path, place: Path) -> Described:
