@@ -14,6 +14,7 @@ from saccade.errors import SaccadeError
 from saccade.files import refuse_existing, sha256_of
 from saccade.machine import version_of
 from saccade.models.checkpoint import check_finite, save
+from saccade.models.checkpoint_format import AUTHORS_DATA
 from saccade.models.families import build, outline
 from saccade.models.interface import Component
 from saccade.models.official.authors_images import with_images, with_published
@@ -305,7 +306,7 @@ def _write(
 
 def _card(options: ConvertOptions, report: ConversionReport, calibration: str) -> dict[str, Any]:
     return {
-        "data": "the authors'",
+        "data": AUTHORS_DATA,
         "source": report.source,
         "file": report.file,
         "file_sha256": report.sha256,
