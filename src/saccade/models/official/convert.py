@@ -254,9 +254,10 @@ def _with_preprocessing(converted: Converted, options: ConvertOptions) -> Conver
         raise SaccadeError("--preprocessing is given, but this model takes no image. Leave it out.")
     known = converted.preprocessing.to_dict()
     if unknown := sorted(set(given) - set(known)):
+        renamed = " ('resize' is now called 'interpolation')" if "resize" in unknown else ""
         raise SaccadeError(
-            f"--preprocessing: unknown keys {unknown}, expected some of {', '.join(known)} "
-            "('resize' is now called 'interpolation'). Correct the JSON."
+            f"--preprocessing: unknown key{'s' * (len(unknown) > 1)} {', '.join(unknown)}, "
+            f"expected some of {', '.join(known)}{renamed}. Correct the JSON."
         )
     preprocessing = Preprocessing.from_dict(known | given)
     said = f"{', '.join(given)} from --preprocessing, the rest from {converted.images_from}"
