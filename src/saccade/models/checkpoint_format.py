@@ -160,9 +160,9 @@ def read_header(path: Path, data: Bytes) -> Header:
     metadata = _metadata(path, data)
     if "saccade" not in metadata:
         raise SaccadeError(
-            f"{path}: found a safetensors file without saccade's metadata (its keys are "
-            f"{sorted(metadata)!r:.200}). "
-            "Convert weights of another project with: saccade convert SOURCE FILE"
+            f"{path}: found a safetensors file without saccade's metadata. "
+            "Convert weights of another project with: saccade convert SOURCE FILE "
+            "--out NAME.safetensors"
         )
     try:
         header = parse_json(metadata["saccade"])

@@ -219,7 +219,7 @@ def test_the_default_data_is_what_the_model_was_trained_on(folder: Path) -> None
         )  # fmt: skip
         assert trained_on(ArtefactFolder(folder).checkpoint) == expected
     converted = replace(parent, card={"data": "the authors'", "source": "vit"})
-    with pytest.raises(SaccadeError, match="was converted.*--data FOLDER"):
+    with pytest.raises(SaccadeError, match=r"was converted.*--data FOLDER"):
         trained_on(converted)
     assert trained_on(replace(converted, labels=())) is None
     path.unlink()

@@ -91,7 +91,7 @@ def test_answers_of_a_bulk_job(tmp_path, content):
 
 
 # What `convert` refuses to guess, by source.
-NEEDED = dict.fromkeys(("nac", "sot", "vit", "deit", "swin"), {"--labels"}) | {
+NEEDED = {name: {"--labels"} for name in ("nac", "sot", "vit", "deit", "swin")} | {
     "sparo-clip": set(),
     "open-clip": {"--config"},
     "invariant-slot-attention": {"--config"},
@@ -173,6 +173,34 @@ def test_other_files_are_refused(name, tmp_path, capsys):
     path.write_bytes(of_no_kind(tmp_path)[name])
     assert cli.run(["inspect", str(path)]) == 2
     assert str(path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("empty.bin", "found an empty file"),
+        ("text.txt", "found a text file"),
+        ("foreign.json", "found JSON without a schema"),
+    ],
+)
+def test_a_refusal_says_what_the_file_is(name, found, tmp_path):
+    (tmp_path / name).write_bytes(of_no_kind(tmp_path)[name])
+    with pytest.raises(SaccadeError, match=found):
+        inspect(tmp_path / name)
+
+
+@pytest.mark.parametrize("path", ["shipped:digits-sum", "mine.safetensors"])
+def test_verify_of_a_checkpoint_names_the_export(path, capsys):
+    assert cli.run(["verify", path]) == 2
+    stem = path.removeprefix("shipped:").removesuffix(".safetensors")
+    assert f"saccade export {path} --out build/{stem}" in capsys.readouterr().err
+
+
+def test_headings_are_not_repeated(capsys):
+    assert cli.run(["inspect", "shipped:digits-sum"]) == 0
+    out = capsys.readouterr().out
+    assert "SHA-256 " in out and "sha256" not in out and out.count("SHA-256") == 1
+    assert "  size " in out and "  bytes " not in out
 
 
 def test_nothing_and_other_folders_are_refused(tmp_path):

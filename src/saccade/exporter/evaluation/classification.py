@@ -133,8 +133,8 @@ def check_classes(model: EvaluatedModel, names: tuple[str, ...], data: str) -> N
     if not numbered and names != model.labels:
         raise SaccadeError(
             f"{data}: found {len(names)} classes ({_first_names(names)}), expected the "
-            f"{len(model.labels)} labels of {model.name} ({_first_names(model.labels)}). Pass other "
-            "data with --data, or name its classes (for images, their folders) as the labels."
+            f"{len(model.labels)} labels of {model.name} ({_first_names(model.labels)}). Pass "
+            "other data with --data, or name its classes (for images, their folders) as the labels."
         )
 
 

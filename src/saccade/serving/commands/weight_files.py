@@ -74,9 +74,16 @@ def _described(path: Path, place: Path, head: bytes) -> Described:
     if is_messages(head):
         return _flax(path, place)
     raise SaccadeError(
-        f"{path}: found a file that begins with {head[:8]!r}, expected one that saccade wrote or "
+        f"{path}: found {_kind_of(head)}, expected one that saccade wrote or "
         "weights (.safetensors, .pt, .pth, .bin, .npz, .msgpack). Pass another path."
     )
+
+
+def _kind_of(head: bytes) -> str:
+    if not head:
+        return "an empty file"
+    printable = all(byte >= 32 or byte in b"\t\n\r" for byte in head)
+    return "a text file" if printable else "a binary file of an unknown kind"
 
 
 def _header(path: Path, length: int) -> Mapping[str, Any]:
@@ -127,7 +134,7 @@ def _ours(path: Path, text: Any) -> Mapping[str, Any]:
     try:
         header = parse_json(text)
         if header["schema"] != SCHEMA:
-            raise ValueError(f"schema {header['schema']!r:.60}")
+            raise ValueError(f"its schema is {str(header['schema'])!r:.60}")
     except (ValueError, KeyError, TypeError) as error:
         raise SaccadeError(
             f"{path}: its metadata is corrupt ({error}). Copy the file again."
