@@ -152,6 +152,23 @@ def test_nothing_is_unpickled(tmp_path, zipped):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_pickled_module_is_named_and_how_to_save_its_weights(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
+    found = inspect(tmp_path / "module.pt")
+    assert found.facts["contains"] == "a pickled torch module (torch.nn.modules.linear.Linear)"
+    assert "torch.save(model.state_dict(), 'weights.pt')" in found.next[0]
+
+
+def test_an_unknown_state_dict_shows_its_names(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"b.weight": torch.ones(1), "a.weight": torch.ones(1)}, tmp_path / "plain.pt")
+    found = inspect(tmp_path / "plain.pt")
+    assert found.facts["first_names"] == ["a.weight", "b.weight"]
+    assert found.next[0].startswith("compare them with docs/convert.md")
+    assert "--checkpoint-key KEY" in found.next[0]
+
+
 def of_no_kind(place: Path) -> dict[str, bytes]:
     """Files that are refused, and what is in them."""
     header = (limits.JSON_BYTES + 1).to_bytes(8, "little") + b"{"

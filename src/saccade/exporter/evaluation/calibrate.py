@@ -163,7 +163,7 @@ def _task(folder: ArtefactFolder) -> tuple[str, Decide]:
 
 
 def _check_choice(folder: ArtefactFolder) -> None:
-    """Check that easy samples can stop at another variant than hard ones.
+    """Check that easy samples can stop earlier than hard ones.
 
     Raises: SaccadeError for a folder with a single variant.
     """

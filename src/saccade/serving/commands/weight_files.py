@@ -164,11 +164,34 @@ def _foreign(place: Path, kind: str, names: Iterable[str], facts: Mapping[str, A
     source = looks_like(names)
     quoted, stem = shlex.quote(str(place)), shlex.quote(place.stem)
     if source is None:
-        return kind, {**facts, "looks_like": "nothing that saccade converts"}, ("saccade models",)
+        return _unknown(quoted, kind, names, facts)
     needed = " ".join(option for option in _NEEDED.get(source, ()) if not _beside(place, option))
     following = f"saccade convert {source} {quoted} {needed} --out build/{stem}.safetensors"
     following = following.replace("  ", " ")
     return kind, {**facts, "looks_like": source}, (following,)
+
+
+def _unknown(quoted: str, kind: str, names: frozenset[str], facts: Mapping[str, Any]) -> Described:
+    """Describe weights that no converter recognizes."""
+    if modules := sorted(name for name in names if name.startswith("torch.nn.modules.")):
+        facts = {**facts, "contains": f"a pickled torch module ({modules[0]})"}
+        advice = "where the file comes from, save only the weights: "
+        return kind, facts, (advice + "torch.save(model.state_dict(), 'weights.pt')",)
+    # The strings of a torch.save file also include other words.
+    dotted = sorted(name for name in names if "." in name and not name.startswith("torch."))
+    facts = {
+        **facts,
+        "looks_like": "nothing that saccade converts",
+        "first_names": (dotted or sorted(names))[:3],
+    }
+    return (
+        kind,
+        facts,
+        (
+            "compare them with docs/convert.md; if the weights are under another name: saccade "
+            f"convert SOURCE {quoted} --checkpoint-key KEY --out NAME.safetensors",
+        ),
+    )
 
 
 def _beside(place: Path, option: str) -> bool:
