@@ -63,12 +63,12 @@ class ArtefactFolder:
             not belong to one model and one checkpoint.
         """
         make = "Create it with: saccade export CHECKPOINT --out FOLDER"
-        checkpoint = str(self).startswith(SHIPPED) or self.path.suffix == ".safetensors"
+        checkpoint = str(self.path).startswith(SHIPPED) or self.path.suffix == ".safetensors"
         if checkpoint and not self.path.is_dir():
-            out = Path("build", str(self).removeprefix(SHIPPED)).with_suffix("")
+            stem = Path(str(self.path).removeprefix(SHIPPED)).stem
             raise SaccadeError(
                 f"{self}: found a checkpoint, expected an artefact folder. Export it first: "
-                f"saccade export {shlex.quote(str(self))} --out {shlex.quote(f'build/{out.name}')}"
+                f"saccade export {shlex.quote(str(self.path))} --out build/{shlex.quote(stem)}"
             )
         if not self.path.is_dir():
             what = "is a file, expected an artefact folder" if self.path.exists() else _NO_FOLDER
