@@ -86,7 +86,6 @@ def calibrate(
     """
     folder = ArtefactFolder.open(folder)
     task, decide = _task(folder)
-    _check_choice(folder)
     require("scipy.stats", extra="bench")
     measured = _measured(folder, options.device)
     full = _full(folder, measured)
@@ -100,13 +99,7 @@ def calibrate(
         decisions = _decisions(models, decide, options)
     data = decisions[0]
     _check_samples(data, options)
-    files = {variant.name: variant for variant in folder.variants}
-    variants = [
-        VariantAnswers(
-            model.name, files[model.name].sha256, _seconds(measured[model.name]), decided.logits
-        )
-        for model, decided in zip(models, decisions, strict=True)
-    ]
+    variants = _answers(folder, models, measured, decisions)
     answers = answers_of(variants, data.labels, full=full, seed=options.seed)
     certified = certify(
         answers,
@@ -145,15 +138,31 @@ def calibrate(
     return Calibration(path, content, refused)
 
 
+def _answers(
+    folder: ArtefactFolder,
+    models: Sequence[EvaluatedModel],
+    measured: Mapping[str, Entry],
+    decisions: Sequence[Decisions],
+) -> list[VariantAnswers]:
+    files = {variant.name: variant for variant in folder.variants}
+    return [
+        VariantAnswers(
+            model.name, files[model.name].sha256, _seconds(measured[model.name]), decided.logits
+        )
+        for model, decided in zip(models, decisions, strict=True)
+    ]
+
+
 def _task(folder: ArtefactFolder) -> tuple[str, Decide]:
     """The first task of the family in which a variant decides, and its logits.
 
-    Raises: SaccadeError for a family without such a task.
+    Raises: SaccadeError for a family without such a task, or a folder with a single variant.
     """
     family = folder.manifests[0].variant.family
     for name, task in tasks_of(family).items():
         if task.decide:
             decide: Decide = imported(task.decide)
+            _check_choice(folder)
             return name, decide
     raise SaccadeError(
         f"{folder}: family '{family}' cannot stop early: its variants answer with what has no "
