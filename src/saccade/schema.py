@@ -16,7 +16,7 @@ from saccade.errors import SaccadeError
 from saccade.files import read_bounded
 from saccade.json_text import parse_json
 
-AGAIN = "Export again with: saccade export CHECKPOINT"
+AGAIN = "Export again with: saccade export CHECKPOINT --out FOLDER --force"
 _LARGEST_INT = 2**63 - 1  # what all our readers support
 _WORDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a string"}
 

@@ -194,3 +194,9 @@ def test_preprocessing_out_of_range(case: str) -> None:
     assert Preprocessing.from_dict(good).to_dict() == good
     with pytest.raises(SaccadeError, match="Preprocessing: "):
         Preprocessing.from_dict(good | PREPROCESSING[case])
+
+
+def test_a_folder_names_the_checkpoint_in_it(tmp_path):
+    (tmp_path / "own.safetensors").touch()
+    with pytest.raises(SaccadeError, match=r"Pass the checkpoint in it: .*own\.safetensors"):
+        load(tmp_path)

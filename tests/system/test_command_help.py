@@ -226,6 +226,11 @@ CLOSINGS = {
         options(manifests=(1, 2)),
         "saccade bench b/x --out b/x-report",
     ),
+    "verify": (
+        {"folder": Path("b/x"), "bisect": False},
+        options(exit_code=1, to_dict=lambda _: {"variants": [{"passed": False, "figures": {}}]}),
+        "saccade export CHECKPOINT --out b/x --force",
+    ),
     "bench": (
         {"folder": Path("b/x"), "options": options(out=Path("b/r"))},
         None,

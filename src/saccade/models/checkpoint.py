@@ -83,7 +83,9 @@ def load(path: Path | str, *, check: Callable[[Header], None] | None = None) -> 
             f"as {SHIPPED}digits-sum."
         ) from None
     except OSError as error:
-        raise SaccadeError(f"{path}: cannot be read ({error}). Pass a checkpoint file.") from error
+        inside = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+        which = f"the checkpoint in it: {inside[0]}" if len(inside) == 1 else "a checkpoint file."
+        raise SaccadeError(f"{path}: cannot be read ({error}). Pass {which}") from error
     return _parse(path, data, check)
 
 

@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -16,8 +17,10 @@ from saccade.schema import WrongValue, typed, words
 if TYPE_CHECKING:
     import torch
 
+Bytes = bytes | mmap.mmap
 SCHEMA = "saccade.checkpoint"
 VERSION = 3
+AUTHORS_DATA = "the authors'"  # the card's `data` in what `convert` writes
 _PICKLE_PROTOCOLS = (b"\x02", b"\x03", b"\x04", b"\x05")
 # Version 1 had only images and labels, under other names; 1 and 2 squashed every image.
 READ_VERSIONS = (1, 2, 3)
@@ -48,16 +51,16 @@ def pack(tensors: dict[str, "torch.Tensor"], header: dict[str, Any]) -> bytes:
     return serialize(tensors, metadata={"saccade": text})
 
 
-def _header_bytes(data: bytes) -> int:
+def _header_bytes(data: Bytes) -> int:
     return int.from_bytes(data[:8], "little")
 
 
-def _header(data: bytes) -> bytes:
+def _header(data: Bytes) -> bytes:
     """Return the leading JSON; if it is too long, just enough for it to be refused."""
     return data[8 : 8 + min(_header_bytes(data), limits.JSON_BYTES + 1)]
 
 
-def _data_sha256(data: bytes) -> str:
+def _data_sha256(data: Bytes) -> str:
     return hashlib.sha256(memoryview(data)[8 + _header_bytes(data) :]).hexdigest()
 
 
@@ -90,7 +93,7 @@ def refuse_foreign(path: Path) -> None:
         raise SaccadeError(f"{path}: {_diagnosis(data)}")
 
 
-def _is_torch_file(data: bytes) -> bool:
+def _is_torch_file(data: Bytes) -> bool:
     return data[:4] == b"PK\x03\x04" or (data[:1] == b"\x80" and data[1:2] in _PICKLE_PROTOCOLS)
 
 
@@ -127,7 +130,7 @@ def check_entries(header: bytes) -> None:
             )
 
 
-def _diagnosis(data: bytes) -> str:
+def _diagnosis(data: Bytes) -> str:
     retrain = "Copy it again from its source, or train a new one with: saccade train"
     if not data:
         return f"the file is empty. {retrain}"
@@ -149,7 +152,7 @@ def _diagnosis(data: bytes) -> str:
     return f"found a file that is not safetensors, or a corrupt one. {retrain}"
 
 
-def read_header(path: Path, data: bytes) -> Header:
+def read_header(path: Path, data: Bytes) -> Header:
     """Read the header of a checkpoint, without torch.
 
     Raises: SaccadeError if it is another kind of file, or of another version.
@@ -157,9 +160,9 @@ def read_header(path: Path, data: bytes) -> Header:
     metadata = _metadata(path, data)
     if "saccade" not in metadata:
         raise SaccadeError(
-            f"{path}: found a safetensors file without saccade's metadata (its keys are "
-            f"{sorted(metadata)!r:.200}). "
-            "Convert weights of another project with: saccade convert SOURCE FILE"
+            f"{path}: found a safetensors file without saccade's metadata. "
+            "Convert weights of another project with: saccade convert SOURCE FILE "
+            "--out NAME.safetensors"
         )
     try:
         header = parse_json(metadata["saccade"])
@@ -184,7 +187,7 @@ def read_header(path: Path, data: bytes) -> Header:
     return Header(**found)
 
 
-def check_data(path: Path, data: bytes, header: Header) -> None:
+def check_data(path: Path, data: Bytes, header: Header) -> None:
     """Check that the tensors are those that were written."""
     if header.data_sha256 != _data_sha256(data):
         raise SaccadeError(
@@ -193,7 +196,18 @@ def check_data(path: Path, data: bytes, header: Header) -> None:
         )
 
 
-def _metadata(path: Path, data: bytes) -> dict[str, Any]:
+def check_file(path: Path) -> None:
+    """Check the length and the tensors of a safetensors file without reading it into memory.
+
+    Raises: SaccadeError if it is truncated, or a checkpoint with other tensors than recorded.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        metadata = _metadata(path, data)
+        if "saccade" in metadata:
+            check_data(path, data, read_header(path, data))
+
+
+def _metadata(path: Path, data: Bytes) -> dict[str, Any]:
     try:
         check_entries(_header(data))
         entries = parse_json(_header(data))

@@ -49,7 +49,7 @@ def load_torch(path: Path, allowed: AbstractContextManager[Any] | None = None) -
 
 
 def texts_of(path: Path) -> frozenset[str]:
-    """Return every string in a torch.save file, tensor names included, without unpickling.
+    """Return every string in a torch.save file, without unpickling: tensor names, and modules.
 
     Raises: TorchFileRefused, OSError if the file cannot be read.
     """
@@ -116,6 +116,8 @@ def _check_pickle(file: IO[bytes], most: int, texts: set[str] | None = None) -> 
                 raise TorchFileRefused(f"its names and shapes take more than {most} steps to read")
             if texts is not None and "UNICODE" in opcode.name:
                 texts.add(str(argument))
+            if texts is not None and opcode.name == "GLOBAL" and argument.startswith("torch.nn."):
+                texts.add(str(argument).replace(" ", "."))
             if depths.after(opcode, argument) > limits.PICKLE_DEPTH:
                 raise TorchFileRefused(f"nested more than {limits.PICKLE_DEPTH} deep")
     except TorchFileRefused:

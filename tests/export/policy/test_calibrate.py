@@ -23,6 +23,7 @@ from saccade.exporter.artefact.frontier import entry_of
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.evaluation.calibrate import calibrate
 from saccade.exporter.policy.certificate import check_certificates
+from saccade.exporter.policy.certify import NotCertified
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import read_policies
 from saccade.files import json_bytes
@@ -238,6 +239,22 @@ def test_speeds_have_to_be_measured(folder, images):
     (folder / "frontier.json").unlink()
     with pytest.raises(SaccadeError, match=r"nothing was measured, .*Run: saccade bench"):
         calibrate(folder, options(images), progress=None)
+
+
+def test_one_variant_leaves_nothing_to_stop_at(folder, images):
+    for name in (f"{HALF}.onnx", f"{HALF}.manifest.json"):
+        (folder / name).unlink()
+    with pytest.raises(SaccadeError, match=rf"found 1 variant \({FULL}\), expected at least two"):
+        calibrate(folder, options(images), progress=None)
+
+
+def test_a_bound_below_the_risk_is_not_blamed_on_the_data():
+    from saccade.exporter.evaluation.calibration_text import rendered
+
+    (line,) = rendered(None, [NotCertified(0.01, 0.0099, 499)]).renderables
+    assert "the cheapest chain that meets it is not faster" in str(line)
+    (line,) = rendered(None, [NotCertified(0.01, 0.02, 499)]).renderables
+    assert "499 samples would do" in str(line)
 
 
 def test_images_of_another_size_are_refused(folder, tmp_path):

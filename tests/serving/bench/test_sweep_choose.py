@@ -209,6 +209,16 @@ def test_without_figures_only_a_budget_can_be_asked(tiny_folder: Path) -> None:
         chosen(tiny_folder, max_latency_ms=5)
 
 
+def test_latencies_need_a_server(folder: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(folder, tmp_path / "nac"))
+    content = json.loads((place / "frontier.json").read_bytes())
+    for entry in content["entries"]:
+        entry["grpc"] = None
+    (place / "frontier.json").write_text(json.dumps(content))
+    with pytest.raises(SaccadeError, match=r"found none in frontier.json.*without --no-server"):
+        chosen(place, max_latency_ms=5)
+
+
 def test_embeddings_are_shown_with_their_bytes(folder: Path, tmp_path: Path, capsys: Any) -> None:
     place = Path(shutil.copytree(folder, tmp_path / "nac"))
     content = json.loads((place / "frontier.json").read_bytes())

@@ -13,6 +13,7 @@ import pytest
 from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.files import sha256_of
+from saccade.models.checkpoint import load
 from saccade.models.official.convert import SOURCES
 from saccade.models.shipped import shipped_checkpoint
 from saccade.serving.client.embeddings import Embeddings, save_embeddings
@@ -89,6 +90,16 @@ def test_answers_of_a_bulk_job(tmp_path, content):
     assert found.facts["inputs"] == 7
 
 
+# What `convert` refuses to guess, by source.
+NEEDED = {name: {"--labels"} for name in ("nac", "sot", "vit", "deit", "swin")} | {
+    "sparo-clip": set(),
+    "open-clip": {"--config"},
+    "invariant-slot-attention": {"--config"},
+    "sparo-dino": set(),
+    "tvmax-vqa": {"--attention", "--labels"},
+}
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_foreign_checkpoint_names_its_converter(source, tmp_path):
     pytest.importorskip("msgpack", reason="pip install 'saccade-serving[export]'")
@@ -97,8 +108,24 @@ def test_a_foreign_checkpoint_names_its_converter(source, tmp_path):
     file = official_files.FILES[source](tmp_path)
     found = inspect(file.path)
     assert found.facts["looks_like"] == source
-    assert found.next[0].startswith(f"saccade convert {source} {file.path} --out ")
+    assert found.next[0].startswith(f"saccade convert {source} {file.path} --")
+    given = {word for word in file.flags if word.startswith("--")}
+    shown = {word for word in found.next[0].split() if word.startswith("--")} - {"--out"}
+    assert shown == NEEDED[source] and shown <= given
     assert found.facts["sha256"] == sha256_of(file.path)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "corrupt"])
+def test_a_damaged_checkpoint_is_refused_as_export_refuses_it(damage, tmp_path):
+    path = tmp_path / "damaged.safetensors"
+    whole = shipped_checkpoint("digits-sum").read_bytes()
+    path.write_bytes(whole[:-100] if damage == "truncated" else whole[:-1] + b"\x01")
+    assert whole[-1:] != b"\x01"
+    with pytest.raises(SaccadeError, match=damage) as refused:
+        inspect(path)
+    with pytest.raises(SaccadeError) as by_export:
+        load(path)
+    assert str(refused.value) == str(by_export.value)
 
 
 class Trap:
@@ -125,6 +152,23 @@ def test_nothing_is_unpickled(tmp_path, zipped):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_pickled_module_is_named_and_how_to_save_its_weights(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
+    found = inspect(tmp_path / "module.pt")
+    assert found.facts["contains"] == "a pickled torch module (torch.nn.modules.linear.Linear)"
+    assert "torch.save(model.state_dict(), 'weights.pt')" in found.next[0]
+
+
+def test_an_unknown_state_dict_shows_its_names(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"b.weight": torch.ones(1), "a.weight": torch.ones(1)}, tmp_path / "plain.pt")
+    found = inspect(tmp_path / "plain.pt")
+    assert found.facts["first_names"] == ["a.weight", "b.weight"]
+    assert found.next[0].startswith("compare them with docs/convert.md")
+    assert "--checkpoint-key KEY" in found.next[0]
+
+
 def of_no_kind(place: Path) -> dict[str, bytes]:
     """Files that are refused, and what is in them."""
     header = (limits.JSON_BYTES + 1).to_bytes(8, "little") + b"{"
@@ -146,6 +190,34 @@ def test_other_files_are_refused(name, tmp_path, capsys):
     path.write_bytes(of_no_kind(tmp_path)[name])
     assert cli.run(["inspect", str(path)]) == 2
     assert str(path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("empty.bin", "found an empty file"),
+        ("text.txt", "found a text file"),
+        ("foreign.json", "found JSON without a schema"),
+    ],
+)
+def test_a_refusal_says_what_the_file_is(name, found, tmp_path):
+    (tmp_path / name).write_bytes(of_no_kind(tmp_path)[name])
+    with pytest.raises(SaccadeError, match=found):
+        inspect(tmp_path / name)
+
+
+@pytest.mark.parametrize("path", ["shipped:digits-sum", "mine.safetensors"])
+def test_verify_of_a_checkpoint_names_the_export(path, capsys):
+    assert cli.run(["verify", path]) == 2
+    stem = path.removeprefix("shipped:").removesuffix(".safetensors")
+    assert f"saccade export {path} --out build/{stem}" in capsys.readouterr().err
+
+
+def test_headings_are_not_repeated(capsys):
+    assert cli.run(["inspect", "shipped:digits-sum"]) == 0
+    out = capsys.readouterr().out
+    assert "SHA-256 " in out and "sha256" not in out and out.count("SHA-256") == 1
+    assert "  size " in out and "  bytes " not in out
 
 
 def test_nothing_and_other_folders_are_refused(tmp_path):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder that `saccade export` writes, read, checked and hashed once."""
 
+import shlex
 import time
 from collections.abc import Iterable
 from copy import copy
@@ -23,6 +24,7 @@ from saccade.exporter.artefact.variant_files import VariantFiles, grouped
 from saccade.files import json_bytes, sha256_of, write_atomically
 from saccade.leftovers import only_writer
 from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.shipped import SHIPPED
 from saccade.schema import AGAIN, read_json
 
 # Two changes within one tick of a file system's clock have the same times; a tick is at most 10 ms.
@@ -60,7 +62,14 @@ class ArtefactFolder:
         Raises: SaccadeError if there is none, an artefact has no manifest, or the manifests do
             not belong to one model and one checkpoint.
         """
-        make = "Create it with: saccade export CHECKPOINT"
+        make = "Create it with: saccade export CHECKPOINT --out FOLDER"
+        checkpoint = str(self.path).startswith(SHIPPED) or self.path.suffix == ".safetensors"
+        if checkpoint and not self.path.is_dir():
+            stem = Path(str(self.path).removeprefix(SHIPPED)).stem
+            raise SaccadeError(
+                f"{self}: found a checkpoint, expected an artefact folder. Export it first: "
+                f"saccade export {shlex.quote(str(self.path))} --out build/{shlex.quote(stem)}"
+            )
         if not self.path.is_dir():
             what = "is a file, expected an artefact folder" if self.path.exists() else _NO_FOLDER
             raise SaccadeError(f"{self}: {what}. {make}")
@@ -120,8 +129,8 @@ class ArtefactFolder:
             )
         if state.st_size != expected.bytes:
             raise SaccadeError(
-                f"{path}: has {state.st_size} bytes, expected {expected.bytes} as in its "
-                f"manifest. {AGAIN}"
+                f"{path}: has {state.st_size} bytes, expected {expected.bytes} as in its manifest. "
+                f"{AGAIN}"
             )
         if max(state.st_mtime_ns, state.st_ctime_ns) < now - _TICK_NS:
             self._hashed[expected] = stamp

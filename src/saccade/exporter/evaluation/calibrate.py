@@ -2,6 +2,7 @@
 """`saccade calibrate`: chains of variants that stop early, certified on the user's own data."""
 
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,13 +99,7 @@ def calibrate(
         decisions = _decisions(models, decide, options)
     data = decisions[0]
     _check_samples(data, options)
-    files = {variant.name: variant for variant in folder.variants}
-    variants = [
-        VariantAnswers(
-            model.name, files[model.name].sha256, _seconds(measured[model.name]), decided.logits
-        )
-        for model, decided in zip(models, decisions, strict=True)
-    ]
+    variants = _answers(folder, models, measured, decisions)
     answers = answers_of(variants, data.labels, full=full, seed=options.seed)
     certified = certify(
         answers,
@@ -157,21 +152,51 @@ def _content(
     )
 
 
+def _answers(
+    folder: ArtefactFolder,
+    models: Sequence[EvaluatedModel],
+    measured: Mapping[str, Entry],
+    decisions: Sequence[Decisions],
+) -> list[VariantAnswers]:
+    files = {variant.name: variant for variant in folder.variants}
+    return [
+        VariantAnswers(
+            model.name, files[model.name].sha256, _seconds(measured[model.name]), decided.logits
+        )
+        for model, decided in zip(models, decisions, strict=True)
+    ]
+
+
 def _task(folder: ArtefactFolder) -> tuple[str, Decide]:
     """The first task of the family in which a variant decides, and its logits.
 
-    Raises: SaccadeError for a family without such a task.
+    Raises: SaccadeError for a family without such a task, or a folder with a single variant.
     """
     family = folder.manifests[0].variant.family
     for name, task in tasks_of(family).items():
         if task.decide:
             decide: Decide = imported(task.decide)
+            _check_choice(folder)
             return name, decide
     raise SaccadeError(
         f"{folder}: family '{family}' cannot stop early: its variants answer with what has no "
         "single right class, so that there is no answer to compare. Calibrate a classifier, a "
         "zero-shot or a question-answering model."
     )
+
+
+def _check_choice(folder: ArtefactFolder) -> None:
+    """Check that easy samples can stop earlier than hard ones.
+
+    Raises: SaccadeError for a folder with a single variant.
+    """
+    if len(folder.variants) == 1:
+        checkpoint = shlex.quote(str(folder.path / folder.manifests[0].parent.name))
+        raise SaccadeError(
+            f"{folder}: found 1 variant ({folder.variants[0].name}), expected at least two, so "
+            "that easy samples can stop at a cheaper one. Export more budgets: saccade export "
+            f"{checkpoint} --budget 1,0.5,0.25 --out {shlex.quote(str(folder))} --force"
+        )
 
 
 def _measured(folder: ArtefactFolder, device: str | None) -> dict[str, Entry]:

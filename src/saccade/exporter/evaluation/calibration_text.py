@@ -58,6 +58,11 @@ def _chain(policy: Policy) -> str:
 
 
 def _refusal(one: NotCertified) -> str:
+    if one.bound <= one.risk:
+        return (
+            f"risk {one.risk:g}: the cheapest chain that meets it is not faster than the full "
+            "model, as measured in frontier.json."
+        )
     start = (
         f"risk {one.risk:g}: not certified for anything cheaper than the full model. The bound "
         f"reached is {one.bound:.4f}"

@@ -132,10 +132,14 @@ def check_classes(model: EvaluatedModel, names: tuple[str, ...], data: str) -> N
     numbered = names == tuple(str(index) for index in range(len(model.labels)))
     if not numbered and names != model.labels:
         raise SaccadeError(
-            f"{data}: has {len(names)} classes, the first {names[:3]}, but {model.name} has "
-            f"{len(model.labels)}, the first {model.labels[:3]}. "
-            "Pass the data that the model was trained on with --data."
+            f"{data}: found {len(names)} classes ({_first_names(names)}), expected the "
+            f"{len(model.labels)} labels of {model.name} ({_first_names(model.labels)}). Pass "
+            "other data with --data, or name its classes (for images, their folders) as the labels."
         )
+
+
+def _first_names(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _expressions(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled | None:

@@ -17,6 +17,7 @@ from saccade.exporter.runtimes.runners import Runner, run_in_batches, torch_runn
 from saccade.exporter.runtimes.runtime import Runtime, has_custom_ops, loaded, ops_of
 from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint
+from saccade.models.checkpoint_format import AUTHORS_DATA
 from saccade.models.interface import Arrays, Family, TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.execution import Ops
@@ -106,8 +107,16 @@ def subjects_of_checkpoint(
 
 
 def trained_on(checkpoint: Checkpoint | None) -> str | None:
-    """Return the training data named in a checkpoint's card, if saccade generates it."""
+    """Return the training data named in a checkpoint's card, if saccade generates it.
+
+    Raises: SaccadeError for a converted classifier of images, whose data only the user has.
+    """
     data = checkpoint.card.get("data") if checkpoint else None
+    if checkpoint and data == AUTHORS_DATA and checkpoint.labels and checkpoint.preprocessing:
+        raise SaccadeError(
+            f"{checkpoint.path.stem} was converted, so its training data is not known here. Pass "
+            "labeled images with --data FOLDER, with one subfolder per label."
+        )
     return data if data in _GENERATED else None
 
 

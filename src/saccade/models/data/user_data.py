@@ -132,10 +132,14 @@ def _part(labels: np.ndarray, split: str) -> np.ndarray:
     return stratified_split(labels, validation=count // 10, test=count // 5)[split]
 
 
+def _listed(names: tuple[str, ...]) -> str:
+    return f"the class{'es' * (len(names) > 1)} {', '.join(names)}" if names else "no class folders"
+
+
 def _check_classes(path: Path, labels: np.ndarray, names: tuple[str, ...]) -> None:
     if len(names) < 2:
         raise SaccadeError(
-            f"{path}: found the classes {list(names)}, expected at least two. "
+            f"{path}: found {_listed(names)}, expected at least two. "
             "A folder needs one sub-folder per class, an .npz labels from 0 to classes - 1."
         )
     counts = np.bincount(labels, minlength=len(names))

@@ -79,8 +79,8 @@ class Reading:
             names = ", ".join(list(self.tensors)[:3])
             raise SaccadeError(
                 f"{self.path}: has no tensor {key!r} (found {len(self.tensors)}, first: {names}). "
-                "Name the SOURCE that the file comes from, and pass --checkpoint-key if the "
-                "weights are under a name."
+                "Choose the SOURCE that wrote this file (saccade inspect names it if it is known), "
+                "or pass --checkpoint-key if the weights are nested under another key."
             )
         return tuple(self.tensors[key].shape)
 

@@ -14,6 +14,7 @@ from saccade.errors import SaccadeError
 from saccade.files import refuse_existing, sha256_of
 from saccade.machine import version_of
 from saccade.models.checkpoint import check_finite, save
+from saccade.models.checkpoint_format import AUTHORS_DATA
 from saccade.models.families import build, outline
 from saccade.models.interface import Component
 from saccade.models.official.authors_images import with_images, with_published
@@ -253,9 +254,10 @@ def _with_preprocessing(converted: Converted, options: ConvertOptions) -> Conver
         raise SaccadeError("--preprocessing is given, but this model takes no image. Leave it out.")
     known = converted.preprocessing.to_dict()
     if unknown := sorted(set(given) - set(known)):
+        renamed = " ('resize' is now called 'interpolation')" if "resize" in unknown else ""
         raise SaccadeError(
-            f"--preprocessing: unknown keys {unknown}, expected some of {', '.join(known)} "
-            "('resize' is now called 'interpolation'). Correct the JSON."
+            f"--preprocessing: unknown key{'s' * (len(unknown) > 1)} {', '.join(unknown)}, "
+            f"expected some of {', '.join(known)}{renamed}. Correct the JSON."
         )
     preprocessing = Preprocessing.from_dict(known | given)
     said = f"{', '.join(given)} from --preprocessing, the rest from {converted.images_from}"
@@ -305,7 +307,7 @@ def _write(
 
 def _card(options: ConvertOptions, report: ConversionReport, calibration: str) -> dict[str, Any]:
     return {
-        "data": "the authors'",
+        "data": AUTHORS_DATA,
         "source": report.source,
         "file": report.file,
         "file_sha256": report.sha256,

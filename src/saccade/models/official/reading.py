@@ -256,7 +256,8 @@ def _from_safetensors(path: Path) -> Any:
             metadata = file.metadata() or {}
         if "saccade" in metadata:
             raise SaccadeError(
-                f"{path}: already a saccade checkpoint. Export it with: saccade export {path.name}"
+                f"{path}: already a saccade checkpoint. Export it with: saccade export {path} "
+                "--out FOLDER"
             )
         return load_file(path)
     except SaccadeError:

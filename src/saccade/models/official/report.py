@@ -67,7 +67,7 @@ class ConversionReport:
                 f"(largest value {self.exact['largest_value']:.3g})"
             )
         if self.out:
-            lines.append(f"{self.out}: written. Export it with: saccade export {self.out}")
+            lines.append(f"{self.out}: written.")
         return "\n".join(lines)
 
 

@@ -67,7 +67,7 @@ def read_embedding(reading: Reading, prefix: str, config: Any) -> dict[str, Any]
     if not kinds:
         raise SaccadeError(
             f"{reading.path}: none of SoT's five token embeddings is under {prefix!r}. "
-            "Name the SOURCE that the file comes from."
+            "Choose the SOURCE that wrote this file (saccade inspect names it if it is known)."
         )
     kind = kinds[0]
     normed = f"{prefix}stage.0.denselayer1.norm1.weight" in reading.tensors

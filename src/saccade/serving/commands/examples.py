@@ -10,7 +10,7 @@ saccade train nac --data digits --out build/digits.safetensors
 saccade train nac --data photos --side-px 64 --out build/photos.safetensors
 
 # convert a ViT from timm
-saccade convert vit vit_small_patch16_224.pth --out build/vit.safetensors
+saccade convert vit vit.pth --labels names.txt --out build/vit.safetensors
 # convert a SPARO model, with its training configuration
 saccade convert sparo-clip epoch_32.pt --config c.json --out sparo.safetensors
 

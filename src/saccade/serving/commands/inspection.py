@@ -15,9 +15,12 @@ from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.files import read_regular, sha256_of
 from saccade.json_text import parse_json
+from saccade.models.checkpoint_format import AUTHORS_DATA
 from saccade.models.shipped import located
 from saccade.serving.commands.weight_files import inspect_weights
 from saccade.sizes import files_below, size_text
+
+_HEADINGS = {"bytes": "size", "sha256": "SHA-256", "total_bytes": "total size"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class Inspection:
         for name, value in self.facts.items():
             values = value if isinstance(value, list) else [value]
             shown = [_shown(name, one) for one in values] or ["none"]
-            lines.append(f"  {name.replace('_', ' '):<{width}}  {shown[0]}")
+            heading = _HEADINGS.get(name, name.replace("_", " "))
+            lines.append(f"  {heading:<{width}}  {shown[0]}")
             lines += [f"  {'':<{width}}  {one}" for one in shown[1:]]
         return "\n".join([*lines, *(f"Next: {command}" for command in self.next)])
 
@@ -318,9 +322,13 @@ def _json_file(path: Path) -> Inspection:
     if {"order", "mask", "checkpoint_sha256"} <= content.keys():
         return _selection(path)
     raise SaccadeError(
-        f"{path}: found JSON that saccade did not write (schema {schema!r:.60}), expected a "
+        f"{path}: found JSON {_schema_words(schema)}, which saccade did not write, expected a "
         "manifest, frontier.json, report.json or a selection of slots. Pass another path."
     )
+
+
+def _schema_words(schema: Any) -> str:
+    return f"of schema {str(schema)!r:.60}" if schema is not None else "without a schema"
 
 
 _BY_SUFFIX: Mapping[str, Callable[[Path], Inspection]] = {
@@ -374,9 +382,11 @@ def _shown(name: str, value: Any) -> str:
     if name.endswith("bytes"):
         return size_text(value)
     if name.endswith("sha256") and isinstance(value, str):
-        return f"SHA-256 {value[:12]}..."
+        return f"{value[:12]}..." if name == "sha256" else f"SHA-256 {value[:12]}..."
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
+    if name == "trained_on" and value == AUTHORS_DATA:
+        return f"{value} data"
     return "none" if value is None else str(value)

@@ -16,12 +16,24 @@ from saccade.archives import ArchiveRefused, array_names
 from saccade.errors import MissingPackage, SaccadeError
 from saccade.files import FileRefused, sha256_of
 from saccade.json_text import parse_json
-from saccade.models.checkpoint_format import SCHEMA, EntriesRefused, check_entries
+from saccade.models.checkpoint_format import (
+    SCHEMA,
+    EntriesRefused,
+    check_entries,
+    check_file,
+)
 from saccade.models.official.convert import looks_like
 from saccade.models.official.reading import is_messages
 from saccade.models.torch_file import TorchFileRefused, texts_of
 
 Described = tuple[str, dict[str, Any], tuple[str, ...]]
+_LABELS, _CONFIG = "--labels LABELS.txt", "--config MODEL.json"
+# What `convert` cannot read from the file, by source.
+_NEEDED = dict.fromkeys(("nac", "sot", "vit", "deit", "swin"), (_LABELS,)) | {
+    "open-clip": (_CONFIG,),
+    "invariant-slot-attention": (_CONFIG,),
+    "tvmax-vqa": ("--attention {softmax,sparsemax,tvmax}", "--labels ANSWERS.json"),
+}
 _OURS = "a checkpoint of saccade"
 
 
@@ -52,7 +64,9 @@ def _size(path: Path) -> int:
 
 def _described(path: Path, place: Path, head: bytes) -> Described:
     if head[8:9] == b"{":
-        return _safetensors(path, place, _header(path, int.from_bytes(head[:8], "little")))
+        entries = _header(path, int.from_bytes(head[:8], "little"))
+        check_file(path)
+        return _safetensors(path, place, entries)
     if head[:4] == b"PK\x03\x04" and all(name.endswith(".npy") for name in _members(path)):
         return _arrays(path)
     if head[:4] == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"):
@@ -60,9 +74,16 @@ def _described(path: Path, place: Path, head: bytes) -> Described:
     if is_messages(head):
         return _flax(path, place)
     raise SaccadeError(
-        f"{path}: found a file that begins with {head[:8]!r}, expected one that saccade wrote or "
+        f"{path}: found {_kind_of(head)}, expected one that saccade wrote or "
         "weights (.safetensors, .pt, .pth, .bin, .npz, .msgpack). Pass another path."
     )
+
+
+def _kind_of(head: bytes) -> str:
+    if not head:
+        return "an empty file"
+    printable = all(byte >= 32 or byte in b"\t\n\r" for byte in head)
+    return "a text file" if printable else "a binary file of an unknown kind"
 
 
 def _header(path: Path, length: int) -> Mapping[str, Any]:
@@ -113,7 +134,7 @@ def _ours(path: Path, text: Any) -> Mapping[str, Any]:
     try:
         header = parse_json(text)
         if header["schema"] != SCHEMA:
-            raise ValueError(f"schema {header['schema']!r:.60}")
+            raise ValueError(f"its schema is {str(header['schema'])!r:.60}")
     except (ValueError, KeyError, TypeError) as error:
         raise SaccadeError(
             f"{path}: its metadata is corrupt ({error}). Copy the file again."
@@ -143,9 +164,39 @@ def _foreign(place: Path, kind: str, names: Iterable[str], facts: Mapping[str, A
     source = looks_like(names)
     quoted, stem = shlex.quote(str(place)), shlex.quote(place.stem)
     if source is None:
-        return kind, {**facts, "looks_like": "nothing that saccade converts"}, ("saccade models",)
-    following = f"saccade convert {source} {quoted} --out build/{stem}.safetensors"
+        return _unknown(quoted, kind, names, facts)
+    needed = " ".join(option for option in _NEEDED.get(source, ()) if not _beside(place, option))
+    following = f"saccade convert {source} {quoted} {needed} --out build/{stem}.safetensors"
+    following = following.replace("  ", " ")
     return kind, {**facts, "looks_like": source}, (following,)
+
+
+def _unknown(quoted: str, kind: str, names: frozenset[str], facts: Mapping[str, Any]) -> Described:
+    """Describe weights that no converter recognizes."""
+    if modules := sorted(name for name in names if name.startswith("torch.nn.modules.")):
+        facts = {**facts, "contains": f"a pickled torch module ({modules[0]})"}
+        advice = "where the file comes from, save only the weights: "
+        return kind, facts, (advice + "torch.save(model.state_dict(), 'weights.pt')",)
+    # The strings of a torch.save file also include other words.
+    dotted = sorted(name for name in names if "." in name and not name.startswith("torch."))
+    facts = {
+        **facts,
+        "looks_like": "nothing that saccade converts",
+        "first_names": (dotted or sorted(names))[:3],
+    }
+    return (
+        kind,
+        facts,
+        (
+            "compare them with docs/convert.md; if the weights are under another name: saccade "
+            f"convert SOURCE {quoted} --checkpoint-key KEY --out NAME.safetensors",
+        ),
+    )
+
+
+def _beside(place: Path, option: str) -> bool:
+    """Return whether `convert` finds the option's file itself, next to weights of a hub."""
+    return place.is_dir() and option == _CONFIG
 
 
 def _flax(path: Path, place: Path) -> Described:

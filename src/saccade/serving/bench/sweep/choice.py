@@ -2,6 +2,7 @@
 """`saccade choose`: apply the router's rule to measured variants, and show the figures."""
 
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -178,6 +179,13 @@ def _routes(folder: ArtefactFolder, device: str | None) -> tuple[Any, dict[str, 
 def _check_measured(routes: Any, parameter: str, folder: ArtefactFolder) -> None:
     rule = _ROUTER.RULES[parameter]
     if rule.measured and all(getattr(route, rule.figure) is None for route in routes.variants):
+        if rule.figure == "p95_ms" and folder.frontier is not None:
+            place = shlex.quote(str(folder))
+            raise SaccadeError(
+                f"{folder}: {_flag(parameter)} needs latencies measured through a server, found "
+                f"none in {FRONTIER}. Measure them with: saccade bench {place} --out REPORT "
+                "(without --no-server)"
+            )
         raise SaccadeError(
             f"{folder}: {_flag(parameter)} needs measured {rule.measured}, and it has none. "
             "Measure them with: saccade sweep CHECKPOINT, or saccade bench FOLDER"
@@ -187,7 +195,7 @@ def _check_measured(routes: Any, parameter: str, folder: ArtefactFolder) -> None
 def _why(routes: Any, rule: Any, value: float, best: str | None) -> str:
     wanted = rule.wanted(routes, value)
     if best is None:
-        return f"no variant has {wanted}"
+        return f"No variant has {wanted}"
     fitting = [route for route in routes.variants if rule.fits(route, value)]
     why = f"{rule.best_words} of {len(fitting)} variant{'s' * (len(fitting) != 1)} with {wanted}"
     fastest = max(fitting, key=rule.best)
