@@ -58,7 +58,8 @@ def commands(place: Path) -> dict[str, list[str]]:
         "sweep: budget that is no number": ["sweep", SHIPPED, "--out", out, "--budget", "half"],
         "models": ["models"],
         "models: no such family": ["models", "gpt"],
-        "export: a checkpoint from elsewhere": ["export", str(torch_file), "--out", out],
+        # prose: allow of-ours (a name in the recorded results)
+        "export: no checkpoint of ours": ["export", str(torch_file), "--out", out],
         "choose: a file": ["choose", str(text), "--budget", "1"],
         "verify: a repository": ["verify", str(repository)],
         "train: unknown field": ["train", "nac", "--set", "dimm=3", "--out", out],
