@@ -123,8 +123,12 @@ def _open(data: bytes, wanted: Wanted) -> Image.Image:
             f"{kind} image of {len(data)} bytes is truncated, corrupt or neither gray, RGB nor "
             "CMYK, expected a whole file in one of these color modes: save it again"
             if kind
-            else f"not a JPEG, PNG or WebP file (it starts with {data[:8].hex(' ')}): convert it"
+            else f"not a JPEG, PNG or WebP file ({_start(data)}): convert it"
         ) from error
+
+
+def _start(data: bytes) -> str:
+    return f"it starts with {data[:8].hex(' ')}" if data else "it has 0 bytes"
 
 
 def _check_size(image: Image.Image, wanted: Wanted) -> None:

@@ -116,8 +116,9 @@ def _check_pickle(file: IO[bytes], most: int, texts: set[str] | None = None) -> 
                 raise TorchFileRefused(f"its names and shapes take more than {most} steps to read")
             if texts is not None and "UNICODE" in opcode.name:
                 texts.add(str(argument))
-            if texts is not None and opcode.name == "GLOBAL" and argument.startswith("torch.nn."):
-                texts.add(str(argument).replace(" ", "."))
+            if texts is not None and opcode.name == "GLOBAL":
+                name = str(argument).replace(" ", ".")
+                texts |= {name} if name.startswith("torch.nn.") else set()
             if depths.after(opcode, argument) > limits.PICKLE_DEPTH:
                 raise TorchFileRefused(f"nested more than {limits.PICKLE_DEPTH} deep")
     except TorchFileRefused:

@@ -153,7 +153,7 @@ def test_wrong_choice(client, digit, wrong, words):
         ([np.zeros((8, 8, 2), np.uint8)], r"\[8, 8, 2\]"),
         (np.zeros((8, 8, 1), np.uint8), r"\[n, h, w, c\]"),
         ([3], "int"),
-        ([b"no image at all"], "image"),
+        ([b"no image at all"], "JPEG, PNG or WebP"),
     ],
 )
 def test_wrong_image(client, given, words):
