@@ -204,7 +204,7 @@ INVALID = {
     "animated": (
         "nac", files(encode(FRAMES[0], "PNG", save_all=True, append_images=FRAMES)), {}, "frames",
     ),
-    "the second image": ("nac", files(GOOD, b"x"), {}, "image 1: 1 bytes"),
+    "the second image": ("nac", files(GOOD, b"x"), {}, "image 1: not a JPEG, PNG or WebP file"),
     "65 images": ("nac", files(*[GOOD] * 65), {}, "must be <= 64"),
     "65 images, direct": (
         "nac-b0125-fp32", tensor(np.zeros((65, 8, 8, 1), np.uint8)), {}, "must be <= 64",
