@@ -149,7 +149,7 @@ class Preprocessing(ConfigValues):
             resized += ", cropped at the center"
         if self.cut:
             resized = f"cut at {list(self.cut)}, {resized}"
-        kind = "grey" if self.channels == 1 else self.channel_order.upper()
+        kind = "gray" if self.channels == 1 else self.channel_order.upper()
         return (
             f"{_by((self.height_px, self.width_px))} px {kind}: {resized}; "
             f"mean {_numbers(self.mean)}, std {_numbers(self.std)}"
