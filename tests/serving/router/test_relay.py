@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_requests import FakeRequest
 from PIL import Image
 
 from saccade.exporter.policy.answers import MEASURES, Answers
@@ -85,36 +86,21 @@ POLICIES = [
 ]
 
 
-class Request:
-    """A request as the server hands it on, and its sender."""
+class Request(FakeRequest):
+    """A request for images of these shades, and what it asks for."""
 
     def __init__(self, shades=SHADES, outputs=("logits", *OUTPUTS - {"logits"}), timeout=0, **of):
-        files = np.array([png(shade) for shade in shades], dtype=object).reshape(-1, 1)
-        tensor = SimpleNamespace(name=lambda: "image", as_numpy=lambda: files)
-        self.inputs = lambda: [tensor]
-        self.parameters = lambda: json.dumps(of)
-        self.timeout, self.request_id = (lambda: timeout), (lambda: "")
-        self.requested_output_names = lambda: list(outputs)
-        self.get_response_sender = lambda: self
-        self.response, self.gone, self._answered = None, False, threading.Event()
-
-    def send(self, response, flags):
-        assert self.response is None, "answered twice"
-        self.response = response
-        self._answered.set()
-
-    def is_cancelled(self):
-        return self.gone
+        super().__init__([png(shade) for shade in shades], outputs, parameters=of, timeout=timeout)
 
     def answer(self):
-        assert self._answered.wait(60), "no answer"
-        assert self.response.error is None, self.response.error.message()
-        return self.response.tensors
+        response = self.answered()
+        assert response.error is None, response.error.message()
+        return response.tensors
 
     def error(self):
-        assert self._answered.wait(60), "no answer"
-        assert self.response.error is not None, "it was answered"
-        return self.response.error.code(), self.response.error.message()
+        error = self.answered().error
+        assert error is not None, "it was answered"
+        return error.code(), error.message()
 
 
 def png(shade):

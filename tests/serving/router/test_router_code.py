@@ -6,10 +6,10 @@ import io
 import json
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_requests import FakeRequest
 from PIL import Image
 
 VARIANT = "nac-b1000-fp32"
@@ -39,30 +39,16 @@ def png(shade=0, side=8):
     return file.getvalue()
 
 
-class Request:
-    """A request as the server hands it on, and its sender."""
+class Request(FakeRequest):
+    """A request for these files, or for one black image."""
 
     def __init__(self, *files, timeout=0, parameters=None, identity=""):
-        array = np.array(files or [png()], dtype=object).reshape(-1, 1)
-        tensor = SimpleNamespace(name=lambda: "image", as_numpy=lambda: array)
-        self.inputs = lambda: [tensor]
-        self.parameters = lambda: json.dumps(parameters or {})
-        self.timeout, self.request_id = (lambda: timeout), (lambda: identity)
-        self.requested_output_names = lambda: ["logits", "variant", "saccade_lanes"]
-        self.get_response_sender = lambda: self
-        self.response, self.gone, self._answered = None, False, threading.Event()
-
-    def send(self, response, flags):
-        assert self.response is None, "answered twice"
-        self.response = response
-        self._answered.set()
-
-    def is_cancelled(self):
-        return self.gone
+        outputs = ("logits", "variant", "saccade_lanes")
+        files, asked = files or (png(),), parameters or {}
+        super().__init__(files, outputs, parameters=asked, timeout=timeout, identity=identity)
 
     def answer(self):
-        assert self._answered.wait(30), "no answer"
-        return self.response
+        return self.answered()
 
     def error(self):
         return self.answer().error and (self.answer().error.code(), self.answer().error.message())
