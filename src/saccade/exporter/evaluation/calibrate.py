@@ -15,8 +15,11 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import Entry
 from saccade.exporter.artefact.variant import PRECISIONS
 from saccade.exporter.evaluation.decisions import Decide, Decisions
-from saccade.exporter.evaluation.evaluate import trained_on
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
+from saccade.exporter.evaluation.evaluated_model import (
+    EvaluatedModel,
+    subjects_of_folder,
+    trained_on,
+)
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.tasks import tasks_of
 from saccade.exporter.policy.answers import Answers, VariantAnswers, answers_of

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal
 
 import numpy as np
 
@@ -22,8 +21,7 @@ from saccade.exporter.policy.bounds import (
     samples_needed,
 )
 from saccade.exporter.policy.chains import Chain, front
-
-Against = Literal["full", "labels"]
+from saccade.exporter.policy.options import Against
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
 from saccade.path_fields import PathFields
 
 MOST_STEPS = 4
+Against = Literal["full", "labels"]
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
 
 
@@ -26,7 +27,7 @@ class CalibrateOptions(PathFields):
     confidence: float = 0.95  # how certain it must be that a policy keeps its risk
     # when an answer counts as lost: if it differs from the full model's (full), or if it is wrong
     # and the full model's is right (labels)
-    against: Literal["full", "labels"] = "full"
+    against: Against = "full"
     steps: int = 3  # largest number of variants that one sample may go through
     name: str = "auto"  # name of the policy; with several risks, the risk is appended
     limit: int | None = None  # largest number of samples

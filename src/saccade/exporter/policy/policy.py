@@ -14,7 +14,7 @@ from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.policy.answers import MEASURES, Answers
 from saccade.exporter.policy.certify import Certified
-from saccade.exporter.policy.options import MOST_STEPS, check_policy_name
+from saccade.exporter.policy.options import MOST_STEPS, Against, check_policy_name
 from saccade.files import json_bytes, read_bounded, sha256_of, write_together
 from saccade.json_text import parse_json
 from saccade.schema import AGAIN, Count, Natural, Positive, Probability, Range, Share, typed
@@ -73,7 +73,7 @@ class PolicyFile:
     name: str
     model: str
     task: str
-    against: Literal["full", "labels"]
+    against: Against
     confidence: Probability
     most_steps: Annotated[int, Range(1, MOST_STEPS)]
     data: str

@@ -4,14 +4,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.policy.certificate import check_certificates
-from saccade.exporter.policy.options import MOST_STEPS
+from saccade.exporter.policy.options import MOST_STEPS, Against
 from saccade.exporter.policy.policy import (
+    Measure,
     Policy,
     PolicyFile,
     Risk,
@@ -45,11 +46,11 @@ class ServedPolicy:
     """
 
     name: str
-    against: Literal["full", "labels"]
+    against: Against
     confidence: Probability
     risk: Risk
     bound: Annotated[float, Range(-1, 1)]
-    measure: Literal["top1", "margin", "entropy"]
+    measure: Measure
     full: str  # the variant with which the chain was compared
     seconds: Positive
     steps: tuple[ServedStep, ...]
