@@ -188,8 +188,11 @@ class Adaptive:
         return self.forecast.answer_s(level.candidates[at], ticket) <= limit_s
 
     def _load(self, level: Level, at: int, ticket: Ticket) -> float:
-        rows_per_s, candidate = level.demand.per_second, level.candidates[at]
-        return self.forecast.busy(candidate, level.current, ticket.role, rows_per_s)
+        shares = [(level.candidates[at], level.demand.per_second)]
+        for (role, *_), other in self._levels.items():
+            if other is not level and role == ticket.role:
+                shares.append((other.current, other.demand.per_second))
+        return self.forecast.busy(shares, ticket.role)
 
     def _refusal(self, level: Level, wish: Wish, ticket: Ticket, limit_s: float) -> str:
         seconds = {one.name: self.forecast.answer_s(one, ticket) for one in level.candidates}

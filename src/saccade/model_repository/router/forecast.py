@@ -60,7 +60,10 @@ class ServiceTime:
     """
 
     def __init__(self) -> None:
-        self._fixed = 0.0  # fixed part, in rows: a group of n rows takes `fixed + n` units
+        # Fixed part, in rows: a group of n rows takes `fixed + n` units. Until groups of different
+        # sizes were seen it is half of the first one: a guess that is too good is soon corrected,
+        # and one that is too bad would never be tried.
+        self._fixed = 0.0
         self._seconds = self._units = 0.0
         self._least = math.inf  # shortest mean time of a unit
         self._sums = [0.0] * 5  # weight, rows, seconds, rows^2, rows * seconds
@@ -79,6 +82,7 @@ class ServiceTime:
         if self._units and rested_s < FADE_S:  # a process that was suspended for a moment
             seconds = min(seconds, OUTLIER * self.seconds(rows))
         terms = (1.0, rows, seconds, rows * rows, rows * seconds)
+        self._fixed = self._fixed if self._units else rows
         self._sums = [LONG * old + new for old, new in zip(self._sums, terms, strict=True)]
         self._fixed = self._fixed_part()
         keep = KEEP * 0.1 ** min(9.0, rested_s / FADE_S)
@@ -163,15 +167,18 @@ class Forecast:
         """Return the seconds that a request would take if nothing else was waiting."""
         return self._sum(candidate, ticket, lambda *_: 0.0)
 
-    def busy(self, candidate: Candidate, current: Candidate, role: str, rows_per_s: float) -> float:
-        """Return how busy the busiest lane would be if the candidate answered all these rows.
+    def busy(self, shares_of_load: Sequence[tuple[Candidate, float]], role: str) -> float:
+        """Return how busy the busiest lane of the first candidate would be; 1 is always busy.
 
-        `current` answers them now. 1 is always busy.
+        `shares_of_load` are the candidates that answer requests which adapt to the load, and their
+        rows per second.
         """
-        moved = self._demand(current, role, rows_per_s)
+        first, *others = [self._demand(each, role, rate) for each, rate in shares_of_load]
         return max(
-            demand + max(0.0, self._lanes[name, role].busy.per_second - moved.get(name, 0.0))
-            for name, demand in self._demand(candidate, role, rows_per_s).items()
+            demand
+            + sum(other.get(name, 0.0) for other in others)
+            + self._lanes[name, role].other_busy.per_second
+            for name, demand in first.items()
         )
 
     def rests(self, candidate: Candidate, role: str) -> bool:

@@ -42,13 +42,14 @@ class Lane:
         self, name: str, answer: Callable[["Lane", list[Ticket]], float], *, group_rows: int
     ) -> None:
         self.name = name
-        self.pace, self.service, self.busy = Pace(), ServiceTime(), Rate()
+        self.pace, self.service = Pace(), ServiceTime()
+        self.other_busy = Rate()  # seconds for requests that do not adapt to the load
         self._answer = answer
         self._group_rows = group_rows
         self._backlog = Backlog()
         self._running: tuple[float, float] | None = None  # start and estimated duration, seconds
         self._step_s = self._decoding_s = 0.0  # start of this step; decoding time of this group
-        self._groups = 0
+        self._groups, self._other = 0, 0.0  # groups so far; share of others in the current one
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -173,7 +174,7 @@ class Lane:
             seconds = time.monotonic() - self._running[0] - self._decoding_s
             self.pace.run.add(work, seconds)
             self.service.add(work, seconds)
-            self.busy.add(self._decoding_s + seconds)
+            self.other_busy.add(self._other * (self._decoding_s + seconds))
             self._running = None
             self._groups += 1
 
@@ -189,6 +190,8 @@ class Lane:
     def _begin(self, group: list[Ticket]) -> None:
         work = sum(ticket.work for ticket in group)
         megapixels = sum(ticket.megapixels for ticket in group)
+        other = sum(ticket.work for ticket in group if ticket.adapted is None)
+        self._other = other / work if work else 0.0
         self._step_s, self._decoding_s = time.monotonic(), 0.0
         self._running = self._step_s, self.pace.seconds(work, megapixels)
 
