@@ -120,7 +120,8 @@ class Adaptive:
         limit_s = min(SAFE * wish.slo_s, SURE * ticket.left_s)
         with self._lock:
             level = self._level_of(wish, ticket.role)
-            level.arrived(ticket.rows, now_s)
+            large = self.forecast.alone_s(level.current, ticket) > limit_s
+            level.arrived(0 if large else ticket.rows, now_s)
             at = self._chosen(level, ticket, limit_s, now_s)
         if at is None:
             raise Busy(self._refusal(level, wish, ticket, limit_s))
@@ -179,8 +180,11 @@ class Adaptive:
     def _probed(self, level: Level, ticket: Ticket, limit_s: float) -> int:
         """Return the level, or a better candidate that rests: one request measures it again."""
         for at in range(level.at):
-            rests = self.forecast.rests(level.candidates[at], ticket.role)
-            if rests and self._in_time(level, at, ticket, limit_s):
+            candidate = level.candidates[at]
+            if self.forecast.rests(candidate, ticket.role) and (
+                self.forecast.unsure(candidate, ticket.role)
+                or self._in_time(level, at, ticket, limit_s)
+            ):
                 return at
         return level.at
 

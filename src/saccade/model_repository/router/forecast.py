@@ -18,11 +18,16 @@ if TYPE_CHECKING:
     from ticket import Ticket
 
 KEEP = 0.8  # weight of the old measurements at each new one
-LONG = 0.98  # the same for the proportion of the fixed part
+LONG = 0.95  # the same for the proportion of the fixed part
+LONG_S = 1.0  # and the time in which they fade
 FADE_S = 1.0  # in this time of rest, the old measurements lose nine tenths of their weight
 FORGET_S = 60.0  # time in which the shortest time is forgotten
 PROBE_S = 0.5  # a lane that was not measured for this time has rested
+SLOW_S = 15.0  # a lane that seemed too slow is tried again after this time
 RATE_S = 0.5  # time over which arrivals and busy time are averaged
+FIXED = 4.0  # guessed fixed part, in groups
+FORTH, BACK = 0.2, 0.02  # weight of what was learned of it, and of the guess if nothing can be
+TRUST = 5  # from so many measurements on, they are averaged
 OUTLIER = 3.0  # a group that took longer than so many times the expected time counts as that
 SPREAD = 0.05  # relative variance of the group sizes from which a fixed part can be told
 RARE = 0.05  # a later step that fewer requests than this reach does not count
@@ -61,9 +66,10 @@ class ServiceTime:
 
     def __init__(self) -> None:
         # Fixed part, in rows: a group of n rows takes `fixed + n` units. Until groups of different
-        # sizes were seen it is half of the first one: a guess that is too good is soon corrected,
-        # and one that is too bad would never be tried.
+        # sizes were seen it is a guess. One that is too good is soon corrected, because the lane
+        # then gets large groups; one that is too bad would never be tried.
         self._fixed = 0.0
+        self._count = 0
         self._seconds = self._units = 0.0
         self._least = math.inf  # shortest mean time of a unit
         self._sums = [0.0] * 5  # weight, rows, seconds, rows^2, rows * seconds
@@ -74,18 +80,26 @@ class ServiceTime:
         """Seconds since the last measurement."""
         return time.monotonic() - self._at_s
 
+    @property
+    def unsure(self) -> bool:
+        """Whether what was measured is too little, or too old, to give the lane up as slow."""
+        return self._count < TRUST or self.rested_s > SLOW_S
+
     def add(self, rows: float, seconds: float) -> None:
         """Record that a group of some rows took some seconds."""
         if rows <= 0 or seconds <= 0:
             return
         rested_s = self.rested_s
-        if self._units and rested_s < FADE_S:  # a process that was suspended for a moment
-            seconds = min(seconds, OUTLIER * self.seconds(rows))
-        terms = (1.0, rows, seconds, rows * rows, rows * seconds)
-        self._fixed = self._fixed if self._units else rows
-        self._sums = [LONG * old + new for old, new in zip(self._sums, terms, strict=True)]
-        self._fixed = self._fixed_part()
+        if self._count == 0:
+            self._fixed = FIXED * rows
+        else:
+            if rested_s < FADE_S:  # a process that was suspended for a moment
+                seconds = min(seconds, OUTLIER * self.seconds(rows))
+            self._learn_fixed(rows, seconds)
         keep = KEEP * 0.1 ** min(9.0, rested_s / FADE_S)
+        if self._count < TRUST and seconds < self.seconds(rows):
+            keep, self._least = 0.0, math.inf  # the first calls of a model may be slow
+        self._count += 1
         self._seconds = keep * self._seconds + seconds
         self._units = keep * self._units + self._fixed + rows
         unit = self._seconds / self._units
@@ -101,16 +115,23 @@ class ServiceTime:
         drift = math.exp(min(0.0, FADE_S - self.rested_s) / FADE_S)
         return (self._fixed + rows) * (self._least + drift * (unit - self._least))
 
-    def _fixed_part(self) -> float:
-        weight, rows, seconds, squares, products = self._sums
-        mean = rows / weight
-        variance = squares / weight - mean * mean
-        if variance < SPREAD * mean * mean:
-            return self._fixed
-        slope = (products / weight - mean * seconds / weight) / variance
-        if slope <= 0:  # the size hardly matters
-            return 10.0 * mean
-        return min(10.0 * mean, max(0.0, seconds / weight / slope - mean))
+    def _learn_fixed(self, rows: float, seconds: float) -> None:
+        # In units, so that the level may change meanwhile.
+        units = seconds * self._units / self._seconds
+        terms = (1.0, rows, units, rows * rows, rows * units)
+        keep = LONG * math.exp(-self.rested_s / LONG_S)
+        self._sums = [keep * old + new for old, new in zip(self._sums, terms, strict=True)]
+        weight, *sums = self._sums
+        mean, height, squares, products = (value / weight for value in sums)
+        variance, most = squares - mean * mean, 10.0 * mean  # as if the size hardly mattered
+        fixed, weight = FIXED * mean, BACK
+        if variance >= SPREAD * mean * mean:
+            slope = (products - mean * height) / variance
+            fixed = min(most, max(0.0, height / slope - mean)) if slope > 0 else most
+            weight = FORTH
+        fixed = self._fixed + weight * (fixed - self._fixed)
+        scale = (fixed + mean) / (self._fixed + mean)
+        self._fixed, self._units, self._least = fixed, scale * self._units, self._least / scale
 
 
 class Reach:
@@ -185,6 +206,10 @@ class Forecast:
         """Return whether the candidate's first lane is idle, and was not measured lately."""
         lane = self._lane(candidate.routes[0], role)
         return lane.idle and lane.service.rested_s > PROBE_S
+
+    def unsure(self, candidate: Candidate, role: str) -> bool:
+        """Return whether a forecast that the candidate is too slow should be tried."""
+        return any(self._lane(route, role).service.unsure for route in candidate.routes)
 
     def _demand(self, candidate: Candidate, role: str, rows_per_s: float) -> dict[str, float]:
         """Return the time per second that each variant's lane would need."""
