@@ -2,7 +2,7 @@
 """Load-adaptive choice: the best way to answer a request that still meets its objective.
 
 Requests of the same candidates and the same objective share a level: the candidate that answers
-them now. A forecast that misses the objective lowers the level at once. It rises when a better
+them now. A forecast that misses the objective lowers the level immediately. It rises when a better
 candidate could have carried all recent requests for some time, and later if it had risen too early.
 """
 
@@ -53,7 +53,7 @@ class Level:
         self._fits_since: list[float | None] = [None] * len(candidates)
         self._looked_s = self._asked_s = self._rose_s = -math.inf
         self._hold_s = HOLD_S
-        self.full_until_s, self.too_many = -math.inf, 0  # refuse requests of so many rows till then
+        self.full_until_s, self.too_many = -math.inf, 0  # refuse this many rows until then
 
     @property
     def current(self) -> Candidate:

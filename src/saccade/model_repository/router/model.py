@@ -169,7 +169,7 @@ class TritonPythonModel:
         return "logits" in self.routes.components[role].outputs or self.labels.known(route, role)
 
     def _adapt(self, ticket: Ticket, wish: Wish) -> None:
-        """Answer a request in the best way that meets its objective, or refuse it at once."""
+        """Answer a request in the best way that meets its objective, or refuse it immediately."""
         try:
             candidate, adapted = self.adaptive.choose(wish, ticket)
         except Busy as busy:

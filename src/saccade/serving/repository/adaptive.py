@@ -74,7 +74,7 @@ def served_adaptive(
         for policy in read_policies(path).policies
         if policy.name in names
     }
-    adaptive = ServedAdaptive(options.slo_ms, floor, shares)
+    adaptive = ServedAdaptive(float(options.slo_ms), floor, shares)
     for reason in faults(adaptive, policies, [one.main.variant.budget for one in variants]):
         raise SaccadeError(f"--slo-ms: {reason}")
     return adaptive
