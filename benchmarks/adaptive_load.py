@@ -23,23 +23,19 @@ answers. Writes results/adaptive_load.json.
 """
 
 import argparse
-import asyncio
 import os
-import random
-import struct
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from poisson_load import OK, OTHER, REFUSED, Order, Sent, send
 from result_file import write_result
 
 from saccade.machine import this_machine
@@ -52,14 +48,12 @@ from saccade.serving.server.server import Server
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMES = (0.5, 1.0, 2.0, 4.0, 8.0, 0.5)
-WARM_S, START_S, REST_S = 2.0, 2.0, 2.0
+WARM_S, REST_S = 2.0, 2.0
 CLIENTS, REQUESTS = 16, 500
 GRACE_S = 10.0  # the server keeps the timeout; a call that is cut off costs the server more
 WINDOW_S, RECOVERED = 0.5, 0.95
 LEAST_IN_TIME, LEAST_ACCURACY, MOST_P50, MOST_RECOVERY_S = 0.95, 0.89, 1.1, 5.0
-OK, REFUSED, OTHER = 0, 1, 2
 QUIET = ServeOptions(grpc_port=0, http_port=0, metrics_port=0, ready_port=0)
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
 @dataclass(frozen=True)
@@ -70,36 +64,6 @@ class Arm:
     url: str
     parameters: dict[str, str]
     outputs: tuple[str, ...] = ("logits", "variant")
-
-
-@dataclass(frozen=True)
-class Order:
-    """The requests of one generator. Units: rates are per second; start_s is monotonic."""
-
-    url: str
-    messages: tuple[bytes, ...]
-    phases: tuple[tuple[float, float], ...]  # rate and seconds
-    start_s: float
-    deadline_s: float
-    seed: int
-
-
-@dataclass(frozen=True)
-class Sent:
-    """All requests of one arm.
-
-    Shapes: planned_s, ms, lag_ms, status, message [n]; classes, variants, degraded [n images].
-    """
-
-    planned_s: np.ndarray
-    ms: np.ndarray
-    lag_ms: np.ndarray
-    status: np.ndarray
-    message: np.ndarray
-    classes: np.ndarray
-    variants: np.ndarray
-    degraded: np.ndarray
-    refusals: dict[str, str]
 
 
 def main() -> None:
@@ -273,100 +237,12 @@ def run(
     options: argparse.Namespace,
     seed: int,
 ) -> Sent:
-    """Send the whole load of one arm from several processes; the warm-up is at negative times."""
-    slo_s, count = options.slo_ms / 1e3, options.generators
+    """Send the whole load of one arm; the warm-up is at negative times."""
+    slo_s = options.slo_ms / 1e3
     messages = messages_of(files, model, arm.parameters, arm.outputs, slo_s)
     warm = ((phases[0][0], WARM_S), *phases)
-    start_s = time.monotonic() + START_S
-    orders = [
-        Order(
-            arm.url,
-            messages,
-            tuple((rate / count, seconds) for rate, seconds in warm),
-            start_s,
-            slo_s + GRACE_S,
-            seed + index,
-        )
-        for index in range(count)
-    ]
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-        parts = list(pool.map(generate, orders))
-    joined = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in Sent.__dataclass_fields__
-        if name != "refusals"
-    }
-    refusals: dict[str, str] = {}
-    for part in parts:
-        refusals |= part.refusals
-    return Sent(**joined, refusals=refusals)
-
-
-def generate(order: Order) -> Sent:
-    """Send one generator's requests. Runs in a separate process."""
-    return asyncio.run(_generate(order))
-
-
-async def _generate(order: Order) -> Sent:
-    import grpc
-
-    own = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
-    channel = grpc.aio.insecure_channel(order.url, options=own)
-    call = channel.unary_unary(METHOD)
-    await channel.channel_ready()
-    rng, tasks = random.Random(order.seed), set()
-    rows: list[tuple[float, float, float, int, int, bytes]] = []
-    refusals: dict[str, str] = {}
-
-    async def one(planned_s: float, index: int) -> None:
-        began = time.monotonic()
-        answer, status = b"", OK
-        try:
-            answer = await call(order.messages[index], timeout=order.deadline_s)
-        except grpc.aio.AioRpcError as error:
-            status = REFUSED if error.code() is grpc.StatusCode.UNAVAILABLE else OTHER
-            refusals.setdefault(error.code().name, error.details() or "")
-        now = time.monotonic()
-        lag_ms = 1e3 * max(0.0, began - planned_s)
-        rows.append((planned_s, 1e3 * (now - began), lag_ms, status, index, answer))
-
-    planned_s, until_s = order.start_s, order.start_s
-    index = order.seed % len(order.messages)
-    for rate, seconds in order.phases:
-        planned_s, until_s = until_s, until_s + seconds
-        while (planned_s := planned_s + rng.expovariate(rate)) < until_s:
-            await asyncio.sleep(max(0.0, planned_s - time.monotonic()))
-            index = (index + 1) % len(order.messages)
-            task = asyncio.create_task(one(planned_s, index))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-    await asyncio.gather(*tasks)
-    await channel.close()
-    return _sent(order, rows, refusals)
-
-
-def _sent(order: Order, rows: list[Any], refusals: dict[str, str]) -> Sent:
-    """Parse the answers, after the load."""
-    from tritonclient.grpc import service_pb2
-
-    images = service_pb2.ModelInferRequest.FromString(order.messages[0]).inputs[0].shape[0]
-    classes = np.full((len(rows), images), -1, np.int16)
-    degraded = np.zeros((len(rows), images), bool)
-    names = np.zeros((len(rows), images), "U64")
-    for at, row in enumerate(rows):
-        if row[3] != OK:
-            continue
-        answer = service_pb2.ModelInferResponse.FromString(row[5])
-        raw = dict(zip((o.name for o in answer.outputs), answer.raw_output_contents, strict=True))
-        logits = np.frombuffer(raw["logits"], np.float32).reshape(images, -1)
-        width = struct.calcsize("B") * len(raw["variant"]) // images
-        texts = [raw["variant"][i * width : (i + 1) * width] for i in range(images)]
-        classes[at], names[at] = logits.argmax(-1), [text.rstrip(b"\0").decode() for text in texts]
-        if "degraded" in raw:
-            degraded[at] = np.frombuffer(raw["degraded"], bool)
-    columns = [np.array([row[at] for row in rows]) for at in range(5)]
-    planned_s = columns[0] - order.start_s - order.phases[0][1]
-    return Sent(planned_s, *columns[1:], classes, names, degraded, refusals)
+    order = Order(arm.url, messages, warm, 0.0, slo_s + GRACE_S, seed)
+    return send(order, options.generators)
 
 
 def summary(

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from router_code import router_module
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.serving.client.answers import Classification
 from saccade.serving.client.client import Change, Client
 from saccade.serving.client.probe import small_picture
 from saccade.serving.commands.slot_picture import masks_png
@@ -264,19 +262,6 @@ def test_policies_on_the_command_line(served, tmp_path, capsys):
     assert "vqa has no policies. Run `saccade calibrate`" in capsys.readouterr().err
     assert run(["embed", *files, *where, "--policy", "auto"]) == 2
     assert "saccade embed has no option --policy" in capsys.readouterr().err
-
-
-def test_an_answer_that_is_not_certified_is_marked(monkeypatch, tmp_path, capsys):
-    from saccade.serving.commands import calls, cli
-
-    (tmp_path / "a.png").write_bytes(small_picture())
-    said = Classification((("seven", 0.5),), "nac-b0500-fp32", steps=1, certified=False)
-    monkeypatch.setattr(calls.Client, "classify", lambda *_, **__: [said])
-    assert cli.run(["classify", str(tmp_path / "a.png"), "--model", "nac", "--policy", "a"]) == 0
-    assert "(nac-b0500-fp32, step 1, not certified)" in capsys.readouterr().out
-    said = replace(said, degraded=True)
-    assert cli.run(["classify", str(tmp_path / "a.png"), "--model", "nac"]) == 0
-    assert "(nac-b0500-fp32, step 1, not certified, degraded)" in capsys.readouterr().out
 
 
 def test_slots_are_drawn_by_seed_and_place_and_painted_again(asked):

@@ -6,7 +6,7 @@ The server itself counts a refused request as answered. No label's value comes f
 
 from outcomes import ANSWERED, FAILED, REFUSALS
 from routes import Policy
-from tally import Tally
+from tally import Counter, Tally
 
 REQUESTS = "Requests by outcome"
 ANSWERS = "Requests that a variant answered"
@@ -73,17 +73,7 @@ class Metrics:
             for at, step in enumerate(policy.steps)
             for certified in (True, False)
         }
-        self._adapted = {
-            (choice, degraded): tally.counter(
-                "saccade_adaptive_answers_total",
-                ADAPTIVE,
-                model=model,
-                choice=choice,
-                degraded=str(degraded).lower(),
-            )
-            for choice in choices
-            for degraded in (True, False)
-        }
+        self._adapted = _adapted(tally, model, choices)
         tally.start()
 
     def ended(self, variant: str, outcome: str) -> None:
@@ -120,3 +110,15 @@ class Metrics:
     def close(self) -> None:
         """Report the remaining numbers and stop."""
         self._tally.close()
+
+
+def _adapted(tally: Tally, model: str, choices: tuple[str, ...]) -> dict[tuple[str, bool], Counter]:
+    """Return the counters of adapted requests, by choice and degradation."""
+    name = "saccade_adaptive_answers_total"
+    return {
+        (choice, degraded): tally.counter(
+            name, ADAPTIVE, model=model, choice=choice, degraded=str(degraded).lower()
+        )
+        for choice in choices
+        for degraded in (True, False)
+    }

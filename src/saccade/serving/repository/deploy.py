@@ -54,15 +54,10 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
     served = served_runtime(options.runtime).component_files(folder, options, max_images)
     ops = _ops(served.values())
     measured = _measurements(folder, options, ops)
+    labels = labelling.labels if labelling else None
+    followed = options.policies
     policies = (
-        served_policies(
-            whole,
-            variants,
-            runtime=options.runtime,
-            labels=labelling.labels if labelling else None,
-        )
-        if options.policies
-        else ()
+        served_policies(whole, variants, runtime=options.runtime, labels=labels) if followed else ()
     )
     router = RouterPlan(
         model=folder.model,
@@ -77,9 +72,7 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
         },
         max_images=max_images,
         policies=policies,
-        adaptive=served_adaptive(
-            whole, variants, policies, options, labelled=labelling is not None
-        ),
+        adaptive=served_adaptive(whole, variants, policies, options, labelled=bool(labels)),
     )
     kept = samples(folder)
     components = [
