@@ -236,6 +236,48 @@ def test_a_large_request_does_not_lower_the_others(clock):
     assert simulation.ask()[0].name == "full"
 
 
+def test_a_level_rises_when_a_better_candidate_has_fit_for_some_time(clock):
+    from adaptive import HOLD_S, MOST_HOLD_S, Level
+
+    def seconds_until_it_rises(level):
+        began_s = clock.now
+        while level.at:
+            clock.now += 0.05
+            level.rise([True] * level.at, clock.now)
+        return clock.now - began_s
+
+    level = Level((None,) * 3)
+    level.fall(2, clock.now)
+    for fit in (True, False) * 20:
+        clock.now += HOLD_S / 2
+        level.rise([fit, False], clock.now)
+    assert level.at == 2, "it never fit for long"
+    waits = []
+    for _ in range(4):
+        waits.append(seconds_until_it_rises(level))
+        clock.now += 1
+        level.fall(2, clock.now)
+    assert waits == pytest.approx([HOLD_S, 2 * HOLD_S, MOST_HOLD_S, MOST_HOLD_S], abs=0.15)
+    seconds_until_it_rises(level)
+    clock.now += 60
+    level.fall(2, clock.now)
+    assert seconds_until_it_rises(level) == pytest.approx(HOLD_S, abs=0.15)
+
+
+@pytest.mark.parametrize("slow", [4.0, 8.0])  # with 8, not even one request alone is in time
+def test_a_lane_that_was_slow_from_the_beginning_is_tried_again(clock, slow):
+    simulation = Simulation(clock, routes_of(policies=False))
+    for lane in simulation.lanes.values():
+        lane.slow = slow
+    simulation.load(60, 3)
+    assert degraded(simulation.done) > 0.5
+    for lane in simulation.lanes.values():
+        lane.slow = 1.0
+    simulation.done.clear()
+    done = simulation.load(30, 8)
+    assert degraded([one for one in done if one[0] > clock.now - 2]) == 0
+
+
 def test_what_was_measured_under_a_load_that_has_gone_is_measured_again(clock):
     simulation = Simulation(clock)
     simulation.load(30, 2)
@@ -402,6 +444,28 @@ def test_the_time_of_a_group(clock):
     assert service.seconds(8) == pytest.approx(0.1, rel=0.2)
     clock.now += 10
     assert service.seconds(8) < 0.02, "a rested lane is as fast as it ever was"
+
+
+def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):
+    from forecast import MOST_SLOW_S, SLOW_S, TRUST, ServiceTime
+
+    service = ServiceTime()
+    for _ in range(TRUST):
+        assert service.unsure
+        service.add(1, 1.0)
+    rests = []
+    for _ in range(7):
+        began_s = clock.now
+        while not service.unsure:
+            clock.now += 0.25
+        rests.append(clock.now - began_s)
+        service.add(1, 1.0)
+    assert rests[:3] == pytest.approx([SLOW_S, 2 * SLOW_S, 4 * SLOW_S], abs=0.3)
+    assert rests[-1] == pytest.approx(MOST_SLOW_S, abs=0.3)
+    clock.now += 2 * MOST_SLOW_S
+    service.add(1, 0.1)
+    clock.now += SLOW_S + 0.1
+    assert service.unsure and service.seconds(1) == pytest.approx(0.1, rel=0.1)
 
 
 def test_a_rate_fades(clock):

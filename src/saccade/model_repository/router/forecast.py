@@ -23,11 +23,12 @@ LONG_S = 1.0  # and the time in which they fade
 FADE_S = 1.0  # in this time of rest, the old measurements lose nine tenths of their weight
 FORGET_S = 60.0  # time in which the shortest time is forgotten
 PROBE_S = 0.5  # a lane that was not measured for this time has rested
-SLOW_S = 15.0  # a lane that seemed too slow is tried again after this time
+SLOW_S, MOST_SLOW_S = 2.0, 60.0  # rest after which a lane that seemed too slow is tried again
 RATE_S = 0.5  # time over which arrivals and busy time are averaged
 FIXED = 4.0  # guessed fixed part, in groups
 FORTH, BACK = 0.2, 0.02  # weight of what was learned of it, and of the guess if nothing can be
 TRUST = 5  # from this many measurements on, they are averaged
+FASTER = 0.7  # a lane that is tried again is no longer slow below this part of its old time
 OUTLIER = 3.0  # a group counts at most this many times its expected time
 SPREAD = 0.05  # relative variance of the group sizes from which the fixed part is learned
 RARE = 0.05  # a later step that fewer requests than this reach does not count
@@ -69,7 +70,7 @@ class ServiceTime:
         # sizes were seen it is a guess. One that is too good is soon corrected, because the lane
         # then gets large groups; one that is too bad would never be tried.
         self._fixed = 0.0
-        self._count = 0
+        self._count, self._slow_s = 0, SLOW_S
         self._seconds = self._units = 0.0
         self._least = math.inf  # shortest mean time of a unit
         self._sums = [0.0] * 5  # weight, rows, seconds, rows^2, rows * seconds
@@ -83,7 +84,7 @@ class ServiceTime:
     @property
     def unsure(self) -> bool:
         """Whether what was measured is too little, or too old, to give the lane up as slow."""
-        return self._count < TRUST or self.rested_s > SLOW_S
+        return self._count < TRUST or self.rested_s > self._slow_s
 
     def add(self, rows: float, seconds: float) -> None:
         """Record that a group of some rows took some seconds."""
@@ -96,6 +97,9 @@ class ServiceTime:
             if rested_s < FADE_S:  # a process that was suspended for a moment
                 seconds = min(seconds, OUTLIER * self.seconds(rows))
             self._learn_fixed(rows, seconds)
+        again = self._count and rested_s > self._slow_s
+        still_slow = again and seconds > FASTER * self.seconds(rows)
+        self._slow_s = min(MOST_SLOW_S, 2 * self._slow_s) if still_slow else SLOW_S
         keep = KEEP * 0.1 ** min(9.0, rested_s / FADE_S)
         if self._count < TRUST and seconds < self.seconds(rows):
             keep, self._least = 0.0, math.inf  # the first calls of a model may be slow
