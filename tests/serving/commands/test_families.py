@@ -16,7 +16,6 @@ from router_code import router_module
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.serving.client.answers import Classification
 from saccade.serving.client.client import Change, Client
 from saccade.serving.client.probe import small_picture
 from saccade.serving.commands.slot_picture import masks_png
@@ -69,6 +68,8 @@ def served(needs_server, tmp_path_factory):
         options, folder = {}, family_folder(family)
         if family == "sparo":
             options = {"labels": place / "labels.txt", "templates": place / "templates.txt"}
+        if family == "sot":  # nothing is as slow as this: it shows what answers say without load
+            options = {"slo_ms": 60_000}
         if family in FOLLOWING:
             folder = shutil.copytree(folder, place / f"{family}-artefacts")
             write_policy(folder)
@@ -193,8 +194,16 @@ def test_a_policy_answers_each_image_as_its_chain_does_offline(asked, served, fa
         rows = 2 * int((ends == at).sum())  # of both requests
         eventually(lambda labels=labels, rows=rows: followed(served(family)[0], labels) == rows, 5)
     best = [answer.labels[0][0] for answer in client.classify(MANY, max_risk=0)]
-    full = [answer.labels[0][0] for answer in client.classify(MANY)]
-    assert best == full
+    answers = client.classify(MANY)
+    assert best == [answer.labels[0][0] for answer in answers]
+    own = client.classify(MANY[:2], policy=policy["name"], max_latency_ms=50_000)
+    said = {(one.steps, one.certified, one.degraded) for one in answers}
+    if family == "sot":
+        assert client.view().slo_ms == 60_000 and said == {(1, True, False)}
+        eventually(lambda: adapted(served(family)[0], family) >= 1, 5)
+    else:
+        assert client.view().slo_ms is None and said == {(None, None, None)}
+    assert {one.degraded for one in own} == {False}
 
 
 def test_texts_follow_no_policy(asked):
@@ -210,13 +219,19 @@ def followed(running, labels):
     return numbers_in(page_of(running.metrics_url))("saccade_policy_answers_total", **labels)
 
 
+def adapted(running, family):
+    """Requests that the page counts as answered by the full variant, without degradation."""
+    labels = {"model": family, "choice": "sot-exact-fp32", "degraded": "false"}
+    return numbers_in(page_of(running.metrics_url))("saccade_adaptive_answers_total", **labels)
+
+
 def test_classes_of_the_outputs_of_a_policy_end_no_server(asked, served):
     grpc = pytest.importorskip("tritonclient.grpc")
     client, running = asked("sot")[0], served("sot")[0]
     pid, given = running.pid, grpc.InferInput("image", [1, 1], "BYTES")
     given.set_data_from_numpy(np.array([[small_picture()]], dtype=object))
     with grpc.InferenceServerClient(running.url) as connection:
-        for output in ("steps", "certified"):
+        for output in ("steps", "certified", "degraded"):
             for count in (1, 1000, 2**62):
                 wanted = grpc.InferRequestedOutput(output)
                 wanted._get_tensor().parameters["classification"].int64_param = count
@@ -247,16 +262,6 @@ def test_policies_on_the_command_line(served, tmp_path, capsys):
     assert "vqa has no policies. Run `saccade calibrate`" in capsys.readouterr().err
     assert run(["embed", *files, *where, "--policy", "auto"]) == 2
     assert "saccade embed has no option --policy" in capsys.readouterr().err
-
-
-def test_an_answer_that_is_not_certified_is_marked(monkeypatch, tmp_path, capsys):
-    from saccade.serving.commands import calls, cli
-
-    (tmp_path / "a.png").write_bytes(small_picture())
-    said = Classification((("seven", 0.5),), "nac-b0500-fp32", steps=1, certified=False)
-    monkeypatch.setattr(calls.Client, "classify", lambda *_, **__: [said])
-    assert cli.run(["classify", str(tmp_path / "a.png"), "--model", "nac", "--policy", "a"]) == 0
-    assert "(nac-b0500-fp32, step 1, not certified)" in capsys.readouterr().out
 
 
 def test_slots_are_drawn_by_seed_and_place_and_painted_again(asked):

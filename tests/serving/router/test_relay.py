@@ -29,7 +29,9 @@ THRESHOLDS = tuple(
     float(np.sort(confidence("top1", LOGITS[name][SHADES].astype(np.float32), warm))[32])
     for name, warm in zip(CHAIN[:2], TEMPERATURES, strict=False)
 )
-OUTPUTS = {"logits", "probabilities", "variant", "variant_sha256", "steps", "certified"}
+OUTPUTS = {
+    "logits", "probabilities", "variant", "variant_sha256", "steps", "certified", "degraded",
+}  # fmt: skip
 ROUTE = {
     "precision": "fp32", "score_name": None, "score_unit": None, "score": None,
     "lower_bound": None, "inferences_per_second": None, "p95_ms": None, "run_batch": 64,
@@ -121,7 +123,7 @@ def make(pb, tmp_path):
     """
     made = []
 
-    def router(policies=POLICIES):
+    def router(policies=POLICIES, adaptive=None):
         source = importlib.util.find_spec("lane").origin
         place = tmp_path / "model.py"
         place.write_bytes((Path(source).parent / "model.py").read_bytes())
@@ -131,6 +133,7 @@ def make(pb, tmp_path):
             "variants": [route(at, name) for at, name in enumerate(NAMES)],
         }  # fmt: skip
         content |= {"policies": policies} if policies else {}
+        content |= {"adaptive": adaptive} if adaptive else {}
         (tmp_path / "routes.json").write_text(json.dumps(content))
         spec = importlib.util.spec_from_file_location("served_router", place)
         module = importlib.util.module_from_spec(spec)

@@ -8,10 +8,11 @@ an expensive one.
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from backlog import Backlog
 from calls import fail, refuse
+from forecast import Rate, ServiceTime
 from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE
 from pace import Pace
 from ticket import Ticket
@@ -21,6 +22,14 @@ SURE = 0.9  # share of its time that a request may need: the estimate may be wro
 # A step is one decoded image or one call of the model, during which a lane cannot do anything else.
 STEP_WORK, STEP_MEGAPIXELS = 64.0, 50.0  # the largest legal step
 STEP_FACTOR, LEAST_STEP_S, MOST_STEP_S = 10.0, 60.0, 600.0
+
+
+class Waiting(NamedTuple):
+    """What a lane does before it starts on a request that arrives now."""
+
+    left_s: float  # of the current group
+    work: float
+    megapixels: float
 
 
 class Lane:
@@ -33,13 +42,14 @@ class Lane:
         self, name: str, answer: Callable[["Lane", list[Ticket]], float], *, group_rows: int
     ) -> None:
         self.name = name
-        self.pace = Pace()
+        self.pace, self.service = Pace(), ServiceTime()
+        self.other_busy = Rate()  # seconds for requests that do not adapt to the load
         self._answer = answer
         self._group_rows = group_rows
         self._backlog = Backlog()
         self._running: tuple[float, float] | None = None  # start and estimated duration, seconds
         self._step_s = self._decoding_s = 0.0  # start of this step; decoding time of this group
-        self._groups = 0
+        self._groups, self._other = 0, 0.0  # groups so far; share of others in the current one
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -98,6 +108,17 @@ class Lane:
                 "waiting_s": self._left_s(now) + self.pace.seconds(*self._backlog.cost),
             }
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing waits."""
+        return self._running is None and not self._backlog.requests
+
+    def ahead_of(self, ticket: Ticket) -> Waiting:
+        """Return what is done before a request that arrives now."""
+        with self._changed:
+            left_s = self._left_s(time.monotonic())
+            return Waiting(left_s, *self._backlog.ahead_of(ticket))
+
     def close(self) -> None:
         """Answer the queued requests, then stop the thread."""
         with self._changed:
@@ -109,7 +130,7 @@ class Lane:
         """Return why a request is not queued; an idle lane accepts all, to measure its pace."""
         if self._closed:  # for a request that comes from another lane while the router shuts down
             return f"variant '{self.name}' is being unloaded; try again in a second", UNAVAILABLE
-        if self._running is None and not self._backlog.requests:
+        if self.idle:
             return "", ""
         wait_s = self._left_s(time.monotonic()) + self.pace.seconds(*self._backlog.ahead_of(ticket))
         own_s = self.pace.seconds(ticket.work, ticket.megapixels)
@@ -152,6 +173,8 @@ class Lane:
             assert self._running is not None
             seconds = time.monotonic() - self._running[0] - self._decoding_s
             self.pace.run.add(work, seconds)
+            self.service.add(work, seconds)
+            self.other_busy.add(self._other * (self._decoding_s + seconds))
             self._running = None
             self._groups += 1
 
@@ -167,6 +190,8 @@ class Lane:
     def _begin(self, group: list[Ticket]) -> None:
         work = sum(ticket.work for ticket in group)
         megapixels = sum(ticket.megapixels for ticket in group)
+        other = sum(ticket.work for ticket in group if ticket.adapted is None)
+        self._other = other / work if work else 0.0
         self._step_s, self._decoding_s = time.monotonic(), 0.0
         self._running = self._step_s, self.pace.seconds(work, megapixels)
 

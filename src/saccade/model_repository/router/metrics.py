@@ -6,7 +6,7 @@ The server itself counts a refused request as answered. No label's value comes f
 
 from outcomes import ANSWERED, FAILED, REFUSALS
 from routes import Policy
-from tally import Tally
+from tally import Counter, Tally
 
 REQUESTS = "Requests by outcome"
 ANSWERS = "Requests that a variant answered"
@@ -15,13 +15,21 @@ FAILURES = "Requests that failed through no fault of the caller; see the server'
 WAITING = "Time that a request waited in the router's lane of its variant"
 DECODE = "Time to decode the images of one request"
 POLICY = "Samples that followed a policy, by the step that answered; not certified: the next failed"
+ADAPTIVE = "Requests that adapted to the load, by the variant or policy that was chosen"
 MODEL = "Time of the calls of a variant's model for one group of requests"
 
 
 class Metrics:
     """Counters and histograms of one router."""
 
-    def __init__(self, model: str, variants: list[str], policies: tuple[Policy, ...] = ()) -> None:
+    def __init__(
+        self,
+        model: str,
+        variants: list[str],
+        policies: tuple[Policy, ...] = (),
+        choices: tuple[str, ...] = (),
+    ) -> None:
+        """`choices` are the variants and policies of requests that adapt to the load."""
         self._tally = tally = Tally()
         by_outcome = {
             outcome: tally.counter("saccade_requests_total", REQUESTS, model=model, outcome=outcome)
@@ -65,6 +73,7 @@ class Metrics:
             for at, step in enumerate(policy.steps)
             for certified in (True, False)
         }
+        self._adapted = _adapted(tally, model, choices)
         tally.start()
 
     def ended(self, variant: str, outcome: str) -> None:
@@ -93,6 +102,23 @@ class Metrics:
         with self._tally.lock:
             self._followed[policy, step, certified].add(rows)
 
+    def adapted(self, choice: str, *, degraded: bool) -> None:
+        """Count an answered request that adapted to the load."""
+        with self._tally.lock:
+            self._adapted[choice, degraded].add()
+
     def close(self) -> None:
         """Report the remaining numbers and stop."""
         self._tally.close()
+
+
+def _adapted(tally: Tally, model: str, choices: tuple[str, ...]) -> dict[tuple[str, bool], Counter]:
+    """Return the counters of adapted requests, by choice and degradation."""
+    name = "saccade_adaptive_answers_total"
+    return {
+        (choice, degraded): tally.counter(
+            name, ADAPTIVE, model=model, choice=choice, degraded=str(degraded).lower()
+        )
+        for choice in choices
+        for degraded in (True, False)
+    }

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import triton_python_backend_utils as pb
+from adaptive import Adaptive, Busy
 from calls import ASK_EVERY_S, CallerCheck, Refused, call, fail, refuse, remaining_us
-from choose import RequestRefused, choose
+from candidates import Wish, by_quality, wish_of
+from choose import RequestRefused, choose, compared
 from decoding import decoded, expected_megapixels
 from image_decoding import Wanted
 from instrumentation import Instrumentation
@@ -26,12 +28,13 @@ from intake import check_axes, component_for, count_rows
 from labels import OUTPUTS, Labels
 from lane import Lane
 from metrics import Metrics
-from outcomes import ANSWERED, INVALID_REQUEST, TIMEOUT
+from outcomes import ANSWERED, BUSY, INVALID_REQUEST, TIMEOUT
 from PIL import Image
 from plain_family import family_of
 from policies import Followed, all_policies, policy_of, steps_of
-from relay import Relay, StepSender, ended_at, outputs_of, sure_of
-from routes import Route, read_routes
+from relay import OUTPUTS as COMPARABLE
+from relay import Relay, StepSender, count_adapted, marks_of, outputs_of
+from routes import Route, Routes, read_routes
 from sender import Sender
 from texts import repeated
 from ticket import Ticket, caller_of, deadline
@@ -72,7 +75,7 @@ class TritonPythonModel:
         policies = all_policies(self.routes)
         self.chains = {policy.name: steps_of(self.routes, policy) for policy in policies}
         variants = [route.name for route in self.routes.variants]
-        self.metrics = Metrics(args["model_name"], variants, policies)
+        self.metrics = Metrics(args["model_name"], variants, policies, choices_of(self.routes))
         self.instrumentation = Instrumentation(args["model_name"], unwatched=PROBE)
         self.lanes = {
             (route.name, role): Lane(
@@ -81,6 +84,7 @@ class TritonPythonModel:
             for route in self.routes.variants
             for role in self.family.components()
         }
+        self.adaptive = Adaptive(self.routes, self.lanes)
         self.ended = threading.Event()
         threading.Thread(target=self._expire, daemon=True).start()
 
@@ -113,14 +117,20 @@ class TritonPythonModel:
         if PROBE in parameters:
             send_lanes(sender, self.lanes)
             return
-        followed = policy_of(self.routes, parameters, self.family.parameters)
+        own_names = self.family.parameters
+        wish = wish_of(self.routes, parameters, own_names)
+        followed = wish.followed if wish else policy_of(self.routes, parameters, own_names)
         if followed is None:
-            route = choose(self.routes, parameters, self.family.parameters)
+            route = choose(self.routes, {} if wish else parameters, own_names)
         else:
             route = self.chains[followed.policy.name][0]
         sender.variant = route.name
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         role = component_for(self.family.components(), set(inputs))
+        if wish and not self._adapts(request, wish, role, route):
+            wish = None
+            if followed is None:  # `max_latency_ms` then has the meaning that it has without load
+                route = choose(self.routes, parameters, own_names)
         check_axes(inputs, self.routes, role)
         self.family.check(inputs, route.facts)
         rows, now = count_rows(inputs), time.monotonic()
@@ -142,25 +152,65 @@ class TritonPythonModel:
             megapixels=expected_megapixels(files, self.wanted) if self.wanted else 0.0,
             size=sum(map(len, files)) + sum(array.nbytes for array in inputs.values()),
         )
-        if followed is None:
+        if wish:
+            self._adapt(ticket, wish)
+        elif followed is None:
             self._offer(ticket, route)
         else:
             self._follow(ticket, followed)
 
-    def _follow(self, ticket: Ticket, followed: Followed) -> None:
-        """Start the chain of a policy.
+    def _adapts(self, request: Any, wish: Wish, role: str, route: Route) -> bool:
+        """Return whether the answers of different variants to a request can be compared."""
+        wanted = set(request.requested_output_names()) - {LANES}
+        comparable = wish.followed is not None or wanted <= set(COMPARABLE)
+        return comparable and self._decides(role, route)
+
+    def _decides(self, role: str, route: Route) -> bool:
+        return "logits" in self.routes.components[role].outputs or self.labels.known(route, role)
+
+    def _adapt(self, ticket: Ticket, wish: Wish) -> None:
+        """Answer a request in the best way that meets its objective, or refuse it immediately."""
+        try:
+            candidate, adapted = self.adaptive.choose(wish, ticket)
+        except Busy as busy:
+            refuse(ticket.sender, str(busy), BUSY)
+            return
+        ticket = ticket._replace(adapted=adapted)
+        if candidate.policy is not None:
+            strict = wish.followed is not None and wish.followed.strict
+            late_s = None
+            if wish.followed is None and self._may_end(candidate.routes):
+                late_s = ticket.arrived_s + wish.slo_s
+            self._follow(ticket, Followed(candidate.policy, strict), late_s)
+            return
+        (route,) = candidate.routes
+        ticket.sender.variant = route.name
+        self.family.check(ticket.inputs, route.facts)
+        work = self.family.work(route, ticket.rows, ticket.parameters)
+        self._offer(ticket._replace(work=work), route)
+
+    def _may_end(self, chain: tuple[Route, ...]) -> bool:
+        """Return whether each variant of a chain may answer without a certificate."""
+        adaptive = self.routes.adaptive
+        floor = adaptive.floor_budget if adaptive else None
+        return floor is None or all(compared(route.budget) >= compared(floor) for route in chain)
+
+    def _follow(
+        self, ticket: Ticket, followed: Followed, later_deadline_s: float | None = None
+    ) -> None:
+        """Start the chain of a policy; see `Relay` for `later_deadline_s`.
 
         Raises: RequestRefused for a component without logits.
         """
         routes = self.chains[followed.policy.name]
-        decides = "logits" in self.routes.components[ticket.role].outputs
-        if not (decides or self.labels.known(routes[0], ticket.role)):
+        if not self._decides(ticket.role, routes[0]):
             raise RequestRefused(
                 f"inputs {', '.join(sorted(ticket.inputs))}: the answer has no logits, which a "
                 "policy needs; choose one variant by budget"
             )
         for route in routes[1:]:
             self.family.check(ticket.inputs, route.facts)
+        ticket.sender.variant = routes[0].name
         if len(routes) == 1:  # answered as by budget, plus `steps` and `certified`
             self._offer(ticket._replace(policy=followed.policy.name), routes[0])
             return
@@ -171,6 +221,8 @@ class TritonPythonModel:
             offer=self._offer,
             work=lambda route, rows: self.family.work(route, rows, ticket.parameters),
             metrics=self.metrics,
+            learn=self.adaptive.forecast.learn,
+            later_deadline_s=later_deadline_s,
         )
         relay.start()
 
@@ -330,10 +382,18 @@ def send(ready: Ready, arrays: dict[str, np.ndarray], route: Route) -> None:
         for name, text in named.items()
         if name in ticket.wanted
     ]
-    if ticket.policy:
-        own = {"steps": ended_at(1, ticket.rows), "certified": sure_of(ticket.rows)}
-        tensors += [pb.Tensor(name, array) for name, array in own.items() if name in ticket.wanted]
+    marks = marks_of(ticket).items()
+    tensors += [pb.Tensor(name, array) for name, array in marks if name in ticket.wanted]
     ticket.sender.send(pb.InferenceResponse(tensors), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
     ticket.sender.ended(ANSWERED)
+    count_adapted(ticket)
     if ticket.policy:
         ticket.sender.followed(ticket.policy, ticket.rows)
+
+
+def choices_of(routes: Routes) -> tuple[str, ...]:
+    """Return the names of all that may answer a request which adapts to the load, if one can."""
+    if not (routes.policies or routes.adaptive):
+        return ()
+    policies = [policy.name for policy in all_policies(routes)]
+    return tuple({one.name: None for one in by_quality(routes)} | dict.fromkeys(policies))

@@ -25,7 +25,7 @@ from ticket import Ticket
 
 SCORES = ("logits", "probabilities")
 # Outputs that can be compared between variants. Embeddings and attention maps cannot.
-OUTPUTS = (*SCORES, "variant", "variant_sha256", "steps", "certified")
+OUTPUTS = (*SCORES, "variant", "variant_sha256", "steps", "certified", "degraded")
 Arrays = dict[str, np.ndarray]
 
 
@@ -59,11 +59,18 @@ class Relay:
         offer: Callable[[Ticket, Route], None],
         work: Callable[[Route, int], float],
         metrics: Metrics,
+        learn: Callable[[str, list[int]], None],
+        later_deadline_s: float | None = None,
     ) -> None:
-        """`routes` are the variants of the chain; `work` returns the work of rows in a lane."""
+        """`routes` are the variants of the chain; `work` returns the work of rows in a lane.
+
+        `learn` receives how many rows ended at each step. `later_deadline_s`: from the second step
+        on, the answer of the step before is better than one after this time.
+        """
         self._request, self._sender = request, request.sender
         self._policy, self._strict = followed
         self._routes, self._offer, self._work, self._metrics = routes, offer, work, metrics
+        self._learn, self._later_deadline_s = learn, later_deadline_s
         self._scores = [name for name in SCORES if name in request.wanted]
         self._at = 0  # the current step
         self._open = np.arange(request.rows)  # rows of which no step was confident
@@ -124,9 +131,14 @@ class Relay:
         self._at += 1
         left = {name: array[unsure] for name, array in inputs.items()}
         size = sum(array.nbytes for array in left.values())
+        limits = (self._request.deadline_s, self._later_deadline_s)
         self._ask(
             self._request._replace(
-                inputs=left, arrived_s=time.monotonic(), megapixels=0.0, size=size
+                inputs=left,
+                arrived_s=time.monotonic(),
+                megapixels=0.0,
+                size=size,
+                deadline_s=min((limit for limit in limits if limit is not None), default=None),
             )
         )
 
@@ -155,12 +167,13 @@ class Relay:
     def _finish(self) -> None:
         self._over = True
         self._sender.variant = self._routes[self._at].name
-        certified = sure_of(self._request.rows)
+        certified = truth(True, self._request.rows)
         if self._given_up:
             certified = certified.copy()
             certified[self._open] = False
         try:
             named = {**self._arrays, **self._names(), "certified": certified}
+            named["degraded"] = degraded_of(self._request)
             tensors = [
                 pb.Tensor(name, array)
                 for name, array in named.items()
@@ -172,6 +185,10 @@ class Relay:
             fail(self._sender, f"the answers of policy '{self._policy.name}' were lost", error)
             return
         self._sender.ended(ANSWERED)
+        count_adapted(self._request)
+        if not self._given_up:
+            ended = np.bincount(self._answered_by, minlength=len(self._routes))
+            self._learn(self._policy.name, ended.tolist())
         ends = zip(self._answered_by.tolist(), certified[:, 0].tolist(), strict=True)
         for (step, covered), rows in Counter(ends).items():
             self._metrics.followed(self._policy.name, step, certified=covered, rows=rows)
@@ -195,13 +212,39 @@ class Relay:
         }
 
 
-@lru_cache(maxsize=64)
-def sure_of(rows: int) -> np.ndarray:
-    """Return `certified` for rows that all are; do not change the array.
+@lru_cache(maxsize=128)
+def truth(value: bool, rows: int) -> np.ndarray:
+    """Return the same truth for all rows; do not change the array.
 
     Shapes: -> bool [rows 1].
     """
-    return np.ones((rows, 1), bool)
+    return np.full((rows, 1), value, bool)
+
+
+def degraded_of(ticket: Ticket) -> np.ndarray:
+    """Return `degraded` of a request's answer.
+
+    Shapes: -> bool [rows 1].
+    """
+    return truth(bool(ticket.adapted and ticket.adapted.degraded), ticket.rows)
+
+
+def marks_of(ticket: Ticket) -> Arrays:
+    """Return what the answer of one variant says about how it was chosen; empty for a budget."""
+    if not (ticket.policy or ticket.adapted):
+        return {}
+    certified = ticket.adapted is None or ticket.adapted.certified
+    return {
+        "steps": ended_at(1, ticket.rows),
+        "certified": truth(certified, ticket.rows),
+        "degraded": degraded_of(ticket),
+    }
+
+
+def count_adapted(ticket: Ticket) -> None:
+    """Count an answered request, if its answer was adapted to the load."""
+    if ticket.adapted:
+        ticket.sender.adapted(ticket.adapted.choice, degraded=ticket.adapted.degraded)
 
 
 @lru_cache(maxsize=256)

@@ -89,6 +89,17 @@ class Policy(NamedTuple):
     steps: tuple[Step, ...]
 
 
+class Adaptive(NamedTuple):
+    """The load-adaptive choice of requests that name no budget.
+
+    `shares` are the shares of the calibration's samples that end at each step, by policy.
+    """
+
+    slo_ms: float  # service level objective: the time in which a request should be answered
+    floor_budget: float | None  # no smaller variant answers instead of the full model
+    shares: dict[str, list[float]]
+
+
 class Routes(NamedTuple):
     """Everything that the router knows about its model, as `saccade repository` wrote it."""
 
@@ -98,6 +109,7 @@ class Routes(NamedTuple):
     components: dict[str, Component]
     variants: tuple[Route, ...]
     policies: tuple[Policy, ...] = ()
+    adaptive: Adaptive | None = None  # None: only a request's own objective adapts
 
 
 def read_routes(path: Path) -> Routes:
@@ -130,4 +142,5 @@ def read_routes(path: Path) -> Routes:
             Policy(**{**policy, "steps": tuple(Step(**step) for step in policy["steps"])})
             for policy in content.get("policies", ())
         ),
+        adaptive=Adaptive(**content["adaptive"]) if "adaptive" in content else None,
     )

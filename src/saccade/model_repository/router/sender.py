@@ -35,6 +35,10 @@ class Sender:
         """Count the rows that a policy of one step answered."""
         self._metrics.followed(policy, 0, certified=True, rows=rows)
 
+    def adapted(self, choice: str, *, degraded: bool) -> None:
+        """Count the request under what was chosen for it."""
+        self._metrics.adapted(choice, degraded=degraded)
+
     def waited(self, seconds: float) -> None:
         """Record how long the request waited."""
         self._metrics.waited(self.variant, seconds)

@@ -27,6 +27,7 @@ class Ticket(NamedTuple):
     megapixels: float = 0.0  # to decode, according to the files' headers
     size: int = 0  # bytes of the inputs
     policy: str = ""  # the policy that the request follows, if it is a chain of one variant
+    adapted: Any = None  # what the answer says about the load-adaptive choice, if there was one
 
     @property
     def is_late(self) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from saccade.serving.client.wire import output, texts
 
 BY_POLICY = ("steps", "certified")  # outputs of a request with a policy
+BY_LOAD = (*BY_POLICY, "degraded")  # outputs of a request that adapts to the load
 
 
 @dataclass(frozen=True)
@@ -17,12 +18,15 @@ class Classification:
 
     With a policy, `steps` is the number of variants that ran. `certified` is False if the next
     variant could not answer, so that the policy's certificate does not cover this answer.
+    `degraded` is True if a better variant or policy answers without load; it is None if the request
+    does not adapt to the load.
     """
 
     labels: tuple[tuple[str, float], ...]
     variant: str
     steps: int | None = None
     certified: bool | None = None
+    degraded: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -32,6 +36,7 @@ class Classification:
             "labels": labels,
             "variant": self.variant,
             **({} if self.steps is None else by_policy),
+            **({} if self.degraded is None else {"degraded": self.degraded}),
         }
 
 
@@ -96,6 +101,15 @@ def classifications_by_policy(result: Any) -> list[Classification]:
     return [
         replace(one, steps=int(steps), certified=bool(certified))
         for one, steps, certified in zip(classifications(result), *columns, strict=True)
+    ]
+
+
+def classifications_by_load(result: Any) -> list[Classification]:
+    """Read the answer to a request for labels that adapts to the load."""
+    degraded = output(result, "degraded").reshape(-1).tolist()
+    return [
+        replace(one, degraded=bool(mark))
+        for one, mark in zip(classifications_by_policy(result), degraded, strict=True)
     ]
 
 

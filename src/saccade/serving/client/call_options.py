@@ -21,7 +21,9 @@ class ClassifyOptions(CallOptions):
     """Options of classify: at most one of those that choose the variant, or the policy."""
 
     min_score: float | None = None  # use the fastest variant whose score is surely at least this
-    max_latency_ms: float | None = None  # use the best variant with a measured p95 of at most this
+    # use the best variant with a measured p95 of at most this; with a policy or from a repository
+    # with --slo-ms: answer within this time, with less compute under load
+    max_latency_ms: float | None = None
     policy: str | None = None  # follow the policy of this name, written by `saccade calibrate`
     max_risk: float | None = None  # follow the cheapest policy certified for it; 0: full model
     strict: bool = False  # with a policy: refuse if an answer would not be certified

@@ -14,12 +14,14 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.serving.client.answers import (
+    BY_LOAD,
     BY_POLICY,
     Caption,
     Classification,
     Segmentation,
     captions,
     classifications,
+    classifications_by_load,
     classifications_by_policy,
     ranked,
     segmentations,
@@ -29,6 +31,7 @@ from saccade.serving.client.images import Image, encoded
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.text_tokens import check_words, question_tokens, text_tokens
 from saccade.serving.client.wire import (
+    OBJECTIVE,
     Budget,
     Call,
     Steps,
@@ -74,7 +77,9 @@ def classify(
     At most one of `budget`, `min_score`, `max_latency_ms`, `policy` and `max_risk` chooses who
     answers. With `policy`, or the cheapest policy that is certified for `max_risk`, each image goes
     on to the next variant until one is confident. If a later variant cannot answer, the answer of
-    the one before is returned as not certified; with `strict`, the request is refused.
+    the one before is returned as not certified; with `strict`, the request is refused. With one of
+    these, or in a repository with --slo-ms, `max_latency_ms` is an objective instead: the request
+    is answered within this time, with less compute under load.
 
     Without `labels`, the labels are the model's own or those it was deployed with. With `labels`, a
     model of images and text compares each image with each label in each template, such as
@@ -267,11 +272,15 @@ def _labels_asked(
 
     Raises: SaccadeError for a policy if the router has none.
     """
-    names = ("probabilities", "variant")
-    if not _follows(parameters):
-        return names, classifications
-    view.require_policies()
-    return (*names, *BY_POLICY), classifications_by_policy
+    names, followed = ("probabilities", "variant"), _follows(parameters)
+    if followed:
+        view.require_policies()
+    names_variant = not parameters.keys().isdisjoint({"budget", "min_score"})
+    if (view.slo_ms is not None and not names_variant) or (followed and OBJECTIVE in parameters):
+        return (*names, *BY_LOAD), classifications_by_load
+    if followed:
+        return (*names, *BY_POLICY), classifications_by_policy
+    return names, classifications
 
 
 def _classify_as(

@@ -26,6 +26,7 @@ class RouterView:
     _shared: dict[str, Any]
     _variants: dict[str, dict[str, Any]]
     policies: tuple[str, ...] = ()  # names of the policies that a request may follow
+    slo_ms: float | None = None  # objective of requests that adapt to the load; None: none do
 
     def runtime_metadata(self, variant: str) -> dict[str, Any]:
         """Return the runtime metadata of a variant.
@@ -155,6 +156,7 @@ def view_of(config: Any, model: str) -> RouterView:
         _shared=content["facts"],
         _variants=_largest_first(content["variants"], models, model),
         policies=tuple(content.get("policies", ())),
+        slo_ms=content.get("adaptive", {}).get("slo_ms"),
     )
 
 

@@ -23,6 +23,7 @@ Budget = BudgetLike  # a fraction of the full model, or the name of a budget, su
 # repositories written by older releases send strings.
 TEXTS = ("variant", "variant_sha256", "caption")
 Call = dict[str, Any]  # arguments of `infer` except the deadline
+OBJECTIVE = "max_latency_ms"
 _T = TypeVar("_T")
 # Yields calls, or None to request the router's view; receives the answer to each.
 Steps = Generator[Call | None, Any, _T]
@@ -49,12 +50,18 @@ def choice(
     followed = by_policy(policy, max_risk, strict=strict)
     given = {"budget": budget, **other_rules}
     chosen = {name: _number(name, value) for name, value in given.items() if value is not None}
+    # With a policy, the largest latency is the objective of a request that adapts to the load.
+    objective = chosen.pop(OBJECTIVE, None) if followed else None
     ways = [*chosen, *(name for name in followed if name != "strict")]
     if len(ways) > 1:
         flags = ", ".join("--" + name.replace("_", "-") for name in ways)
         raise SaccadeError(f"Found {flags} together, but each chooses the variant. Pass one.")
     if followed:
-        return followed
+        return followed | (_checked({OBJECTIVE: objective}) if objective is not None else {})
+    return _checked(chosen)
+
+
+def _checked(chosen: Mapping[str, float | str]) -> dict[str, str]:
     for name, value in chosen.items():
         if isinstance(value, str):
             return {name: value}  # the router knows whether there is such a budget

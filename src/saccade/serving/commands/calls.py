@@ -227,9 +227,10 @@ def _labelled(done: Answered[Classification], **more: Any) -> Answer:
 
 
 def _answered_by(one: Classification) -> str:
-    """Return the variant of an answer; with a policy, also its step and if it is not certified."""
+    """Return the variant of an answer, and how it was chosen if not by the request alone."""
     step = "" if one.steps is None else f", step {one.steps}"
-    return one.variant + step + (", not certified" if one.certified is False else "")
+    certified = ", not certified" if one.certified is False else ""
+    return one.variant + step + certified + (", degraded" if one.degraded else "")
 
 
 def _of_images(

@@ -15,6 +15,7 @@ from saccade.files import json_bytes, new_folder, refuse_existing
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.execution import OPS, Ops
 from saccade.serving.client.zero_shot import class_vectors, read_labelling
+from saccade.serving.repository.adaptive import served_adaptive
 from saccade.serving.repository.checks import check_alike, chosen, measurements
 from saccade.serving.repository.components import ComponentPlan, write_component
 from saccade.serving.repository.description import DESCRIPTION, Deployment, description
@@ -53,6 +54,11 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
     served = served_runtime(options.runtime).component_files(folder, options, max_images)
     ops = _ops(served.values())
     measured = _measurements(folder, options, ops)
+    labels = labelling.labels if labelling else None
+    followed = options.policies
+    policies = (
+        served_policies(whole, variants, runtime=options.runtime, labels=labels) if followed else ()
+    )
     router = RouterPlan(
         model=folder.model,
         variants=variants,
@@ -65,14 +71,8 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
             for variant in variants
         },
         max_images=max_images,
-        policies=served_policies(
-            whole,
-            variants,
-            runtime=options.runtime,
-            labels=labelling.labels if labelling else None,
-        )
-        if options.policies
-        else (),
+        policies=policies,
+        adaptive=served_adaptive(whole, variants, policies, options, labelled=bool(labels)),
     )
     kept = samples(folder)
     components = [
@@ -117,6 +117,7 @@ def _write(
         samples=tuple(component.name for component in components if component.sample.answers),
         ops=ops,
         policies=tuple(policy.name for policy in router.policies),
+        slo_ms=router.adaptive.slo_ms if router.adaptive else None,
     )
     (partial / DESCRIPTION).write_bytes(
         json_bytes(description(partial, deployment, router.preprocessing))

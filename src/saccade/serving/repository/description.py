@@ -36,6 +36,7 @@ class Deployment:
     samples: tuple[str, ...] = ()  # models that have a stored sample with its answer
     ops: Ops = None  # how custom ops run; None: there are none, or an older release wrote it
     policies: tuple[str, ...] = ()  # names of the policies that requests may follow
+    slo_ms: float | None = None  # objective of the load-adaptive choice; None: there is none
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -48,6 +49,7 @@ class Deployment:
             "samples": list(self.samples),
             "ops": self.ops,
             **({"policies": list(self.policies)} if self.policies else {}),
+            **({} if self.slo_ms is None else {"slo_ms": self.slo_ms}),
         }
 
 
@@ -98,6 +100,7 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
         if (runtime := content["runtime"]) not in (known := served_names()):
             raise ValueError(f"runtime is {runtime!r}, expected {' or '.join(known)}")
         policies = typed(tuple[str, ...], content.get("policies", []), "policies: ")
+        slo_ms = typed(float | None, content.get("slo_ms"), "slo_ms: ")
         if (ops := content.get("ops")) not in (None, *OPS):
             raise ValueError(f"ops is {ops!r}, expected {' or '.join(OPS)}")
     except (
@@ -106,7 +109,9 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
         raise SaccadeError(
             f"{path}: does not describe a model repository ({_said(error)}). {_AGAIN}"
         ) from error
-    written = Deployment(Path(folder), model, variants, unmeasured, runtime, kept, ops, policies)
+    written = Deployment(
+        Path(folder), model, variants, unmeasured, runtime, kept, ops, policies, slo_ms
+    )
     return written, files
 
 

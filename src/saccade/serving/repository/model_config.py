@@ -36,8 +36,8 @@ _TYPES = {
 class RouterTensors:
     """Tensors of the router, and the parameters that describe it to clients and probes.
 
-    `parameters` are strings by name. `labelled`: whether `probabilities` has labels. `follows`:
-    whether requests may follow a policy.
+    `parameters` are strings by name. `labelled`: whether `probabilities` has labels. `marked`:
+    whether requests may follow a policy or adapt to the load.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -45,7 +45,7 @@ class RouterTensors:
     encoded: frozenset[str]  # inputs that arrive as encoded files
     parameters: dict[str, str]
     labelled: bool = True
-    follows: bool = False
+    marked: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,10 @@ def router_config(
     for output in ("variant", "variant_sha256"):
         # Bytes, not TYPE_STRING: a request for classes of a string crashes servers before 25.08.
         config.output.add(name=output, data_type="TYPE_UINT8", dims=[-1])
-    if tensors.follows:
+    if tensors.marked:
         config.output.add(name="steps", data_type="TYPE_INT32", dims=[1])
-        config.output.add(name="certified", data_type="TYPE_BOOL", dims=[1])
+        for output in ("certified", "degraded"):
+            config.output.add(name=output, data_type="TYPE_BOOL", dims=[1])
     config.output.add(name=LANES, data_type="TYPE_UINT8", dims=[-1])
     _shared(config, max_batch=max_images, preferred=1)
     config.instance_group.add(count=1, kind="KIND_CPU")

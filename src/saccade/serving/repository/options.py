@@ -22,6 +22,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "max_queue": (1, 1_000_000),
     "queue_timeout_ms": (0.001, 3_600_000),
     "priority_levels": (2, MOST_PRIORITIES),
+    "slo_ms": (1, 60_000),
 }
 
 
@@ -46,6 +47,10 @@ class RepositoryOptions(PathFields):
     templates: Path | None = None  # with --labels: one prompt per line, with {} for the label
     # serve the folder's policies; --no-policies: leave them out
     policies: bool = True
+    # answer requests that name no budget within this time, with less compute under load
+    slo_ms: float | None = None
+    # with --slo-ms: the smallest budget under load, a number or a name; policies have their risk
+    floor_budget: float | str | None = None
     # run custom ops with saccade's kernels if they can be built; --no-op-library: run custom ops
     # with their ONNX function bodies
     op_library: bool = True
@@ -69,6 +74,10 @@ class RepositoryOptions(PathFields):
                 raise SaccadeError(f"--{flag} is {value}, expected {low:g} to {high:g}.")
         if self.rate_limit is not None and not self.rate_limit.isidentifier():
             raise SaccadeError(f"--rate-limit is {self.rate_limit!r}, expected a word such as gpu.")
+        if self.floor_budget is not None and self.slo_ms is None:
+            raise SaccadeError(
+                "Found --floor-budget without --slo-ms. Pass both, or drop --floor-budget."
+            )
         served_runtime(self.runtime).check_options(self)
 
     @property

@@ -19,6 +19,8 @@ from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.intervals import paired_log_ratio
 from saccade.serving.client.router_view import DESCRIBED, PROBE
+from saccade.serving.repository.adaptive import KEY as ADAPTIVE
+from saccade.serving.repository.adaptive import ServedAdaptive
 from saccade.serving.repository.checks import join
 from saccade.serving.repository.model_config import (
     LABELS_FILE,
@@ -50,6 +52,7 @@ class RouterPlan:
     run_batch: dict[str, int]
     max_images: int = MAX_BATCH
     policies: tuple[ServedPolicy, ...] = ()
+    adaptive: ServedAdaptive | None = None
 
     @property
     def family(self) -> str:
@@ -83,6 +86,7 @@ def routes_content(plan: RouterPlan) -> dict[str, Any]:
         "parts": _parts(plan),
         "variants": [route_fields(plan, variant) for variant in plan.variants],
         **({KEY: [policy.to_dict() for policy in plan.policies]} if plan.policies else {}),
+        **({ADAPTIVE: plan.adaptive.to_dict()} if plan.adaptive else {}),
     }
 
 
@@ -201,7 +205,7 @@ def _tensors(plan: RouterPlan) -> RouterTensors:
         encoded=frozenset(name for part in outer for name in encoded(part)),
         parameters={DESCRIBED: json.dumps(_description(plan), sort_keys=True)},
         labelled=bool(plan.labels),
-        follows=bool(plan.policies),
+        marked=bool(plan.policies or plan.adaptive),
     )
 
 
@@ -235,6 +239,7 @@ def _description(plan: RouterPlan) -> dict[str, Any]:
         "parts": _parts(plan),
         "labels": bool(plan.labels),
         **({KEY: [policy.name for policy in plan.policies]} if plan.policies else {}),
+        **({ADAPTIVE: plan.adaptive.described()} if plan.adaptive else {}),
         "probe": {
             "inputs": [spec.name for spec in first.inputs if spec.name not in filled(first)],
             "parameters": {PROBE: "lanes"},

@@ -18,6 +18,7 @@ from saccade.exporter.artefact.manifest import SUFFIX
 from saccade.exporter.artefact.variant_files import VariantFiles, grouped
 from saccade.files import json_bytes
 from saccade.models.preprocessing import Preprocessing
+from saccade.serving.repository.adaptive import adaptive_of
 from saccade.serving.repository.config_text import parse_config, plain_fields
 from saccade.serving.repository.image_caps import MOST
 from saccade.serving.repository.model_config import (
@@ -232,6 +233,7 @@ def _plan(repository: Repository) -> RouterPlan:
         },
         max_images=largest,
         policies=policies_of(routes),
+        adaptive=adaptive_of(routes),
     )
 
 

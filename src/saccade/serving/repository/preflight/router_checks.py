@@ -7,6 +7,8 @@ import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.models.preprocessing import Preprocessing
+from saccade.serving.repository.adaptive import adaptive_of
+from saccade.serving.repository.adaptive import faults as adaptive_faults
 from saccade.serving.repository.image_caps import absurd_caps
 from saccade.serving.repository.policies import faults, policies_of
 from saccade.serving.repository.preflight.config_checks import departing_files
@@ -61,9 +63,12 @@ def check_routes(repository: Repository, target: Target) -> Iterator[str]:
     yield from (f"routes.json: {reason}" for reason in _caps(content["preprocessing"]))
     hashes = {variant.name: variant.sha256 for variant in variants_of(repository)}
     yield from (f"routes.json: {reason}" for reason in faults(policies_of(content), hashes))
+    budgets = [float(variant.main.variant.budget) for variant in variants_of(repository)]
+    if (adaptive := adaptive_of(content)) is not None:
+        reasons = adaptive_faults(adaptive, policies_of(content), budgets)
+        yield from (f"routes.json: adaptive: {reason}" for reason in reasons)
     for reason in differences(content, rendered_routes(repository), FREE_OF_ROUTES):
         yield f"routes.json: {reason}"
-    budgets = [float(variant.main.variant.budget) for variant in variants_of(repository)]
     if budgets != sorted(budgets, reverse=True):
         yield f"budgets are in the order {budgets}, expected largest first."
     for name in zero_shot(repository):

@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load beyond the full model's capacity: adaptive choice beside fixed budgets and a fixed cascade.
+
+    python benchmarks/adaptive_load.py --artefact build/nac --prepare   # needs the export extras
+    python benchmarks/adaptive_load.py                                   # about 5 minutes
+    python benchmarks/adaptive_load.py --seconds 20 --rounds 3 --picture docs/adaptive_load.png
+
+Requests arrive at random (Poisson), whether earlier ones are answered or not, at 0.5, 1, 2, 4 and 8
+times what budget 1 alone sustains, and at last at 0.5 times again. Every request has the objective
+as its timeout. Four ways to answer take turns:
+
+    budget 1        always the full model
+    budget 0.125    always a small one
+    cascade         a certified policy, without adaptation
+    adaptive        a repository written with --slo-ms; requests name nothing
+
+`--prepare` writes what a run needs into the folder --work: two repositories, with and without
+--slo-ms, and the 5,000 test canvases of digits-sum with their labels. A run itself imports neither
+torch nor scikit-learn, so the folder may be copied to another machine.
+
+The first and the last thing that is measured is the capacity, with callers that wait for their
+answers. Writes results/adaptive_load.json.
+"""
+
+import argparse
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from poisson_load import OK, OTHER, REFUSED, Order, Sent, send
+from result_file import write_result
+
+from saccade.machine import this_machine
+from saccade.serving.bench.load import LoadGenerator, Stream
+from saccade.serving.bench.load_requests import png_files, request
+from saccade.serving.bench.open_load import quantiles, with_timeout
+from saccade.serving.client.client import Client
+from saccade.serving.server.addresses import ServeOptions
+from saccade.serving.server.server import Server
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMES = (0.5, 1.0, 2.0, 4.0, 8.0, 0.5)
+WARM_S, REST_S = 2.0, 2.0
+CLIENTS, REQUESTS = 16, 500
+GRACE_S = 10.0  # the server keeps the timeout; a call that is cut off costs the server more
+WINDOW_S, RECOVERED = 0.5, 0.95
+LEAST_IN_TIME, LEAST_ACCURACY, MOST_P50, MOST_RECOVERY_S = 0.95, 0.89, 1.1, 5.0
+QUIET = ServeOptions(grpc_port=0, http_port=0, metrics_port=0, ready_port=0)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to answer: where its requests go, and what they name."""
+
+    name: str
+    url: str
+    parameters: dict[str, str]
+    outputs: tuple[str, ...] = ("logits", "variant")
+
+
+def main() -> None:
+    """Prepare the folder if it lacks something, then run every arm and write the result."""
+    options = _options()
+    if options.prepare or not (options.work / "canvases.npz").exists():
+        prepare(options)
+    if options.prepare:
+        return
+    with np.load(options.work / "canvases.npz") as file:
+        files, labels = files_of(file["images"], options.images), file["labels"]
+    labels = labels[: files.size].reshape(len(files), -1)
+    with servers(options) as (plain, adaptive):
+        result = measure(plain, adaptive, files, labels, options)
+    for name, met in result["aims"].items():
+        print(f"{'met' if met['met'] else 'MISSED'}: {name}: {met['found']}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--artefact", type=Path, help="artefact folder; policies are used if there")
+    parser.add_argument("--prepare", action="store_true", help="only write the folder --work")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "benchmarks" / "adaptive")
+    parser.add_argument("--repository", type=Path, help="already written with --slo-ms")
+    parser.add_argument("--plain", type=Path, help="already written without --slo-ms")
+    parser.add_argument("--slo-ms", type=float, default=50.0)
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of each load")
+    parser.add_argument("--times", type=float, nargs="+", default=TIMES, help="of the capacity")
+    parser.add_argument("--rounds", type=int, default=1, help="turns of all arms")
+    parser.add_argument("--images", type=int, default=4, help="images per request")
+    parser.add_argument("--fixed", default="0.125", help="the small budget")
+    parser.add_argument("--policy", help="of the cascade; default: the one nearest to risk 0.01")
+    parser.add_argument("--generators", type=int, default=2, help="processes that send requests")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--picture", type=Path, help="also draw it over time, into this PNG file")
+    results = ROOT / "benchmarks" / "results"
+    parser.add_argument("--out", type=Path, default=results / "adaptive_load.json")
+    return parser.parse_args()
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Write the repositories and the canvases; this imports what an export needs."""
+    from saccade.models.data.datasets import load_data
+    from saccade.serving.repository.deploy import deploy
+    from saccade.serving.repository.options import RepositoryOptions
+
+    if options.artefact is None:
+        raise SystemExit(f"{options.work} is not prepared. Pass --artefact FOLDER.")
+    options.work.mkdir(parents=True, exist_ok=True)
+    for name, slo_ms in (("plain", None), ("adaptive", options.slo_ms)):
+        deploy(options.artefact, RepositoryOptions(options.work / name, slo_ms=slo_ms, force=True))
+    data = load_data("digits-sum", "test")
+    np.savez(options.work / "canvases.npz", images=data.images, labels=data.labels)
+    print(f"{options.work}: prepared with {len(data.labels)} canvases")
+
+
+def files_of(images: np.ndarray, each: int) -> np.ndarray:
+    """Return the canvases as PNG files, one row per request.
+
+    Shapes: uint8 [n h w c] -> object [requests each].
+    """
+    count = min(REQUESTS, len(images) // each)
+    return png_files(images[: count * each]).reshape(count, each)
+
+
+@contextmanager
+def servers(options: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
+    """Start both servers; the one whose turn it is not does nothing."""
+    plain = options.plain or options.work / "plain"
+    adaptive = options.repository or options.work / "adaptive"
+    with Server(plain, QUIET) as first, Server(adaptive, QUIET) as second:
+        yield first, second
+
+
+def arms_of(plain: Server, adaptive: Server, options: argparse.Namespace) -> list[Arm]:
+    """Return the arms; without policies there is no cascade."""
+    arms = [
+        Arm("budget 1", plain.url, {"budget": "1"}),
+        Arm(f"budget {options.fixed}", plain.url, {"budget": options.fixed}),
+    ]
+    with Client(plain.url, plain.model) as client:
+        policies = client.view().policies
+    if policies:
+        ending = [name for name in policies if name.endswith("-0.01")]
+        name = options.policy or (ending or policies)[0]
+        arms.append(Arm(f"cascade {name}", plain.url, {"policy": name}))
+    marked = ("logits", "variant", "degraded")
+    return [*arms, Arm("adaptive", adaptive.url, {}, marked)]
+
+
+def measure(
+    plain: Server,
+    adaptive: Server,
+    files: np.ndarray,
+    labels: np.ndarray,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Measure the capacities and every arm, and write what is known after each."""
+    with Client(plain.url, plain.model) as client:
+        view = client.view()
+    smallest = view.budget(view.variants[-1])
+    capacities = {name: [capacity(plain, files, name)] for name in ("1", options.fixed, smallest)}
+    print(f"requests per second that are sustained: {capacities}", flush=True)
+    phases = tuple((times * capacities["1"][0], options.seconds) for times in options.times)
+    result: dict[str, Any] = {
+        "benchmark": "load-adaptive choice beyond the full model's capacity",
+        "machine": this_machine().to_dict(),
+        "model": plain.model,
+        "variants": list(view.variants),
+        "policies": list(view.policies),
+        "images": options.images,
+        "slo_ms": options.slo_ms,
+        "seconds": options.seconds,
+        "times": list(options.times),
+        "capacity_per_s": capacities,
+        "cheapest": smallest,
+        "arms": {},
+    }
+    arms = arms_of(plain, adaptive, options)
+    runs: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
+    for turn in range(options.rounds):
+        for arm in arms[turn % len(arms) :] + arms[: turn % len(arms)]:
+            sent = run(arm, files, plain.model, phases, options, seed=options.seed + 100 * turn)
+            runs[arm.name].append(summary(sent, labels, view.variants, phases, options))
+            result["arms"] = runs
+            print(lines(arm.name, runs[arm.name][-1]), flush=True)
+            write_result(options.out, result)
+            time.sleep(REST_S)
+    for name, seen in capacities.items():
+        seen.append(capacity(plain, files, name))
+    result["aims"] = aims(runs, min(capacities[smallest]), options)
+    write_result(options.out, result)
+    if options.picture:
+        draw(options.picture, result)
+    return result
+
+
+def capacity(server: Server, files: np.ndarray, budget: str, seconds: float = 4.0) -> float:
+    """Measure requests per second of callers that wait for their answers."""
+    messages = messages_of(files[:64], server.model, {"budget": budget}, ("logits", "variant"))
+    stream = Stream("all", server.model, CLIENTS, messages)
+    with LoadGenerator(server.url, server_pid=server.pid) as load:
+        result = load.run([stream], seconds=seconds, warmup_s=1.0)
+    return len(result.streams["all"].latencies_ms) / result.seconds
+
+
+def messages_of(
+    files: np.ndarray,
+    model: str,
+    parameters: dict[str, str],
+    outputs: tuple[str, ...],
+    timeout_s: float | None = None,
+) -> tuple[bytes, ...]:
+    """Return one serialized request per row of files."""
+    from tritonclient.grpc import service_pb2
+
+    made = [request(model, {"image": row[:, None]}, outputs, parameters) for row in files]
+    if timeout_s is None:
+        return tuple(made)
+    read = service_pb2.ModelInferRequest.FromString
+    return tuple(with_timeout(read(each), int(1e6 * timeout_s)) for each in made)
+
+
+def run(
+    arm: Arm,
+    files: np.ndarray,
+    model: str,
+    phases: tuple[tuple[float, float], ...],
+    options: argparse.Namespace,
+    seed: int,
+) -> Sent:
+    """Send the whole load of one arm; the warm-up is at negative times."""
+    slo_s = options.slo_ms / 1e3
+    messages = messages_of(files, model, arm.parameters, arm.outputs, slo_s)
+    warm = ((phases[0][0], WARM_S), *phases)
+    order = Order(arm.url, messages, warm, 0.0, slo_s + GRACE_S, seed)
+    return send(order, options.generators)
+
+
+def summary(
+    sent: Sent,
+    labels: np.ndarray,
+    variants: Sequence[str],
+    phases: tuple[tuple[float, float], ...],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Return one arm's figures, phase by phase and over time."""
+    right = sent.classes == labels[sent.message]
+    edges = np.cumsum([0.0, *(seconds for _, seconds in phases)])
+    loads = []
+    for at, times in enumerate(options.times):
+        inside = (sent.planned_s >= edges[at]) & (sent.planned_s < edges[at + 1])
+        one = _figures(sent, right, inside, variants, options.slo_ms)
+        loads.append({"times": times, "offered_per_s": phases[at][0], **one})
+    seconds = np.arange(0.0, edges[-1], 1.0)
+    over_time = [
+        _figures(
+            sent,
+            right,
+            (sent.planned_s >= second) & (sent.planned_s < second + 1),
+            variants,
+            options.slo_ms,
+        )
+        for second in seconds
+    ]
+    return {
+        "loads": loads,
+        "recovery_s": recovery_s(sent, float(edges[-2]), float(edges[-1]), options.slo_ms),
+        "lag_ms": quantiles(sent.lag_ms.tolist()),
+        "first_refusals": sent.refusals,
+        "over_time": {
+            name: [one[name] for one in over_time]
+            for name in ("sent", "in_time", "refused", "accuracy", "degraded", "share")
+        },
+    }
+
+
+def _figures(
+    sent: Sent, right: np.ndarray, inside: np.ndarray, variants: Sequence[str], slo_ms: float
+) -> dict[str, Any]:
+    answered = inside & (sent.status == OK)
+    named = Counter(sent.variants[answered].ravel().tolist())
+    rows = max(1, sum(named.values()))
+    return {
+        "sent": int(inside.sum()),
+        "in_time": int((answered & (sent.ms <= slo_ms)).sum()),
+        "late": int((answered & (sent.ms > slo_ms)).sum()),
+        "refused": int((inside & (sent.status == REFUSED)).sum()),
+        "failed": int((inside & (sent.status == OTHER)).sum()),
+        "accuracy": float(right[answered].mean()) if answered.any() else None,
+        "degraded": float(sent.degraded[answered].mean()) if answered.any() else None,
+        "answered_ms": quantiles(sent.ms[answered].tolist()),
+        "refused_ms": quantiles(sent.ms[inside & (sent.status == REFUSED)].tolist()),
+        "share": {name: named[name] / rows for name in variants},
+    }
+
+
+def recovery_s(sent: Sent, fell_s: float, end_s: float, slo_ms: float) -> float | None:
+    """Return when, after the load fell, nearly all are answered in time and not degraded; or None.
+
+    From then on, in every window.
+    """
+    good = (sent.status == OK) & (sent.ms <= slo_ms) & ~sent.degraded.any(axis=1)
+    recovered = None
+    for start in np.arange(fell_s, end_s - WINDOW_S / 2, WINDOW_S):
+        inside = (sent.planned_s >= start) & (sent.planned_s < start + WINDOW_S)
+        if not inside.any() or good[inside].mean() >= RECOVERED:
+            recovered = float(start - fell_s) if recovered is None else recovered
+        else:
+            recovered = None
+    return recovered
+
+
+def aims(
+    runs: dict[str, list[dict[str, Any]]], carried_per_s: float, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return what was aimed for, and what was found; the worst round counts."""
+    adaptive, full = runs["adaptive"], runs["budget 1"]
+    times = max(options.times)
+    largest = list(options.times).index(times)
+    in_time = [
+        one["loads"][largest]["in_time"]
+        / min(one["loads"][largest]["sent"], carried_per_s * options.seconds)
+        for one in adaptive
+    ]
+    accuracy = [one["loads"][largest]["accuracy"] or 0.0 for one in adaptive]
+    half = [
+        one["loads"][0]["accuracy"] - other["loads"][0]["accuracy"]
+        for one, other in zip(adaptive, full, strict=True)
+    ]
+    p50 = [
+        one["loads"][0]["answered_ms"]["p50"] / other["loads"][0]["answered_ms"]["p50"]
+        for one, other in zip(adaptive, full, strict=True)
+    ]
+    recovered = [one["recovery_s"] for one in adaptive]
+    return {
+        f"at {times:g} times: answered in time, of those that the cheapest could carry": {
+            "found": in_time, "met": min(in_time) >= LEAST_IN_TIME,
+        },
+        f"at {times:g} times: accuracy": {
+            "found": accuracy, "met": min(accuracy) >= LEAST_ACCURACY,
+        },
+        "at half load: accuracy beyond that of budget 1": {
+            "found": half, "met": min(half) >= -0.005,
+        },
+        "at half load: median time over that of budget 1": {
+            "found": p50, "met": max(p50) <= MOST_P50,
+        },
+        "recovery in seconds": {
+            "found": recovered,
+            "met": all(one is not None and one <= MOST_RECOVERY_S for one in recovered),
+        },
+    }  # fmt: skip
+
+
+def lines(name: str, one: dict[str, Any]) -> str:
+    """Return the table of one run."""
+    rows = [f"{name}: recovered after {one['recovery_s']} s, lag {one['lag_ms']}"]
+    for load in one["loads"]:
+        shares = ", ".join(
+            f"{variant.split('-')[1]} {100 * share:.0f} %"
+            for variant, share in load["share"].items()
+            if share >= 0.005
+        )
+        ms = load["answered_ms"] or {"p50": 0.0, "p99": 0.0}
+        rows.append(
+            f"  {load['times']:4g} x {load['offered_per_s']:6.0f}/s: in time "
+            f"{100 * load['in_time'] / max(1, load['sent']):5.1f} %, late {load['late']}, refused "
+            f"{load['refused']}, failed {load['failed']}, accuracy "
+            f"{100 * (load['accuracy'] or 0):.1f} %, p50 {ms['p50']:.1f} ms, p99 {ms['p99']:.1f} "
+            f"ms, degraded {100 * (load['degraded'] or 0):.0f} %; {shares}"
+        )
+    return "\n".join(rows)
+
+
+def draw(path: Path, result: dict[str, Any]) -> None:
+    """Draw the first round over time: what was answered in time, and by which variant."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (top, middle, bottom) = pyplot.subplots(
+        3, 1, figsize=(8, 8), sharex=True, layout="constrained"
+    )
+    for name, rounds in result["arms"].items():
+        over = rounds[0]["over_time"]
+        seconds = np.arange(len(over["sent"]))
+        top.plot(seconds, over["in_time"], label=name, linewidth=2 if name == "adaptive" else 1)
+        accuracy = [np.nan if one is None else 100 * one for one in over["accuracy"]]
+        middle.plot(seconds, accuracy, label=name, linewidth=2 if name == "adaptive" else 1)
+    over = result["arms"]["adaptive"][0]["over_time"]
+    top.plot(seconds, over["sent"], "k:", label="offered")
+    shares = np.array([[100 * one[name] for one in over["share"]] for name in result["variants"]])
+    bottom.stackplot(seconds, shares, labels=result["variants"])
+    top.set(ylabel=f"requests per second\nanswered within {result['slo_ms']:g} ms")
+    middle.set(ylabel="accuracy of the answers (%)")
+    bottom.set(ylabel="adaptive: answers by variant (%)", xlabel="seconds", ylim=(0, 100))
+    for axes in (top, middle, bottom):
+        axes.legend(fontsize=7, loc="upper left")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load-adaptive choice: the best way to answer a request that still meets its objective.
+
+Requests of the same candidates and the same objective share a level: the candidate that answers
+them now. A forecast that misses the objective lowers the level immediately. It rises when a better
+candidate could have carried all recent requests for some time, and later if it had risen too early.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from candidates import candidates_of
+from forecast import Forecast, Rate, Reach
+from lane import later
+
+if TYPE_CHECKING:
+    from candidates import Wish
+    from forecast import Candidate
+    from lane import Lane
+    from routes import Routes
+    from ticket import Ticket
+
+SAFE = 0.8  # share of the objective that a forecast may need
+SURE = 0.9  # share of the caller's remaining time, as in a lane
+EASY = 0.5  # share of the time left for waiting that a better candidate may need to be taken again
+FULL_LOAD, EASY_LOAD = 0.95, 0.85  # how busy the busiest lane may be to stay, and to go up
+REFUSE_S = 0.1  # part of the objective for which a refusal is not reconsidered
+HOLD_S, MOST_HOLD_S = 0.75, 2.5  # how long a better candidate must have fit
+STABLE_S = 6.0  # a level that rose and kept for this time had not risen too early
+LOOK_S = 0.02  # between two looks at better candidates
+MOST_LEVELS = 64
+
+
+class Adapted(NamedTuple):
+    """What a request's answer says about the choice."""
+
+    choice: str
+    degraded: bool  # whether a better candidate answers without load
+    certified: bool
+
+
+class Level:
+    """The candidate that answers requests of one kind, and what is known of the better ones."""
+
+    def __init__(self, candidates: tuple[Candidate, ...]) -> None:
+        self.candidates = candidates
+        self.at = 0
+        self.demand = Rate()  # rows per second
+        self._fits_since: list[float | None] = [None] * len(candidates)
+        self._looked_s = self._asked_s = self._rose_s = -math.inf
+        self._hold_s = HOLD_S
+        self.full_until_s, self.too_many = -math.inf, 0  # refuse this many rows until then
+
+    @property
+    def current(self) -> Candidate:
+        """The candidate that answers now."""
+        return self.candidates[self.at]
+
+    def arrived(self, rows: int, now_s: float) -> None:
+        """Count a request. After a pause there is no load that the level could be for."""
+        if now_s - self._asked_s > MOST_HOLD_S:
+            self.at, self._hold_s = 0, HOLD_S
+        self._asked_s = now_s
+        self.demand.add(rows)
+
+    def fall(self, to: int, now_s: float) -> None:
+        """Go down to a cheaper candidate; the next rise takes longer if the last was too early."""
+        early = now_s - self._rose_s < STABLE_S
+        self._hold_s = min(MOST_HOLD_S, 2 * self._hold_s) if early else HOLD_S
+        self.at = to
+        self._fits_since = [None] * len(self.candidates)
+
+    def looks(self, now_s: float) -> bool:
+        """Return whether it is time to look at the better candidates."""
+        if self.at == 0 or now_s - self._looked_s < LOOK_S:
+            return False
+        self._looked_s = now_s
+        return True
+
+    def rise(self, fits: list[bool], now_s: float) -> None:
+        """Go up to the best candidate that has fit for long enough; `fits` are the better ones."""
+        for at, fit in enumerate(fits):
+            since_s = self._fits_since[at]
+            self._fits_since[at] = (now_s if since_s is None else since_s) if fit else None
+        for at in range(len(fits)):
+            since_s = self._fits_since[at]
+            if since_s is not None and now_s - since_s >= self._hold_s:
+                self.at, self._rose_s = at, now_s
+                return
+
+
+class Busy(Exception):
+    """Raised if no candidate can meet the objective; the message goes to the caller."""
+
+
+class Adaptive:
+    """The levels of one router's requests."""
+
+    def __init__(self, routes: Routes, lanes: dict[tuple[str, str], Lane]) -> None:
+        shares = routes.adaptive.shares if routes.adaptive else {}
+        reach = {
+            policy.name: Reach(len(policy.steps), shares.get(policy.name, ()))
+            for policy in routes.policies
+        }
+        self.forecast = Forecast(routes, lanes, reach)
+        self._routes = routes
+        self._levels: dict[Any, Level] = {}
+        self._lock = threading.Lock()
+
+    def choose(self, wish: Wish, ticket: Ticket) -> tuple[Candidate, Adapted]:
+        """Return who answers a request.
+
+        Raises: Busy if no candidate can meet the objective.
+        """
+        now_s = time.monotonic()
+        limit_s = min(SAFE * wish.slo_s, SURE * ticket.left_s)
+        with self._lock:
+            level = self._level_of(wish, ticket.role)
+            large = self.forecast.alone_s(level.current, ticket) > limit_s
+            level.arrived(0 if large else ticket.rows, now_s)
+            at = self._chosen(level, ticket, limit_s, now_s)
+        if at is None:
+            raise Busy(self._refusal(level, wish, ticket, limit_s))
+        candidate = level.candidates[at]
+        return candidate, Adapted(candidate.name, at > 0, candidate.certified)
+
+    def _level_of(self, wish: Wish, role: str) -> Level:
+        named = wish.followed.policy.name if wish.followed and wish.risk is None else wish.risk
+        # Two digits: callers choose the objective, and the levels are few.
+        key = role, named, f"{wish.slo_s:.2g}"
+        level = self._levels.pop(key, None) or Level(candidates_of(self._routes, wish))
+        self._levels[key] = level
+        if len(self._levels) > MOST_LEVELS:
+            del self._levels[next(iter(self._levels))]  # the one that was not used for longest
+        return level
+
+    def _chosen(self, level: Level, ticket: Ticket, limit_s: float, now_s: float) -> int | None:
+        if ticket.rows >= level.too_many and now_s < level.full_until_s:
+            return None
+        self._rise(level, ticket, limit_s, now_s)
+        if self._in_time(level, level.at, ticket, limit_s):
+            return self._probed(level, ticket, limit_s)
+        # A burst, or a large request, is not a load that lasts: the others keep their level.
+        lasting = self._load(level, level.at, ticket) > FULL_LOAD
+        if lasting and (to := self._lower(level, ticket, limit_s)) is not None:
+            level.fall(to, now_s)
+            return to
+        every = range(len(level.candidates))
+        found = next((at for at in every if self._in_time(level, at, ticket, limit_s)), None)
+        if found is None:
+            level.full_until_s, level.too_many = now_s + REFUSE_S * limit_s, ticket.rows
+        return found
+
+    def _lower(self, level: Level, ticket: Ticket, limit_s: float) -> int | None:
+        """Return the best candidate below that could answer all requests, or the least busy."""
+        loads: dict[int, float] = {}
+        for at in range(level.at + 1, len(level.candidates)):
+            if self._in_time(level, at, ticket, limit_s):
+                loads[at] = self._load(level, at, ticket)
+                if loads[at] <= FULL_LOAD:
+                    return at
+        return min(loads, key=lambda at: loads[at], default=None)
+
+    def _rise(self, level: Level, ticket: Ticket, limit_s: float, now_s: float) -> None:
+        if level.looks(now_s):
+            fits = [self._fits(level, at, ticket, limit_s) for at in range(level.at)]
+            level.rise(fits, now_s)
+
+    def _fits(self, level: Level, at: int, ticket: Ticket, limit_s: float) -> bool:
+        candidate = level.candidates[at]
+        alone_s = self.forecast.alone_s(candidate, ticket)
+        waiting_s = self.forecast.answer_s(candidate, ticket) - alone_s
+        in_time = waiting_s <= EASY * (limit_s - alone_s)
+        return in_time and self._load(level, at, ticket) <= EASY_LOAD
+
+    def _probed(self, level: Level, ticket: Ticket, limit_s: float) -> int:
+        """Return the level, or a better candidate that rests: one request measures it again."""
+        for at in range(level.at):
+            candidate = level.candidates[at]
+            if self.forecast.rests(candidate, ticket.role) and (
+                self.forecast.unsure(candidate, ticket.role)
+                or self._in_time(level, at, ticket, limit_s)
+            ):
+                return at
+        return level.at
+
+    def _in_time(self, level: Level, at: int, ticket: Ticket, limit_s: float) -> bool:
+        return self.forecast.answer_s(level.candidates[at], ticket) <= limit_s
+
+    def _load(self, level: Level, at: int, ticket: Ticket) -> float:
+        shares = [(level.candidates[at], level.demand.per_second)]
+        for (role, *_), other in self._levels.items():
+            if other is not level and role == ticket.role:
+                shares.append((other.current, other.demand.per_second))
+        return self.forecast.busy(shares, ticket.role)
+
+    def _refusal(self, level: Level, wish: Wish, ticket: Ticket, limit_s: float) -> str:
+        seconds = {one.name: self.forecast.answer_s(one, ticket) for one in level.candidates}
+        alone = min(self.forecast.alone_s(one, ticket) for one in level.candidates)
+        name = min(seconds, key=lambda name: seconds[name])
+        wanted_ms = 1e3 * min(wish.slo_s, ticket.left_s)
+        hint = later(seconds[name] - limit_s)
+        if alone > limit_s:
+            hint = "send less in one request, or allow more time"
+        return (
+            f"model '{self._routes.model}' is busy: found no way to answer this request within "
+            f"{max(0.0, wanted_ms):.3g} ms; the fastest, '{name}', needs about "
+            f"{1e3 * seconds[name]:.3g} ms; {hint}"
+        )

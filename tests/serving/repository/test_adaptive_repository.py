@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A repository with --slo-ms: what is written, what is refused, and what preflight sees."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("scipy", reason="scipy is not installed: pip install '.[bench]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+
+import tiny_artefacts as tiny
+from policy_files import write_policy
+from tiny_artefacts import FULL, HALF, MODEL
+
+from saccade.errors import SaccadeError
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import write_manifest
+from saccade.serving.client.router_view import DESCRIBED
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.description import read_description
+from saccade.serving.repository.model_config import parse_config
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight.examine import steps
+from saccade.serving.repository.preflight.repository import open_repository
+from saccade.serving.repository.preflight.target import Target
+
+MARKS = {"steps", "certified", "degraded"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny.artefacts(tmp_path / "artefacts", checkpoint=False)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "repository"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with an objective, a floor and a policy; copy it to change it."""
+    place = tmp_path_factory.mktemp("adaptive")
+    folder = tiny.artefacts(place / "artefacts", checkpoint=False)
+    write_policy(folder)
+    options = RepositoryOptions(place / "repository", slo_ms=50, floor_budget="b0500")
+    return deploy(folder, options).folder
+
+
+def routes_of(out: Path) -> Any:
+    return json.loads((out / MODEL / "1" / "routes.json").read_text())
+
+
+def reasons(out: Path) -> list[str]:
+    """What preflight says of the routes and of the configuration."""
+    made = steps(open_repository(out), Target(bundled=False))
+    runs = [run for name, model, run in made if model == MODEL and name in ("routes", "fields")]
+    return [reason for run in runs for reason in run().reasons]
+
+
+def test_the_router_and_its_callers_are_told(made):
+    routes = routes_of(made)
+    adaptive = routes["adaptive"]
+    assert (adaptive["slo_ms"], adaptive["floor_budget"]) == (50.0, 0.5)
+    assert {name: len(ends) for name, ends in adaptive["shares"].items()} == {
+        policy["name"]: len(policy["steps"]) for policy in routes["policies"]
+    }
+    assert all(sum(ends) == pytest.approx(1, abs=1e-3) for ends in adaptive["shares"].values())
+    config = parse_config((made / MODEL / "config.pbtxt").read_text())
+    assert {tensor.name for tensor in config.output} >= MARKS
+    described = json.loads(config.parameters[DESCRIBED].string_value)
+    assert described["adaptive"] == {"slo_ms": 50.0, "floor_budget": 0.5}
+    assert read_description(made)[0].slo_ms == 50.0
+    assert reasons(made) == []
+
+
+def test_the_router_reads_it(made, pb):
+    from routes import read_routes
+
+    adaptive = read_routes(made / MODEL / "1" / "routes.json").adaptive
+    assert (adaptive.slo_ms, adaptive.floor_budget) == (50.0, 0.5) and "auto" in adaptive.shares
+
+
+def test_without_policies_budgets_are_enough(folder, out):
+    deploy(folder, RepositoryOptions(out, slo_ms=20))
+    assert routes_of(out)["adaptive"] == {"slo_ms": 20.0, "floor_budget": None, "shares": {}}
+    assert "policies" not in routes_of(out) and reasons(out) == []
+
+
+def test_without_an_objective_nothing_is_written(folder, out):
+    deploy(folder, RepositoryOptions(out))
+    config = (out / MODEL / "config.pbtxt").read_text()
+    assert "adaptive" not in routes_of(out) and "adaptive" not in config
+    assert "degraded" not in config and "slo_ms" not in (out / "saccade.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"slo_ms": 0.5}, "--slo-ms is 0.5, expected 1 to 60000"),
+        ({"slo_ms": float("nan")}, "--slo-ms is nan"),
+        ({"floor_budget": 0.5}, "Found --floor-budget without --slo-ms"),
+    ],
+)
+def test_options_that_are_refused(out, given, words):
+    with pytest.raises(SaccadeError, match=words):
+        RepositoryOptions(out, **given)
+
+
+@pytest.mark.parametrize(
+    "floor, words",
+    [
+        ("tiny", "--floor-budget is 'tiny', expected a number above 0 .* b1000, b0500"),
+        (1.5, "--floor-budget is 1.5, expected"),
+        ("b1000", r"one budget of at least 1 \(--floor-budget\) and no policies, expected someth"),
+    ],
+)
+def test_a_floor_that_leaves_no_choice_is_refused(folder, out, floor, words):
+    with pytest.raises(SaccadeError, match=words):
+        deploy(folder, RepositoryOptions(out, slo_ms=50, floor_budget=floor))
+    assert not out.exists()
+    write_policy(folder)
+    if floor == "b1000":
+        deploy(folder, RepositoryOptions(out, slo_ms=50, floor_budget=floor))
+
+
+def test_a_floor_above_every_budget_is_refused(folder, out):
+    (folder / f"{FULL}.onnx").unlink()
+    for path in folder.glob(f"{FULL}.*"):
+        path.unlink()
+    with pytest.raises(SaccadeError, match=r"found --floor-budget 0.8, expected at most 0.5"):
+        deploy(folder, RepositoryOptions(out, slo_ms=50, floor_budget=0.8))
+    with pytest.raises(SaccadeError, match=r"found one budget and no policies, .*saccade calibra"):
+        deploy(folder, RepositoryOptions(out, slo_ms=50))
+
+
+def test_answers_that_cannot_be_compared_are_refused(folder, out):
+    for manifest in ArtefactFolder(folder).manifests:
+        kept = tuple(spec for spec in manifest.outputs if spec.name == "embedding")
+        write_manifest(folder, replace(manifest, outputs=kept, labels=()))
+    with pytest.raises(SaccadeError, match="--slo-ms: found a model of family nac whose answers"):
+        deploy(folder, RepositoryOptions(out, slo_ms=50))
+    assert not out.exists()
+
+
+def changed(**values: Any) -> Callable[[Any], None]:
+    return lambda routes: routes["adaptive"].update(values)
+
+
+CHANGED: dict[str, tuple[Callable[[Any], None], str]] = {
+    "objective": (changed(slo_ms=60.0), "slo_ms"),
+    "no objective": (changed(slo_ms=0.0), "slo_ms: found 0.0, expected at least 1"),
+    "floor": (changed(floor_budget=0.25), "floor_budget"),
+    "no floor": (changed(floor_budget=2), "floor_budget"),
+    "shares": (changed(shares={"auto": [0.5, 0.1]}), "add up to 0.6, expected 1"),
+    "other shares": (changed(shares={}), "expected the shares of each step of auto"),
+    "more": (changed(mood="good"), "unknown keys: mood"),
+    "gone": (lambda routes: routes.pop("adaptive"), "slo_ms|adaptive"),
+    "no object": (lambda routes: routes.update(adaptive=5), "found 5, expected an object"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_preflight_sees_what_was_changed(made, out, case):
+    shutil.copytree(made, out)
+    change, words = CHANGED[case]
+    routes = routes_of(out)
+    assert [step["variant"] for step in routes["policies"][0]["steps"]] == [HALF, FULL]
+    change(routes)
+    (out / MODEL / "1" / "routes.json").write_text(json.dumps(routes))
+    tiny.rehash(out)
+    found = reasons(out)
+    assert any(re.search(words, reason) for reason in found), found

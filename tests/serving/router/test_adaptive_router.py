@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load-adaptive choice by the router's own code without a server: answers, marks and counters."""
+
+import pytest
+from test_relay import (  # noqa: F401
+    DEAD,
+    FULL,
+    MIDDLE,
+    OUTPUTS,
+    POLICIES,
+    SHADES,
+    SMALL,
+    Request,
+    make,
+    policy,
+    texts,
+)
+
+SLO = {"slo_ms": 60_000.0, "floor_budget": None, "shares": {}}
+SAFE = policy("safe", 0.01, 0.4, (SMALL, FULL), (0.5,))
+
+
+@pytest.fixture
+def adaptive(make):  # noqa: F811
+    """A router with an objective; `late` are the candidates that seem too slow."""
+    router = make([SAFE], SLO)
+    for event in router.go.values():
+        event.set()
+    router.late = set()
+    forecast = router.adaptive.forecast
+    forecast.answer_s = lambda candidate, ticket: 1e6 if candidate.name in router.late else 0.0
+    return router
+
+
+def answer_of(router, shades=(1, 2, 3), outputs=tuple(OUTPUTS), **parameters):
+    request = Request(shades, outputs, **parameters)
+    router.execute([request])
+    return request.answer()
+
+
+def marks(answer):
+    return [(answer[name].dtype.name, set(answer[name].ravel())) for name in
+            ("steps", "certified", "degraded")]  # fmt: skip
+
+
+def test_without_load_the_full_model_answers(adaptive):
+    answer = answer_of(adaptive)
+    assert set(texts(answer["variant"])) == {FULL} and answer["degraded"].shape == (3, 1)
+    assert marks(answer) == [("int32", {1}), ("bool", {True}), ("bool", {False})]
+
+
+def test_under_load_a_policy_answers_and_says_so(adaptive):
+    adaptive.late = {FULL}
+    answer = answer_of(adaptive, SHADES)
+    assert set(texts(answer["variant"])) == {SMALL, FULL}
+    assert marks(answer) == [("int32", {1, 2}), ("bool", {True}), ("bool", {True})]
+
+
+def test_under_more_load_a_smaller_budget_answers_without_a_certificate(adaptive):
+    adaptive.late = {FULL, "safe"}
+    answer = answer_of(adaptive)
+    assert set(texts(answer["variant"])) == {MIDDLE}
+    assert marks(answer) == [("int32", {1}), ("bool", {False}), ("bool", {True})]
+
+
+def test_if_nothing_is_in_time_the_request_is_refused_at_once(adaptive):
+    adaptive.late = {FULL, "safe", MIDDLE, SMALL}
+    request = Request([1])
+    adaptive.execute([request])
+    code, text = request.error()
+    assert code == "unavailable" and text.startswith("model 'nac' is busy") and "try" in text
+    assert adaptive.calls == []
+
+
+@pytest.mark.parametrize("parameters", [{"budget": 1}, {"budget": "b1000"}])
+def test_a_request_that_names_a_budget_is_never_changed(adaptive, parameters):
+    adaptive.late = {FULL, "safe"}
+    answer = answer_of(adaptive, **parameters)
+    assert set(texts(answer["variant"])) == {FULL}
+    assert set(answer) == OUTPUTS - {"steps", "certified", "degraded"}
+
+
+@pytest.mark.parametrize("outputs", [["embedding", "variant"], [*OUTPUTS, "embedding"]])
+def test_outputs_that_variants_do_not_share_are_never_changed(adaptive, outputs):
+    adaptive.late = {FULL, "safe"}
+    answer = answer_of(adaptive, outputs=outputs)
+    assert set(texts(answer["variant"])) == {FULL} and "degraded" not in answer
+
+
+def test_a_risk_is_kept_or_the_request_is_refused(adaptive):
+    adaptive.late = {"full model"}
+    answer = answer_of(adaptive, max_risk=0.01)
+    assert answer["degraded"].all() and answer["certified"].all()
+    assert adaptive.calls[0][0] == SMALL
+    for late, risk in (({"full model", "safe"}, 0.01), ({"full model"}, 0.001)):
+        adaptive.late = late
+        adaptive.adaptive._levels.clear()
+        request = Request([1], max_risk=risk)
+        adaptive.execute([request])
+        assert request.error()[0] == "unavailable"
+
+
+def test_a_named_policy_is_not_degraded(adaptive):
+    answer = answer_of(adaptive, policy="safe")
+    assert not answer["degraded"].any() and answer["certified"].all()
+
+
+def test_in_other_repositories_nothing_adapts_by_itself(make):  # noqa: F811
+    router = make([SAFE])
+    for event in router.go.values():
+        event.set()
+    assert set(answer_of(router)) == OUTPUTS - {"steps", "certified", "degraded"}
+    assert not answer_of(router, policy="safe")["degraded"].any()
+    request = Request([1], max_latency_ms=5)
+    router.execute([request])
+    assert "max_latency_ms needs measured latencies" in request.error()[1]
+    assert not answer_of(router, max_risk=0.01, max_latency_ms=50_000)["degraded"].any()
+
+
+def test_a_step_that_would_be_late_is_not_waited_for(adaptive, monkeypatch):
+    """The lane of the second step is busy: the answer of the first is there in time."""
+    adaptive.late = {FULL}
+    lane = adaptive.lanes[FULL, ""]
+    asked = []
+
+    def offer(ticket):
+        asked.append(ticket.left_s)
+        from calls import refuse
+        from outcomes import BUSY
+
+        refuse(ticket.sender, "busy", BUSY)
+
+    monkeypatch.setattr(lane, "offer", offer)
+    answer = answer_of(adaptive, SHADES)
+    assert set(texts(answer["variant"])) == {SMALL} and asked[0] <= 60
+    assert {*answer["certified"].ravel()} == {True, False} and answer["degraded"].all()
+    answer_of(adaptive, SHADES, policy="safe")
+    assert asked[1] == float("inf"), "a certified answer has the caller's own time"
+
+
+def test_a_chain_with_a_variant_below_the_floor_is_waited_for(make):  # noqa: F811
+    router = make([SAFE], {**SLO, "floor_budget": 0.5})
+    chain = router.chains["safe"]
+    assert not router._may_end(chain) and router._may_end(chain[1:])
+
+
+def test_shares_are_learned_from_answers(adaptive):
+    adaptive.late = {FULL}
+    reach = adaptive.adaptive.forecast._reach["safe"]
+    before = reach.shares
+    adaptive.failing[FULL] = DEAD
+    answer_of(adaptive, SHADES)
+    assert reach.shares == before, "a chain that was cut short tells nothing"
+    del adaptive.failing[FULL]
+    answer_of(adaptive, SHADES)
+    assert reach.shares != before
+
+
+def test_choices_are_counted(adaptive, pb):
+    answer_of(adaptive)
+    adaptive.late = {FULL}
+    answer_of(adaptive, SHADES)
+    adaptive.late = {FULL, "safe"}
+    adaptive.adaptive._levels.clear()
+    answer_of(adaptive)
+    answer_of(adaptive, budget=1)
+    adaptive.finalize()
+    name = "saccade_adaptive_answers_total"
+    told = {key[1:]: value for key, value in pb.told.items() if key[0] == name}
+    assert told == {
+        (("choice", FULL), ("degraded", "false"), ("model", "nac")): 1,
+        (("choice", "safe"), ("degraded", "true"), ("model", "nac")): 1,
+        (("choice", MIDDLE), ("degraded", "true"), ("model", "nac")): 1,
+    }
+
+
+def test_every_choice_has_a_counter(make):  # noqa: F811
+    router = make(POLICIES, SLO)
+    choices = {choice for choice, _ in router.metrics._adapted}
+    assert {FULL, MIDDLE, SMALL, "full model", *(each["name"] for each in POLICIES)} == choices
+    assert make([]).metrics._adapted == {}
