@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the test canvases of digits-sum in two random halves: one calibrates, the other reports.
 
-    python benchmarks/digits_halves.py --out build/halves
+python benchmarks/digits_halves.py --out build/halves
 """
 
 import argparse

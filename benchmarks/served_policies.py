@@ -141,9 +141,7 @@ def answers(url: str, asked: Sequence[bytes]) -> dict[str, np.ndarray]:
 def described(arm: Arm, own: dict[str, Any], full: dict[str, Any], labels: np.ndarray) -> Any:
     """Return what an arm answered, compared with the full model's answers and with the labels."""
     labels = labels[: len(own["classes"])]
-    right, full_right = (
-        (one["classes"] == labels).astype(np.float64) for one in (own, full)
-    )
+    right, full_right = ((one["classes"] == labels).astype(np.float64) for one in (own, full))
     assert set(own["variants"]) <= set(arm.chain), f"{arm.name}: answered by another variant"
     assert own["certified"].all(), f"{arm.name}: an answer is not certified"
     return {
@@ -159,7 +157,11 @@ def described(arm: Arm, own: dict[str, Any], full: dict[str, Any], labels: np.nd
 
 
 def measured_round(
-    load: LoadGenerator, streams: dict[str, Stream], chains: dict[str, Any], turn: int, window: float
+    load: LoadGenerator,
+    streams: dict[str, Stream],
+    chains: dict[str, Any],
+    turn: int,
+    window: float,
 ) -> dict[str, Any]:
     """Put each arm's load on the server once; every second round in reverse."""
     figures: dict[str, Any] = {}
@@ -221,9 +223,7 @@ def summary(rounds: Sequence[Any], served: Repository) -> dict[str, Any]:
             "share_run_by_step": own[-1]["share_run_by_step"],
             "images_per_call": own[-1]["images_per_call"],
             "times_full": times(rounds, arm.name, served.full),
-            "core_time_over_full": times(
-                rounds, arm.name, served.full, "server_core_ms_per_image"
-            ),
+            "core_time_over_full": times(rounds, arm.name, served.full, "server_core_ms_per_image"),
         }
     overheads = {}
     for policy, budget in served.same.items():
