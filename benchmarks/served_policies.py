@@ -53,7 +53,7 @@ from saccade.serving.server.server import Server
 HERE = Path(__file__).parent
 LEAST_TIMES, MOST_OVERHEAD = 5.0, 0.05
 ASKED = ("probabilities", "variant")  # as `Client.classify` does
-AT_ONCE = 8
+AT_ONCE, WARM_UP_S = 8, 0.3
 MOST_CLIENTS = 128  # a lane of the router refuses more than 256 waiting requests
 QUIET = ServeOptions(
     grpc_port=0, http_port=0, metrics_port=0, ready_port=0, probe_interval_s=600, restart=False
@@ -84,8 +84,11 @@ class Repository:
     same: dict[str, str]  # policies of one step -> the budget of the same variant
 
 
-def repository_of(folder: Path) -> Repository:
-    """Read the arms of a repository: budgets from the largest, then policies."""
+def repository_of(folder: Path, kept: Sequence[float] = ()) -> Repository:
+    """Read the arms of a repository: policies, and budgets from the largest.
+
+    With `kept`, budgets other than these are left out, unless policies are compared with them.
+    """
     model = read_repository(folder).model
     routes = json.loads((folder / model / "1" / "routes.json").read_bytes())
     routes["variants"].sort(key=lambda route: -route["budget"])
@@ -105,6 +108,8 @@ def repository_of(folder: Path) -> Repository:
     for arm in budgets.values():
         arms += [arm, *(one for one in alone if one.chain == arm.chain)]
     full = policies[0].full if policies else routes["variants"][0]["name"]
+    named = {f"budget {budget:g}" for budget in kept} | {budgets[full].name, *same.values()}
+    arms = [arm for arm in arms if not kept or "policy" in arm.parameters or arm.name in named]
     return Repository(model, tuple(arms), budgets[full].name, same)
 
 
@@ -167,7 +172,7 @@ def measured_round(
     figures: dict[str, Any] = {}
     for name in list(streams)[:: -1 if turn % 2 else 1]:
         stream = streams[name]
-        result = refuse_errors(load.run([stream], seconds=window, warmup_s=0.5), load.url)
+        result = refuse_errors(load.run([stream], seconds=window, warmup_s=WARM_UP_S), load.url)
         figures[name] = _figures(result, stream, chains[name])
     return {"load_average": os.getloadavg()[0], "arms": figures}
 
@@ -287,7 +292,7 @@ def main() -> None:
         if place is None:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "repository"
             deploy(options.artefact, RepositoryOptions(out=place))
-        served = repository_of(place)
+        served = repository_of(place, options.budgets)
         server = stack.enter_context(Server(place, QUIET))
         load = stack.enter_context(LoadGenerator(server.url, server_pid=server.pid))
         passes = {
@@ -340,6 +345,7 @@ def _options() -> argparse.Namespace:
     source.add_argument("--repository", type=Path, help="a repository with policies")
     parser.add_argument("--data", type=Path, required=True, help=".npz with images and labels")
     parser.add_argument("--images", type=int, nargs="+", default=[64, 1], help="per request")
+    parser.add_argument("--budgets", type=float, nargs="+", default=[], help="default: all")
     parser.add_argument("--in-flight", type=int, default=512, help="images of all clients together")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each window")
