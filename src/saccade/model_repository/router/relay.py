@@ -115,11 +115,12 @@ class Relay:
         if step.threshold is None:
             self._finish()
             return
-        sure = confidence(self._policy.measure, arrays["logits"], step.temperature)
-        unsure = np.flatnonzero(~(sure >= step.threshold))
-        if not len(unsure):
+        own = confidence(self._policy.measure, arrays["logits"], step.temperature)
+        sure = own >= step.threshold
+        if sure.all():
             self._finish()
             return
+        unsure = np.flatnonzero(~sure)
         self._open = self._open[unsure]
         self._at += 1
         left = {name: array[unsure] for name, array in inputs.items()}
