@@ -40,10 +40,11 @@ from saccade.serving.bulk.policy import (
     policies_sha256,
     without_policy,
 )
-from saccade.serving.bulk.shard import QUESTION, Job, view_in
+from saccade.serving.bulk.shard import QUESTION, Job
 from saccade.serving.bulk.sources import Columns, Source, Wanted
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import choice
+from saccade.serving.local.in_process import view_in
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.policies import policies_of
 from saccade.serving.repository.preflight.repository import open_repository
@@ -148,7 +149,7 @@ def _engines(repository: Path) -> dict[str, str]:
 
 
 def _planned(artefact: ArtefactFolder, repository: Path, out: Place, options: BulkOptions) -> Plan:
-    view = view_in(repository, artefact.model)
+    view = view_in(repository / artefact.model)
     routes, parameters = _routes(repository, artefact.model), _parameters(options)
     followed = without_policy(parameters) != parameters
     form = form_of(view, options.ask, options.top, options.dtype, by_policy=followed)

@@ -20,7 +20,14 @@ from saccade.serving.client.probe import Prober
 from saccade.serving.client.readiness import Board, Readiness
 from saccade.serving.client.router_view import RouterView, view_of
 from saccade.serving.client.rpc_errors import UnknownModel, explained
-from saccade.serving.client.wire import DEFAULT_URL, Call, Steps, check_timeout, with_deadline
+from saccade.serving.client.wire import (
+    DEFAULT_URL,
+    Call,
+    Steps,
+    check_timeout,
+    over_grpc,
+    with_deadline,
+)
 
 __all__ = [
     "Caption",
@@ -84,7 +91,7 @@ class Session:
             return error
 
     def _arguments(self, call: Call) -> dict[str, Any]:
-        return {"model_name": self.model, **with_deadline(call, self.timeout_s)}
+        return {"model_name": self.model, **with_deadline(over_grpc(call), self.timeout_s)}
 
 
 def _waiting(operation: Callable[_P, Steps[_T]]) -> Callable[Concatenate["Client", _P], _T]:
