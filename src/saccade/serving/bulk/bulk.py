@@ -17,7 +17,7 @@ from saccade.files import json_bytes
 from saccade.leftovers import only_writer, temporary_folder
 from saccade.progress import Report, bar, progress_of, reporting
 from saccade.serving.bulk import listing, runners
-from saccade.serving.bulk.answers import form_of, main_role
+from saccade.serving.bulk.answers import form_of
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.place import EXTRA, Place
 from saccade.serving.bulk.plan import (
@@ -285,7 +285,7 @@ def _given(options: BulkOptions) -> list[str]:
 
 
 def _wanted(view: RouterView, ask: str) -> Wanted:
-    component = view.components[main_role(view)]
+    component = view.components[view.main_role]
     names = [spec["name"] for spec in component["inputs"]]
     encoded = tuple(name for name in names if name in component["encoded"])
     optional = component.get("optional", ())

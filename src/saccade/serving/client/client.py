@@ -98,7 +98,7 @@ def _waiting(operation: Callable[_P, Steps[_T]]) -> Callable[Concatenate["Client
     """Turn an operation into a method that runs it to its end."""
 
     def method(self: "Client", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return self._run(operation(*args, **kwargs))
+        return operations.finished(operation(*args, **kwargs), self.view, self._infer)
 
     return operations.as_method(method, operation)
 
@@ -155,15 +155,6 @@ class Client(Session):
         if self._view is None:
             self._view = self._look()
         return self._view
-
-    def _run(self, steps: Steps[_T]) -> _T:
-        try:
-            wanted = next(steps)
-            while True:
-                wanted = steps.send(self.view() if wanted is None else self._infer(wanted))
-        except StopIteration as end:
-            answer: _T = end.value
-            return answer
 
     def _look(self) -> RouterView:
         try:

@@ -331,6 +331,11 @@ def view_in(router: Path) -> RouterView:
     return view_of(SimpleNamespace(config=config), router.name)
 
 
+def outputs_in(router: Path) -> tuple[str, ...]:
+    """Return the names of all outputs that a request may ask a router for."""
+    return tuple(output.name for output in read_config(router / "config.pbtxt").output)
+
+
 def labels_in(router: Path) -> tuple[str, ...]:
     """Return the labels of a router's answers; empty if it has none."""
     path = router / LABELS_FILE

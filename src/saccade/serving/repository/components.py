@@ -31,15 +31,16 @@ class ComponentPlan:
         return self.manifest.variant.name
 
 
-def write_component(place: Path, component: ComponentPlan) -> None:
-    """Write the folder of one component of a variant.
+def write_component(place: Path, component: ComponentPlan, *, refer: bool = False) -> None:
+    """Write the folder of one component of a variant; with `refer`, links instead of copies.
 
     Raises: SaccadeError if a file changes while it is copied.
     """
     manifest = component.manifest
     (place / "1").mkdir(parents=True)
     for name, file in component.served.files.items():
-        _store(file, place / name)
+        if not (refer and _linked(file, place / name)):
+            _store(file, place / name)
     # The manifest, for users who have the repository but not the artefact folder.
     (place / (component.name + SUFFIX)).write_bytes(json_bytes(manifest.to_dict()))
     served = Served(
@@ -54,6 +55,17 @@ def write_component(place: Path, component: ComponentPlan) -> None:
     (place / "config.pbtxt").write_text(config, "utf-8")
     write_labels(place, manifest.labels)
     write_sample(place, component.sample)
+
+
+def _linked(file: StoredFile, target: Path) -> bool:
+    """Link to a file if the file system can; its bytes have been checked."""
+    if isinstance(file.source, bytes):
+        return False
+    try:
+        target.symlink_to(file.source.resolve())
+    except OSError:
+        return False
+    return True
 
 
 def _store(file: StoredFile, target: Path) -> None:
