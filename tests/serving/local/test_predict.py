@@ -95,12 +95,12 @@ def test_options_of_another_task_are_refused(tiny_folder, tmp_path, said):
     labels = str(tmp_path / "labels.txt")
     Path(labels).write_text("red\nblue\n")
     refused = {
-        ("--beam", "3"): "--beam is an option of caption, but nac is asked to classify",
-        ("--task", "embed", "--top", "1"): "--top is an option of classify and answer, but nac is",
+        ("--beam", "3"): "--beam is an option of caption, but --task is classify for nac",
+        ("--task", "embed", "--top", "1"): "--top is an option of classify and answer, but --task is embed",
         ("--task", "caption"): "--task is caption, but nac is a model of family nac, which answers "
         "classify or embed",
         ("--labels", labels): "nac: found a model of family nac",
-        ("--question", "what?"): "--question is an option of answer, but nac",
+        ("--question", "what?"): "--question is an option of answer, but",
     }
     for words, expected in refused.items():
         code, out, err = said("predict", tiny_folder, SEVEN, *words)

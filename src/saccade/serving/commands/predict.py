@@ -145,5 +145,5 @@ def _check_used(task: str, given: Mapping[str, Any], view: RouterView) -> None:
         if task not in having:
             raise SaccadeError(
                 f"--{name.replace('_', '-')} is an option of {' and '.join(having)}, but "
-                f"{view.model} is asked to {task}. Drop the option, or pass another --task."
+                f"--task is {task} for {view.model}. Drop the option, or pass another --task."
             )

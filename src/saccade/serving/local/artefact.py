@@ -116,7 +116,7 @@ class LoadedArtefact:
 
     @property
     def model(self) -> str:
-        """The name of the model, as its router has it."""
+        """Name of the model."""
         return self._opened.view.model
 
     classify = _here(operations.classify)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.errors import SaccadeError, ShapeError
+from saccade.errors import SaccadeError, ShapeError, missing_package
 from saccade.exporter.runtimes.runners import Runner, run_in_batches
 from saccade.serving.client.router_view import RouterView, view_of
 from saccade.serving.local.server_code import SERVER_MODULE, ServerCode
@@ -211,8 +211,8 @@ class InProcess:
         self._router.execute([Request(inputs, outputs, parameters, answers.put)])
         response = answers.get()
         if self._unloaded is not None:
-            # With a policy, the router answers with the variant before. But here a model that
-            # cannot be loaded is a fault of the files, which no later request will find mended.
+            # With a policy, the router answers with the previous variant. But here a model that
+            # cannot be loaded is an error in the files, which does not go away by itself.
             raise self._unloaded
         error = response.error()
         if error is None:
@@ -247,9 +247,9 @@ class InProcess:
     def _opened(self, name: str) -> "_Variant":
         try:
             return self._load(name)
-        except SaccadeError as error:
-            self._unloaded = error
-            raise
+        except Exception as error:
+            self._unloaded = _why_not_opened(name, error)
+            raise self._unloaded from error
 
     def _load(self, name: str) -> "_Variant":
         from google.protobuf import json_format
@@ -313,6 +313,14 @@ def _settings_kept() -> Iterator[None]:
     finally:
         Image.MAX_IMAGE_PIXELS = most_pixels
         sys.setswitchinterval(interval)
+
+
+def _why_not_opened(name: str, error: Exception) -> SaccadeError:
+    if isinstance(error, SaccadeError):
+        return error
+    return missing_package(error) or SaccadeError(
+        f"{name}: cannot be opened ({error!r:.300}). Check the file with: saccade verify ARTEFACT"
+    )
 
 
 def models_of(repository: Path) -> Callable[[str], RepositoryModel]:
