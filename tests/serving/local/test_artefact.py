@@ -16,6 +16,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from engine_places import HostMemory, computed_artefact, use_fake
 from picture_files import picture_files
 from PIL import Image
 from policy_files import write_policy
@@ -23,6 +24,7 @@ from tiny_artefacts import FULL, HALF, artefacts
 
 import saccade
 from saccade.errors import SaccadeError, ShapeError
+from saccade.exporter.runtimes.tensorrt import engine_runner
 from saccade.serving.client.images import encoded
 from saccade.serving.local import artefact
 from saccade.serving.local.artefact import LoadedArtefact, load_artefact
@@ -184,6 +186,20 @@ def test_images_of_pillow_are_those_of_their_files(folder, tmp_path):
     assert len({row.tobytes() for row in outputs[0]}) > 5
     with pytest.raises(ShapeError, match=r"mode CMYK, expected 1, L, .* image.convert\('RGB'\)"):
         encoded([Image.new("CMYK", (2, 2))])
+
+
+def test_plans_of_another_runtime_answer_too(tmp_path, monkeypatch):
+    place, engines = computed_artefact(tmp_path / "artefact", "1:2:4")
+    use_fake(monkeypatch)
+    monkeypatch.setattr(engine_runner, "CudaMemory", HostMemory)
+    with load_artefact(place) as here:
+        expected = here.infer({"image": IMAGES[:9]}, ["logits"])["logits"]
+    plans = {"runtime": "tensorrt", "engines": [str(engines)]}
+    with pytest.raises(SaccadeError, match=r"takes up to 4 images, .* Pass --max-images 4, or"):
+        load_artefact(place, **plans)
+    with load_artefact(place, max_images=4, **plans) as model:
+        planned = model.infer({"image": IMAGES[:9]}, ["logits"])["logits"]
+    np.testing.assert_allclose(planned, expected, rtol=1e-5)
 
 
 def test_it_has_the_methods_of_a_client():

@@ -74,7 +74,7 @@ class RouterView:
     def tasks(self) -> tuple[str, ...]:
         """Kinds of answers that the model gives about its main input, the usual one first."""
         outputs, calls = self.outputs(self.main_role), entry_of(self.family).calls
-        tasks = [call for call in ("caption", "segment", "answer") if call in calls]
+        tasks: list[str] = [call for call in ("caption", "segment", "answer") if call in calls]
         classifies = "probabilities" in outputs or (self.labels and "embedding" in outputs)
         if classifies and "answer" not in tasks:
             tasks.append("classify")

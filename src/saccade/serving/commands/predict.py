@@ -63,6 +63,7 @@ class PredictOptions(PathFields):
     precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all precisions in the folder
     device: str | None = None  # device whose measurements to use, if the folder has several
     threads: int = 1  # threads of one run; 0: one per core
+    max_images: int | None = None  # most images per run of a plan; default: 64
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ _KINDS: Mapping[str, _Kind] = {
     "segment": _Kind(SegmentOptions, calls.segmented),
     "embed": _Kind(EmbedOptions, calls.embedded),
 }
-_OF_THE_MODEL = ("runtime", "engines", "instances", "precisions", "device", "threads")
+_OF_THE_MODEL = ("runtime", "engines", "instances", "precisions", "device", "threads", "max_images")
 
 
 def predict(folder: Artefacts, image: Images, options: PredictOptions) -> Result:
@@ -89,7 +90,9 @@ def predict(folder: Artefacts, image: Images, options: PredictOptions) -> Result
 
     follows = options.policy is not None or options.max_risk is not None
     # A policy is certified for labels that its router knows; else they belong to the request.
-    labels = {"labels": options.labels, "templates": options.templates} if follows else {}
+    labels: dict[str, Any] = (
+        {"labels": options.labels, "templates": options.templates} if follows else {}
+    )
     own = {name: getattr(options, name) for name in _OF_THE_MODEL}
     with load_artefact(folder, policies=follows, **own, **labels) as model:
         view = model.view()
@@ -113,8 +116,8 @@ def _task_of(view: RouterView, options: PredictOptions) -> str:
     able = view.tasks
     if options.labels is not None and "tokens" in view.inputs("text"):
         able = (*able, "classify")
-    task = options.task or next(iter(able), None)
-    if task not in able:
+    task: str | None = options.task or (able[0] if able else None)
+    if task is None or task not in able:
         raise SaccadeError(
             f"--task is {task}, but {view.model} is a model of family {view.family}, which "
             f"answers {' or '.join(able) or 'nothing about images'}. Leave --task out, or choose "

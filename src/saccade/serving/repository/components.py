@@ -8,7 +8,7 @@ from pathlib import Path
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.manifest import SUFFIX, Manifest
 from saccade.files import json_bytes, sha256_of
-from saccade.serving.repository.model_config import Served, variant_config
+from saccade.serving.repository.model_config import MODEL_FILE, Served, variant_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.router_folder import write_labels
 from saccade.serving.repository.runtimes.served_runtime import ServedFiles, StoredFile
@@ -32,7 +32,7 @@ class ComponentPlan:
 
 
 def write_component(place: Path, component: ComponentPlan, *, refer: bool = False) -> None:
-    """Write the folder of one component of a variant; with `refer`, links instead of copies.
+    """Write the folder of one component of a variant; with `refer`, a link to its ONNX file.
 
     Raises: SaccadeError if a file changes while it is copied.
     """
@@ -58,9 +58,9 @@ def write_component(place: Path, component: ComponentPlan, *, refer: bool = Fals
 
 
 def _linked(file: StoredFile, target: Path) -> bool:
-    """Link to a file if the file system can; its bytes have been checked."""
-    if isinstance(file.source, bytes):
-        return False
+    """Link to an ONNX file, whose bytes have been checked, if the file system has links."""
+    if isinstance(file.source, bytes) or target.name != MODEL_FILE:
+        return False  # a link to a plan is refused when it is opened
     try:
         target.symlink_to(file.source.resolve())
     except OSError:
