@@ -2,11 +2,13 @@
 """Certified policies for artefacts in tests, made in milliseconds from random answers."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from router_code import router_module
 
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.variant_files import VariantFiles
@@ -78,3 +80,27 @@ def _drawn(variants: Sequence[VariantFiles]) -> list[VariantAnswers]:
         logits[np.arange(SAMPLES), labels] += 2.4 + 0.4 * at + ease
         made.append(VariantAnswers(variant.name, variant.sha256, 4.0**at, logits))
     return made
+
+
+def spread(place: Path, folder: Path, images: np.ndarray) -> None:
+    """Set the thresholds of the policy in a router's folder so that `images` end at every step."""
+    import onnxruntime as ort
+
+    path, confidence = place / "routes.json", router_module("confidence").confidence
+    routes = router_module("routes").read_routes(path)
+    labels = router_module("labels").Labels(place, routes.variants)
+    variants = {variant.name: variant for variant in ArtefactFolder(folder).variants}
+    content, left = json.loads(path.read_text()), images
+    (policy,) = content["policies"]
+    for step in policy["steps"][:-1]:
+        variant = variants[step["variant"]]
+        manifest = variant.components.get("image", variant.main)
+        session = ort.InferenceSession(folder / manifest.file.name)
+        (logits,) = session.run([manifest.outputs[0].name], {"image": left})
+        if "image" in variant.components:
+            (route,) = [route for route in routes.variants if route.name == variant.name]
+            logits = labels.scores(route, logits)["logits"]
+        sure = confidence(policy["measure"], logits, step["temperature"])
+        step["threshold"] = float(np.median(sure))
+        left = left[sure < step["threshold"]]
+    path.write_text(json.dumps(content))

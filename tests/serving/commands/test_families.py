@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from family_folders import family_folder
 from joined_repository import join
+from local_parity import as_deployed, check_alike
 from metric_pages import numbers_in, page_of
-from policy_files import write_policy
+from picture_files import picture_files
+from policy_files import spread, write_policy
 from router_code import router_module
 
 from saccade.errors import SaccadeError
@@ -19,6 +21,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.client.client import Change, Client
 from saccade.serving.client.probe import small_picture
 from saccade.serving.commands.slot_picture import masks_png
+from saccade.serving.local import artefact
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.server.server import ServeOptions, Server
@@ -35,47 +38,30 @@ FOLLOWING = ("sot", "sparo")  # those with a policy
 MANY = np.random.default_rng(8).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
 
 
-def spread(place, folder):
-    """Set the thresholds of the deployed policy so that MANY ends at every step."""
-    ort, path = pytest.importorskip("onnxruntime"), place / "routes.json"
-    confidence = router_module("confidence").confidence
-    routes = router_module("routes").read_routes(path)
-    labels = router_module("labels").Labels(place, routes.variants)
-    variants = {variant.name: variant for variant in ArtefactFolder(folder).variants}
-    content, left = json.loads(path.read_text()), MANY
-    (policy,) = content["policies"]
-    for step in policy["steps"][:-1]:
-        variant = variants[step["variant"]]
-        manifest = variant.components.get("image", variant.main)
-        session = ort.InferenceSession(folder / manifest.file.name)
-        (logits,) = session.run([manifest.outputs[0].name], {"image": left})
-        if "image" in variant.components:
-            (route,) = [route for route in routes.variants if route.name == variant.name]
-            logits = labels.scores(route, logits)["logits"]
-        sure = confidence(policy["measure"], logits, step["temperature"])
-        step["threshold"] = float(np.median(sure))
-        left = left[sure < step["threshold"]]
-    path.write_text(json.dumps(content))
+def options_of(family, place):
+    """Options of its repository; their files are written into `place`."""
+    if family != "sparo":
+        return {}
+    texts = {"labels": LABELS, "templates": TEMPLATES}
+    for name, lines in texts.items():
+        (place / f"{name}.txt").write_text("\n".join(lines))
+    return {name: place / f"{name}.txt" for name in texts}
 
 
 @pytest.fixture(scope="module")
 def served(needs_server, tmp_path_factory):
     """By family: the one server of all of them, and the files behind it."""
     place = tmp_path_factory.mktemp("families")
-    (place / "labels.txt").write_text("\n".join(LABELS))
-    (place / "templates.txt").write_text("\n".join(TEMPLATES))
     for family in FAMILIES:
-        options, folder = {}, family_folder(family)
-        if family == "sparo":
-            options = {"labels": place / "labels.txt", "templates": place / "templates.txt"}
+        options, folder = options_of(family, place), family_folder(family)
         if family == "sot":  # nothing is as slow as this: it shows what answers say without load
-            options = {"slo_ms": 60_000}
+            options |= {"slo_ms": 60_000}
         if family in FOLLOWING:
             folder = shutil.copytree(folder, place / f"{family}-artefacts")
             write_policy(folder)
         deploy(folder, RepositoryOptions(out=place / family, **options))
         if family in FOLLOWING:
-            spread(place / family / family / "1", folder)
+            spread(place / family / family / "1", folder, MANY)
     (place / "all").mkdir()
     joined = join(place / "all", (place / family for family in FAMILIES))
     with Server(joined, ServeOptions(**FREE_PORTS)) as running:
@@ -204,6 +190,22 @@ def test_a_policy_answers_each_image_as_its_chain_does_offline(asked, served, fa
     else:
         assert client.view().slo_ms is None and said == {(None, None, None)}
     assert {one.degraded for one in own} == {False}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_artefact_answers_as_its_server_does(asked, served, family, tmp_path, monkeypatch):
+    repository = served(family)[0].repository / family
+    folder = shutil.copytree(family_folder(family), tmp_path / "artefact")
+    if family in FOLLOWING:
+        write_policy(folder)
+    as_deployed(monkeypatch, repository)
+    files = [*picture_files(tmp_path), *MANY]
+    with artefact.load_artefact(folder, **options_of(family, tmp_path)) as local:
+        check_alike(local, asked(family)[0], family, files)
+        if family in FOLLOWING:
+            (policy,) = json.loads((repository / "1" / "routes.json").read_text())["policies"]
+            steps = {one.steps for one in local.classify(files, policy="auto")}
+            assert steps == set(range(1, len(policy["steps"]) + 1)) != {1}
 
 
 def test_texts_follow_no_policy(asked):

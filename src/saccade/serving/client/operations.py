@@ -60,6 +60,17 @@ def as_method(method: _Method, operation: Callable[..., Steps[Any]]) -> _Method:
     return method
 
 
+def finished(steps: Steps[_T], view: Callable[[], RouterView], infer: Callable[[Call], Any]) -> _T:
+    """Run an operation to its end: `infer` answers its calls."""
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = steps.send(view() if wanted is None else infer(wanted))
+    except StopIteration as end:
+        returned: _T = end.value
+        return returned
+
+
 def classify(
     images: Sequence[Image] | np.ndarray,
     budget: Budget | None = None,

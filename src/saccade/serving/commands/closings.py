@@ -123,12 +123,21 @@ def _demonstrated(given: Mapping[str, Any], result: Any) -> Closing:
     return Closing("demonstration", out, f"saccade serve {_q(out / 'repository')}")
 
 
+def _predicted(given: Mapping[str, Any], result: Any) -> Closing | None:
+    """Closing of an answer that is files; None if it was printed."""
+    data = result.to_dict()
+    if isinstance(data, dict):
+        return Closing("", data["out"])
+    masks = next((one["masks"] for one in data if "masks" in one), None)
+    return Closing("", Path(masks).parent) if masks else None
+
+
 def _written(given: Mapping[str, Any], result: Any) -> Closing:
     """Closing of a command whose output lacks only the size and the time."""
     return Closing("", given["options"].out)
 
 
-CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing]] = {
+CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing | None]] = {
     "train": _trained,
     "convert": _trained,
     "select": _selected,
@@ -144,6 +153,7 @@ CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing]] = {
     "demo": _demonstrated,
     "proxy": _written,
     "bulk": _written,
+    "predict": _predicted,
     "embed": _written,
     "segment": _written,
     "edit": _written,

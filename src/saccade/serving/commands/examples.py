@@ -94,6 +94,11 @@ saccade bulk build/digits-sum --input photos --out build/answers
 # embed the images of a table in four processes
 saccade bulk build/sparo --input a.parquet --ask embed --workers 4 --out out
 
+# answer about images without a server
+saccade predict build/digits-sum cat.png dog.png
+# use at most a quarter of the budget
+saccade predict build/digits-sum cat.png --budget 0.25
+
 # get three labels per image
 saccade classify cat.png dog.png --model digits-sum
 # use at most a quarter of the budget
