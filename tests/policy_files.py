@@ -5,13 +5,18 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from tiny_artefacts import ENTRY
 
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import entry_of
 from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.calibrate import Calibration, calibrate
 from saccade.exporter.policy.answers import VariantAnswers, answers_of
 from saccade.exporter.policy.certify import Certified, certify
+from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import PolicyFile, Source, policy_of, write_policies
 
 SAMPLES, CLASSES, CONFIDENCE, STEPS = 500, 3, 0.95, 3
@@ -66,6 +71,44 @@ def write_policy(
     )
     write_policies(folder, content, arrays)
     return content
+
+
+def measured(folder: Path, rates: Mapping[str, float], **changes: Any) -> None:
+    """Write speeds of the variants into the frontier, as `saccade bench` would.
+
+    Units: rates are per second, by the variant's name.
+    """
+    there = ArtefactFolder(folder)
+    entries = [
+        entry_of(
+            {
+                **ENTRY,
+                "variant": variant.name,
+                "sha256": variant.sha256,
+                "budget": variant.main.variant.budget,
+                "in_process": {
+                    "threads": 1,
+                    "best_batch": 1,
+                    "batch_1": {
+                        **ENTRY["in_process"]["batch_1"],
+                        "inferences_per_second": rates[variant.name],
+                    },
+                },
+                **changes,
+            }
+        )
+        for variant in there.variants
+    ]
+    there.merge(entries)
+
+
+def calibrated_slots(folder: Path, **options: Any) -> Calibration:
+    """Calibrate the tiny slot attention model on noise, on which its two variants often agree."""
+    measured(folder, {"slot-attention-t2-fp32": 100.0, "slot-attention-t1-fp32": 1_000.0})
+    rng = np.random.default_rng(0)
+    np.savez(folder / "noise.npz", images=rng.integers(0, 256, (400, 16, 16, 3), dtype=np.uint8))
+    given = {"data": str(folder / "noise.npz"), "risk": (0.3,), **options}
+    return calibrate(folder, CalibrateOptions(**given), progress=None)
 
 
 def _drawn(variants: Sequence[VariantFiles]) -> list[VariantAnswers]:

@@ -11,7 +11,7 @@ import pytest
 from family_folders import family_folder
 from joined_repository import join
 from metric_pages import numbers_in, page_of
-from policy_files import write_policy
+from policy_files import calibrated_slots, write_policy
 from router_code import router_module
 
 from saccade.errors import SaccadeError
@@ -32,7 +32,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 FAMILIES = ("sot", "sparo", "slot-attention", "vqa", "captioner")
-FOLLOWING = ("sot", "sparo")  # those with a policy
+FOLLOWING = ("sot", "sparo")  # those with a policy of classes
 MANY = np.random.default_rng(8).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
 
 
@@ -65,6 +65,7 @@ def served(needs_server, tmp_path_factory):
     place = tmp_path_factory.mktemp("families")
     (place / "labels.txt").write_text("\n".join(LABELS))
     (place / "templates.txt").write_text("\n".join(TEMPLATES))
+    folders = {}
     for family in FAMILIES:
         options, folder = {}, family_folder(family)
         if family == "sparo":
@@ -72,13 +73,18 @@ def served(needs_server, tmp_path_factory):
         if family in FOLLOWING:
             folder = shutil.copytree(folder, place / f"{family}-artefacts")
             write_policy(folder)
+        if family == "slot-attention":
+            folder = shutil.copytree(folder, place / "slots-artefacts")
+            calibrated_slots(folder)
+            (folder / "frontier.json").unlink()  # only the calibration needs speeds
+        folders[family] = folder
         deploy(folder, RepositoryOptions(out=place / family, **options))
         if family in FOLLOWING:
             spread(place / family / family / "1", folder)
     (place / "all").mkdir()
     joined = join(place / "all", (place / family for family in FAMILIES))
     with Server(joined, ServeOptions(**FREE_PORTS)) as running:
-        yield lambda family: (running, family_folder(family))
+        yield lambda family: (running, folders[family])
 
 
 @pytest.fixture
@@ -195,6 +201,28 @@ def test_a_policy_answers_each_image_as_its_chain_does_offline(asked, served, fa
     best = [answer.labels[0][0] for answer in client.classify(MANY, max_risk=0)]
     full = [answer.labels[0][0] for answer in client.classify(MANY)]
     assert best == full
+
+
+def test_images_follow_a_policy_of_rounds(asked, served):
+    client, run = asked("slot-attention")
+    from saccade.models.slot_attention.initial import initial_states
+
+    place = served("slot-attention")[0].repository / "slot-attention" / "1"
+    (policy,) = json.loads((place / "routes.json").read_text())["policies"]
+    first, last = (step["variant"] for step in policy["steps"])
+    rule = client.view().runtime_metadata(first)["initial_state"]
+    states = initial_states(rule, len(MANY), 3, seed=4)
+    expected = [run(name, "", image=MANY, initial_state=states) for name in (first, last)]
+    sure = router_module("confidence").mask_confidence(policy["measure"], expected[0]["masks"])
+    ends = np.where(sure >= policy["steps"][0]["threshold"], 0, 1)
+    assert 0 < ends.sum() < len(MANY)
+    actual = client.segment(MANY, seed=4, policy="auto", strict=True)
+    for row, (one, end) in enumerate(zip(actual, ends.tolist(), strict=True)):
+        assert (one.variant, one.steps, one.certified) == ((first, last)[end], end + 1, True)
+        for name in ("masks", "slots", "positions", "scales", "reconstruction"):
+            np.testing.assert_allclose(getattr(one, name), expected[end][name][row], **CLOSE)
+    full = client.segment(MANY[:2], seed=4, max_risk=0)
+    assert [one.variant for one in full] == [last] * 2 and full[0].to_dict()["certified"]
 
 
 def test_texts_follow_no_policy(asked):
@@ -367,7 +395,7 @@ def test_masks_are_a_palette_of_the_slots(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bulk_answers_are_the_served_ones(asked, family, tmp_path):
+def test_bulk_answers_are_the_served_ones(asked, served, family, tmp_path):
     """Bit for bit, of images that come one by one and as arrays, with what else a family takes."""
     pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
@@ -377,14 +405,15 @@ def test_bulk_answers_are_the_served_ones(asked, family, tmp_path):
     from saccade.serving.bulk.options import BulkOptions
 
     client, _ = asked(family)
-    images = SMALL if family in ("captioner", "slot-attention") else IMAGES
-    questions = np.array(["what is left ?", "red circle", "blue ?"])
+    images = {"captioner": SMALL, "slot-attention": MANY[:20]}.get(family, IMAGES)
+    questions = np.resize(["what is left ?", "red circle", "blue ?"], len(images))
     np.savez(tmp_path / "inputs.npz", image=images, question=questions)
-    own = {"slot-attention": {"seed": 5}, "captioner": {"beam": 2}}.get(family, {})
+    own = {"slot-attention": {"seed": 5, "policy": "auto"}, "captioner": {"beam": 2}}
+    own = own.get(family, {})
     options = BulkOptions(
         str(tmp_path / "inputs.npz"), str(tmp_path / "out"), workers="1", top=100, **own
     )
-    bulk(family_folder(family), options)
+    bulk(served(family)[1], options)
     rows = pq.read_table(tmp_path / "out" / "answers").to_pylist()
     assert [row["id"] for row in rows] == [f"inputs.npz#{i}" for i in range(len(images))]
     if family == "captioner":
@@ -393,7 +422,9 @@ def test_bulk_answers_are_the_served_ones(asked, family, tmp_path):
         ]
         return
     if family == "slot-attention":
+        assert {row["steps"] for row in rows} == {1, 2}
         for row, answer in zip(rows, client.segment(images, **own), strict=True):
+            assert (row["variant"], row["steps"]) == (answer.variant, answer.steps)
             assert np.array_equal(np.uint8(row["owners"]), answer.owners.ravel())
             assert np.array_equal(np.float32(row["slots"]), answer.slots.ravel())
         return
@@ -402,10 +433,10 @@ def test_bulk_answers_are_the_served_ones(asked, family, tmp_path):
         metadata = client.view().runtime_metadata("vqa-b1000-fp32")
         inputs["question"] = np.stack([question_tokens(metadata, text) for text in questions])
     output = "embedding" if family == "sparo" else "probabilities"
-    served = client.infer(inputs, [output])[output]
+    answers = client.infer(inputs, [output])[output]
     if output == "probabilities":
-        served = -np.sort(-served, axis=1)
-    assert np.array_equal(np.array([row[output] for row in rows], np.float32), served)
+        answers = -np.sort(-answers, axis=1)
+    assert np.array_equal(np.array([row[output] for row in rows], np.float32), answers)
 
 
 def test_questions_are_answered(asked):
@@ -467,6 +498,20 @@ REFUSED = {
     "a seed with a state": (
         "slot-attention", {"image": IMAGES[:1], "initial_state": np.zeros((1, 3, 16))},
         {"seed": "1"}, "leave one of them out",
+    ),
+    "a state of its own with a policy": (
+        "slot-attention", {"image": IMAGES[:1], "initial_state": np.zeros((1, 3, 16))},
+        {"policy": "auto"}, "found initial_state in a request with a policy",
+    ),
+    "more slots with a policy": (
+        "slot-attention", {"image": IMAGES[:1]}, {"max_risk": "0.5", "slots": "4"},
+        "found slots in a request with a policy",
+    ),
+    "slots to paint with a policy": (
+        "slot-attention",
+        {"slots": np.ones((1, 3, 12)), "positions": np.ones((1, 3, 2)),
+         "scales": np.ones((1, 3, 2))},
+        {"policy": "auto"}, "found positions in a request with a policy",
     ),
     "no slot": ("slot-attention", {"image": IMAGES}, {"slots": "0"}, "from 1 to 64"),
     "another family's parameter": ("vqa", {"image": IMAGES}, {"seed": "1"}, "unknown parameter"),

@@ -47,3 +47,22 @@ def confidence(measure: str, logits: np.ndarray, temperature: float) -> np.ndarr
     exponentials = np.exp(scaled - scaled.max(-1, keepdims=True))
     probabilities = exponentials / exponentials.sum(-1, keepdims=True)
     return np.where(usable, np.clip(MEASURES[measure](probabilities), 0.0, 1.0), 0.0)
+
+
+def mask_confidence(measure: str, masks: np.ndarray, _temperature: float = 1.0) -> np.ndarray:
+    """Return the mean confidence of a segmentation over its positions.
+
+    Masks are shares already, so no temperature applies. A row that is not finite gives 0.
+    Shapes: masks [n k ...], the share of each slot per position -> float64 [n], from 0 to 1.
+    """
+    # Contiguous arrays: numpy then sums a row in the same order, however many rows there are.
+    shares = np.ascontiguousarray(np.moveaxis(masks, 1, -1), np.float64)
+    shares = shares.reshape(len(shares), -1, shares.shape[-1])
+    usable = np.isfinite(shares).all((1, 2))
+    shares = np.where(usable[:, None, None], shares, 0.0)
+    means = np.ascontiguousarray(MEASURES[measure](shares)).mean(-1)
+    return np.where(usable, np.clip(means, 0.0, 1.0), 0.0)
+
+
+# The outputs from which a policy can decide, by name.
+DECIDES = {"logits": confidence, "masks": mask_confidence}

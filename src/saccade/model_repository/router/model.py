@@ -28,7 +28,7 @@ from lane import Lane
 from metrics import Metrics
 from outcomes import ANSWERED, INVALID_REQUEST, TIMEOUT
 from PIL import Image
-from plain_family import family_of
+from plain_family import PlainFamily, family_of
 from policies import Followed, all_policies, policy_of, steps_of
 from relay import Relay, StepSender, ended_at, outputs_of, sure_of
 from routes import Route, read_routes
@@ -133,7 +133,7 @@ class TritonPythonModel:
             inputs=inputs,
             rows=rows,
             parameters=own,
-            wanted=wanted_of(request, followed),
+            wanted=wanted_of(request, followed, self.family),
             sender=sender,
             deadline_s=deadline(request.timeout(), now),
             arrived_s=now,
@@ -150,15 +150,16 @@ class TritonPythonModel:
     def _follow(self, ticket: Ticket, followed: Followed) -> None:
         """Start the chain of a policy.
 
-        Raises: RequestRefused for a component without logits.
+        Raises: RequestRefused for a request that no policy covers.
         """
-        routes = self.chains[followed.policy.name]
-        decides = "logits" in self.routes.components[ticket.role].outputs
+        routes, needed = self.chains[followed.policy.name], self.family.decides
+        decides = needed in self.routes.components[ticket.role].outputs
         if not (decides or self.labels.known(routes[0], ticket.role)):
             raise RequestRefused(
-                f"inputs {', '.join(sorted(ticket.inputs))}: the answer has no logits, which a "
+                f"inputs {', '.join(sorted(ticket.inputs))}: the answer has no {needed}, which a "
                 "policy needs; choose one variant by budget"
             )
+        self.family.check_followed(ticket)
         for route in routes[1:]:
             self.family.check(ticket.inputs, route.facts)
         if len(routes) == 1:  # answered as by budget, plus `steps` and `certified`
@@ -169,7 +170,7 @@ class TritonPythonModel:
             followed,
             routes,
             offer=self._offer,
-            work=lambda route, rows: self.family.work(route, rows, ticket.parameters),
+            family=self.family,
             metrics=self.metrics,
         )
         relay.start()
@@ -293,13 +294,13 @@ def may_be_one(error: Exception) -> bool:
     return not isinstance(error, Refused) or error.of_inputs
 
 
-def wanted_of(request: Any, followed: Followed | None) -> tuple[str, ...]:
+def wanted_of(request: Any, followed: Followed | None, family: PlainFamily) -> tuple[str, ...]:
     """Return the outputs of a request.
 
     Raises: RequestRefused for an output that a request with a policy cannot have.
     """
     names = tuple(request.requested_output_names())
-    return names if followed is None else outputs_of(names, none_named=LANES in names)
+    return names if followed is None else outputs_of(names, family, none_named=LANES in names)
 
 
 def send_lanes(sender: Any, lanes: dict[tuple[str, str], Lane]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.escaped import escaped_line, escaped_message
 from saccade.files import read_lines, refuse_existing, write_atomically
+from saccade.serving.client.answers import Segmentation
 from saccade.serving.client.call_options import (
     AnswerOptions,
     CallOptions,
@@ -122,7 +123,15 @@ def segment(image: Images, options: SegmentOptions) -> Result:
     with _client(options) as client:
         done = answered(
             images,
-            lambda batch: client.segment(batch, options.budget, options.seed, options.slots),
+            partial(
+                client.segment,
+                budget=options.budget,
+                seed=options.seed,
+                slots=options.slots,
+                policy=options.policy,
+                max_risk=options.max_risk,
+                strict=options.strict,
+            ),
         )
     options.out.mkdir(parents=True, exist_ok=True)
     pairs = list(zip(done.paths, done.answers, strict=True))
@@ -135,7 +144,7 @@ def segment(image: Images, options: SegmentOptions) -> Result:
     ]
     lines = [
         f"{escaped_line(places[path])}: {len(one.masks)} slots of {escaped_line(path)}"
-        f"  ({escaped_line(one.variant)})"
+        f"  ({escaped_line(_answered_by(one))})"
         for path, one in pairs
     ]
     return Answer([*data, *done.refusals()], "\n".join(lines), done.exit_code)
@@ -226,7 +235,7 @@ def _labelled(done: Answered[Classification], **more: Any) -> Answer:
     return _of_images(done, words, by=_answered_by, **more)
 
 
-def _answered_by(one: Classification) -> str:
+def _answered_by(one: Classification | Segmentation) -> str:
     """Return the variant of an answer; with a policy, also its step and if it is not certified."""
     step = "" if one.steps is None else f", step {one.steps}"
     return one.variant + step + (", not certified" if one.certified is False else "")

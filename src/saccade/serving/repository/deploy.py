@@ -69,7 +69,7 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
             whole,
             variants,
             runtime=options.runtime,
-            labels=labelling.labels if labelling else None,
+            labelling=labelling,
         )
         if options.policies
         else (),
