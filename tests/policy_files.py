@@ -2,12 +2,15 @@
 """Certified policies for artefacts in tests, made in milliseconds from random answers."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from router_code import router_module
 from tiny_artefacts import ENTRY
 
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -109,6 +112,29 @@ def calibrated_slots(folder: Path, **options: Any) -> Calibration:
     np.savez(folder / "noise.npz", images=rng.integers(0, 256, (400, 16, 16, 3), dtype=np.uint8))
     given = {"data": str(folder / "noise.npz"), "risk": (0.3,), **options}
     return calibrate(folder, CalibrateOptions(**given), progress=None)
+
+
+def spread(place: Path, folder: Path, images: np.ndarray) -> None:
+    """Set the thresholds of the deployed policy so that these images end at every step."""
+    ort, path = pytest.importorskip("onnxruntime"), place / "routes.json"
+    confidence = router_module("confidence").confidence
+    routes = router_module("routes").read_routes(path)
+    labels = router_module("labels").Labels(place, routes.variants)
+    variants = {variant.name: variant for variant in ArtefactFolder(folder).variants}
+    content, left = json.loads(path.read_text()), images
+    (policy,) = content["policies"]
+    for step in policy["steps"][:-1]:
+        variant = variants[step["variant"]]
+        manifest = variant.components.get("image", variant.main)
+        session = ort.InferenceSession(folder / manifest.file.name)
+        (logits,) = session.run([manifest.outputs[0].name], {"image": left})
+        if "image" in variant.components:
+            (route,) = [route for route in routes.variants if route.name == variant.name]
+            logits = labels.scores(route, logits)["logits"]
+        sure = confidence(policy["measure"], logits, step["temperature"])
+        step["threshold"] = float(np.median(sure))
+        left = left[sure < step["threshold"]]
+    path.write_text(json.dumps(content))
 
 
 def _drawn(variants: Sequence[VariantFiles]) -> list[VariantAnswers]:

@@ -11,7 +11,7 @@ import pytest
 from family_folders import family_folder
 from joined_repository import join
 from metric_pages import numbers_in, page_of
-from policy_files import calibrated_slots, write_policy
+from policy_files import calibrated_slots, spread, write_policy
 from router_code import router_module
 
 from saccade.errors import SaccadeError
@@ -36,29 +36,6 @@ FOLLOWING = ("sot", "sparo")  # those with a policy of classes
 MANY = np.random.default_rng(8).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
 
 
-def spread(place, folder):
-    """Set the thresholds of the deployed policy so that MANY ends at every step."""
-    ort, path = pytest.importorskip("onnxruntime"), place / "routes.json"
-    confidence = router_module("confidence").confidence
-    routes = router_module("routes").read_routes(path)
-    labels = router_module("labels").Labels(place, routes.variants)
-    variants = {variant.name: variant for variant in ArtefactFolder(folder).variants}
-    content, left = json.loads(path.read_text()), MANY
-    (policy,) = content["policies"]
-    for step in policy["steps"][:-1]:
-        variant = variants[step["variant"]]
-        manifest = variant.components.get("image", variant.main)
-        session = ort.InferenceSession(folder / manifest.file.name)
-        (logits,) = session.run([manifest.outputs[0].name], {"image": left})
-        if "image" in variant.components:
-            (route,) = [route for route in routes.variants if route.name == variant.name]
-            logits = labels.scores(route, logits)["logits"]
-        sure = confidence(policy["measure"], logits, step["temperature"])
-        step["threshold"] = float(np.median(sure))
-        left = left[sure < step["threshold"]]
-    path.write_text(json.dumps(content))
-
-
 @pytest.fixture(scope="module")
 def served(needs_server, tmp_path_factory):
     """By family: the one server of all of them, and the files behind it."""
@@ -80,7 +57,7 @@ def served(needs_server, tmp_path_factory):
         folders[family] = folder
         deploy(folder, RepositoryOptions(out=place / family, **options))
         if family in FOLLOWING:
-            spread(place / family / family / "1", folder)
+            spread(place / family / family / "1", folder, MANY)
     (place / "all").mkdir()
     joined = join(place / "all", (place / family for family in FAMILIES))
     with Server(joined, ServeOptions(**FREE_PORTS)) as running:
@@ -204,9 +181,9 @@ def test_a_policy_answers_each_image_as_its_chain_does_offline(asked, served, fa
 
 
 def test_images_follow_a_policy_of_rounds(asked, served):
-    client, run = asked("slot-attention")
     from saccade.models.slot_attention.initial import initial_states
 
+    client, run = asked("slot-attention")
     place = served("slot-attention")[0].repository / "slot-attention" / "1"
     (policy,) = json.loads((place / "routes.json").read_text())["policies"]
     first, last = (step["variant"] for step in policy["steps"])
@@ -498,20 +475,6 @@ REFUSED = {
     "a seed with a state": (
         "slot-attention", {"image": IMAGES[:1], "initial_state": np.zeros((1, 3, 16))},
         {"seed": "1"}, "leave one of them out",
-    ),
-    "a state of its own with a policy": (
-        "slot-attention", {"image": IMAGES[:1], "initial_state": np.zeros((1, 3, 16))},
-        {"policy": "auto"}, "found initial_state in a request with a policy",
-    ),
-    "more slots with a policy": (
-        "slot-attention", {"image": IMAGES[:1]}, {"max_risk": "0.5", "slots": "4"},
-        "found slots in a request with a policy",
-    ),
-    "slots to paint with a policy": (
-        "slot-attention",
-        {"slots": np.ones((1, 3, 12)), "positions": np.ones((1, 3, 2)),
-         "scales": np.ones((1, 3, 2))},
-        {"policy": "auto"}, "found positions in a request with a policy",
     ),
     "no slot": ("slot-attention", {"image": IMAGES}, {"slots": "0"}, "from 1 to 64"),
     "another family's parameter": ("vqa", {"image": IMAGES}, {"seed": "1"}, "unknown parameter"),
