@@ -55,12 +55,11 @@ def mask_confidence(measure: str, masks: np.ndarray, _temperature: float = 1.0) 
     Masks are shares already, so no temperature applies. A row that is not finite gives 0.
     Shapes: masks [n k ...], the share of each slot per position -> float64 [n], from 0 to 1.
     """
-    # Contiguous arrays: numpy then sums a row in the same order, however many rows there are.
-    shares = np.ascontiguousarray(np.moveaxis(masks, 1, -1), np.float64)
+    shares = np.moveaxis(np.asarray(masks, np.float64), 1, -1)
     shares = shares.reshape(len(shares), -1, shares.shape[-1])
     usable = np.isfinite(shares).all((1, 2))
     shares = np.where(usable[:, None, None], shares, 0.0)
-    means = np.ascontiguousarray(MEASURES[measure](shares)).mean(-1)
+    means = MEASURES[measure](shares).mean(-1)
     return np.where(usable, np.clip(means, 0.0, 1.0), 0.0)
 
 
