@@ -145,6 +145,13 @@ def separation(found: Rounds, true: np.ndarray, total: int) -> list[dict[str, An
     return rows
 
 
+def moved_pixels(found: Rounds) -> float:
+    """The share of pixels that change slots between 2 and 3 rounds where the ARI is about 0.95."""
+    before, now = found.owners(2), found.owners(3)
+    near = np.abs(adjusted_rand_index(now, before) - MIN_ARI) < 0.01
+    return float((before != now)[near].mean())
+
+
 def certificates(found: Rounds, total: int, splits: int) -> list[dict[str, Any]]:
     """By risk: how often it was certified, and how often the other half exceeded it."""
     count = len(found.owners(total))
@@ -237,11 +244,12 @@ def main() -> None:
         "scenes": options.scenes,
         "min_ari": MIN_ARI,
         "confidence": CONFIDENCE,
+        "moved_pixels_at_min_ari": moved_pixels(found),
         "separation": {str(total): separation(found, scenes.masks, total) for total in TOTALS},
         "certificates": certificates(found, max(TOTALS), options.splits),
         "lost_from_one_start": same_start(run, rule, slots, scenes.images[:IMAGES_A_START]),
     }
-    for name in ("separation", "certificates", "lost_from_one_start"):
+    for name in ("moved_pixels_at_min_ari", "separation", "certificates", "lost_from_one_start"):
         print(name, result[name], flush=True)
     write_result(options.out, result)
 
