@@ -301,6 +301,8 @@ def test_the_command_line_writes_masks_and_pictures(served, tmp_path, capsys):
         assert run([command, str(scene), *map(str, arguments), *where]) == 0
         return json.loads(capsys.readouterr().out)
 
+    (one,) = call("segment", "--out", tmp_path / "first", "--policy", "auto", "--strict")
+    assert one["certified"] and one["steps"] in (1, 2)
     (answers,) = call("segment", "--out", tmp_path / "drawn", "--slots", 2)
     with Image.open(tmp_path / "drawn" / "scene-slots.png") as drawn:
         assert drawn.mode == "RGB" and drawn.height == 256 and drawn.width >= 2 * 256
