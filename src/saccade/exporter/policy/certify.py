@@ -23,7 +23,6 @@ from saccade.exporter.policy.bounds import (
 from saccade.exporter.policy.chains import Chain, front
 from saccade.exporter.policy.options import Against
 
-
 _ROUNDING = 1e-9
 
 
