@@ -6,14 +6,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from router_code import router_module
+from tiny_artefacts import ENTRY
 
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import entry_of
 from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.calibrate import Calibration, calibrate
 from saccade.exporter.policy.answers import VariantAnswers, answers_of
 from saccade.exporter.policy.certify import Certified, certify
+from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import PolicyFile, Source, policy_of, write_policies
 
 SAMPLES, CLASSES, CONFIDENCE, STEPS = 500, 3, 0.95, 3
@@ -70,23 +76,48 @@ def write_policy(
     return content
 
 
-def _drawn(variants: Sequence[VariantFiles]) -> list[VariantAnswers]:
-    """Draw answers of increasing accuracy and cost, where some samples are easy for all."""
+def measured(folder: Path, rates: Mapping[str, float], **changes: Any) -> None:
+    """Write speeds of the variants into the frontier, as `saccade bench` would.
+
+    Units: rates are per second, by the variant's name.
+    """
+    there = ArtefactFolder(folder)
+    entries = [
+        entry_of(
+            {
+                **ENTRY,
+                "variant": variant.name,
+                "sha256": variant.sha256,
+                "budget": variant.main.variant.budget,
+                "in_process": {
+                    "threads": 1,
+                    "best_batch": 1,
+                    "batch_1": {
+                        **ENTRY["in_process"]["batch_1"],
+                        "inferences_per_second": rates[variant.name],
+                    },
+                },
+                **changes,
+            }
+        )
+        for variant in there.variants
+    ]
+    there.merge(entries)
+
+
+def calibrated_slots(folder: Path, **options: Any) -> Calibration:
+    """Calibrate the tiny slot attention model on noise, on which its two variants often agree."""
+    measured(folder, {"slot-attention-t2-fp32": 100.0, "slot-attention-t1-fp32": 1_000.0})
     rng = np.random.default_rng(0)
-    labels, ease = rng.integers(0, CLASSES, SAMPLES), rng.normal(1.0, 2.2, SAMPLES)
-    made = []
-    for at, variant in enumerate(variants):
-        logits = 0.6 * rng.normal(size=(SAMPLES, CLASSES))
-        logits[np.arange(SAMPLES), labels] += 2.4 + 0.4 * at + ease
-        made.append(VariantAnswers(variant.name, variant.sha256, 4.0**at, logits))
-    return made
+    np.savez(folder / "noise.npz", images=rng.integers(0, 256, (400, 16, 16, 3), dtype=np.uint8))
+    given = {"data": str(folder / "noise.npz"), "risk": (0.3,), **options}
+    return calibrate(folder, CalibrateOptions(**given), progress=None)
 
 
 def spread(place: Path, folder: Path, images: np.ndarray) -> None:
-    """Set the thresholds of the policy in a router's folder so that `images` end at every step."""
-    import onnxruntime as ort
-
-    path, confidence = place / "routes.json", router_module("confidence").confidence
+    """Set the thresholds of the deployed policy so that these images end at every step."""
+    ort, path = pytest.importorskip("onnxruntime"), place / "routes.json"
+    confidence = router_module("confidence").confidence
     routes = router_module("routes").read_routes(path)
     labels = router_module("labels").Labels(place, routes.variants)
     variants = {variant.name: variant for variant in ArtefactFolder(folder).variants}
@@ -104,3 +135,15 @@ def spread(place: Path, folder: Path, images: np.ndarray) -> None:
         step["threshold"] = float(np.median(sure))
         left = left[sure < step["threshold"]]
     path.write_text(json.dumps(content))
+
+
+def _drawn(variants: Sequence[VariantFiles]) -> list[VariantAnswers]:
+    """Draw answers of increasing accuracy and cost, where some samples are easy for all."""
+    rng = np.random.default_rng(0)
+    labels, ease = rng.integers(0, CLASSES, SAMPLES), rng.normal(1.0, 2.2, SAMPLES)
+    made = []
+    for at, variant in enumerate(variants):
+        logits = 0.6 * rng.normal(size=(SAMPLES, CLASSES))
+        logits[np.arange(SAMPLES), labels] += 2.4 + 0.4 * at + ease
+        made.append(VariantAnswers(variant.name, variant.sha256, 4.0**at, logits))
+    return made

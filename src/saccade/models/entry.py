@@ -23,6 +23,8 @@ class EvaluationTask:
     # module:function of (model, options, split), the logits that an answer is the largest of;
     # none: an answer is nothing that one variant could give in place of another
     decide: str = ""
+    # module:function of (model, options, split), the segmentations, which have no classes
+    segments: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from joined_repository import join
 from local_parity import as_deployed, check_alike
 from metric_pages import numbers_in, page_of
 from picture_files import picture_files
-from policy_files import spread, write_policy
+from policy_files import calibrated_slots, spread, write_policy
 from router_code import router_module
 
 from saccade.errors import SaccadeError
@@ -34,7 +34,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 FAMILIES = ("sot", "sparo", "slot-attention", "vqa", "captioner")
-FOLLOWING = ("sot", "sparo")  # those with a policy
+FOLLOWING = ("sot", "sparo")  # those with a policy of classes
 MANY = np.random.default_rng(8).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
 
 
@@ -52,6 +52,7 @@ def options_of(family, place):
 def served(needs_server, tmp_path_factory):
     """By family: the one server of all of them, and the files behind it."""
     place = tmp_path_factory.mktemp("families")
+    folders = {}
     for family in FAMILIES:
         options, folder = options_of(family, place), family_folder(family)
         if family == "sot":  # nothing is as slow as this: it shows what answers say without load
@@ -59,13 +60,18 @@ def served(needs_server, tmp_path_factory):
         if family in FOLLOWING:
             folder = shutil.copytree(folder, place / f"{family}-artefacts")
             write_policy(folder)
+        if family == "slot-attention":
+            folder = shutil.copytree(folder, place / "slots-artefacts")
+            calibrated_slots(folder)
+            (folder / "frontier.json").unlink()  # only the calibration needs speeds
+        folders[family] = folder
         deploy(folder, RepositoryOptions(out=place / family, **options))
         if family in FOLLOWING:
             spread(place / family / family / "1", folder, MANY)
     (place / "all").mkdir()
     joined = join(place / "all", (place / family for family in FAMILIES))
     with Server(joined, ServeOptions(**FREE_PORTS)) as running:
-        yield lambda family: (running, family_folder(family))
+        yield lambda family: (running, folders[family])
 
 
 @pytest.fixture
@@ -208,6 +214,28 @@ def test_an_artefact_answers_as_its_server_does(asked, served, family, tmp_path,
             assert steps == set(range(1, len(policy["steps"]) + 1)) != {1}
 
 
+def test_images_follow_a_policy_of_rounds(asked, served):
+    from saccade.models.slot_attention.initial import initial_states
+
+    client, run = asked("slot-attention")
+    place = served("slot-attention")[0].repository / "slot-attention" / "1"
+    (policy,) = json.loads((place / "routes.json").read_text())["policies"]
+    first, last = (step["variant"] for step in policy["steps"])
+    rule = client.view().runtime_metadata(first)["initial_state"]
+    states = initial_states(rule, len(MANY), 3, seed=4)
+    expected = [run(name, "", image=MANY, initial_state=states) for name in (first, last)]
+    sure = router_module("confidence").mask_confidence(policy["measure"], expected[0]["masks"])
+    ends = np.where(sure >= policy["steps"][0]["threshold"], 0, 1)
+    assert 0 < ends.sum() < len(MANY)
+    actual = client.segment(MANY, seed=4, policy="auto", strict=True)
+    for row, (one, end) in enumerate(zip(actual, ends.tolist(), strict=True)):
+        assert (one.variant, one.steps, one.certified) == ((first, last)[end], end + 1, True)
+        for name in ("masks", "slots", "positions", "scales", "reconstruction"):
+            np.testing.assert_allclose(getattr(one, name), expected[end][name][row], **CLOSE)
+    full = client.segment(MANY[:2], seed=4, max_risk=0)
+    assert [one.variant for one in full] == [last] * 2 and full[0].to_dict()["certified"]
+
+
 def test_texts_follow_no_policy(asked):
     tokens = np.ones((1, 8), np.int64)
     with pytest.raises(
@@ -303,6 +331,8 @@ def test_the_command_line_writes_masks_and_pictures(served, tmp_path, capsys):
         assert run([command, str(scene), *map(str, arguments), *where]) == 0
         return json.loads(capsys.readouterr().out)
 
+    (one,) = call("segment", "--out", tmp_path / "first", "--policy", "auto", "--strict")
+    assert one["certified"] and one["steps"] in (1, 2)
     (answers,) = call("segment", "--out", tmp_path / "drawn", "--slots", 2)
     with Image.open(tmp_path / "drawn" / "scene-slots.png") as drawn:
         assert drawn.mode == "RGB" and drawn.height == 256 and drawn.width >= 2 * 256
@@ -374,7 +404,7 @@ def test_masks_are_a_palette_of_the_slots(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bulk_answers_are_the_served_ones(asked, family, tmp_path):
+def test_bulk_answers_are_the_served_ones(asked, served, family, tmp_path):
     """Bit for bit, of images that come one by one and as arrays, with what else a family takes."""
     pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
@@ -384,14 +414,15 @@ def test_bulk_answers_are_the_served_ones(asked, family, tmp_path):
     from saccade.serving.bulk.options import BulkOptions
 
     client, _ = asked(family)
-    images = SMALL if family in ("captioner", "slot-attention") else IMAGES
-    questions = np.array(["what is left ?", "red circle", "blue ?"])
+    images = {"captioner": SMALL, "slot-attention": MANY[:20]}.get(family, IMAGES)
+    questions = np.resize(["what is left ?", "red circle", "blue ?"], len(images))
     np.savez(tmp_path / "inputs.npz", image=images, question=questions)
-    own = {"slot-attention": {"seed": 5}, "captioner": {"beam": 2}}.get(family, {})
+    own = {"slot-attention": {"seed": 5, "policy": "auto"}, "captioner": {"beam": 2}}
+    own = own.get(family, {})
     options = BulkOptions(
         str(tmp_path / "inputs.npz"), str(tmp_path / "out"), workers="1", top=100, **own
     )
-    bulk(family_folder(family), options)
+    bulk(served(family)[1], options)
     rows = pq.read_table(tmp_path / "out" / "answers").to_pylist()
     assert [row["id"] for row in rows] == [f"inputs.npz#{i}" for i in range(len(images))]
     if family == "captioner":
@@ -400,7 +431,9 @@ def test_bulk_answers_are_the_served_ones(asked, family, tmp_path):
         ]
         return
     if family == "slot-attention":
+        assert {row["steps"] for row in rows} == {1, 2}
         for row, answer in zip(rows, client.segment(images, **own), strict=True):
+            assert (row["variant"], row["steps"]) == (answer.variant, answer.steps)
             assert np.array_equal(np.uint8(row["owners"]), answer.owners.ravel())
             assert np.array_equal(np.float32(row["slots"]), answer.slots.ravel())
         return
@@ -409,10 +442,10 @@ def test_bulk_answers_are_the_served_ones(asked, family, tmp_path):
         metadata = client.view().runtime_metadata("vqa-b1000-fp32")
         inputs["question"] = np.stack([question_tokens(metadata, text) for text in questions])
     output = "embedding" if family == "sparo" else "probabilities"
-    served = client.infer(inputs, [output])[output]
+    answers = client.infer(inputs, [output])[output]
     if output == "probabilities":
-        served = -np.sort(-served, axis=1)
-    assert np.array_equal(np.array([row[output] for row in rows], np.float32), served)
+        answers = -np.sort(-answers, axis=1)
+    assert np.array_equal(np.array([row[output] for row in rows], np.float32), answers)
 
 
 def test_questions_are_answered(asked):

@@ -28,6 +28,8 @@ def _table(content: PolicyFile) -> object:
     loss = "answers other than the full model's"
     if content.against == "labels":
         loss = "loss of accuracy against the full model"
+    elif content.min_ari is not None:
+        loss = f"segmentations with an ARI below {content.min_ari:g} to the full model's"
     tested = content.samples - content.learn
     table = Table(
         title=f"{loss}: certified on {tested:,} of {content.samples:,} samples of {content.data}",

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The logits from which a variant decides, on the samples of one split."""
+"""What a variant answers on the samples of one split: logits, or segmentations."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from saccade.exporter.evaluation.options import EvaluateOptions
 class Decisions:
     """What a variant would answer on each sample.
 
+    `labelling` are zero-shot labels and their templates, None if the model has its own classes.
     Shapes: logits [n classes]; labels [n], or None where the data has none.
     """
 
@@ -21,6 +23,33 @@ class Decisions:
     labels: np.ndarray | None
     data: str
     data_sha256: str
+    labelling: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segmentations of a variant, and its confidence in them by each measure.
+
+    Shapes: owners [n h w], the slot of each position; confidence [measures n].
+    """
+
+    owners: np.ndarray
+    confidence: np.ndarray
+    data: str
+    data_sha256: str
+
+    @staticmethod
+    def joined(parts: "Sequence[Segments]", limit: int | None) -> "Segments":
+        """Return the first segmentations of several splits, at most `limit`."""
+        hashes = "".join(part.data_sha256 for part in parts)
+        sha256 = hashlib.sha256(hashes.encode()).hexdigest()
+        return Segments(
+            np.concatenate([part.owners for part in parts])[:limit],
+            np.concatenate([part.confidence for part in parts], axis=1)[:, :limit],
+            parts[0].data,
+            parts[0].data_sha256 if len(parts) == 1 else sha256,
+        )
 
 
 Decide = Callable[[EvaluatedModel, EvaluateOptions, str], Decisions]
+Segment = Callable[[EvaluatedModel, EvaluateOptions, str], Segments]

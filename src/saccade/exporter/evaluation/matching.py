@@ -43,7 +43,8 @@ def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResu
 def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decisions:
     """The logits of the data's class names, given as words."""
     logits, data = _zero_shot(model, options, split)
-    return Decisions(logits, data.labels, data.name, data.sha256)
+    labelling = (tuple(data.class_names), _templates(model, options))
+    return Decisions(logits, data.labels, data.name, data.sha256, labelling)
 
 
 def _zero_shot(

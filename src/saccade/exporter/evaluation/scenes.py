@@ -67,9 +67,9 @@ def references(objects: Sequence[Object], rng: np.random.Generator) -> list[str]
 
 
 def drawn_scenes(
-    preprocessing: Preprocessing, options: EvaluateOptions, usual: int | None
+    preprocessing: Preprocessing, options: EvaluateOptions, usual: int | None, split: str = "test"
 ) -> Scenes:
-    """Return the first test scenes in the model's image size.
+    """Return the first scenes of a split in the model's image size.
 
     Raises: SaccadeError if the data is not `shapes`, or the model's images are not square RGB.
     """
@@ -85,7 +85,7 @@ def drawn_scenes(
             f"{preprocessing.channels} channels, expected square images with 3 channels."
         )
     count = usual if options.limit is None else options.limit
-    return scenes("test", count, side_px=side_px, positions=options.positions)
+    return scenes(split, count, side_px=side_px, positions=options.positions)
 
 
 class ImageFields(Protocol):

@@ -11,6 +11,7 @@ from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
 from saccade.path_fields import PathFields
 
 MOST_STEPS = 4
+MIN_ARI = 0.95  # about 1.5 % of a tetrominoes scene's positions go to another slot
 Against = Literal["full", "labels"]
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
 
@@ -28,6 +29,9 @@ class CalibrateOptions(PathFields):
     # when an answer counts as lost: if it differs from the full model's (full), or if it is wrong
     # and the full model's is right (labels)
     against: Against = "full"
+    # for segmentations: the smallest adjusted Rand index with the full model's at which an answer
+    # counts as the same; default: 0.95
+    min_ari: float | None = None
     steps: int = 3  # largest number of variants that one sample may go through
     name: str = "auto"  # name of the policy; with several risks, the risk is appended
     limit: int | None = None  # largest number of samples
@@ -52,6 +56,10 @@ class CalibrateOptions(PathFields):
             raise SaccadeError(
                 f"--confidence is {self.confidence:g}, expected at least 0.5 and below 1, such as "
                 "0.95."
+            )
+        if self.min_ari is not None and not 0 < self.min_ari <= 1:
+            raise SaccadeError(
+                f"--min-ari is {self.min_ari:g}, expected above 0 and at most 1, such as {MIN_ARI}."
             )
         if not 1 <= self.steps <= MOST_STEPS:
             raise SaccadeError(f"--steps is {self.steps}, expected 1 to {MOST_STEPS}.")

@@ -15,6 +15,7 @@ import numpy as np
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.escaped import escaped_line, escaped_message
 from saccade.files import read_lines, refuse_existing, write_atomically
+from saccade.serving.client.answers import Segmentation
 from saccade.serving.client.call_options import (
     AnswerOptions,
     CallOptions,
@@ -143,7 +144,15 @@ def segmented(image: Sequence[Path], options: SegmentOptions, connect: Connect) 
     with connect() as client:
         done = answered(
             images,
-            lambda batch: client.segment(batch, options.budget, options.seed, options.slots),
+            partial(
+                client.segment,
+                budget=options.budget,
+                seed=options.seed,
+                slots=options.slots,
+                policy=options.policy,
+                max_risk=options.max_risk,
+                strict=options.strict,
+            ),
         )
     options.out.mkdir(parents=True, exist_ok=True)
     pairs = list(zip(done.paths, done.answers, strict=True))
@@ -156,7 +165,7 @@ def segmented(image: Sequence[Path], options: SegmentOptions, connect: Connect) 
     ]
     lines = [
         f"{escaped_line(places[path])}: {len(one.masks)} slots of {escaped_line(path)}"
-        f"  ({escaped_line(one.variant)})"
+        f"  ({escaped_line(_answered_by(one))})"
         for path, one in pairs
     ]
     return Answer([*data, *done.refusals()], "\n".join(lines), done.exit_code)
@@ -257,7 +266,7 @@ def _labelled(done: Answered[Classification], **more: Any) -> Answer:
     return _of_images(done, words, by=_answered_by, **more)
 
 
-def _answered_by(one: Classification) -> str:
+def _answered_by(one: Classification | Segmentation) -> str:
     """Return the variant of an answer, and how it was chosen if not by the request alone."""
     step = "" if one.steps is None else f", step {one.steps}"
     certified = ", not certified" if one.certified is False else ""

@@ -107,7 +107,9 @@ def plan_repository(
     labels = labelling.labels if labelling else None
     followed = options.policies
     policies = (
-        served_policies(whole, variants, runtime=options.runtime, labels=labels) if followed else ()
+        served_policies(whole, variants, runtime=options.runtime, labelling=labelling)
+        if followed
+        else ()
     )
     router = RouterPlan(
         model=variants[0].main.variant.model,
