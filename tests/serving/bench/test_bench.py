@@ -194,6 +194,7 @@ def test_larger_batches_are_left_out_where_one_call_takes_too_long(monkeypatch) 
     work = SimpleNamespace(
         title="slow",
         inputs={"image": np.zeros((3, 2))},
+        varied=False,
         run=lambda given: sizes.append(len(given["image"])) or given,
     )
     measured = in_process.measure(

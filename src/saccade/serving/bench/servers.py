@@ -79,17 +79,23 @@ def by_precision(folder: ArtefactFolder, entries: Sequence[Entry]) -> dict[str, 
 
 @contextmanager
 def server_under_load(
-    folder: ArtefactFolder, *, runtime: str = DEFAULT, op_library: bool = True
+    folder: ArtefactFolder,
+    *,
+    runtime: str = DEFAULT,
+    op_library: bool = True,
+    policies: bool = False,
 ) -> Iterator[ServerUnderLoad]:
     """Start a server of the folder's variants, and stop it at the end of the context.
+
+    A folder is measured before it is calibrated, so without `policies` an outdated one does not
+    stop it.
 
     Raises: ServerFailed if it does not start.
     """
     with temporary_folder("bench") as temporary:
         repository = temporary / "repository"
-        # A folder is measured before it is calibrated, so an outdated policy must not stop it.
         options = RepositoryOptions(
-            repository, runtime=runtime, op_library=op_library, policies=False
+            repository, runtime=runtime, op_library=op_library, policies=policies
         )
         deploy(folder, options)
         with (
