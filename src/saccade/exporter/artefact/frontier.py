@@ -17,7 +17,7 @@ from saccade.files import read_bounded
 from saccade.json_text import parse_json
 from saccade.models.scores.intervals import Interval, paired_bootstrap, paired_log_ratio
 from saccade.plugins.execution import Ops
-from saccade.schema import AGAIN, Count, Positive, Probability, Range, Share, typed
+from saccade.schema import AGAIN, Positive, Probability, Range, Share, typed
 
 SCHEMA = "saccade.frontier"
 VERSION = 1
@@ -152,7 +152,6 @@ class PolicyEntry:
     gain_interval: tuple[float, float]
     agreement: Share  # share of the samples with the full model's answer, with its interval
     agreement_interval: tuple[float, float]
-    samples: Count  # of agreement and gain
     calibrated: bool  # whether the policy was calibrated on these samples
     in_process: dict[str, Any]  # as of an `Entry`
     grpc: dict[str, Any] | None  # a point per router_concurrency_<n>

@@ -28,7 +28,7 @@ from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
 from saccade.progress import Advance, Report, bar, progress_of, reporting
 from saccade.serving.bench import in_process, report, served
-from saccade.serving.bench.in_process import InProcess
+from saccade.serving.bench.in_process import InProcess, Measured
 from saccade.serving.bench.load import LoadResult, Stream
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import (
@@ -136,9 +136,11 @@ def _bench(workload: "_Workload", options: BenchOptions) -> BenchReport:
     machine = this_machine(runtime_named(options.runtime).label())
     works = [work for one_works in workload.works.values() for work in one_works]
     policies = workload.policies.works
+    measurable: dict[tuple[str, str], Measured] = {work.key: work for work in works}
+    measurable |= {work.key: work for work in policies}
     with progress_of("bench", _steps(works, policies, options)) as advance:
         measured = in_process.measure(
-            {work.key: work for work in (*works, *policies)},
+            measurable,
             seconds=options.seconds * IN_PROCESS_SHARE,
             rounds=options.rounds,
             advance=advance,
@@ -320,7 +322,7 @@ def _policy_streams(
     url: str, policies: Sequence[PolicyWork], workload: _Workload, options: BenchOptions
 ) -> dict[served.Place, Stream]:
     """Return the streams of policies; they have more inputs, because these differ in cost."""
-    streams = {}
+    streams: dict[served.Place, Stream] = {}
     for policy in policies:
         variants = {variant.name: variant for variant in workload.folder.variants}
         variant, (work, *_) = variants[policy.content.full], workload.works[policy.content.full]

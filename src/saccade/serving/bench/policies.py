@@ -250,7 +250,6 @@ def entry_of_policy(
         gain_interval=_rounded(paired_bootstrap(right, full_right)),
         agreement=round(same / n, 6),
         agreement_interval=_rounded(wilson(same, n)),
-        samples=n,
         calibrated=_is_calibrated_on(content, tested),
         in_process=inside.summary(),
         grpc=None,
