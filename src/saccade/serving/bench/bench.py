@@ -199,11 +199,16 @@ def _figures(
     samples = {name: raw_samples(result, measured) for name, result in results.items()}
     policies = []
     for work in workload.policies.works:
-        assert workload.policies.tested is not None
+        assert workload.policies.answered is not None
         full = work.content.full
         policies.append(
             entry_of_policy(
-                work, workload.policies.tested, results[full], measured, machine, entries[full].ops
+                work,
+                workload.policies.answered,
+                results[full],
+                measured,
+                machine,
+                entries[full].ops,
             )
         )
         samples[work.title] = {"in_process_s": calls_of(measured[work.key]), "grpc": {}}
@@ -281,7 +286,7 @@ def _through_servers(
     precision = {entry.variant: entry.precision for entry in figures.entries}
     load_results: dict[str, dict[served.Place, list[LoadResult]]] = {name: {} for name in precision}
     folders = by_precision(workload.folder, figures.entries)
-    policies = served_works(workload.policies, folders, workload.folder)
+    policies = served_works(workload.policies, folders, workload.folder.variants[0].main.outputs)
     kernels = workload.ops == "kernels"
     with ExitStack() as stack:
         running = {

@@ -27,7 +27,7 @@ from saccade.exporter.runtimes.runtime import Runtime
 from saccade.machine import Machine
 from saccade.model_repository.router.confidence import confidence
 from saccade.models.entry import imported
-from saccade.models.interface import Arrays
+from saccade.models.interface import Arrays, TensorSpec
 from saccade.models.scores.intervals import paired_bootstrap, paired_log_ratio, wilson
 from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
@@ -108,7 +108,7 @@ class PolicyWork:
 
 
 @dataclass(frozen=True)
-class Tested:
+class Answered:
     """The logits of variants on all test samples.
 
     Shapes: logits[variant] [n classes], labels [n].
@@ -128,7 +128,7 @@ class PolicyWorks:
     """
 
     works: tuple[PolicyWork, ...] = ()
-    tested: Tested | None = None
+    answered: Answered | None = None
     left_out: tuple[tuple[str, str], ...] = ()
 
 
@@ -155,15 +155,17 @@ def policy_works(
             left_out.append((name, reason or "another file has a policy of the same name"))
         else:
             found[name] = policy
-    named, task = task_asked(models[0].family, options.task, models[0].name, models[0].components)
-    if not task.decide:
-        reason = f"the task {named} has no answers of one class, which a policy could give"
-        left_out += [(name, reason) for name in found]
-        found = {}
-    if not found:
+    decide = ""
+    if found:
+        first = models[0]
+        named, task = task_asked(first.family, options.task, first.name, first.components)
+        decide = task.decide
+        if not decide:
+            left_out += [(name, f"the task {named} has no answers of one class") for name in found]
+    if not decide:
         return PolicyWorks((), None, tuple(left_out))
-    works, tested = _loaded(tuple(found.values()), models, imported(task.decide), options)
-    return PolicyWorks(works, tested, tuple(left_out))
+    works, answered = _loaded(tuple(found.values()), models, imported(decide), options)
+    return PolicyWorks(works, answered, tuple(left_out))
 
 
 def _examined(
@@ -189,7 +191,7 @@ def _loaded(
     models: Sequence[EvaluatedModel],
     decide: Decide,
     options: EvaluateOptions,
-) -> tuple[tuple[PolicyWork, ...], Tested]:
+) -> tuple[tuple[PolicyWork, ...], Answered]:
     needed = {step.variant for policy, _ in found for step in policy.steps}
     needed |= {content.full for _, content in found}
     runs, logits = {}, {}
@@ -205,12 +207,12 @@ def _loaded(
     )
     if decider.labels is None:
         raise SaccadeError(f"{decider.data}: has no labels. Pass labeled data with --data.")
-    return works, Tested(logits, decider.labels, decider.data, decider.data_sha256)
+    return works, Answered(logits, decider.labels, decider.data, decider.data_sha256)
 
 
 def entry_of_policy(
     work: PolicyWork,
-    tested: Tested,
+    answered: Answered,
     result: EvaluationResult,
     measured: Mapping[tuple[str, str], InProcess],
     machine: Machine,
@@ -221,11 +223,11 @@ def entry_of_policy(
     `result` is that of the full model, whose score's name it takes.
     """
     policy, content = work.policy, work.content
-    ends = work.steps_of(tested.logits)
-    every = np.stack([tested.logits[name].argmax(-1) for name in work.variants])
+    ends = work.steps_of(answered.logits)
+    every = np.stack([answered.logits[name].argmax(-1) for name in work.variants])
     given = np.take_along_axis(every, ends[None], axis=0)[0]
-    full = tested.logits[content.full].argmax(-1)
-    right, full_right = (given == tested.labels) * 1.0, (full == tested.labels) * 1.0
+    full = answered.logits[content.full].argmax(-1)
+    right, full_right = (given == answered.labels) * 1.0, (full == answered.labels) * 1.0
     n, same = len(given), int((given == full).sum())
     inside = measured[work.key]
     return PolicyEntry(
@@ -245,12 +247,12 @@ def entry_of_policy(
         runtime=machine.runtime,
         device=machine.device,
         ops=ops,
-        score=_score(result, right, tested),
+        score=_score(result, right, answered),
         gain=round(float(right.mean() - full_right.mean()), 6),
         gain_interval=_rounded(paired_bootstrap(right, full_right)),
         agreement=round(same / n, 6),
         agreement_interval=_rounded(wilson(same, n)),
-        calibrated=_is_calibrated_on(content, tested),
+        calibrated=_is_calibrated_on(content, answered),
         in_process=inside.summary(),
         grpc=None,
         times_full=_over(inside, measured[content.full, ""]),
@@ -259,14 +261,15 @@ def entry_of_policy(
 
 
 def served_works(
-    policies: PolicyWorks, precisions: Collection[str], folder: ArtefactFolder
+    policies: PolicyWorks, precisions: Collection[str], outputs: Sequence[TensorSpec]
 ) -> tuple[PolicyWork, ...]:
     """Return the policies that a server can follow, all or none.
 
     There is none if one was left out, because no repository could be written; if the variants of
     several precisions have servers of their own; or if only a router with labels could decide.
+    `outputs` are those of the variants.
     """
-    decides = any(spec.name == DECIDES for spec in folder.variants[0].main.outputs)
+    decides = any(spec.name == DECIDES for spec in outputs)
     if policies.left_out or not decides or len(precisions) > 1:
         return ()
     return policies.works
@@ -300,7 +303,7 @@ def _over(policy: InProcess, full: InProcess) -> Ratio:
     return ratio(policy.calls[policy.best_batch].rounds, full.calls[full.best_batch].rounds)
 
 
-def _score(result: EvaluationResult, right: np.ndarray, tested: Tested) -> Score:
+def _score(result: EvaluationResult, right: np.ndarray, answered: Answered) -> Score:
     interval = _rounded(wilson(int(right.sum()), len(right)))
     return Score(
         name=result.scores[0].name,
@@ -309,16 +312,16 @@ def _score(result: EvaluationResult, right: np.ndarray, tested: Tested) -> Score
         unit=result.scores[0].unit,
         n=len(right),
         interval=interval,
-        data=tested.data,
-        data_sha256=tested.data_sha256,
+        data=answered.data,
+        data_sha256=answered.data_sha256,
     )
 
 
-def _is_calibrated_on(content: PolicyFile, tested: Tested) -> bool:
+def _is_calibrated_on(content: PolicyFile, answered: Answered) -> bool:
     """Return whether the test samples are among those of the calibration."""
     if content.split == "all":  # its hash is of all splits together
-        return content.data == tested.data
-    return content.data_sha256 == tested.data_sha256
+        return content.data == answered.data
+    return content.data_sha256 == answered.data_sha256
 
 
 def _rounded(interval: tuple[float, float]) -> tuple[float, float]:
