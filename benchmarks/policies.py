@@ -97,7 +97,11 @@ def result_of(report: dict[str, Any]) -> dict[str, Any]:
     ]
     kept = ("model", "date", "machine", "options", "policies_left_out")
     measured = [
-        {key: value for key, value in policy.items() if key not in ("in_process", "grpc")}
+        {
+            key: value
+            for key, value in policy.items()
+            if key not in ("in_process", "grpc", "samples")
+        }
         | {"images_per_second": _point(policy)["inferences_per_second"]}
         for policy in report.get("policies", ())
     ]
@@ -135,7 +139,7 @@ def main() -> None:
             artefacts.parent.mkdir(parents=True, exist_ok=True)
             export(options.checkpoint, ExportOptions(artefacts, name="nac", budget=BUDGETS))
         made = policies(artefacts, options.build / "report", options)
-        write_result(RESULT, result_of(made.to_dict()))
+        write_result(RESULT, {"checkpoint": options.checkpoint.stem, **result_of(made.to_dict())})
     draw(json.loads(RESULT.read_text()), PICTURE)
 
 

@@ -78,7 +78,7 @@ def sample(
 ) -> None:
     """Call `run` with a batch for some seconds, and add the durations to `calls`.
 
-    Every call gets the same batch; with `varied`, the next one, going on from the last call.
+    Every call gets the same batch; with `varied`, the next one, starting after the last call.
     Shapes: inputs [n ...]; a batch repeats them as often as needed.
     """
     first = len(calls.seconds)

@@ -128,7 +128,7 @@ def _benchmark_shipped(folder: Path) -> dict[str, Any]:
 
 
 def _certify(variants: Path) -> None:
-    """Write a policy, or print why none is certified; the demo goes on without it."""
+    """Write a policy, or print why none is certified; the demo continues without it."""
     from saccade.exporter.evaluation.calibrate import calibrate
     from saccade.exporter.evaluation.calibration_text import refusal
 

@@ -15,7 +15,7 @@ from saccade.exporter.artefact.frontier import (
 from saccade.exporter.policy.options import check_policy_name
 
 _GREY, _COLOUR, _MARKED, _STAR = "#8a8f98", "#0072b2", "#d55e00", "#cc79a7"
-# Five points, with its centre in the middle of the symbol's box.
+# A star with five points around (0, 0).
 _STAR_PATH = (
     "path://M0,-10 L2.4,-3.2 9.5,-3.1 3.8,1.2 5.9,8.1 0,4 -5.9,8.1 -3.8,1.2 -9.5,-3.1 -2.4,-3.2 Z"
 )
@@ -44,7 +44,7 @@ def measured(folder: Path | None) -> Frontier | None:
 def chart(frontier: Frontier, variant: str) -> dict[str, Any]:
     """Return ECharts options for a scatter plot of score against latency or throughput.
 
-    Throughput is used if no latency was measured. Policies have a mark of their own, if they were
+    Throughput is used if no latency was measured. Policies have another mark, and are drawn if they were
     measured in the same way.
     Units: latency is the p95 of one request at a time, through the server.
     """
