@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies in a benchmark: run row by row, compared with the full model, left out with a reason."""
 
+import itertools
 import json
 import math
 from dataclasses import asdict, replace
@@ -32,7 +33,7 @@ from saccade.exporter.policy.policy import Policy, Step
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.scores.results import EvaluationResult, proportion
 from saccade.schema import typed
-from saccade.serving.bench import policies
+from saccade.serving.bench import in_process, policies
 from saccade.serving.bench.in_process import Calls, InProcess, sample
 from saccade.serving.bench.policies import (
     Answered,
@@ -87,21 +88,24 @@ def test_rows_that_are_sure_leave_and_only_the_others_go_on() -> None:
     assert seen == [2]  # the large variant does not run for nobody
 
 
-def test_calls_go_on_through_the_inputs() -> None:
+def test_calls_go_on_through_the_inputs(monkeypatch: Any) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(in_process.time, "perf_counter", lambda: float(next(clock)))
     rows: list[list[int]] = []
     calls = Calls(2)
     for _ in range(2):
         sample(
             lambda given: rows.append(given["row"].tolist()) or {}, {"row": np.arange(5)}, calls,
-            seconds=0, varied=True,
+            seconds=3, varied=True,
         )  # fmt: skip
-    assert rows == [[0, 1], [0, 1], [2, 3], [2, 3]]  # each warmed up once
+    # Two calls each; the first one of all warms up.
+    assert rows == [[0, 1], [0, 1], [2, 3], [4, 0], [1, 2]]
 
 
-def entry(**changes: Any) -> PolicyEntry:
-    """The entry of the chain, measured in two rounds."""
+def entry(*, data_sha256: str = "e" * 64, **changes: Any) -> PolicyEntry:
+    """The entry of the chain, measured in two rounds on data of this hash."""
     work = chain([])
-    answered = Answered({HALF: SMALL, FULL: LARGE}, LABELS, "drawn", "e" * 64)
+    answered = Answered({HALF: SMALL, FULL: LARGE}, LABELS, "drawn", data_sha256)
     right = LARGE.argmax(-1) == LABELS
     result = EvaluationResult(FULL, "top1", "drawn", "e" * 64, (proportion("top-1", right),), right)
     measured = {
@@ -118,7 +122,7 @@ def test_the_figures_are_the_hand_count() -> None:
     assert [step.share for step in found.steps] == [0.6, 0.4]
     assert found.agreement == 0.8 and found.score.value == 0.6 and found.score.n == 5
     assert found.gain == pytest.approx(-0.2) and found.gain_interval[0] <= -0.2
-    assert not found.calibrated
+    assert not found.calibrated and entry(data_sha256="d" * 64).calibrated
     assert found.times_full.times == pytest.approx(math.sqrt(2 * 2.2), abs=1e-3)
     low, high = found.times_full.interval or (0.0, 0.0)
     assert low < found.times_full.times < high
@@ -308,3 +312,100 @@ def test_the_sentence_says_what_was_measured_and_no_more(case: str) -> None:
     text = sentence({**measured_policy(), **changes})
     assert all(words in text for words in said), text
     assert not any(words in text for words in unsaid), text
+
+
+class FakeClient:
+    """A running server's router with two variants and a policy, which answers by budget."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, str]] = []
+
+    def view(self) -> Any:
+        return SimpleNamespace(
+            model="nac", variants=(FULL, HALF), policies=("auto",),
+            budget=lambda name: {FULL: "1", HALF: "0.5"}[name], require_output=lambda *_: None,
+        )  # fmt: skip
+
+    def infer(self, inputs: Any, outputs: Any, parameters: dict[str, str]) -> dict[str, np.ndarray]:
+        self.asked.append(parameters)
+        table = SMALL if parameters.get("budget") == "0.5" else LARGE
+        return {"probabilities": table}
+
+
+def test_the_policies_of_a_running_server_are_measured_too() -> None:
+    from saccade.serving.bench import servers
+    from saccade.serving.bench.options import BenchOptions
+
+    client: Any = FakeClient()
+    images = np.zeros((5, 2, 2, 3), np.uint8)
+    answers = servers._answers(client, images, LABELS)
+    assert client.asked == [{"budget": "1"}, {"budget": "0.5"}, {"policy": "auto"}]
+    view = client.view()
+    streams = servers._streams(view, images, BenchOptions(Path("out"), concurrency=(1, 4)))
+    assert list(streams)[-2:] == [("policy auto", "1"), ("policy auto", "4")]
+    assert b"policy" in streams["policy auto", "4"].requests[0]
+    points = {
+        name: {count: {ROUNDS: [rate * int(count), rate * int(count)]} for count in ("1", "4")}
+        for name, rate in ((FULL, 10.0), (HALF, 40.0), ("policy auto", 25.0))
+    }
+    (policy,) = servers._policies(view, points, answers, LABELS)
+    assert policy["times_full"] == {"times": 2.5, "interval": (2.5, 2.5)}
+    assert policy["agreement"]["value"] == 1 and policy["score"]["value"] == 0.8
+    assert servers._policy_text(policy) == (
+        "Policy auto: 2.5 times (95 %: 2.5 to 2.5) the throughput of tiny-b1000-fp32; same answer "
+        "on 100.00 % of 5 images."
+    )
+
+
+def test_the_explorer_draws_policies_where_they_were_measured_alike(folder: Path) -> None:
+    from saccade.serving.commands.explore.frontier_chart import chart, measured
+
+    there = ArtefactFolder(folder)
+    full = next(variant for variant in there.variants if variant.name == FULL)
+    there.merge([entry_of({**ENTRY, "variant": FULL, "sha256": full.sha256})])
+    assert "legend" not in chart(measured(folder), FULL)
+    frontier_of(folder, entry())
+    drawn = chart(measured(folder), FULL)
+    *_, stars = drawn["series"]
+    assert stars["name"] == "policy" and drawn["legend"]["data"] == ["fixed budget", "policy"]
+    (star,) = stars["data"]
+    assert star["value"] == [200.0, 0.6] and star["label"] == {
+        "formatter": "auto",
+        "offset": [0, 0],
+    }
+    # The variants through a server, the policy in process: not on one axis.
+    grpc = {"concurrency_1": {**ENTRY["in_process"]["batch_1"]}}
+    there.merge([entry_of({**ENTRY, "variant": FULL, "sha256": full.sha256, "grpc": grpc})])
+    assert "legend" not in chart(measured(folder), FULL)
+
+
+def test_a_repository_has_the_figures_of_the_policies_that_it_serves(
+    folder: Path, tmp_path: Path
+) -> None:
+    from saccade.serving.repository.deploy import deploy
+    from saccade.serving.repository.options import RepositoryOptions
+
+    there = ArtefactFolder(folder)
+    for variant in there.variants:
+        own = {**ENTRY, "variant": variant.name, "sha256": variant.sha256}
+        there.merge([entry_of({**own, "runtime": "onnxruntime 1.31.1 CPU"})])
+    write_policy(folder)
+    deploy(folder, RepositoryOptions(tmp_path / "before", policies=False))
+    frontier_of(folder, entry(), entry(policy="gone"))
+    for name, policies_served in (("served", ["auto"]), ("none", [])):
+        deploy(folder, RepositoryOptions(tmp_path / name, policies=bool(policies_served)))
+        found = read_frontier(tmp_path / name / FILE_NAME).policies
+        assert [one.policy for one in found] == policies_served
+    bytes_of = [(tmp_path / name / FILE_NAME).read_bytes() for name in ("before", "none")]
+    assert bytes_of[0] == bytes_of[1]
+
+
+def test_a_demo_without_a_certificate_continues(monkeypatch: Any, capsys: Any) -> None:
+    from saccade.exporter.evaluation import calibrate as calibration
+    from saccade.exporter.policy.certify import NotCertified
+    from saccade.serving.commands import demo
+
+    refused = calibration.Calibration(None, None, (NotCertified(0.02, 0.2, None),))
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: refused)
+    demo._certify(Path("nowhere"))
+    assert "no policy: risk 0.02: not certified" in capsys.readouterr().err

@@ -257,7 +257,9 @@ def merged(
     def order(entry: Entry) -> tuple[str, str, float, str, str]:
         return entry.device, entry.runtime, -entry.budget, entry.variant, entry.ops or ""
 
+    policies = None if policies is None else tuple(policies)
     places = {(entry.runtime, entry.device, entry.ops) for entry in entries}
+    places |= {policy.place for policy in policies or ()}
     still = (
         policy
         for policy in old.policies

@@ -53,6 +53,11 @@ def sentence(policy: Figures) -> str:
     return " ".join(parts)
 
 
+def times_text(ratio: Figures) -> str:
+    """Return a ratio of throughputs with its interval, such as `2.4 times (95 %: 2.1 to 2.8)`."""
+    return f"{_times(ratio['times'])} times{_interval(ratio)}"
+
+
 def _gained(policy: Figures) -> str:
     ratio = policy["times_full"]
     times = f"{_times(ratio['times'])} times"

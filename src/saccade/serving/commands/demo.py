@@ -19,7 +19,7 @@ from saccade.verbosity import note
 
 _NEEDED = {
     "export": ("torch", "onnx", "onnxscript"),
-    "bench": ("sklearn.datasets", "matplotlib"),
+    "bench": ("sklearn.datasets", "matplotlib", "scipy.stats"),
 }
 SHIPPED_BUDGETS = (1.0, 0.5, 0.2, 0.125, 0.0625, 0.03125)
 SCORED, CALIBRATED, RISK = 2_000, 1_000, 0.02

@@ -15,6 +15,7 @@ from saccade.exporter.artefact.frontier import (
 from saccade.exporter.policy.options import check_policy_name
 
 _GREY, _COLOUR, _MARKED, _STAR = "#8a8f98", "#0072b2", "#d55e00", "#cc79a7"
+_CLOSE, _LINE_PX = 0.1, 14  # share of the axis that a label needs, and the height of a line
 # A star with five points around (0, 0).
 _STAR_PATH = (
     "path://M0,-10 L2.4,-3.2 9.5,-3.1 3.8,1.2 5.9,8.1 0,4 -5.9,8.1 -3.8,1.2 -9.5,-3.1 -2.4,-3.2 Z"
@@ -44,8 +45,8 @@ def measured(folder: Path | None) -> Frontier | None:
 def chart(frontier: Frontier, variant: str) -> dict[str, Any]:
     """Return ECharts options for a scatter plot of score against latency or throughput.
 
-    Throughput is used if no latency was measured. Policies have another mark, and are drawn if they were
-    measured in the same way.
+    Throughput is used if no latency was measured. Policies have another mark, and are drawn if
+    they were measured in the same way.
     Units: latency is the p95 of one request at a time, through the server.
     """
     entries = frontier.entries
@@ -61,6 +62,7 @@ def chart(frontier: Frontier, variant: str) -> dict[str, Any]:
     ]
     stars = [_star(policy, cost) for policy, cost in chains]
     points = [*fixed, *stars]
+    _lower_labels(stars, [point["value"][0] for point in points])
     # Safe to put into the page: names of variants are letters, digits and hyphens.
     intervals_of = [entry.score.interval for entry in entries]
     intervals_of += [policy.score.interval for policy, _ in chains]
@@ -74,7 +76,7 @@ def chart(frontier: Frontier, variant: str) -> dict[str, Any]:
     }  # fmt: skip
     policies = {
         "type": "scatter", "name": "policy", "data": stars, "symbol": _STAR_PATH, "symbolSize": 20,
-        "color": _STAR, "label": {"show": True, "position": "top", "color": _GREY},
+        "color": _STAR, "label": {"show": True, "position": "bottom", "color": _STAR},
     }  # fmt: skip
     intervals = {
         "type": "lines", "coordinateSystem": "cartesian2d", "data": bars, "silent": True,
@@ -104,6 +106,16 @@ def _cost(policy: PolicyEntry, by_latency: bool, in_process: bool) -> float | No
         return None
     inside = policy.in_process
     return float(inside[f"batch_{inside['best_batch']}"]["inferences_per_second"])
+
+
+def _lower_labels(stars: list[dict[str, Any]], places: list[float]) -> None:
+    """Give the labels of policies that are close to each other different heights."""
+    close = _CLOSE * (max(places) - min(places))
+    before, rows = -math.inf, 0
+    for star in sorted(stars, key=lambda star: star["value"][0]):
+        rows = rows + 1 if star["value"][0] - before < close else 0
+        before = star["value"][0]
+        star["label"]["offset"] = [0, _LINE_PX * rows]
 
 
 def _star(policy: PolicyEntry, cost: float) -> dict[str, Any]:
