@@ -195,6 +195,10 @@ def hostile(content: dict[str, Any], text: str) -> dict[str, Any]:
         each["score"]["name"] = each["unit"] = text
         each["dominated_by"] = each["dominated_by"] and name
     content["failed"] = [{"variant": text, "stage": text, "reason": text}]
+    for policy in content.get("policies", ()):
+        policy["policy"] = policy["score"]["name"] = policy["steps"][0]["variant"] = text
+    for policy in content.get("policies_left_out", ()):
+        policy["policy"] = policy["reason"] = text
     for example in (content.get("examples") or {}).get("shown", ()):
         example["question"] = example["truth"] = text
         answers = example["answers"].values()

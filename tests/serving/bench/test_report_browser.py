@@ -143,7 +143,7 @@ def test_colours_follow_the_system_and_the_switch(chromium: Any, address: str) -
 
 
 def test_foreign_texts_run_nowhere(chromium: Any, tmp_path: Path) -> None:
-    content = hostile(with_examples(with_samples(figures())), HOSTILE)
+    content = hostile(with_examples(with_samples(with_policies(figures()))), HOSTILE)
     report.write_report(content, tmp_path)
     with tab(chromium, (tmp_path / "report.html").as_uri(), viewport=SIZE) as shown:
         page = shown.page
