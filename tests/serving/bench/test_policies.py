@@ -409,3 +409,11 @@ def test_a_demo_without_a_certificate_continues(monkeypatch: Any, capsys: Any) -
     monkeypatch.setattr(calibration, "calibrate", lambda *_: refused)
     demo._certify(Path("nowhere"))
     assert "no policy: risk 0.02: not certified" in capsys.readouterr().err
+
+
+def test_inspect_lists_the_policies_of_a_frontier(folder: Path) -> None:
+    from saccade.serving.commands.inspection import inspect
+
+    path = frontier_of(folder, entry())
+    (line,) = inspect(path).facts["policies"]
+    assert line == f"auto: 2.10 times the throughput of {FULL}, same answer on 80.00 % of 5 samples"
