@@ -153,7 +153,7 @@ def test_servers_of_several_precisions_follow_no_policy() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return artefacts(tmp_path / "tiny")
+    return artefacts(tmp_path / "tiny", checkpoint=False)
 
 
 def left_out(folder: Path) -> dict[str, str]:
