@@ -162,10 +162,10 @@ def _name_points(axes: Any, report: dict[str, Any]) -> None:
     axes.figure.draw_without_rendering()
     inside = axes.get_window_extent()
     # A label may rather cross a thin bar than a point; if there are many points, bars do not count,
-    # but for policies, which have long labels.
-    boxes = (_point,) if _is_crowded(report) else (_bar, _point)
-    taken = [box(axes, variant) for variant in report["variants"] for box in boxes]
-    taken += [box(axes, policy) for policy in report.get(_STARS, ()) for box in (_bar, _point)]
+    # unless there are the long labels of policies.
+    only_points = _is_crowded(report) and not report.get(_STARS)
+    boxes = (_point,) if only_points else (_bar, _point)
+    taken = [box(axes, one) for one in _points(report) for box in boxes]
     # Dominated points are below the frontier: try the lower left first for their labels.
     for variant in sorted(
         _points(report), key=lambda one_variant: one_variant["dominated_by"] is not None
@@ -190,6 +190,11 @@ def _name_points(axes: Any, report: dict[str, Any]) -> None:
             if words is not best:
                 words.remove()
         taken.append(box)
+        if "policy" in variant:  # its label may be far away
+            axes.annotate(
+                "", place, xytext=best.xyann, textcoords="offset points", zorder=2.4,
+                arrowprops={"arrowstyle": "-", "color": _STAR, "lw": 0.7},
+            )  # fmt: skip
 
 
 _SIDES = tuple((right, up) for right in (1, -1) for up in (1, -1, 3, -3, 5, -5, 8, -8))
