@@ -288,7 +288,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
     ),
     "calibrated on the same": (
         {"calibrated": True, "agreement": 0.9, "agreement_interval": [0.87, 0.92]},
-        ("only the certificate counts",), ("more than certified",),
+        ("include those that calibrated it",), ("more than certified",),
     ),
     "against labels": (
         {"against": "labels", "gain": 0.002, "agreement": 0.9, "agreement_interval": [0.87, 0.92]},

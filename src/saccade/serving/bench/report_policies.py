@@ -37,11 +37,12 @@ def sentences(report: Figures) -> list[str]:
 
 def sentence(policy: Figures) -> str:
     """Compare a policy with the full model: throughput, answers, certificate."""
-    parts = [f"Policy {policy['policy']}{_gained(policy)} {_same(policy)}.", _certified(policy)]
+    parts = [f"Policy {policy['policy']}{_gained(policy)} {_same(policy)}."]
     if policy["calibrated"]:
-        parts.append("It was calibrated on these samples: for others, only the certificate counts.")
+        parts.append("They include those that calibrated it: for others, the certificate counts.")
     elif exceeded := _exceeded(policy):
         parts.append(exceeded)
+    parts.append(_certified(policy))
     if served := policy["times_full_served"]:
         most = points(policy["grpc"], "router_concurrency_")[-1].rpartition("_")[2]
         parts.append(
