@@ -364,9 +364,9 @@ def _decided(
 ) -> Decisions:
     """One variant's logits; of all splits, or of data that has no splits, in one array."""
     if split != "all" or (asked.data is not None and is_unlabelled(Path(asked.data))):
-        one = decide(model, asked, split)
+        one = decide(model, asked, split).decisions()
         return replace(one, logits=one.logits[: asked.limit], labels=_first(one.labels, asked))
-    parts = [decide(model, asked, part) for part in SPLITS]
+    parts = [decide(model, asked, part).decisions() for part in SPLITS]
     labels = [part.labels for part in parts if part.labels is not None]
     hashes = "".join(part.data_sha256 for part in parts)
     return Decisions(

@@ -10,7 +10,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
 from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.evaluation.decisions import Decisions
+from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
@@ -19,6 +19,7 @@ from saccade.models.data.datasets import Dataset, load_data
 from saccade.models.data.listops import CLASS_NAMES, VOCABULARY, Grammar, listops
 from saccade.models.data.token_states import token_states
 from saccade.models.data.user_data import is_unlabelled, unlabelled_images
+from saccade.models.interface import Arrays
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
 
@@ -71,20 +72,22 @@ def split_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) ->
     return _expressions(model, options, split) or labelled_inputs(model, options, split)
 
 
-def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decisions:
-    """The logits of one split, with the labels where the data has some.
+def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decider:
+    """Return the model and the samples of one split, with the labels where the data has some.
 
     Raises: SaccadeError if the data's classes are not the model's.
     """
+
+    def run(inputs: Arrays) -> np.ndarray:
+        return model.component("").run(inputs)["logits"]
+
     if options.data is not None and is_unlabelled(Path(options.data)):
         images = unlabelled_images(Path(options.data), model.images())
-        logits = model.component("")({"image": images})["logits"]
         digest = hashlib.sha256(images.tobytes()).hexdigest()
-        return Decisions(logits, None, Path(options.data).name, digest)
+        return Decider(run, {"image": images}, None, Path(options.data).name, digest)
     data = split_inputs(model, options, split)
     check_classes(model, data.class_names, data.name)
-    logits = model.component("")(data.inputs)["logits"]
-    return Decisions(logits, data.labels, data.name, data.sha256)
+    return Decider(run, data.inputs, data.labels, data.name, data.sha256)
 
 
 def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:

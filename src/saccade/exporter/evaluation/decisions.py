@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a variant answers on the samples of one split: logits, or segmentations."""
+"""A variant as a function on the samples of one split, whose answers a policy compares."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -9,6 +9,10 @@ import numpy as np
 
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.runtimes.runners import run_in_batches
+from saccade.models.interface import Arrays
+
+_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -51,5 +55,37 @@ class Segments:
         )
 
 
-Decide = Callable[[EvaluatedModel, EvaluateOptions, str], Decisions]
+@dataclass(frozen=True)
+class Decider:
+    """A variant as a function from inputs to logits, and the samples of one split.
+
+    Shapes: inputs [n ...] by name, labels [n] or None; `run` maps any rows of the inputs to
+        logits [rows classes]; `independent` are the rows that are independent draws, None: all.
+    """
+
+    run: Callable[[Arrays], np.ndarray]
+    inputs: Arrays
+    labels: np.ndarray | None
+    data: str
+    data_sha256: str
+    independent: np.ndarray | None = None
+    labelling: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+
+    def logits(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Return the logits of some samples, or of all.
+
+        Shapes: rows [r] -> [r classes].
+        """
+        inputs = {name: array[rows] for name, array in self.inputs.items()}
+        return run_in_batches(lambda some: {"logits": self.run(some)}, inputs, _BATCH)["logits"]
+
+    def decisions(self) -> Decisions:
+        """Return the logits of the samples that are independent draws."""
+        rows = slice(None) if self.independent is None else self.independent
+        labels = None if self.labels is None else self.labels[rows]
+        found = self.logits(rows)
+        return Decisions(found, labels, self.data, self.data_sha256, self.labelling)
+
+
+Decide = Callable[[EvaluatedModel, EvaluateOptions, str], Decider]
 Segment = Callable[[EvaluatedModel, EvaluateOptions, str], Segments]

@@ -281,6 +281,13 @@ def _frontier(path: Path) -> Inspection:
             for entry in frontier.entries
         ],
     }
+    if frontier.policies:
+        facts["policies"] = [
+            f"{policy.policy}: {policy.times_full.times:.2f} times the throughput of "
+            f"{policy.full}, same answer on {100 * policy.agreement:.2f} % of "
+            f"{policy.score.n} samples"
+            for policy in frontier.policies
+        ]
     following = f"saccade choose {shlex.quote(str(path.parent))} --budget 0.5"
     return Inspection(path, "measurements of `saccade bench`", facts, (following,))
 

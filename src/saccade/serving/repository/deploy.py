@@ -135,7 +135,10 @@ def _write(partial: Path, components: Sequence[ComponentPlan], plan: RepositoryP
         write_component(partial / component.name, component)
     write_router(partial / router.model, router)
     if frontier and router.measured:
-        (partial / FRONTIER).write_bytes(json_bytes(frontier.to_dict()))
+        served = {policy.name for policy in router.policies}
+        measured = tuple(policy for policy in frontier.policies if policy.policy in served)
+        copy = replace(frontier, policies=measured)
+        (partial / FRONTIER).write_bytes(json_bytes(copy.to_dict()))
     deployment = Deployment(
         folder=components[0].options.out,
         model=router.model,
