@@ -21,8 +21,8 @@ from saccade.exporter.artefact.manifest import read_manifest
 from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manifest
 from saccade.models.catalogue import presets
 from saccade.models.checkpoint import load
+from saccade.models.data.datasets import load_data
 from saccade.models.data.token_states import token_states
-from saccade.models.data.user_data import npz
 from saccade.models.families import FAMILIES, family_class
 from saccade.models.image_decoding import ImageRefused, decode
 from saccade.models.official.given_files import names_from, object_from
@@ -92,7 +92,7 @@ def readers() -> dict[str, Reader]:
         "engine manifest": Reader(read_engine_manifest, _json(_ENGINE), name=_NAME, **text),
         "frontier.json": Reader(frontier.read_frontier, _json(_FRONTIER), **text),
         "report.json": Reader(report.read_report, _json(_REPORT), **text),
-        "images .npz": Reader(lambda p: npz(p, "train"), _images, changed_zip),
+        "images .npz": Reader(lambda p: load_data(p, "train"), _images, changed_zip),
         "token states .npz": Reader(lambda p: token_states(p, "train"), _tokens, changed_zip),
         "embeddings .npz": Reader(load_embeddings, _embeddings, changed_zip),
         "weights .npz": Reader(read_tensors, _images, changed_zip),

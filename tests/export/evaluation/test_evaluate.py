@@ -228,7 +228,7 @@ def test_captions_are_those_of_a_request_without_a_beam(beam, said, monkeypatch)
 
 def test_checkpoint_and_files_score_alike(tiny_checkpoint: Path, tiny_folder: Path, monkeypatch):
     monkeypatch.setattr(
-        classification, "check_classes", lambda *_: None
+        classification, "of_model", lambda model, data: data
     )  # its labels have no words
     options = EvaluateOptions(data="digits", budget=(1, 0.5, 0.25, 0.125), limit=100)
     ours, theirs = evaluate(tiny_checkpoint, options), evaluate(tiny_folder, options)
@@ -238,15 +238,31 @@ def test_checkpoint_and_files_score_alike(tiny_checkpoint: Path, tiny_folder: Pa
     assert json.dumps(ours.to_dict()) and len(render(ours.results).rows) == 8
 
 
+def labelled(names: tuple[str, ...], labels: list[int]) -> classification.Labelled:
+    return classification.Labelled({}, np.array(labels), names, "mine", lambda: "", "test")
+
+
+def test_classes_in_another_order_or_missing_are_those_of_the_model():
+    model = replace(knowing("nac"), labels=("a", "b", "c"))
+    own = classification.of_model(model, labelled(("c", "a"), [0, 0, 1]))
+    assert own.labels.tolist() == [2, 2, 0] and own.class_names == ("a", "b", "c")
+    unused = classification.of_model(model, labelled(("b", "x"), [0, 0]))
+    assert unused.labels.tolist() == [1, 1], "no sample is of class x"
+    assert classification.of_model(model, labelled(("0", "1"), [0, 1])).labels.tolist() == [0, 1]
+
+
 def test_what_does_not_fit_is_refused(tiny_checkpoint: Path):
     with pytest.raises(SaccadeError, match=r"--task ari.*top1, knn, probe"):
         evaluate(tiny_checkpoint, EvaluateOptions(task="ari"))
     with pytest.raises(SaccadeError, match="--positions left: only the task ari supports"):
         evaluate(tiny_checkpoint, EvaluateOptions(positions="left"))
     model = replace(knowing("nac"), labels=("a", "b"))
-    classification.check_classes(model, ("0", "1"), "numbered")
-    with pytest.raises(SaccadeError, match=r"found 2 classes \(a, c\), expected the 2 labels"):
-        classification.check_classes(model, ("a", "c"), "other")
+    numbered = labelled(("0", "1"), [0, 1])
+    assert classification.of_model(model, numbered) is numbered
+    with pytest.raises(
+        SaccadeError, match=r"found 2 classes \(a, c\), expected the 2.*'c' is none"
+    ):
+        classification.of_model(model, labelled(("a", "c"), [0, 1]))
     with pytest.raises(SaccadeError, match="--limit is 1"):
         EvaluateOptions(limit=1)
 

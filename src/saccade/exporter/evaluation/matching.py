@@ -15,7 +15,7 @@ from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import described_scenes
 from saccade.files import read_lines
-from saccade.models.data.datasets import Dataset, load_data
+from saccade.models.data.datasets import HELD_OUT, Dataset, load_data
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
 from saccade.models.scores.retrieval import cosines, ranks
@@ -30,14 +30,23 @@ from saccade.models.sparo.zero_shot import (
 
 def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Score top-1 (and top-5) of labels that are given only as words."""
-    logits, data = _zero_shot(model, options, "test")
+    logits, data = _zero_shot(model, options, options.split or HELD_OUT)
     right = correct(logits, data.labels)
     scores = (
         proportion("zero-shot top-1", right),
         proportion("zero-shot top-5", correct(logits, data.labels, top=5)),
     )
     samples = right.astype(np.float64)
-    return EvaluationResult(model.name, "zero-shot", data.name, data.sha256, scores, samples)
+    return EvaluationResult(
+        model.name,
+        "zero-shot",
+        data.name,
+        data.sha256,
+        scores,
+        samples,
+        split=data.split,
+        skipped=data.skipped,
+    )
 
 
 def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decisions:
@@ -132,7 +141,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     Shapes: image [n h w c], n at most `count`; tokens [prompts t].
     Raises: SaccadeError if the model takes no image.
     """
-    dataset = load_data(data, "test", preprocessing=images_of(variant))
+    dataset = load_data(data, HELD_OUT, preprocessing=images_of(variant))
     inputs = {variant.main.variant.role: {"image": dataset.images[:count]}}
     if "text" in variant.components:
         metadata = variant.runtime_metadata
@@ -146,7 +155,7 @@ def zero_shot_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
 ) -> Asked:
     """Return the label whose words are nearest to each chosen image."""
-    data = labelled_images(models[0], options, "test")
+    data = labelled_images(models[0], options, options.split or HELD_OUT)
     images, names = data.images[chosen], data.class_names
     answers = []
     for model in models:

@@ -11,7 +11,7 @@ from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Answer, Asked, Samples, focus_of
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.scenes import drawn_scenes, scenes_sha256
+from saccade.exporter.evaluation.scenes import drawn_scenes, require_test_split, scenes_sha256
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.ari import adjusted_rand_index
@@ -75,6 +75,7 @@ def masked_scenes(
         drawn = drawn_scenes(preprocessing, options, TEST_SCENES)
         return drawn.images, drawn.masks, scenes_sha256(drawn)
     if name == "tetrominoes":
+        require_test_split(options)
         count = options.limit or TEST_SCENES
         side_px, positions = preprocessing.height_px, options.positions
         puzzles = tetrominoes("test", count, side_px=side_px, positions=positions)
