@@ -193,7 +193,7 @@ ARRAYS = {
     "one class": ({"images": IMAGES, "labels": LABELS * 0}, "found the class 0,"),
     "a name too few": (
         {"images": IMAGES, "labels": LABELS, "class_names": np.array(["a"])},
-        "0 to 1 .row 2 has 1., expected .*1 class names",
+        "0 to 1, expected .*1 class names.; row 2 has 1",
     ),
 }
 

@@ -2,6 +2,7 @@
 """The user's own samples: equal from every format, read when they are used, refused by row."""
 
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -300,6 +301,20 @@ def state(content: object) -> Callable[[Path], str]:
     return make
 
 
+def pipe(name: str) -> Callable[[Path], str]:
+    def make(folder: Path) -> str:
+        os.mkfifo(folder / name)
+        return str(folder / name)
+
+    return make
+
+
+def pipe_in_a_folder(folder: Path) -> str:
+    state({"_data_files": [{"filename": "x.arrow"}]})(folder)
+    os.mkfifo(folder / "x.arrow")
+    return str(folder)
+
+
 def text_file(name: str, text: str = "hello") -> Callable[[Path], str]:
     def make(folder: Path) -> str:
         (folder / name).write_text(text)
@@ -349,6 +364,9 @@ REFUSED: dict[str, tuple[Callable[[Path], str], str]] = {
     "a selection": (state({"_indices_data_files": [{}]}), "Call flatten_indices"),
     "files elsewhere": (state({"_data_files": [{"filename": "../x.arrow"}]}), "state.json names"),
     "a state of nothing": (state([]), "state.json names"),
+    "a pipe as CSV": (pipe("x.csv"), "found a pipe or device"),
+    "a pipe as a shard": (pipe("x.tar"), "found a pipe or device"),
+    "a pipe as a table": (pipe_in_a_folder, "x.arrow is no file, but state.json names it"),
     "another suffix": (text_file("x.txt"), "a file of another kind.*folder of class folders"),
 }
 

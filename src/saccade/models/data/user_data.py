@@ -83,6 +83,6 @@ def labelled_part(
     classes, names = numbered_classes(str(path), labels, class_names)
     if len(names) < 2:
         raise SaccadeError(
-            f"{path}: found the class {names[0]}, expected labels of at least two classes."
+            f"{path}: found the class {names[0]}, expected at least two. Add samples of others."
         )
     return chosen_rows(path, split, classes), names

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError, require
-from saccade.files import read_bounded
+from saccade.files import read_regular
 from saccade.json_text import parse_json
 from saccade.limits import JSON_BYTES
 from saccade.models.data.samples.labels import LabelColumn
@@ -230,12 +230,16 @@ def _arrow_files(folder: Path, split: int) -> list[Table]:
             f"{folder}: state.json names {names!r:.80}, expected .arrow files in the folder. Save "
             "the data again."
         )
+    if strange := [name for name in names if not (folder / name).is_file()]:
+        raise SaccadeError(
+            f"{folder}: {strange[0]} is no file, but state.json names it. Save the data again."
+        )
     return [ArrowFile(folder / name, split) for name in names]
 
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        values = parse_json(read_bounded(path, JSON_BYTES))
+        values = parse_json(read_regular(path, JSON_BYTES))
     except (OSError, ValueError) as error:
         raise SaccadeError(
             f"{path}: cannot be read ({error}), expected what save_to_disk of Hugging Face "

@@ -31,7 +31,7 @@ def is_data(name: str) -> bool:
     path = Path(name)
     if path.is_dir():
         return True
-    return path.suffix.lower() in _FILES and (path.is_file() or bool(_PATTERN.search(name)))
+    return path.suffix.lower() in _FILES and (path.exists() or bool(_PATTERN.search(name)))
 
 
 def open_source(name: str, given: Given) -> Source:
@@ -42,8 +42,9 @@ def open_source(name: str, given: Given) -> Source:
     path = Path(name)
     if path.is_dir():
         return _folder(path, given)
-    if not path.is_file():
+    if not path.exists():
         return _packed(path, _matching(name), given)
+    _check_files([path])
     suffix = path.suffix.lower()
     if suffix == ".npz":
         return ArrayFile(path, given)
@@ -83,6 +84,7 @@ def _packed(path: Path, files: Sequence[Path], given: Given) -> Source:
             f"{path}: found {' and '.join(sorted(kinds))} files, expected one kind. Name one of "
             "them, or a pattern such as 'data/*.tar'."
         )
+    _check_files(files)
     splits = _splits(path, files)
     if kinds == {".tar"}:
         return Shards(path, files, splits, given)
@@ -90,6 +92,14 @@ def _packed(path: Path, files: Sequence[Path], given: Given) -> Source:
 
     tables = [columnar.ParquetFile(file, split) for file, split in zip(files, splits, strict=True)]
     return columnar.Tables(path, tables, given)
+
+
+def _check_files(files: Sequence[Path]) -> None:
+    for file in files:
+        if not file.is_file():
+            raise SaccadeError(
+                f"{file}: found a pipe or device, expected a file. Write the data into a file."
+            )
 
 
 def _splits(path: Path, files: Sequence[Path]) -> list[int]:

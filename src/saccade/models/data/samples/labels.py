@@ -114,9 +114,9 @@ def numbered_classes(
     if low < 0 or high >= classes or (names is None and classes > len(labels)):
         row = int(np.flatnonzero((labels < 0) | (labels >= min(classes, len(labels))))[0])
         raise SaccadeError(
-            f"{where}: labels range from {low} to {high} (row {row + 1:,} has {labels[row]}), "
-            "expected 0 to classes - 1"
-            f"{'' if names is None else f' ({classes} class names)'}. Number the classes from 0."
+            f"{where}: labels range from {low} to {high}, expected 0 to classes - 1"
+            f"{'' if names is None else f' ({classes} class names)'}; row {row + 1:,} has "
+            f"{labels[row]}. Number the classes from 0."
         )
     if names is None:
         return labels.astype(np.int64), tuple(str(index) for index in range(classes))
