@@ -20,7 +20,8 @@ def render(results: Sequence[EvaluationResult]) -> "Table":
     ops = next((result.ops for result in results if result.ops), None)
     notes = [f"Custom ops by {ops}."] if ops else []
     if first.skipped:
-        notes.append(f"{first.skipped} unreadable rows left out.")
+        rows = "row" if first.skipped == 1 else "rows"
+        notes.append(f"{first.skipped} unreadable {rows} left out.")
     note = " ".join(notes) or None
     split = f", split {first.split}" if first.split else ""
     title = f"{first.task} on {first.data}{split}{how}"

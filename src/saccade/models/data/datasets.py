@@ -196,6 +196,8 @@ def _own(
         bad = [place for place, _ in unreadable]
         for _, text in unreadable[:_SHOWN]:
             note_once(f"left out: {text}")
+        if bad:
+            note_once(f"{name}: left out {len(bad)} of {len(rows):,} rows of the split {split}")
         rows = np.delete(rows, bad)
         lazy = Images(source, rows, wanted)
     images = fitting(lazy)

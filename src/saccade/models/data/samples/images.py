@@ -4,7 +4,7 @@
 import hashlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any, cast
@@ -159,10 +159,10 @@ def pixels_sha256(images: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def read_ahead(images: Any, places: Sequence[int] | np.ndarray) -> None:
+def read_ahead(images: np.ndarray, places: Callable[[], Sequence[int] | np.ndarray]) -> None:
     """Begin to decode images that will be asked for next, if they are not in memory."""
     if isinstance(images, Images):
-        images.ahead(np.asarray(places))
+        images.ahead(np.asarray(places()))
 
 
 @cache
