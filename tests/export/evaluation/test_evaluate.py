@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import labelled_sets
 import numpy as np
 import pytest
 
@@ -16,24 +17,32 @@ from saccade.exporter.evaluation import (
     answering,
     captioning,
     classification,
+    embedding,
     matching,
     segmentation,
 )
 from saccade.exporter.evaluation.evaluate import Evaluation, evaluate
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, Function
+from saccade.exporter.evaluation.evaluated_model import (
+    EvaluatedModel,
+    Function,
+    subjects_of_checkpoint,
+)
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.report import render
 from saccade.exporter.evaluation.scenes import asked_scenes, described_scenes
 from saccade.exporter.evaluation.tasks import TASKS, task_asked, task_names, tasks_of
 from saccade.models.captioner.caption_search import Caption
+from saccade.models.checkpoint import load
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS
 from saccade.models.data.digits import CLASS_NAMES
 from saccade.models.data.listops import listops
 from saccade.models.data.questions import ANSWERS, QUESTION_TOKENS, QUESTION_WORDS
+from saccade.models.data.samples import images as image_file
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.models.families import FAMILIES
 from saccade.models.interface import Arrays, TensorSpec
 from saccade.models.preprocessing import Preprocessing
+from saccade.models.scores.results import EvaluationResult
 from saccade.models.word_tokens import WordVocabulary
 
 SEEN = Preprocessing(20, 20, 3, (0.0,) * 3, (1.0,) * 3)
@@ -249,6 +258,30 @@ def test_classes_in_another_order_or_missing_are_those_of_the_model():
     unused = classification.of_model(model, labelled(("b", "x"), [0, 0]))
     assert unused.labels.tolist() == [1, 1], "no sample is of class x"
     assert classification.of_model(model, labelled(("0", "1"), [0, 1])).labels.tolist() == [0, 1]
+
+
+def test_splits_of_ones_own_samples(tiny_checkpoint: Path, tmp_path: Path, monkeypatch):
+    path = Path(labelled_sets.class_folders(tmp_path / "mine", labelled_sets.digits()))
+    (path / "train" / "0" / "000.png").write_bytes(b"GIF89a")
+
+    (model,) = subjects_of_checkpoint(load(tiny_checkpoint))
+
+    def scored(task: Any = classification.top1, **options: Any) -> EvaluationResult:
+        return task(model, EvaluateOptions(str(path), **options))
+
+    assert scored().split == "test" and scored(split="val").split == "validation"
+    whole = scored(split="all", skip_bad=1)
+    assert (whole.split, whole.skipped, whole.scores[0].n) == ("all", 1, 17)
+    title = render([whole]).title
+    assert "split all" in str(title)
+    monkeypatch.setattr(image_file, "KEPT_BYTES", 0)
+    assert scored(split="all", skip_bad=1).to_dict() == whole.to_dict()
+    with pytest.raises(SaccadeError, match=r"train/0/000\.png: not a JPEG, PNG or WebP"):
+        scored(split="train")
+    with pytest.raises(SaccadeError, match="--split all: this task learns from the training sam"):
+        scored(embedding.knn, split="all")
+    with pytest.raises(SaccadeError, match="--skip-bad is -1"):
+        scored(skip_bad=-1)
 
 
 def test_what_does_not_fit_is_refused(tiny_checkpoint: Path):

@@ -158,7 +158,7 @@ def test_strays_are_reported(tmp_path: Path, digits: list[Sample], capsys) -> No
         load_data(path, "test", preprocessing=DIGITS)
     assert len(data.labels) == 12
     said = capsys.readouterr().err
-    assert said.count("left out 4 files that are no images in class folders") == 1
+    assert said.count("left out 4 files that are not images in class folders") == 1
     assert "notes.txt" in said and "test/1/Thumbs.db" in said and ".hidden" not in said
 
 
@@ -366,7 +366,10 @@ REFUSED: dict[str, tuple[Callable[[Path], str], str]] = {
     "a state of nothing": (state([]), "state.json names"),
     "a pipe as CSV": (pipe("x.csv"), "found a pipe or device"),
     "a pipe as a shard": (pipe("x.tar"), "found a pipe or device"),
-    "a pipe as a table": (pipe_in_a_folder, "x.arrow is no file, but state.json names it"),
+    "a pipe as a table": (
+        pipe_in_a_folder,
+        "x.arrow is missing or not a file, but state.json names it",
+    ),
     "another suffix": (text_file("x.txt"), "a file of another kind.*folder of class folders"),
 }
 

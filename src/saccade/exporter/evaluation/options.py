@@ -50,5 +50,5 @@ class EvaluateOptions(PathFields):
 
     @property
     def asked(self) -> DataAsked:
-        """Return what is asked of the user's data."""
+        """Return the options of the user's data."""
         return DataAsked(self.labels, self.data_root, self.skip_bad)

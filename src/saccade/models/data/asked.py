@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command asks of the user's data, besides where it is."""
+"""Options of commands for the user's own data, besides its path."""
 
 from dataclasses import dataclass
 from pathlib import Path

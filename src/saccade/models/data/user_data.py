@@ -15,6 +15,7 @@ from saccade.models.data.samples.labels import numbered_classes
 from saccade.models.data.samples.source import Source, left_out
 from saccade.models.data.splits import chosen_rows
 from saccade.models.preprocessing import Preprocessing
+from saccade.verbosity import note_once
 
 
 def is_unlabelled(path: Path) -> bool:
@@ -40,6 +41,8 @@ def unlabelled_images(path: Path, preprocessing: Preprocessing) -> np.ndarray:
     """
     if path.is_dir():
         source = ImageFiles(path)
+        for text in source.notes:
+            note_once(text)
         return fitting(Images(source, np.arange(len(source)), preprocessing.wanted()))
     images = checked_images(path, npz_arrays(path, ("images",))["images"])
     expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)

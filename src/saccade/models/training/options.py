@@ -48,7 +48,7 @@ class TrainOptions(PathFields):
 
     @property
     def asked(self) -> DataAsked:
-        """Return what is asked of the user's data."""
+        """Return the options of the user's data."""
         return DataAsked(self.labels, self.data_root, self.skip_bad)
 
     @property

@@ -232,7 +232,7 @@ def _arrow_files(folder: Path, split: int) -> list[Table]:
         )
     if strange := [name for name in names if not (folder / name).is_file()]:
         raise SaccadeError(
-            f"{folder}: {strange[0]} is no file, but state.json names it. Save the data again."
+            f"{folder}: {strange[0]} is missing or not a file, but state.json names it. Save the data again."
         )
     return [ArrowFile(folder / name, split) for name in names]
 
@@ -243,7 +243,7 @@ def _object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise SaccadeError(
             f"{path}: cannot be read ({error}), expected what save_to_disk of Hugging Face "
-            "datasets wrote. Save the data again."
+            "wrote. Save the data again."
         ) from error
     return values if isinstance(values, dict) else {}
 

@@ -63,7 +63,7 @@ class ClassFolders(Source):
         if parts[0][0]:  # the folders at the top are splits
             stray += [entry.name for entry in visible(path) if not entry.is_dir()]
             self.split_of = np.repeat([split for _, split, _ in found], counts).astype(np.int8)
-        self.notes = left_out(path, stray, "that are no images in class folders")
+        self.notes = left_out(path, stray, "that are not images in class folders")
 
     def read(self, row: int, most_bytes: int) -> bytes:
         """Return the file's bytes."""

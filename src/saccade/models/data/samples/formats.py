@@ -16,7 +16,7 @@ from saccade.models.data.splits import SPLITS
 
 EXPECTED = (
     "a folder of class folders, an .npz, .csv, .jsonl, .parquet or .tar file, or a folder that "
-    "Hugging Face datasets saved"
+    "save_to_disk of Hugging Face wrote"
 )
 _FILES = (".npz", ".csv", ".jsonl", ".ndjson", ".parquet", ".tar")
 _PACKED = (".parquet", ".tar")  # of which a folder or a pattern may name several

@@ -22,7 +22,7 @@ _BLOCK = 64  # images of a pass over all
 
 
 class Images:
-    """The images of some rows; indexed like an array of uint8 [n h w c], of which it is no copy.
+    """The images of some rows; indexed like an array of uint8 [n h w c].
 
     A slice is again `Images`; an array of places gives the pixels. Consecutive places are decoded
     one block ahead, other ones if `ahead` names them.
@@ -93,7 +93,7 @@ class Images:
                 raise SaccadeError(
                     f"{found[0][1]} --skip-bad {most} leaves out at most {most} such rows; found "
                     f"{len(found)} in the first {min(start + _BLOCK, len(self)):,} of "
-                    f"{len(self):,}. Raise it, or mend the rows."
+                    f"{len(self):,}. Raise it, or correct the rows."
                 )
         return found
 

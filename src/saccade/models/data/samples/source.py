@@ -97,7 +97,7 @@ def split_named(name: str) -> int | None:
 
 
 def left_out(path: Path, names: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the note about files that are no samples; none if there are none."""
+    """Return the note about files that are not samples; nothing if there are none."""
     if not names:
         return ()
     shown = ", ".join(sorted(names)[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
