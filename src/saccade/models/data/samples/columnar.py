@@ -49,19 +49,44 @@ class Table:
         raise NotImplementedError
 
 
+class RowGroups:
+    """The rows of an open Parquet file; a few groups of rows are in memory at a time.
+
+    Threads may read it at the same time.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        groups = range(file.metadata.num_row_groups)
+        self._ends = list(accumulate(file.metadata.row_group(group).num_rows for group in groups))
+        self._kept: dict[tuple[int, str | None], Any] = {}
+        self._lock = Lock()
+
+    def row(self, row: int, column: str | None = None) -> dict[str, Any]:
+        """Return the values of a row, or of one column; the first reads the whole group."""
+        with self._lock:
+            group = int(np.searchsorted(self._ends, row, side="right"))
+            key = group, column
+            if key not in self._kept:
+                while len(self._kept) >= _KEPT_GROUPS:
+                    del self._kept[next(iter(self._kept))]
+                columns = None if column is None else [column]
+                self._kept[key] = self._file.read_row_group(group, columns)
+            table = self._kept[key]
+        start = self._ends[group - 1] if group else 0
+        values: dict[str, Any] = table.slice(row - start, 1).to_pylist()[0]
+        return values
+
+
 class ParquetFile(Table):
-    """A Parquet file, of which a few groups of rows are in memory at a time."""
+    """A Parquet file, read by groups of rows."""
 
     def __init__(self, path: Path, split: int) -> None:
         super().__init__(path, split)
         parquet = require("pyarrow.parquet", extra=EXTRA)
         with readable(path, "Parquet"):
             self._file = parquet.ParquetFile(path)
-            groups = range(self._file.metadata.num_row_groups)
-            counts = [self._file.metadata.row_group(group).num_rows for group in groups]
-        self._ends = list(accumulate(counts))
-        self._groups: dict[tuple[int, str], Any] = {}
-        self._lock = Lock()
+            self._groups = RowGroups(self._file)
 
     def schema(self) -> Any:
         """Return the columns and their types."""
@@ -73,14 +98,7 @@ class ParquetFile(Table):
 
     def value(self, row: int, column: str) -> Any:
         """Return one value; the first of a group reads the column of the whole group."""
-        with self._lock:
-            group = int(np.searchsorted(self._ends, row, side="right"))
-            if (group, column) not in self._groups:
-                while len(self._groups) >= _KEPT_GROUPS:
-                    del self._groups[next(iter(self._groups))]
-                self._groups[group, column] = self._file.read_row_group(group, [column]).column(0)
-            values = self._groups[group, column]
-        return values[row - (self._ends[group - 1] if group else 0)].as_py()
+        return self._groups.row(row, column)[column]
 
 
 class ArrowFile(Table):
@@ -232,7 +250,8 @@ def _arrow_files(folder: Path, split: int) -> list[Table]:
         )
     if strange := [name for name in names if not (folder / name).is_file()]:
         raise SaccadeError(
-            f"{folder}: {strange[0]} is missing or not a file, but state.json names it. Save the data again."
+            f"{folder}: {strange[0]} is missing or not a file, but state.json names it. "
+            "Save the data again."
         )
     return [ArrowFile(folder / name, split) for name in names]
 

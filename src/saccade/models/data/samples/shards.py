@@ -135,15 +135,18 @@ def samples_of(shard: Path) -> Iterator[tuple[str, dict[str, Member], Any]]:
 def members_of(tar: tarfile.TarFile) -> Iterator[tuple[Member, tarfile.TarInfo]]:
     """Return the files of a shard that are not hidden, in their order."""
     for info in tar:
-        folder, slash, name = info.name.rpartition("/")
-        hidden = any(
-            is_hidden(part) for part in (*folder.split("/"), name) if part not in ("", ".")
-        )
+        parts = [part for part in info.name.split("/") if part not in ("", ".")]
+        hidden = any(map(is_hidden, parts))
         if info.isreg() and not info.issparse() and not hidden:
-            key, point, suffix = name.partition(".")
-            place = (info.offset_data, info.size)
-            yield Member(folder + slash + key, (point + suffix).lower(), *place), info
+            yield Member(*key_and_suffix(info.name), info.offset_data, info.size), info
         tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header
+
+
+def key_and_suffix(member: str) -> tuple[str, str]:
+    """Split a member's name at the first dot of its last part, as WebDataset does."""
+    folder, slash, name = member.rpartition("/")
+    key, point, suffix = name.partition(".")
+    return folder + slash + key, (point + suffix).lower()
 
 
 def _written(shard: Path, member: Member, file: IO[bytes] | None) -> Any:
