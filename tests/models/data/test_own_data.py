@@ -207,6 +207,27 @@ def test_patterns_name_shards(tmp_path: Path, digits: list[Sample], monkeypatch)
         load_data("train-{000..003}.tar", "all", preprocessing=DIGITS)
 
 
+@pytest.mark.parametrize("form", ["CSV", "Parquet", "JSON lines"])
+def test_a_file_is_the_split_that_its_name_says(
+    form: str, tmp_path: Path, digits: list[Sample]
+) -> None:
+    whole = Path(FORMATS[form](tmp_path, digits))
+    load_data(whole.rename(tmp_path / f"test{whole.suffix}"), "train", preprocessing=DIGITS)
+    if form == "CSV":
+        table = tmp_path / "my_test.csv"
+        table.write_text((tmp_path / "test.csv").read_text().replace("split", "other"))
+        assert len(load_data(table, "held-out", preprocessing=DIGITS).labels) == len(digits)
+        with pytest.raises(SaccadeError, match=r"train split is empty .*test 18"):
+            load_data(table, "train", preprocessing=DIGITS)
+    if form == "Parquet":
+        (tmp_path / "hub").mkdir()
+        labelled_sets.parquet_folder(tmp_path / "hub", digits)
+        own = load_data(f"{tmp_path}/hub/data/train-*.parquet", "train", preprocessing=DIGITS)
+        one = tmp_path / "hub/data/validation-00000-of-00001.parquet"
+        assert len(own.labels) == 11 and set(own.labels) == {0, 1, 2}
+        assert load_data(one, "held-out", preprocessing=DIGITS).split == "validation"
+
+
 def test_validation_is_scored_where_there_is_no_test(tmp_path: Path, digits: list[Sample]) -> None:
     path = labelled_sets.class_folders(tmp_path, [one for one in digits if one.split != "test"])
     assert load_data(path, "held-out", preprocessing=DIGITS).split == "validation"

@@ -71,7 +71,7 @@ def load_data(
         not have the shape that `preprocessing` requires.
     """
     if split not in SPLIT_CHOICES:
-        raise SaccadeError(f"split is {split!r}, expected one of {', '.join(SPLIT_CHOICES)}.")
+        raise SaccadeError(f"split is {split!r}, expected one of {', '.join((*SPLITS, 'all'))}.")
     split = "validation" if split == "val" else split
     name = str(name_or_path)
     if name in _GENERATED:

@@ -188,7 +188,7 @@ class Tables(Source):
                 )
             labels.add(label)
         own = [table.split] * len(written)
-        if columns.split is not None and table.split < 0:
+        if columns.split is not None:
             own = [
                 self._split(start + row, name, columns.split)
                 for row, name in enumerate(table.column(columns.split).to_pylist())

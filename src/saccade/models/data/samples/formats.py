@@ -11,8 +11,7 @@ from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.folders import ClassFolders, visible
 from saccade.models.data.samples.manifests import Manifest
 from saccade.models.data.samples.shards import Shards
-from saccade.models.data.samples.source import SPLIT_NAMES, Given, Source
-from saccade.models.data.splits import SPLITS
+from saccade.models.data.samples.source import Given, Source, split_in, split_named
 
 EXPECTED = (
     "a folder of class folders, an .npz, .csv, .jsonl, .parquet or .tar file, or a folder that "
@@ -23,7 +22,6 @@ _PACKED = (".parquet", ".tar")  # of which a folder or a pattern may name severa
 _PATTERN = re.compile(r"[*?\[]|\{.*\}")
 _RANGE = re.compile(r"\{([^{}]*)\}")
 _MOST_FILES = 100_000
-_SPLIT_IN_NAME = re.compile(rf"(?:^|[-_./])({'|'.join(SPLIT_NAMES)})(?=[-_./\d]|$)")
 
 
 def is_data(name: str) -> bool:
@@ -104,13 +102,13 @@ def _check_files(files: Sequence[Path]) -> None:
 
 def _splits(path: Path, files: Sequence[Path]) -> list[int]:
     """Return the split that each file's name contains, or -1 for all if none contains one."""
-    if len(files) == 1:
-        return [-1]
     named = []
     for file in files:
-        own = file.relative_to(path).as_posix() if file.is_relative_to(path) else file.name
-        found = _SPLIT_IN_NAME.findall(own.lower())
-        named.append(SPLITS.index(SPLIT_NAMES[found[-1]]) if found else -1)
+        inside = file.relative_to(path).as_posix() if path.is_dir() else file.name
+        split = split_in(inside)
+        if split < 0 and len(files) > 1 and (folder := split_named(file.parent.name)) is not None:
+            split = folder
+        named.append(split)
     if any(split < 0 for split in named) and any(split >= 0 for split in named):
         odd = files[named.index(-1)]
         raise SaccadeError(

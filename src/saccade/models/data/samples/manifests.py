@@ -20,6 +20,7 @@ from saccade.models.data.samples.source import (
     RowUnreadable,
     Source,
     numbered,
+    split_in,
     split_named,
 )
 
@@ -58,7 +59,10 @@ class Manifest(Source):
                 "the columns."
             )
         self.labels, self.class_names = labels.classes(given, self.refused)
-        self.split_of = np.array(splits, dtype=np.int8) if columns.split is not None else None
+        if columns.split is not None:
+            self.split_of = np.array(splits, dtype=np.int8)
+        elif (split := split_in(path.name)) >= 0:
+            self.split_of = np.full(len(self.labels), split, dtype=np.int8)
 
     def read(self, row: int, most_bytes: int) -> bytes:
         """Return the bytes of the file that the row names."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A source of labeled samples, whatever the format of its files."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ SPLIT_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+_SPLIT_IN_NAME = re.compile(rf"(?:^|[-_./])({'|'.join(SPLIT_NAMES)})(?=[-_./\d]|$)")
 _NAMED = 3  # files in a note
 
 
@@ -94,6 +96,12 @@ def split_named(name: str) -> int | None:
     """Return the index of the split with this name in SPLITS, or None."""
     found = SPLIT_NAMES.get(name.strip().lower())
     return None if found is None else SPLITS.index(found)
+
+
+def split_in(name: str) -> int:
+    """Return the index in SPLITS of the split that a file's name contains last, or -1."""
+    found = _SPLIT_IN_NAME.findall(name.lower())
+    return SPLITS.index(SPLIT_NAMES[found[-1]]) if found else -1
 
 
 def left_out(path: Path, names: Sequence[str], where: str) -> tuple[str, ...]:
