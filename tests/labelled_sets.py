@@ -43,6 +43,13 @@ def digits(per_class: int = 6, classes: int = 3) -> list[Sample]:
     )
 
 
+def noise(per_class: int = 5, classes: int = 2) -> list[Sample]:
+    """Gray noise of 8 x 8 px, which needs no package."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (classes, per_class, 8, 8), dtype=np.uint8)
+    return _split([[_png(image) for image in own] for own in pixels], ["a", "b", "c"][:classes])
+
+
 def photographs(per_class: int = 6) -> list[Sample]:
     """Pieces of the photographs that scikit-learn ships, of many sizes."""
     from sklearn.datasets import load_sample_images

@@ -131,8 +131,9 @@ class Tables(Source):
 
     def __init__(self, path: Path, tables: Sequence[Table], given: Given) -> None:
         self.path, self._tables = path, tuple(tables)
-        first = tables[0].schema()
-        columns = Columns.of(tables[0].path, first.names, IMAGES)
+        with readable(tables[0].path, "a table"):
+            first = tables[0].schema()
+            columns = Columns.of(tables[0].path, first.names, IMAGES)
         self._image = columns.image
         labels = LabelColumn()
         self._starts: list[int] = []
@@ -290,7 +291,7 @@ def readable(path: Path, what: str) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SaccadeError(
             f"{path}: cannot be read as {what} ({str(error)[:300]}). Write it again."
         ) from error
