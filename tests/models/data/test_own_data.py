@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -202,6 +203,12 @@ def test_patterns_name_shards(tmp_path: Path, digits: list[Sample], monkeypatch)
         own = load_data(f"{tmp_path}/{pattern}", "all", preprocessing=DIGITS)
         # None is for validation, so that a tenth of the training samples is.
         assert {image.tobytes() for image in own.images} == {*map(np.ndarray.tobytes, whole.images)}
+    for folder, names in (("val", "validation-*"), ("train", "train-*")):
+        (tmp_path / folder).mkdir()
+        for number, shard in enumerate(sorted(tmp_path.glob(f"{names}.tar"))):
+            shutil.copy(shard, tmp_path / folder / f"{number}.tar")
+    own = load_data(f"{tmp_path}/{{train,val}}/*.tar", "train", preprocessing=DIGITS)
+    assert own.sha256 == whole.sha256, "the folders name the splits"
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SaccadeError, match=r"found no file train-003\.tar"):
         load_data("train-{000..003}.tar", "all", preprocessing=DIGITS)
