@@ -148,6 +148,22 @@ def test_a_pass_in_order_reads_each_image_once(
     assert pixel_moments(data.images) == pixel_moments(np.concatenate(batches))
 
 
+def test_an_array_is_filled_block_by_block(
+    tmp_path: Path, digits: list[Sample], monkeypatch
+) -> None:
+    sizes: list[int] = []
+    whole = Images._decoded
+
+    def counted(images: Images, places: np.ndarray) -> np.ndarray:
+        sizes.append(len(places))
+        return whole(images, places)
+
+    monkeypatch.setattr(Images, "_decoded", counted)
+    monkeypatch.setattr(image_file, "_BLOCK", 5)
+    data = load_data(labelled_sets.class_folders(tmp_path, digits), "train", preprocessing=DIGITS)
+    assert sizes == [5, 5, 2] and np.array_equal(data.images, expected(digits, "train", DIGITS))
+
+
 def test_strays_are_reported(tmp_path: Path, digits: list[Sample], capsys) -> None:
     path = Path(labelled_sets.class_folders(tmp_path, digits))
     for name in ("notes.txt", ".hidden", "train/list.csv", "train/0/a.txt", "test/1/Thumbs.db"):

@@ -69,7 +69,10 @@ class Images:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return all images as one array."""
-        pixels = self._decoded(np.arange(len(self)))
+        pixels = np.empty(self.shape, dtype=np.uint8)
+        for start in range(0, len(self), _BLOCK):  # not every image twice in memory
+            places = np.arange(start, min(start + _BLOCK, len(self)))
+            pixels[places] = self._decoded(places)
         return pixels if dtype is None else pixels.astype(dtype)
 
     def ahead(self, places: np.ndarray) -> None:
