@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import labelled_sets
 import numpy as np
 import torch
 from changed_files import changed_bytes, changed_safetensors, changed_text, changed_zip
@@ -21,8 +22,8 @@ from saccade.exporter.artefact.manifest import read_manifest
 from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manifest
 from saccade.models.catalogue import presets
 from saccade.models.checkpoint import load
+from saccade.models.data.datasets import load_data
 from saccade.models.data.token_states import token_states
-from saccade.models.data.user_data import npz
 from saccade.models.families import FAMILIES, family_class
 from saccade.models.image_decoding import ImageRefused, decode
 from saccade.models.official.given_files import names_from, object_from
@@ -77,6 +78,14 @@ def _image(path: Path) -> Any:
         raise SaccadeError(str(error)) from error
 
 
+def _labelled(path: Path) -> Any:
+    return load_data(path, "train", preprocessing=Preprocessing(8, 8, 1, (0.0,), (1.0,)))
+
+
+def _samples(form: str) -> Callable[[Path], Any]:
+    return lambda path: labelled_sets.FORMATS[form](path.parent, labelled_sets.noise())
+
+
 @cache
 def readers() -> dict[str, Reader]:
     """Return the readers by name, without those whose package is not installed."""
@@ -92,7 +101,11 @@ def readers() -> dict[str, Reader]:
         "engine manifest": Reader(read_engine_manifest, _json(_ENGINE), name=_NAME, **text),
         "frontier.json": Reader(frontier.read_frontier, _json(_FRONTIER), **text),
         "report.json": Reader(report.read_report, _json(_REPORT), **text),
-        "images .npz": Reader(lambda p: npz(p, "train"), _images, changed_zip),
+        "images .npz": Reader(lambda p: load_data(p, "train"), _images, changed_zip),
+        "samples .csv": Reader(_labelled, _samples("CSV"), changed_bytes, "mine.csv"),
+        "samples .jsonl": Reader(_labelled, _samples("JSON lines"), changed_bytes, "mine.jsonl"),
+        "samples .parquet": Reader(_labelled, _samples("Parquet"), changed_bytes, "mine.parquet"),
+        "samples .tar": Reader(_labelled, _samples("shards"), changed_bytes, "train-000.tar"),
         "token states .npz": Reader(lambda p: token_states(p, "train"), _tokens, changed_zip),
         "embeddings .npz": Reader(load_embeddings, _embeddings, changed_zip),
         "weights .npz": Reader(read_tensors, _images, changed_zip),

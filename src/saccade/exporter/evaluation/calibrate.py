@@ -40,7 +40,7 @@ from saccade.exporter.policy.policy import (
     write_policies,
 )
 from saccade.exporter.runtimes.runtime import runtime_named
-from saccade.models.data.datasets import SPLITS
+from saccade.models.data.splits import SPLITS
 from saccade.models.data.user_data import is_unlabelled
 from saccade.models.entry import EvaluationTask, imported
 from saccade.progress import Report, bar, progress_of, reporting
@@ -335,6 +335,9 @@ def _asked(options: CalibrateOptions) -> EvaluateOptions:
     return EvaluateOptions(
         data=options.data,
         limit=options.limit,
+        labels=options.labels,
+        data_root=options.data_root,
+        skip_bad=options.skip_bad,
         templates=options.templates,
         seed=options.seed,
         runtime=options.runtime,
@@ -362,20 +365,9 @@ def _splits(options: CalibrateOptions) -> tuple[str, ...]:
 def _decided(
     model: EvaluatedModel, decide: Decide, asked: EvaluateOptions, split: str
 ) -> Decisions:
-    """One variant's logits; of all splits, or of data that has no splits, in one array."""
-    if split != "all" or (asked.data is not None and is_unlabelled(Path(asked.data))):
-        one = decide(model, asked, split).decisions()
-        return replace(one, logits=one.logits[: asked.limit], labels=_first(one.labels, asked))
-    parts = [decide(model, asked, part).decisions() for part in SPLITS]
-    labels = [part.labels for part in parts if part.labels is not None]
-    hashes = "".join(part.data_sha256 for part in parts)
-    return Decisions(
-        np.concatenate([part.logits for part in parts])[: asked.limit],
-        _first(np.concatenate(labels), asked),
-        parts[0].data,
-        hashlib.sha256(hashes.encode()).hexdigest(),
-        parts[0].labelling,
-    )
+    """One variant's logits, of at most `limit` samples."""
+    one = decide(model, asked, split).decisions()
+    return replace(one, logits=one.logits[: asked.limit], labels=_first(one.labels, asked))
 
 
 def _first(labels: np.ndarray | None, asked: EvaluateOptions) -> np.ndarray | None:

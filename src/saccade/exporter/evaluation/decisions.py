@@ -70,6 +70,8 @@ class Decider:
     data_sha256: str
     independent: np.ndarray | None = None
     labelling: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    split: str = ""
+    skipped: int = 0  # samples that could not be read
 
     def logits(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return the logits of some samples, or of all.

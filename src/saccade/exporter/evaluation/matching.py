@@ -15,7 +15,7 @@ from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import described_scenes
 from saccade.files import read_lines
-from saccade.models.data.datasets import load_data
+from saccade.models.data.datasets import HELD_OUT, load_data
 from saccade.models.interface import Arrays
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
@@ -31,7 +31,7 @@ from saccade.models.sparo.zero_shot import (
 
 def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Score top-1 (and top-5) of labels that are given only as words."""
-    decider = decide(model, options, "test")
+    decider = decide(model, options, options.split or HELD_OUT)
     logits, labels = decider.logits(), decider.labels
     assert labels is not None
     right = correct(logits, labels)
@@ -41,7 +41,14 @@ def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResu
     )
     samples = right.astype(np.float64)
     return EvaluationResult(
-        model.name, "zero-shot", decider.data, decider.data_sha256, scores, samples
+        model.name,
+        "zero-shot",
+        decider.data,
+        decider.data_sha256,
+        scores,
+        samples,
+        split=decider.split,
+        skipped=decider.skipped,
     )
 
 
@@ -55,7 +62,16 @@ def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decid
 
     labelling = (tuple(data.class_names), _templates(model, options))
     images = {"image": data.images}
-    return Decider(run, images, data.labels, data.name, data.sha256, labelling=labelling)
+    return Decider(
+        run,
+        images,
+        data.labels,
+        data.name,
+        data.sha256,
+        labelling=labelling,
+        split=data.split,
+        skipped=data.skipped,
+    )
 
 
 def _classifier(
@@ -137,7 +153,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     Shapes: image [n h w c], n at most `count`; tokens [prompts t].
     Raises: SaccadeError if the model takes no image.
     """
-    dataset = load_data(data, "test", preprocessing=images_of(variant))
+    dataset = load_data(data, HELD_OUT, preprocessing=images_of(variant))
     inputs = {variant.main.variant.role: {"image": dataset.images[:count]}}
     if "text" in variant.components:
         metadata = variant.runtime_metadata
@@ -151,7 +167,7 @@ def zero_shot_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
 ) -> Asked:
     """Return the label whose words are nearest to each chosen image."""
-    data = labelled_images(models[0], options, "test")
+    data = labelled_images(models[0], options, options.split or HELD_OUT)
     images, names = data.images[chosen], data.class_names
     answers = []
     for model in models:

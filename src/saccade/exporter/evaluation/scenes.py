@@ -78,6 +78,7 @@ def drawn_scenes(
             f"--data {options.data}: this task needs sentences or questions, which only generated "
             "data has. Pass --data shapes."
         )
+    require_test_split(options)
     side_px = preprocessing.height_px
     if preprocessing.width_px != side_px or preprocessing.channels != 3:
         raise SaccadeError(
@@ -86,6 +87,18 @@ def drawn_scenes(
         )
     count = usual if options.limit is None else options.limit
     return scenes(split, count, side_px=side_px, positions=options.positions)
+
+
+def require_test_split(options: EvaluateOptions) -> None:
+    """Check that no other split is asked for.
+
+    Raises: SaccadeError otherwise.
+    """
+    if options.split not in (None, "test"):
+        raise SaccadeError(
+            f"--split {options.split}: the scenes of this task are generated for the test split. "
+            "Leave it out."
+        )
 
 
 class ImageFields(Protocol):

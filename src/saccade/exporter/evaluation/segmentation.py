@@ -15,9 +15,10 @@ from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Answer, Asked, Samples, focus_of
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.scenes import drawn_scenes, scenes_sha256
+from saccade.exporter.evaluation.scenes import drawn_scenes, require_test_split, scenes_sha256
 from saccade.exporter.policy.answers import MEASURES, mask_confidence
-from saccade.models.data.datasets import SPLITS, load_data
+from saccade.models.data.datasets import load_data
+from saccade.models.data.splits import SPLITS
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.models.data.user_data import is_unlabelled, unlabelled_images
 from saccade.models.preprocessing import Preprocessing
@@ -69,7 +70,9 @@ def segments(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Seg
     owners, sure = [], []
     for at in range(0, len(images), _CHUNK):  # masks of all images may need much memory
         part = slice(at, at + _CHUNK)
-        answers = model.component("")({"image": images[part], "initial_state": states[part]})
+        answers = model.component("")(
+            {"image": np.asarray(images[part]), "initial_state": states[part]}
+        )
         masks = answers["masks"]
         if not np.isfinite(masks).all():
             raise SaccadeError(
@@ -97,8 +100,14 @@ def _images(
     elif is_unlabelled(Path(name)):
         images = unlabelled_images(Path(name), model.images())
     else:
-        data = load_data(name, split, preprocessing=model.images(), also=("tetrominoes",))
-        return data.images[: options.limit], data.name, data.sha256
+        data = load_data(
+            name,
+            split,
+            preprocessing=model.images(),
+            also=("tetrominoes",),
+            asked=options.asked,
+        ).first(options.limit)
+        return data.images, data.name, data.sha256
     return images, Path(name).name, hashlib.sha256(images.tobytes()).hexdigest()
 
 
@@ -129,6 +138,7 @@ def masked_scenes(
         drawn = drawn_scenes(preprocessing, options, TEST_SCENES)
         return drawn.images, drawn.masks, scenes_sha256(drawn)
     if name == "tetrominoes":
+        require_test_split(options)
         count = options.limit or TEST_SCENES
         side_px, positions = preprocessing.height_px, options.positions
         puzzles = tetrominoes("test", count, side_px=side_px, positions=positions)

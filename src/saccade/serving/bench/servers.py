@@ -20,7 +20,7 @@ from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.files import json_bytes, new_folder, write_atomically
 from saccade.leftovers import temporary_folder
 from saccade.machine import this_machine
-from saccade.models.data.datasets import load_data
+from saccade.models.data.datasets import HELD_OUT, load_data
 from saccade.models.scores.intervals import wilson
 from saccade.progress import Advance, progress_of
 from saccade.serving.bench import served
@@ -232,7 +232,7 @@ def _images(view: RouterView, options: BenchOptions) -> tuple[np.ndarray, np.nda
     if options.data is None:
         noise = np.random.default_rng(options.seed)
         return noise.integers(0, 256, (_DISTINCT, height, width, 3), dtype=np.uint8), None
-    data = load_data(options.data, "test", side_px=max(height, width))
+    data = load_data(options.data, HELD_OUT, side_px=max(height, width))
     return data.images[: options.limit], data.labels[: options.limit]
 
 
