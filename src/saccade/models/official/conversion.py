@@ -36,8 +36,8 @@ class Official:
 
 # A pattern that matches a whole key of the file, and our key.
 Rules = Iterable[tuple[str, str]]
-# Our key, the key of the file, and the function applied to the tensor.
-Row = tuple[str, str, "Callable[[Tensor], Tensor]"]
+# Our key, the key of the file, or several, and the function applied to their tensors.
+Row = tuple[str, str | tuple[str, ...], "Callable[..., Tensor]"]
 
 
 @dataclass
@@ -95,9 +95,11 @@ class Reading:
         `prefix` precedes their names in the file.
         """
         for ours, theirs, made in rows:
-            if theirs in self.tensors:
-                self.weights[ours] = made(self.tensors[theirs]).float().contiguous()
-            self.names[ours] = prefix + theirs
+            keys = (theirs,) if isinstance(theirs, str) else theirs
+            if all(key in self.tensors for key in keys):
+                tensor = made(*(self.tensors[key] for key in keys))
+                self.weights[ours] = tensor.float().contiguous()
+            self.names[ours] = ", ".join(prefix + key for key in keys)
 
     def converted(
         self,
