@@ -14,7 +14,8 @@ import numpy as np
 from saccade.errors import SaccadeError
 from saccade.files import refuse_existing, sha256_of
 from saccade.machine import version_of
-from saccade.models.checkpoint import check_finite, save
+from saccade.models.checkpoint import check_finite, load, save
+from saccade.models.checkpoint_folder import is_checkpoint_folder
 from saccade.models.checkpoint_format import AUTHORS_DATA
 from saccade.models.families import build, outline
 from saccade.models.interface import Component
@@ -26,6 +27,7 @@ from saccade.models.official.hub_folder import config_beside, hub_of, source_of,
 from saccade.models.official.reading import SHARDS, read_tensors, shards_of
 from saccade.models.official.report import ConversionFailed, ConversionReport, compared
 from saccade.models.preprocessing import Preprocessing
+from saccade.models.shipped import SHIPPED
 from saccade.path_fields import PathFields
 
 if TYPE_CHECKING:
@@ -135,7 +137,8 @@ _CLASSIFIERS = ("head.", "head_dist.", "classifier.")
 class ConvertOptions(PathFields):
     """Options for what the file does not tell, and the path of the result."""
 
-    out: Path  # checkpoint to write, a .safetensors file
+    # checkpoint to write: a .safetensors file, or a folder of Hugging Face's names
+    out: Path
     config: Path | None = None  # JSON of the authors' model configuration
     preprocessing: Path | None = None  # JSON with preprocessing fields to change
     labels: Path | None = None  # file with names of classes or answers: one per line, or JSON
@@ -161,6 +164,8 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
     Raises: SaccadeError if the source, the file or an option cannot be used. ConversionFailed
         with the whole report if keys do not fit; then nothing is written.
     """
+    if source == AUTO and is_checkpoint(path):
+        return _rewritten(path, options)
     source = source_of(path) if source == AUTO else source
     _check(source, options)
     path = weights_in(path, SOURCES[source].hub)
@@ -197,6 +202,51 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
     model = build(converted.family, config, fresh=False)
     model.load_state_dict(converted.weights)
     return _write(options, converted, model.eval(), report)
+
+
+def _rewritten(path: Path, options: ConvertOptions) -> ConversionReport:
+    """Write a checkpoint of saccade as a folder, or the one of a folder as a file."""
+    _check_out(options)
+    for name in (*OPTIONAL, "config", "preprocessing", "checkpoint_key", "calibration"):
+        if getattr(options, name) not in (None, False):
+            raise SaccadeError(
+                f"--{name.replace('_', '-')} is given, but {path} is already a saccade checkpoint, "
+                "which is only written in another form. Leave it out."
+            )
+    checkpoint = load(path)
+    again = save(
+        options.out,
+        family=checkpoint.family,
+        config=checkpoint.config,
+        weights=checkpoint.weights,
+        preprocessing=checkpoint.preprocessing,
+        labels=checkpoint.labels,
+        calibration=checkpoint.calibration,
+        card=checkpoint.card,
+        replace=options.force,
+    )
+    return ConversionReport(
+        source="saccade",
+        file=path.name,
+        sha256=checkpoint.sha256,
+        family=checkpoint.family,
+        tensors=len(checkpoint.weights),
+        parameters=sum(tensor.numel() for tensor in checkpoint.weights.values()),
+        rows=(),
+        ignored={},
+        notes=(),
+        images=checkpoint.preprocessing.described() if checkpoint.preprocessing else "",
+        images_from="the checkpoint",
+        out=str(options.out),
+        out_sha256=again.sha256,
+    )
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return True if a path is a checkpoint of saccade: its folder, or its file."""
+    return (
+        str(path).startswith(SHIPPED) or path.suffix == ".safetensors" or is_checkpoint_folder(path)
+    )
 
 
 def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
@@ -245,12 +295,19 @@ def _read(source: str, official: Official) -> Converted:
         raise with_source(error, source, official.tensors) from error
 
 
+def _check_out(options: ConvertOptions) -> None:
+    if options.out.suffix not in (".safetensors", ""):
+        raise SaccadeError(
+            f"--out is {options.out}, expected a name that ends in .safetensors, or one without an "
+            "ending for a folder."
+        )
+    refuse_existing(options.out, force=options.force)
+
+
 def _check(source: str, options: ConvertOptions) -> None:
     if source not in SOURCES:
         raise SaccadeError(f"source '{source}' is unknown. Choose one of: {', '.join(SOURCES)}.")
-    if options.out.suffix != ".safetensors":
-        raise SaccadeError(f"--out is {options.out}, expected a name that ends in .safetensors.")
-    refuse_existing(options.out, force=options.force)
+    _check_out(options)
     for name in OPTIONAL:
         given = getattr(options, name)
         if given is not None and given is not False and name not in SOURCES[source].takes:

@@ -15,8 +15,8 @@ from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.files import read_regular, sha256_of
 from saccade.json_text import parse_json
+from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.checkpoint_format import AUTHORS_DATA
-from saccade.models.shipped import located
 from saccade.serving.commands.weight_files import inspect_weights
 from saccade.sizes import files_below, size_text
 
@@ -59,7 +59,7 @@ def inspect(path: Path | str) -> Inspection:
 
     Raises: SaccadeError if it does not exist, is damaged, or is nothing that saccade reads.
     """
-    given, path = Path(path), located(path)
+    given, path = Path(path), checkpoint_file(path)
     if path.is_dir():
         return _folder(path)
     if not path.exists():
