@@ -23,7 +23,13 @@ from saccade.models.official.authors_images import with_images, with_published
 from saccade.models.official.calibration import calibration_for
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.given_files import names_from, object_from
-from saccade.models.official.hub_folder import config_beside, hub_of, source_of, weights_in
+from saccade.models.official.hub_folder import (
+    config_beside,
+    hub_of,
+    label_names,
+    source_of,
+    weights_in,
+)
 from saccade.models.official.reading import SHARDS, read_tensors, shards_of
 from saccade.models.official.report import ConversionFailed, ConversionReport, compared
 from saccade.models.preprocessing import Preprocessing
@@ -262,7 +268,7 @@ def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
         path=str(path),
         tensors=tensors if backbone is None else with_trunk(tensors, backbone),
         config=config if beside is None else beside | (config or {}),
-        labels=names_from(options.labels, "--labels"),
+        labels=names_from(options.labels, "--labels") or label_names(beside),
         vocabulary=names_from(options.vocabulary, "--vocabulary"),
         attention=options.attention,
         lam=options.lam,

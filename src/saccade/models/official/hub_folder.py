@@ -123,6 +123,13 @@ def config_beside(weights: Path, hub: str | None) -> dict[str, Any] | None:
     return content if hub != "transformers" else content | _processor(weights.parent)
 
 
+def label_names(config: Mapping[str, Any] | None) -> tuple[str, ...] | None:
+    """Return the labels in timm's config.json, if it has them in order."""
+    names = (config or {}).get("label_names")
+    listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return tuple(names) if listed and names else None
+
+
 def _processor(folder: Path) -> dict[str, Mapping[str, Any]]:
     for name, key in _PROCESSORS:
         if (folder / name).is_file():
