@@ -2,7 +2,7 @@
 """A checkpoint as a folder with Hugging Face's names: config.json, model.safetensors, README.md.
 
 `model.safetensors` is a whole checkpoint. `config.json` repeats its metadata for other programs,
-and `README.md` is the model card.
+and `README.md` shows the card.
 """
 
 import json
@@ -44,7 +44,7 @@ def checkpoint_name(path: Path) -> str:
 
 
 def is_checkpoint_folder(path: Path) -> bool:
-    """Return True if config.json in the folder says that saccade wrote it."""
+    """Return True if the folder has a config.json that saccade wrote."""
     return _config_in(path) is not None
 
 

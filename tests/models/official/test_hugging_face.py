@@ -83,6 +83,20 @@ def test_photographs_become_the_pixels_of_the_image_processor(
         assert np.array_equal(fit(photograph, preprocessing.wanted()), theirs), index
 
 
+def test_a_converted_folder_is_exported_and_verified(
+    converted: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    """The classifier that reads both the class token and the mean of the others."""
+    pytest.importorskip("onnxruntime", reason="onnxruntime: pip install '.[export,cpu]'")
+    from quick_gate import FEW_SAMPLES
+
+    from saccade.exporter.exported import ExportOptions, export
+    from saccade.exporter.gate.gate import verify
+
+    export(converted("dinov2"), ExportOptions(tmp_path / "dino"), FEW_SAMPLES, progress=None)
+    assert verify(tmp_path / "dino", FEW_SAMPLES, progress=None).passed
+
+
 def test_positions_of_another_size_are_interpolated_and_reported(tmp_path: Path) -> None:
     report = changed(tmp_path, "dinov2")
     assert any("6 x 6 patches interpolated to 4 x 4" in note for note in report.notes)

@@ -39,7 +39,7 @@ _TIMM = {"vit": "vit", "deit": "deit", "deit3": "deit", "swin": "swin"}
 
 
 def hub_of(folder: Path) -> str | None:
-    """Return the project that wrote a folder, by its JSON; None if it is no hub's folder.
+    """Return the project that wrote a folder, by its JSON; None if it is not a hub's.
 
     Raises: SaccadeError if the JSON cannot be read.
     """
@@ -53,7 +53,7 @@ def hub_of(folder: Path) -> str | None:
 def source_of(folder: Path) -> str:
     """Return the SOURCE that converts a folder of a model hub.
 
-    Raises: SaccadeError if it is no such folder, or a timm architecture without a converter.
+    Raises: SaccadeError if it is not such a folder, or a timm architecture without a converter.
     """
     if not folder.is_dir():
         what = "found a file" if folder.exists() else "found nothing there"

@@ -134,7 +134,7 @@ def _text_fields(official: Official, text: Values, vision: Values) -> dict[str, 
         "text_layers": text.count("num_hidden_layers"),
         "text_heads": text.count("num_attention_heads"),
         "text_hidden": text.count("intermediate_size"),
-        # The largest id of a text is its end, unless the end has another id than the last one.
+        # The largest id of a text is its end, unless the end is not the last id of the vocabulary.
         "end_token": 0 if end in (_LARGEST_ID, vocabulary - 1) else end,
     }
 

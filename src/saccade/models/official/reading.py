@@ -210,7 +210,7 @@ def _content(path: Path) -> Any:
 def shards_of(path: Path) -> tuple[Path, ...]:
     """Return the files that an index of weights in several files names, in order.
 
-    Raises: SaccadeError if it is no such index, or names a file outside its folder or none.
+    Raises: SaccadeError if it is not such an index, or names a file outside its folder or none.
     """
     try:
         content = parse_json(read_bounded(path, limits.JSON_BYTES))
