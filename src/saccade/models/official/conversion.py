@@ -97,9 +97,20 @@ class Reading:
         for ours, theirs, made in rows:
             keys = (theirs,) if isinstance(theirs, str) else theirs
             if all(key in self.tensors for key in keys):
-                tensor = made(*(self.tensors[key] for key in keys))
-                self.weights[ours] = tensor.float().contiguous()
+                self.weights[ours] = self._made(made, keys).float().contiguous()
             self.names[ours] = ", ".join(prefix + key for key in keys)
+
+    def _made(self, made: "Callable[..., Tensor]", keys: tuple[str, ...]) -> "Tensor":
+        tensors = [self.tensors[key] for key in keys]
+        try:
+            return made(*tensors)
+        except (RuntimeError, IndexError) as error:
+            shapes = ", ".join(f"{key} {tuple(self.tensors[key].shape)}" for key in keys)
+            raise SaccadeError(
+                f"{self.path}: found {shapes}, which are not the shapes of this model "
+                f"({str(error).splitlines()[0]:.100}). The weights and the JSON are from different "
+                "models. Copy both from one source."
+            ) from error
 
     def converted(
         self,

@@ -136,8 +136,8 @@ class Values:
     def number(self, name: str) -> float:
         """Return a number above 0."""
         value = self._values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self.refused(name, "a number above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+            raise self.refused(name, "a number from 0 to 1e6")
         return float(value)
 
     def require(self, name: str, *allowed: Any) -> None:

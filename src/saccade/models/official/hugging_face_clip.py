@@ -77,13 +77,14 @@ def convert(official: Official) -> Converted:
         ours = replace(ours, tokenizer="custom", merges=merges)
     reading = Reading(official.path, official.tensors)
     # transformers 5 saves CLIPVisionModel without the prefix.
-    bare = "embeddings.class_embedding" in official.tensors
-    reading.take(_rows(ours, "" if bare else "vision_model.", projected=name != _STATES))
+    prefix = "" if "embeddings.class_embedding" in official.tensors else "vision_model."
+    reading.take(_rows(ours, prefix, projected=name != _STATES))
     notes = text_notes(ours) if ours.text else ()
     if name == _STATES:
         import torch
 
-        reading.put("image_pool.project.weight", torch.eye(ours.image_width))
+        own = reading.shape(f"{prefix}post_layernorm.weight")[0]
+        reading.put("image_pool.project.weight", torch.eye(own))
         notes = ("no projection: the embedding is the class token, brought to length 1",)
     reading.ignore(r".*\.position_ids", "counts from 0")
     return reading.converted(official, "sparo", ours, images, notes)

@@ -215,7 +215,9 @@ class _Conversion:
         if not values["qkv_bias"]:
             raise values.refused("qkv_bias", "true for a model without classifier")
         self.reading.take(self._trunk(_SPARO, config.image_layers))
-        self.reading.put("image_pool.project.weight", torch.eye(width))
+        # As wide as the file's own norm: a wrong hidden_size is one more row of the report.
+        own = self.reading.shape("layernorm.weight")[0]
+        self.reading.put("image_pool.project.weight", torch.eye(own))
         self.notes += ("no classifier: the embedding is the class token, brought to length 1",)
         return self.reading.converted(self.official, "sparo", config, self.images, self.notes)
 

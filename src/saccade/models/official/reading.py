@@ -2,6 +2,7 @@
 """Read other projects' checkpoint files as flat tensors; nothing in a file is ever executed."""
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -125,6 +126,7 @@ def _joined(tree: Any) -> Any:
 CONTAINERS = ("state_dict", "model_state_dict", "model", "params", "target")
 # Prefixes that distributed training and torch.compile add to every name.
 _WRAPPERS = ("module.", "_orig_mod.")
+_SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")  # a plain name of a file
 SHARDS = ".index.json"  # ending of a file that tells which file has which tensor
 _KINDS = ".pt/.pth/.bin (torch.save), .safetensors, .npz or Flax's .msgpack"
 
@@ -221,7 +223,7 @@ def shards_of(path: Path) -> tuple[Path, ...]:
         raise SaccadeError(f"{path}: has no weight_map from tensors to files. Copy it again.")
     files = sorted({str(name) for name in places.values()})
     for name in files:
-        if Path(name).name != name or name.endswith(SHARDS):
+        if not _SHARD.fullmatch(name) or name.endswith(SHARDS):
             raise SaccadeError(
                 f"{path}: names {name!r:.80}, expected files of weights in the same folder. Copy "
                 "the folder again from its source."
@@ -245,6 +247,8 @@ def _from_shards(path: Path) -> Any:
     tensors: dict[str, Any] = {}
     for file in files:
         content = _state_of(_content(file))
+        if not isinstance(content, Mapping):
+            raise SaccadeError(f"{file}: has no names of tensors. Copy it again from its source.")
         if twice := sorted(tensors.keys() & content.keys()):
             raise SaccadeError(
                 f"{file}: has {twice[0]}, which another file of the weights has too. Copy the "
