@@ -134,7 +134,7 @@ def _processor(folder: Path) -> dict[str, Mapping[str, Any]]:
     for name, key in _PROCESSORS:
         if (folder / name).is_file():
             content = object_from(folder / name, name) or {}
-            content = content if key is None else content.get(key)
-            if isinstance(content, Mapping):
-                return {"preprocessor_config": content}
+            processor = content if key is None else content.get(key)
+            if isinstance(processor, Mapping):
+                return {"preprocessor_config": processor}
     return {}

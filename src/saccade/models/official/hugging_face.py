@@ -121,7 +121,7 @@ class Values:
     def sides(self, name: str) -> tuple[int, int]:
         """Return height and width, which may be written as one number."""
         value = self._values.get(name)
-        both = value if isinstance(value, list) else [value, value]
+        both: list[Any] = value if isinstance(value, list) else [value, value]
         if len(both) != 2 or not all(type(side) is int and side > 0 for side in both):
             raise self.refused(name, "height and width in pixels")
         return both[0], both[1]
