@@ -26,7 +26,10 @@ from saccade.models.data.datasets import load_data
 from saccade.models.data.token_states import token_states
 from saccade.models.families import FAMILIES, family_class
 from saccade.models.image_decoding import ImageRefused, decode
+from saccade.models.official import hugging_face
+from saccade.models.official.conversion import Official
 from saccade.models.official.given_files import names_from, object_from
+from saccade.models.official.hub_folder import config_beside
 from saccade.models.official.reading import read_tensors
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo.ranking import read_selection
@@ -86,6 +89,39 @@ def _samples(form: str) -> Callable[[Path], Any]:
     return lambda path: labelled_sets.FORMATS[form](path.parent, labelled_sets.noise())
 
 
+_HUB = Path(__file__).parent / "golden" / "hugging_face" / "dinov2-embedding"
+_SHARDS = "model.safetensors.index.json"
+
+
+def _hub(**changes: Any) -> Any:
+    """Read a model of transformers with other JSON."""
+    config = config_beside(_HUB / "model.safetensors", "transformers") or {}
+    tensors = read_tensors(_HUB / "model.safetensors")
+    return hugging_face.convert(Official("x", tensors, config | changes))
+
+
+def _hub_config(path: Path) -> Any:
+    processor = config_beside(_HUB / "model.safetensors", "transformers") or {}
+    config = object_from(path, "config.json") or {}
+    tensors = read_tensors(_HUB / "model.safetensors")
+    given = {"preprocessor_config": processor["preprocessor_config"], **config}
+    return hugging_face.convert(Official("x", tensors, given))
+
+
+def _hub_images(path: Path) -> Any:
+    return _hub(preprocessor_config=object_from(path, "preprocessor_config.json"))
+
+
+def _index(path: Path) -> None:
+    _bare_safetensors(path.with_name("x.safetensors"))
+    tensors = read_tensors(path.with_name("x.safetensors"))
+    path.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "x.safetensors")}))
+
+
+def _golden(name: str) -> Callable[[Path], Any]:
+    return lambda path: path.write_bytes((_HUB / name).read_bytes())
+
+
 @cache
 def readers() -> dict[str, Reader]:
     """Return the readers by name, without those whose package is not installed."""
@@ -119,6 +155,11 @@ def readers() -> dict[str, Reader]:
         "inspect .msgpack": Reader(inspect, _flax, changed_bytes),
         "inspect .npz": Reader(inspect, _embeddings, changed_zip),
         "inspect .json": Reader(inspect, _json(_FRONTIER), name="frontier.json", **text),
+        "config.json": Reader(_hub_config, _golden("config.json"), **text),
+        "preprocessor_config.json": Reader(
+            _hub_images, _golden("preprocessor_config.json"), **text
+        ),
+        "index of weights": Reader(read_tensors, _index, name=_SHARDS, **text),
         "state of a run": Reader(lambda p: read_state(p, {}), _state, changed_zip),
     }
     for family in FAMILIES:

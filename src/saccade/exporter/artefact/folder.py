@@ -25,6 +25,7 @@ from saccade.exporter.artefact.variant_files import VariantFiles, grouped
 from saccade.files import json_bytes, sha256_of, write_atomically
 from saccade.leftovers import only_writer
 from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.checkpoint_folder import checkpoint_name, is_checkpoint_folder
 from saccade.models.shipped import SHIPPED
 from saccade.schema import AGAIN, read_json
 
@@ -65,8 +66,8 @@ class ArtefactFolder:
         """
         make = "Create it with: saccade export CHECKPOINT --out FOLDER"
         checkpoint = str(self.path).startswith(SHIPPED) or self.path.suffix == ".safetensors"
-        if checkpoint and not self.path.is_dir():
-            stem = Path(str(self.path).removeprefix(SHIPPED)).stem
+        if (checkpoint and not self.path.is_dir()) or is_checkpoint_folder(self.path):
+            stem = checkpoint_name(Path(str(self.path).removeprefix(SHIPPED)))
             raise SaccadeError(
                 f"{self}: found a checkpoint, expected an artefact folder. Export it first: "
                 f"saccade export {shlex.quote(str(self.path))} --out build/{shlex.quote(stem)}"

@@ -37,7 +37,9 @@ def closing_of(command: str, given: Mapping[str, Any], result: Any) -> Closing |
 
 def _trained(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
-    return Closing("checkpoint", out, f"saccade export {_q(out)} --out {_q(out.with_suffix(''))}")
+    # A checkpoint may be a folder itself.
+    folder = out.with_suffix("") if out.suffix else out.with_name(f"{out.name}-export")
+    return Closing("checkpoint", out, f"saccade export {_q(out)} --out {_q(folder)}")
 
 
 def _selected(given: Mapping[str, Any], result: Any) -> Closing:

@@ -9,8 +9,8 @@ saccade train nac --data digits --out build/digits.safetensors
 # your own images, one folder per class
 saccade train nac --data photos --side-px 64 --out build/photos.safetensors
 
-# convert a ViT from timm
-saccade convert vit vit.pth --labels names.txt --out build/vit.safetensors
+# convert a folder of a model hub, which has the labels too
+saccade convert vit-base --out build/vit.safetensors
 # convert a SPARO model, with its training configuration
 saccade convert sparo-clip epoch_32.pt --config c.json --out sparo.safetensors
 
