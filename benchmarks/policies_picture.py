@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 
 _FIXED, _STAR, _PALE, _GREY, _INK = "#0b6e99", "#c2571a", "#dfe8ec", "#5b626b", "#22262b"
 _SHOWN_RISK = 0.02
-_CLOSE = 1.2  # ratio of throughputs below which the label of the second point is raised
+_CLOSE = 1.12  # ratio of throughputs below which the label of the second point is raised
 
 
 def draw(result: dict[str, Any], out: Path) -> None:
@@ -67,7 +67,7 @@ def _draw_points(axes: Any, result: dict[str, Any]) -> None:
         color=_FIXED, lw=2, alpha=0.35, zorder=1,
     )  # fmt: skip
     _draw_marks(axes, budgets, "o", 7, _FIXED, "a fixed budget")
-    _draw_marks(axes, policies, "*", 15, _STAR, "a policy, by its certified risk")
+    _draw_marks(axes, policies, "*", 15, _STAR, "a policy, by its certified risk in %")
     for one in budgets:
         axes.annotate(
             f"{one['budget']:.3g}", (one["times_full"]["times"], _score(one)), xytext=(-7, -6),
@@ -79,8 +79,8 @@ def _draw_points(axes: Any, result: dict[str, Any]) -> None:
         raised = raised + 1 if times < _CLOSE * before else 0
         before = times
         axes.annotate(
-            f"{100 * one['risk']:g} %", (times, _score(one)), xytext=(5, 10 + 13 * raised),
-            textcoords="offset points", ha="left", va="bottom", fontsize=9.5, color=_STAR,
+            f"{100 * one['risk']:g}", (times, _score(one)), xytext=(0, 17 + 13 * raised),
+            textcoords="offset points", ha="center", va="bottom", fontsize=9.5, color=_STAR,
             fontweight="bold",
         )  # fmt: skip
     axes.margins(y=0.14)
