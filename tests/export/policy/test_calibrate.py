@@ -223,11 +223,11 @@ def test_speeds_have_to_be_measured(folder, images):
 def test_the_speeds_are_those_of_the_runtime_that_answers(folder, images):
     """A repository keeps the policies of its own runtime, by the name in the policy file."""
     other = "tensorrt 10.16 NVIDIA H100"
-    measured(folder, runtime=other)  # beside those of ONNX Runtime
+    measured(folder, RATES, runtime=other)  # beside those of ONNX Runtime
     done = calibrate(folder, options(images), progress=None)
     assert done.content.runtime.startswith("onnxruntime ")
     (folder / "frontier.json").unlink()
-    measured(folder, runtime=other)
+    measured(folder, RATES, runtime=other)
     with pytest.raises(SaccadeError, match=rf"measured with {other}, not with onnxruntime, .*Run"):
         calibrate(folder, options(images), progress=None)
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from family_folders import family_folder
-from joined_repository import join
+from family_server import FAMILIES, FOLLOWING, LABELS, MANY, TEMPLATES, options_of, serving
 from local_parity import as_deployed, check_alike
 from metric_pages import numbers_in, page_of
 from picture_files import picture_files
-from policy_files import calibrated_slots, spread, write_policy
+from policy_files import write_policy
 from router_code import router_module
 
 from saccade.errors import SaccadeError
@@ -22,56 +22,17 @@ from saccade.serving.client.client import Change, Client
 from saccade.serving.client.probe import small_picture
 from saccade.serving.commands.slot_picture import masks_png
 from saccade.serving.local import artefact
-from saccade.serving.repository.deploy import deploy
-from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.server.server import ServeOptions, Server
 
-FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 IMAGES = np.random.default_rng(7).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
 SMALL = np.ascontiguousarray(IMAGES[:, :12, :12])
-LABELS, TEMPLATES = ("red circle", "blue square", "square"), ("a photo of {}", "{}")
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-FAMILIES = ("sot", "sparo", "slot-attention", "vqa", "captioner")
-FOLLOWING = ("sot", "sparo")  # those with a policy of classes
-MANY = np.random.default_rng(8).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
-
-
-def options_of(family, place):
-    """Options of its repository; their files are written into `place`."""
-    if family != "sparo":
-        return {}
-    texts = {"labels": LABELS, "templates": TEMPLATES}
-    for name, lines in texts.items():
-        (place / f"{name}.txt").write_text("\n".join(lines))
-    return {name: place / f"{name}.txt" for name in texts}
 
 
 @pytest.fixture(scope="module")
 def served(needs_server, tmp_path_factory):
     """By family: the one server of all of them, and the files behind it."""
-    place = tmp_path_factory.mktemp("families")
-    folders = {}
-    for family in FAMILIES:
-        options, folder = options_of(family, place), family_folder(family)
-        if family == "sot":  # nothing is as slow as this: it shows what answers say without load
-            options |= {"slo_ms": 60_000}
-        if family in FOLLOWING:
-            folder = shutil.copytree(folder, place / f"{family}-artefacts")
-            write_policy(folder)
-        if family == "slot-attention":
-            folder = shutil.copytree(folder, place / "slots-artefacts")
-            calibrated_slots(folder)
-            (folder / "frontier.json").unlink()  # only the calibration needs speeds
-        folders[family] = folder
-        deploy(folder, RepositoryOptions(out=place / family, **options))
-        if family in FOLLOWING:
-            spread(place / family / family / "1", folder, MANY)
-    (place / "all").mkdir()
-    joined = join(place / "all", (place / family for family in FAMILIES))
-    with Server(joined, ServeOptions(**FREE_PORTS)) as running:
-        yield lambda family: (running, folders[family])
+    with serving(tmp_path_factory.mktemp("families")) as by_family:
+        yield by_family
 
 
 @pytest.fixture
