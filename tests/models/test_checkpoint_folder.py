@@ -3,6 +3,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +14,10 @@ from places import TESTS  # noqa: E402
 from saccade.errors import SaccadeError  # noqa: E402
 from saccade.exporter.artefact.folder import ArtefactFolder  # noqa: E402
 from saccade.exporter.artefact.variant import default_model_name  # noqa: E402
+from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
+from saccade.serving.commands.closings import closing_of  # noqa: E402
 from saccade.serving.commands.inspection import inspect  # noqa: E402
 
 FILES = ["README.md", "config.json", "model.safetensors"]
@@ -47,6 +50,12 @@ def test_a_folder_is_read_like_its_file(folder: Path) -> None:
     assert card.startswith("---\nlibrary_name: saccade\n") and "squashed to 16 x 16 px" in card
     # The name of a variant is the folder's, not that of the file in it.
     assert default_model_name(folder) == default_model_name(checkpoint.path) == "animals"
+    assert subjects_of_checkpoint(checkpoint)[0].name.startswith("animals-")
+    given = {"path": folder}
+    closing = closing_of("evaluate", given, SimpleNamespace(results=[]))
+    assert closing is not None
+    lines = closing.lines(0)
+    assert f"saccade export {folder} --out build/animals" in lines[-1]
     found = inspect(folder)
     assert found.kind == "a checkpoint of saccade"
     assert found.next == (f"saccade export {folder} --out build/animals",)

@@ -111,10 +111,12 @@ def _checked(given: Mapping[str, Any], result: Any) -> Closing:
 
 
 def _evaluated(given: Mapping[str, Any], result: Any) -> Closing:
+    from saccade.models.checkpoint_folder import checkpoint_file
+
     path = given["path"]
     following = (
         _bench_command(path)
-        if Path(path).is_dir()
+        if checkpoint_file(path).is_dir()
         else f"saccade export {_q(path)} --out {_q(Path('build') / _stem(path))}"
     )
     return Closing(_counted(len(result.results), "result"), None, following)
