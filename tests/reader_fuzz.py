@@ -137,7 +137,7 @@ def readers() -> dict[str, Reader]:
         "engine manifest": Reader(read_engine_manifest, _json(_ENGINE), name=_NAME, **text),
         "frontier.json": Reader(frontier.read_frontier, _json(_FRONTIER), **text),
         "report.json": Reader(report.read_report, _json(_REPORT), **text),
-        "images .npz": Reader(lambda p: load_data(p, "train"), _images, changed_zip),
+        "images .npz": Reader(lambda p: load_data(p, "train"), _images, changed_zip, "mine.npz"),
         "samples .csv": Reader(_labelled, _samples("CSV"), changed_bytes, "mine.csv"),
         "samples .jsonl": Reader(_labelled, _samples("JSON lines"), changed_bytes, "mine.jsonl"),
         "samples .parquet": Reader(_labelled, _samples("Parquet"), changed_bytes, "mine.parquet"),
