@@ -56,6 +56,14 @@ class Component:
     score: Callable[[Arrays, Arrays], float] | None = None
     invariants: Mapping[str, Invariant] = field(default_factory=dict)  # by name (lower case, _)
 
+    def samples(self, arrays: Arrays) -> Arrays:
+        """Return the inputs, among others, that come from a checkpoint's calibration arrays."""
+        return self.real(arrays) if self.real else arrays
+
+    def missing(self, real: Arrays) -> list[str]:
+        """Return the inputs that `samples` lack, without which an export is refused."""
+        return [spec.name for spec in self.inputs if spec.name not in real]
+
 
 class Family:
     """The methods of a family's model (also an nn.Module) and of its folded form.

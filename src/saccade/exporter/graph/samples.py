@@ -63,8 +63,8 @@ def samples_of(
         )
     chosen = np.linspace(0, count - 1, sizes.real_inputs).astype(np.int64)
     labelled = {name: array[chosen] for name, array in calibration.items()}
-    real = component.real(labelled) if component.real else labelled
-    if missing := [spec.name for spec in component.inputs if spec.name not in real]:
+    real = component.samples(labelled)
+    if missing := component.missing(real):
         raise SaccadeError(
             f"{checkpoint.path}: has no calibration samples of {', '.join(missing)}, only of "
             f"{', '.join(sorted(calibration))}. Train or convert the checkpoint again."

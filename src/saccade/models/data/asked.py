@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import SaccadeError
+from saccade.models.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True)
 class DataAsked:
-    """The options of the same names."""
+    """The options of the same names, and how a started model takes images."""
 
     labels: Path | None = None
     data_root: Path | None = None
     skip_bad: int = 0
+    preprocessing: Preprocessing | None = None  # of the checkpoint that training starts from
 
 
 def check_skip_bad(rows: int) -> None:

@@ -73,6 +73,8 @@ def load_data(
     if split not in SPLIT_CHOICES:
         raise SaccadeError(f"split is {split!r}, expected one of {', '.join((*SPLITS, 'all'))}.")
     split = "validation" if split == "val" else split
+    if preprocessing is None and asked is not None:
+        preprocessing = asked.preprocessing
     name = str(name_or_path)
     if name in _GENERATED:
         split = "test" if split == HELD_OUT else split

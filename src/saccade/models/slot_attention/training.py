@@ -68,7 +68,7 @@ def scene_source(options: TrainOptions, validation: int) -> SceneSource:
 
 
 def _generated(name: str, options: TrainOptions, validation: int) -> SceneSource:
-    side = options.set.get("side_px", _SIDES[name])
+    side = options.set.get("side_px", options.value("height_px", _SIDES[name]))
     if type(side) is not int:
         raise SaccadeError(f"--set side_px={side}: expected a whole number, such as 20, 24 or 35.")
     positions = options.set.get("positions", "anywhere")
@@ -203,7 +203,7 @@ class SlotTask(Task):
     def __init__(self, options: TrainOptions, recipe: Recipe, source: SceneSource) -> None:
         self.recipe, self.source = recipe, source
         self.data, self.data_sha256 = source.name, source.sha256
-        kind = options.set.get("attention", source.fields["attention"])
+        kind = options.value("attention", source.fields["attention"])
         parts = (recipe.config, source.fields, KINDS.get(kind, {}))
         config = chosen_config(SlotConfig, options, *parts, known=SOURCE_FIELDS)
         self.model = new_model(SlotModel, config)

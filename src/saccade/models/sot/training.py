@@ -189,7 +189,7 @@ def task(options: TrainOptions) -> "SoTTask":
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
     recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
-    if options.set.get("input") == "tokens":
+    if options.value("input", None) == "tokens":
         source = text_source(options, calibration=CALIBRATION)
     else:
         source = image_source(options, validation=VALIDATION, calibration=CALIBRATION)

@@ -242,7 +242,7 @@ class SparoTask(Task):
 
     def __init__(self, options: TrainOptions) -> None:
         self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
-        depth = {} if options.set.get("pooling", "sparo") != "sparo" else {"reduce_depth": 1}
+        depth = {} if options.value("pooling", "sparo") != "sparo" else {"reduce_depth": 1}
         self.source = _source(options, self.recipe)
         given = self.source.fields | depth
         config = chosen_config(SparoConfig, options, self.recipe.config, given)
@@ -323,6 +323,6 @@ class SparoTask(Task):
 def _source(options: TrainOptions, recipe: Recipe) -> Source:
     count = recipe.extra["validation_images"]
     if options.data in (None, "shapes"):
-        side_px = options.set.get("height_px", recipe.config["height_px"])
+        side_px = options.value("height_px", recipe.config["height_px"])
         return ShapesSource(recipe.extra["scenes"], count, side_px)
     return LabelsSource(options.data, count, options.side_px, options.asked)

@@ -170,7 +170,8 @@ class Run:
             )
         self.task, self.options, self.recipe = task, options, recipe
         self.device = torch.device(options.device)
-        task.model.to(self.device).train()
+        task.model.to(self.device)
+        train_mode(task.model)
         self.auxiliary: nn.Module | None = task.auxiliary
         named = list(task.model.named_parameters())
         if self.auxiliary is not None:
@@ -249,7 +250,7 @@ class Run:
             if score >= self.best_score or not self.best_step:
                 self.best_score, self.best_step = score, self.done
                 self.best_weights = _copied(model.state_dict())
-        model.train()
+        train_mode(model)
         return scores
 
     def _autocast(self) -> Any:
@@ -299,6 +300,16 @@ class Run:
         self.task.restore(state.get("task", {}))
 
 
+def train_mode(model: nn.Module) -> None:
+    """Switch to training mode, except for norms whose parameters are frozen."""
+    model.train()
+    for module in model.modules():
+        own = list(module.parameters(recurse=False))
+        counted = isinstance(getattr(module, "running_mean", None), Tensor)
+        if counted and own and not any(parameter.requires_grad for parameter in own):
+            module.eval()
+
+
 def moved(batch: Any, device: torch.device) -> Any:
     """Move tensors, and those in tuples, lists and dicts, to that device."""
     if isinstance(batch, Tensor):
@@ -323,7 +334,11 @@ def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _identity(task: Task, options: TrainOptions) -> dict[str, Any]:
     config: Any = task.model.config
-    return {
+    # Absent without --init, so that earlier states still fit.
+    started = {} if options.start is None else {"--init": options.start.sha256}
+    if options.freeze:
+        started["--freeze"] = ",".join(sorted(options.freeze))
+    return started | {
         "family": task.family,
         "recipe": asdict(task.recipe),
         "configuration": config.to_dict(),
@@ -365,7 +380,11 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.updates = decay, 0
-        self._named = dict(model.named_parameters())
+        self._named = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
         self.weights = {name: parameter.detach().clone() for name, parameter in self._named.items()}
 
     @torch.no_grad()

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from saccade.errors import SaccadeError
 from saccade.json_text import JSONRefused, parse_json
@@ -36,11 +36,17 @@ class TrainOptions(PathFields):
     # precision of matrix products; bf16 uses autocast, also on a CPU
     precision: Literal["fp32", "bf16"] | None = None
     side_px: int = 32  # side in pixels that image files are resized to
+    # checkpoint whose weights to start from: a file, a folder, or shipped:NAME
+    init: Path | None = None
+    # parts of the model that keep the weights of --init, such as trunk
+    freeze: tuple[str, ...] = ()
     seed: int = 0  # random seed of weights, batches and dropout
     threads: int = 1  # CPU threads; small models gain nothing from more
     device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU
     resume: bool = False  # continue an interrupted run from the state next to --out
     force: bool = False  # overwrite an existing file at --out
+
+    start: ClassVar[Any] = None  # the checkpoint of --init, see `start.StartedOptions`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +55,13 @@ class TrainOptions(PathFields):
     @property
     def asked(self) -> DataAsked:
         """Return the options of the user's data."""
-        return DataAsked(self.labels, self.data_root, self.skip_bad)
+        preprocessing = None if self.start is None else self.start.preprocessing
+        return DataAsked(self.labels, self.data_root, self.skip_bad, preprocessing)
+
+    def value(self, name: str, default: Any) -> Any:
+        """Return a configuration field of `--set`, or else of the checkpoint of `--init`."""
+        known = {} if self.start is None else self.start.config
+        return self.set.get(name, known.get(name, default))
 
     @property
     def state_path(self) -> Path:
@@ -77,6 +89,8 @@ def chosen_config(
 ) -> Any:
     """Return the family's configuration: `parts`, later ones winning, then `--set`.
 
+    The second part is what the data decides. With `--init`, its checkpoint replaces all but the
+    number of classes.
     `known` are further keys that the family's task reads from `options.set` itself.
 
     Raises: SaccadeError if `--set` names an unknown field, or a value is out of range.
@@ -85,6 +99,8 @@ def chosen_config(
     values: dict[str, Any] = {"seed": options.seed} if "seed" in names else {}
     for part in parts:
         values |= part
+    if options.start is not None:
+        values |= _kept(options, parts[1] if len(parts) > 1 else {})
     for key, value in options.set.items():
         if key in names:
             values[key] = value
@@ -95,6 +111,54 @@ def chosen_config(
                 f"Choose one of: {', '.join((*names, *known))}."
             )
     return config_class.from_dict(values)
+
+
+# Fields that a checkpoint shares with the data it is trained on further.
+_IMAGE_FIELDS = ("height_px", "width_px", "channels", "mean", "std")
+_SHARED = ("input", *_IMAGE_FIELDS[:3], "max_tokens", "dim", "vocabulary", "max_length", "tokens")
+_CLASSES = ("classes", "answers")
+
+
+def _kept(options: TrainOptions, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the checkpoint of `--init` decides, for data of these fields."""
+    config = options.start.config
+    if fixed := sorted(set(_IMAGE_FIELDS) & set(options.set)):
+        raise SaccadeError(
+            f"--set {fixed[0]}: the checkpoint of --init determines its images. Leave it out."
+        )
+    # SPARO's vocabulary is the number of its words, which are checked below.
+    names = [name for name in _SHARED if name in data and not _counts_words(name, data)]
+    for name in names:
+        wanted = list(data[name]) if isinstance(data[name], tuple) else data[name]
+        if config.get(name, wanted) != wanted:
+            raise SaccadeError(
+                f"--init {options.init}: {name} is {config[name]!r:.80}, but the data has "
+                f"{wanted!r:.80}. Pass data like the checkpoint's, or train without --init."
+            )
+    _check_words(options, data)
+    return {key: value for key, value in config.items() if not (key in _CLASSES and key in data)}
+
+
+def _counts_words(name: str, data: Mapping[str, Any]) -> bool:
+    return name == "vocabulary" and "words" in data
+
+
+def _check_words(options: TrainOptions, data: Mapping[str, Any]) -> None:
+    """Check that the checkpoint of `--init` knows the data's words, and has room for its texts."""
+    config = options.start.config
+    known = config.get("words")
+    if known and (unknown := sorted(set(data.get("words", ())) - set(known))):
+        raise SaccadeError(
+            f"--init {options.init}: {unknown[0]!r:.80} is not among its {len(known)} words "
+            f"({len(unknown)} words of the data are not). Name the classes with words that it "
+            "knows, or train without --init."
+        )
+    most = config.get("context_length", 0)
+    if data.get("context_length", 0) > most:
+        raise SaccadeError(
+            f"--init {options.init}: found texts of {data['context_length']} tokens, expected at "
+            f"most {most}. Shorten the names of the classes, or train without --init."
+        )
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:

@@ -44,7 +44,10 @@ def train(family: str, options: TrainOptions, *, progress: Report | None = bar) 
 
 def _trained(family: str, options: TrainOptions) -> Checkpoint:
     torch: Any = require("torch", extra="export")
+    from saccade.models.training.start import started
+
     make = _task_of(family)
+    options = started(family, options)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SaccadeError(
             "--device is cuda, but torch finds no GPU on this machine. Use --device cpu."
@@ -70,20 +73,44 @@ def _run(task: Task, options: TrainOptions) -> Checkpoint:
     import torch
 
     from saccade.models.training.loop import fit
+    from saccade.models.training.start import load_start
 
+    load_start(task, options)
+    check_exportable(task)
     fitted = fit(task, options)
     with torch.no_grad():
         task.finish()
         scores = task.report()
     task.model.cpu()
+    saved = task.saved()
+    if options.start is not None and saved["preprocessing"] is not None:
+        saved["preprocessing"] = options.start.preprocessing
     return save(
         options.out,
         family=task.family,
         weights=task.model.state_dict(),
         card=_card(task, options, fitted, scores),
         beside={fitted.log.path: fitted.log.content()},
-        **task.saved(),
+        **saved,
     )
+
+
+def check_exportable(task: Task) -> None:
+    """Check that the checkpoint will have samples of every input, which an export requires.
+
+    Raises: SaccadeError naming the inputs that the data lacks.
+    """
+    import torch
+
+    samples = {name: array[:2] for name, array in task.calibration().items()}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for component in task.model.eval().components():
+            if missing := component.missing(component.samples(samples)):
+                raise SaccadeError(
+                    f"the model takes {', '.join(missing)}, but the data '{task.data}' has only "
+                    f"{', '.join(sorted(samples))}, so no export could check it. Change --set "
+                    "input or --data."
+                )
 
 
 def _card(
@@ -180,6 +207,12 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
     for name in ("labels", "data_root"):
         if (path := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", path.name]
+    if options.init is not None:
+        from saccade.models.training.start import start_name
+
+        words += ["--init", start_name(options.init)]
+    if options.freeze:
+        words += ["--freeze", ",".join(options.freeze)]
     for name in ("skip_bad", "steps", "batch", "learning_rate", "precision", "side_px", "device"):
         if getattr(options, name) != getattr(given, name):
             words += [f"--{name.replace('_', '-')}", f"{getattr(options, name)}"]

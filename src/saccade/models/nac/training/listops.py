@@ -68,7 +68,7 @@ class ListOpsTask(CircuitTask):
         recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
         known = ("depth", "arguments")
         sizes = {name: options.set[name] for name in known if name in options.set}
-        self.grammar = Grammar(max_tokens=options.set.get("max_tokens", 100), **sizes)
+        self.grammar = Grammar(max_tokens=options.value("max_tokens", 100), **sizes)
         given = {
             "input": "characters",
             "vocabulary": VOCABULARY,

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training from a checkpoint: its weights, a new head, frozen parts, and what does not fit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import labelled_sets
+import pytest
+import torch
+
+from saccade.errors import SaccadeError
+from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.sot.training import task
+from saccade.models.training import loop
+from saccade.models.training.options import TrainOptions
+from saccade.models.training.start import freeze, load_start, started
+from saccade.models.training.train import train
+
+SIZES = {"dim": 8, "heads": 1, "layers": 1, "mlp_dim": 8, "pool_heads": 1, "m": 2, "n": 2}
+HEAD = {"head.class_fc.weight", "head.class_fc.bias", "head.word_fc.weight", "head.word_fc.bias"}
+Sets = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Sets:
+    """Digits of two and of three classes."""
+    folder = tmp_path_factory.mktemp("digits")
+    made = {}
+    for classes in (2, 3):
+        (folder / str(classes)).mkdir()
+        samples = labelled_sets.digits(8, classes)
+        made[str(classes)] = labelled_sets.class_folders(folder / str(classes), samples)
+    return made
+
+
+@pytest.fixture(scope="module")
+def parent(sets: Sets, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    out = tmp_path_factory.mktemp("parent") / "parent.safetensors"
+    options = TrainOptions(out, data=sets["3"], set=SIZES, steps=3, batch=8, side_px=8)
+    return train("sot", options)
+
+
+@pytest.fixture
+def options(sets: Sets, parent: Checkpoint, tmp_path: Path) -> TrainOptions:
+    return TrainOptions(
+        tmp_path / "child.safetensors", data=sets["2"], init=parent.path, steps=3, batch=8
+    )
+
+
+def changed(parent: Checkpoint, child: Checkpoint) -> set[str]:
+    return {
+        name
+        for name, value in child.weights.items()
+        if not torch.equal(value, parent.weights[name])
+    }
+
+
+def test_a_frozen_trunk_keeps_every_bit_under_a_new_head(
+    parent: Checkpoint, options: TrainOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    child = load(train("sot", replace(options, freeze=("trunk",), recipe="shipped")).path)
+    moved = changed(parent, child)
+    assert moved > HEAD
+    assert not {name for name in moved if name.startswith("trunk.")}
+    assert "new head: 2 classes instead of 3 (head.class_fc.weight, " in capsys.readouterr().err
+    assert child.preprocessing == parent.preprocessing
+    assert child.labels == ("0", "1")
+    assert child.card["init"] == {"name": "parent", "sha256": parent.sha256}
+    assert child.card["frozen"] == ["trunk"]
+    assert set(child.card["new_head"]) == HEAD
+    assert " --init parent --freeze trunk " in child.card["command"]
+
+
+def test_the_same_classes_keep_their_head(
+    parent: Checkpoint, options: TrainOptions, sets: Sets
+) -> None:
+    same = started("sot", replace(options, data=sets["3"], seed=7))
+    made = task(same)
+    load_start(made, same)
+    assert not [
+        name
+        for name, value in made.model.state_dict().items()
+        if not torch.equal(value, parent.weights[name])
+    ]
+    renamed = task(same)
+    renamed.labels = ("x", "y", "z")
+    load_start(renamed, same)
+    assert set(renamed.card["new_head"]) == HEAD
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no start": ({"init": None, "freeze": ("trunk",)}, "--freeze trunk: found no --init"),
+    "no such part": ({"freeze": ("trnk",)}, "--freeze trnk: .*Parts of this model: .*trunk"),
+    "not a whole name": ({"freeze": ("trun",)}, "--freeze trun: found no parameter"),
+    "everything": ({"freeze": ("trunk", "head.pool")}, "nothing remains to train"),
+    "new": ({"freeze": ("head",)}, "--freeze head: head.* is new"),
+    "shape": (
+        {"set": {"dim": 16}},
+        r"head.pool.project.weight: found \(4, 8\) number, expected \(4, 16\) number",
+    ),
+    "lacking": ({"set": {"layers": 2}}, r"trunk.blocks.1.*: found no such tensor, expected \("),
+    "images": ({"set": {"mean": [0.1]}}, "--set mean: the checkpoint of --init determines"),
+    "side": ({"side_px": 16}, "--side-px is 16, but the checkpoint of --init takes images of 8"),
+    "other images": ({"data": "shapes"}, r"channels|height_px"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused(case: str, options: TrainOptions, sets: Sets) -> None:
+    changes, message = REFUSED[case]
+    if case == "everything":  # with the classes of the checkpoint, no head is new
+        changes = changes | {"data": sets["3"], "freeze": ("trunk", "head")}
+    with pytest.raises(SaccadeError, match=message):
+        train("sot", replace(options, **changes))
+    assert not list(options.out.parent.iterdir())
+
+
+def test_another_family_is_refused(options: TrainOptions) -> None:
+    with pytest.raises(SaccadeError, match="found family sot, expected nac"):
+        train("nac", options)
+
+
+def test_resumes_the_run_of_the_same_start_only(
+    options: TrainOptions, parent: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = replace(options, freeze=("trunk",))
+    whole = train("sot", given).weights
+    monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
+    other = replace(given, out=tmp_path / "other.safetensors")
+    interrupt(monkeypatch, lambda: train("sot", other))
+    again = tmp_path / "start.safetensors"
+    again.write_bytes(options.out.read_bytes())
+    for changes in ({"init": again}, {"freeze": ()}):
+        differing = replace(other, resume=True, **changes)
+        with pytest.raises(SaccadeError, match=f"--{next(iter(changes))}.* differ"):
+            train("sot", differing)
+    resumed = train("sot", replace(other, resume=True)).weights
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> None:
+    """Stop the run after its second step."""
+    step = loop.Run.step
+
+    def stopped(self: loop.Run) -> None:
+        if self.done == 2:
+            raise KeyboardInterrupt
+        step(self)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop.Run, "step", stopped)
+        run()
+
+
+def test_frozen_norms_keep_their_statistics() -> None:
+    model = torch.nn.ModuleDict(
+        {"a": torch.nn.BatchNorm1d(2), "b": torch.nn.BatchNorm1d(2), "ab": torch.nn.Linear(2, 2)}
+    )
+    freeze(model, ["a"])
+    loop.train_mode(model)
+    assert [model[name].training for name in ("a", "b", "ab")] == [False, True, True]
+    assert model["ab"].weight.requires_grad
+
+
+def test_data_that_an_export_would_refuse_is_refused_before_training(tmp_path: Path) -> None:
+    small = {"modules": 4, "dim": 8, "propagator_layers": 1, "local_layers": 0, "input": "bytes"}
+    options = TrainOptions(tmp_path / "a.safetensors", data="listops", set=small)
+    with pytest.raises(SaccadeError, match="takes bytes, but the data 'listops' has only char"):
+        train("nac", options)
+    assert not list(tmp_path.iterdir())
