@@ -327,6 +327,30 @@ def test_what_nothing_can_answer_in_time_is_refused_with_a_hint(clock):
     assert simulation.ask()
 
 
+def test_time_in_the_servers_queue_counts(clock):
+    from adaptive import Busy
+
+    simulation = Simulation(clock)
+    simulation.load(30, 2)
+    lag = [0.0]
+    simulation.adaptive._lag_s = lambda: lag[0]
+    assert simulation.ask()[0].name == "full"
+    lag[0] = 0.1 * SLO_S
+    assert simulation.ask()[0].name == "full"
+    lag[0] = 0.5 * SLO_S
+    names = []
+    for _ in range(6):
+        clock.now += 0.11
+        names.append(simulation.ask()[0].name)
+    assert names == ["safe", "cheap", "half", "small", "small", "small"]
+    lag[0] = SLO_S
+    with pytest.raises(Busy):
+        simulation.ask()
+    lag[0] = 0.0
+    simulation.load(30, 3)
+    assert simulation.ask()[0].name == "full"
+
+
 def test_the_callers_own_time_is_a_limit_too(clock):
     from adaptive import Busy
     from candidates import wish_of

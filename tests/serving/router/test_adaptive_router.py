@@ -179,3 +179,31 @@ def test_every_choice_has_a_counter(make):  # noqa: F811
     choices = {choice for choice, _ in router.metrics._adapted}
     assert {FULL, MIDDLE, SMALL, "full model", *(each["name"] for each in POLICIES)} == choices
     assert make([]).metrics._adapted == {}
+
+
+def test_the_router_measures_the_servers_queue(adaptive, pb, eventually):
+    """A probe goes through the server's queue to the router itself."""
+    import threading
+    import time
+
+    plain, go, asked = pb.answer, threading.Event(), []
+
+    def answer(given):
+        if given["model_name"] != "nac":
+            return plain(given)
+        asked.append((given["parameters"], given["requested_output_names"]))
+        assert go.wait(60)
+        return {}
+
+    pb.answer = answer
+    assert adaptive.queue.lag_s < 1
+    eventually(lambda: len(asked), 1)
+    assert asked[0] == ({"saccade_probe": "lag"}, ["saccade_lanes"])
+    time.sleep(0.1)
+    assert adaptive.queue.lag_s >= 0.1, "while the probe is under way"
+    go.set()
+    eventually(lambda: len(asked) > 2, True)
+
+
+def test_without_an_objective_no_probe_is_sent(make):  # noqa: F811
+    assert make([SAFE]).queue is None

@@ -18,6 +18,8 @@ from forecast import Forecast, Rate, Reach
 from lane import later
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from candidates import Wish
     from forecast import Candidate
     from lane import Lane
@@ -28,6 +30,7 @@ SAFE = 0.8  # share of the objective that a forecast may need
 SURE = 0.9  # share of the caller's remaining time, as in a lane
 EASY = 0.5  # share of the time left for waiting that a better candidate may need to be taken again
 FULL_LOAD, EASY_LOAD = 0.95, 0.85  # how busy the busiest lane may be to stay, and to go up
+BEHIND, BEHIND_S = 0.3, 0.1  # lag as a part of the objective that lowers levels, and how often
 REFUSE_S = 0.1  # part of the objective for which a refusal is not reconsidered
 HOLD_S, MOST_HOLD_S = 0.75, 2.5  # how long a better candidate must have fit
 STABLE_S = 6.0  # a level that rose and kept for this time had not risen too early
@@ -51,7 +54,7 @@ class Level:
         self.at = 0
         self.demand = Rate()  # rows per second
         self._fits_since: list[float | None] = [None] * len(candidates)
-        self._looked_s = self._asked_s = self._rose_s = -math.inf
+        self._looked_s = self._asked_s = self._rose_s = self.fell_s = -math.inf
         self._hold_s = HOLD_S
         self.full_until_s, self.too_many = -math.inf, 0  # refuse this many rows until then
 
@@ -71,7 +74,7 @@ class Level:
         """Go down to a cheaper candidate; the next rise takes longer if the last was too early."""
         early = now_s - self._rose_s < STABLE_S
         self._hold_s = min(MOST_HOLD_S, 2 * self._hold_s) if early else HOLD_S
-        self.at = to
+        self.at, self.fell_s = to, now_s
         self._fits_since = [None] * len(self.candidates)
 
     def looks(self, now_s: float) -> bool:
@@ -100,14 +103,20 @@ class Busy(Exception):
 class Adaptive:
     """The levels of one router's requests."""
 
-    def __init__(self, routes: Routes, lanes: dict[tuple[str, str], Lane]) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        lanes: dict[tuple[str, str], Lane],
+        lag_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`lag_s` returns how long requests wait before the router receives them."""
         shares = routes.adaptive.shares if routes.adaptive else {}
         reach = {
             policy.name: Reach(len(policy.steps), shares.get(policy.name, ()))
             for policy in routes.policies
         }
         self.forecast = Forecast(routes, lanes, reach)
-        self._routes = routes
+        self._routes, self._lag_s = routes, lag_s
         self._levels: dict[Any, Level] = {}
         self._lock = threading.Lock()
 
@@ -117,12 +126,14 @@ class Adaptive:
         Raises: Busy if no candidate can meet the objective.
         """
         now_s = time.monotonic()
-        limit_s = min(SAFE * wish.slo_s, SURE * ticket.left_s)
+        lag_s = self._lag_s()
+        limit_s = min(SAFE * wish.slo_s, SURE * ticket.left_s) - lag_s
+        behind = lag_s > BEHIND * wish.slo_s
         with self._lock:
             level = self._level_of(wish, ticket.role)
-            large = self.forecast.alone_s(level.current, ticket) > limit_s
+            large = self.forecast.alone_s(level.current, ticket) > limit_s + lag_s
             level.arrived(0 if large else ticket.rows, now_s)
-            at = self._chosen(level, ticket, limit_s, now_s)
+            at = self._chosen(level, ticket, limit_s, now_s, behind=behind)
         if at is None:
             raise Busy(self._refusal(level, wish, ticket, limit_s))
         candidate = level.candidates[at]
@@ -138,18 +149,27 @@ class Adaptive:
             del self._levels[next(iter(self._levels))]  # the one that was not used for longest
         return level
 
-    def _chosen(self, level: Level, ticket: Ticket, limit_s: float, now_s: float) -> int | None:
+    def _chosen(
+        self, level: Level, ticket: Ticket, limit_s: float, now_s: float, *, behind: bool
+    ) -> int | None:
+        """Return who answers; `behind`: the machine cannot keep up, whatever the lanes say."""
         if ticket.rows >= level.too_many and now_s < level.full_until_s:
             return None
-        self._rise(level, ticket, limit_s, now_s)
+        if behind:
+            level.rise([False] * level.at, now_s)
+            below = level.at + 1 < len(level.candidates)
+            if below and now_s - level.fell_s > BEHIND_S:
+                level.fall(level.at + 1, now_s)
+        else:
+            self._rise(level, ticket, limit_s, now_s)
         if self._in_time(level, level.at, ticket, limit_s):
-            return self._probed(level, ticket, limit_s)
+            return level.at if behind else self._probed(level, ticket, limit_s)
         # A burst, or a large request, is not a load that lasts: the others keep their level.
         lasting = self._load(level, level.at, ticket) > FULL_LOAD
         if lasting and (to := self._lower(level, ticket, limit_s)) is not None:
             level.fall(to, now_s)
             return to
-        every = range(len(level.candidates))
+        every = range(level.at if behind else 0, len(level.candidates))
         found = next((at for at in every if self._in_time(level, at, ticket, limit_s)), None)
         if found is None:
             level.full_until_s, level.too_many = now_s + REFUSE_S * limit_s, ticket.rows

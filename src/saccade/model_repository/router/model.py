@@ -36,6 +36,7 @@ from relay import OUTPUTS as COMPARABLE
 from relay import Relay, StepSender, count_adapted, marks_of, outputs_of
 from routes import Route, Routes, read_routes
 from sender import Sender
+from server_queue import ServerQueue
 from texts import repeated
 from ticket import Ticket, caller_of, deadline
 
@@ -84,13 +85,19 @@ class TritonPythonModel:
             for route in self.routes.variants
             for role in self.family.components()
         }
-        self.adaptive = Adaptive(self.routes, self.lanes)
+        self.queue = None
+        if self.routes.adaptive:
+            self.queue = ServerQueue(args["model_name"], self.routes, {PROBE: "lag"}, LANES)
+        lag_s = (lambda: self.queue.lag_s) if self.queue else (lambda: 0.0)
+        self.adaptive = Adaptive(self.routes, self.lanes, lag_s)
         self.ended = threading.Event()
         threading.Thread(target=self._expire, daemon=True).start()
 
     def finalize(self) -> None:
         """Answer the queued requests, then stop."""
         self.ended.set()
+        if self.queue:
+            self.queue.close()
         for lane in self.lanes.values():
             lane.close()
         self.metrics.close()
