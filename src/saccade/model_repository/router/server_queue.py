@@ -24,7 +24,8 @@ class ServerQueue:
         """`parameters` and `output` are those of a probe."""
         self._model, self._parameters, self._output = model, parameters, output
         self._inputs = _inputs(routes)
-        self._used_s = self._lag_s = 0.0
+        self._used_s = 0.0
+        self._last_s = (0.0, 0.0)  # the last two probes: a queue lasts, a pause of the machine not
         self._asked_s: float | None = None
         self._warned = False
         self._ended = threading.Event()
@@ -35,7 +36,7 @@ class ServerQueue:
         """Seconds that a request waited before the router received it; 0 while it is unknown."""
         self._used_s = now_s = time.monotonic()
         asked_s = self._asked_s
-        return max(self._lag_s, 0.0 if asked_s is None else now_s - asked_s)
+        return max(min(self._last_s), 0.0 if asked_s is None else now_s - asked_s)
 
     def close(self) -> None:
         """Stop sending probes."""
@@ -44,12 +45,12 @@ class ServerQueue:
     def _serve(self) -> None:
         while not self._ended.wait(EVERY_S):
             if time.monotonic() - self._used_s > ACTIVE_S:
-                self._lag_s = 0.0
+                self._last_s = (0.0, 0.0)
                 continue
             try:
                 self._probe()
             except Exception as error:  # such as while the server starts or stops
-                self._asked_s, self._lag_s = None, 0.0
+                self._asked_s, self._last_s = None, (0.0, 0.0)
                 if self._ended.wait(RETRY_S) or self._warned:
                     continue
                 self._warned = True
@@ -66,7 +67,8 @@ class ServerQueue:
         ).exec()
         if response.has_error():
             raise RuntimeError(response.error().message())
-        self._lag_s, self._asked_s = time.monotonic() - asked_s, None
+        self._last_s = self._last_s[1], time.monotonic() - asked_s
+        self._asked_s = None
 
 
 def _inputs(routes: Routes) -> dict[str, np.ndarray]:
