@@ -9,7 +9,7 @@ DEPLOY_TOOLS := build/deploy-tools
 DOCS_TOOLS := build/docs-tools
 
 .PHONY: help demo docs test test-fast check bench plugins plugins-tensorrt check-native \
-	check-chaos check-deploy check-first-hour check-fuzz check-killed check-mutations check-notebooks check-scale \
+	check-chaos check-deploy check-first-hour check-fuzz check-gpu check-killed check-mutations check-notebooks check-scale \
 	check-supply check-wheel wheel
 
 help: ## list the targets
@@ -68,6 +68,16 @@ check-deploy: $(STAMP) $(DEPLOY_TOOLS)/.installed ## run checkov on the manifest
 
 check-native: $(STAMP) ## fuzz the kernels under AddressSanitizer and UBSan
 	$(BIN)/python -m pytest -q tests/plugins/native/check_fuzz.py
+
+SANITIZER_TOOLS ?= memcheck racecheck initcheck synccheck
+HARNESS := tests/plugins/native/harness_cases.py build/tensorrt/tensorrt_harness \
+	src/saccade/plugins/native/lib/libsaccade_tensorrt.so
+check-gpu: plugins-tensorrt ## check the CUDA kernels on this machine's GPU, also under compute-sanitizer
+	$(MAKE) -f src/saccade/plugins/native/tensorrt.mk cuda
+	$(PYTHON) benchmarks/ops_gpu.py --check
+	$(PYTHON) $(HARNESS)
+	for tool in $(SANITIZER_TOOLS); do \
+		compute-sanitizer --tool $$tool --error-exitcode 9 $(PYTHON) $(HARNESS) || exit 1; done
 
 check-first-hour: $(STAMP) ## type README and quickstarts into a fresh clone with an empty home: an hour or more
 	$(BIN)/python tests/first_hour.py --out benchmarks/results/first_hour.json

@@ -8,18 +8,28 @@ The shipped digits-sum was trained so that 4 of its 256 modules answer as all of
 smallest variant alone is the best policy. A circuit without module dropout (nac_sizes.py) loses
 with every module that goes, which is what chains are for.
 
+With an exported folder and stored canvases, a machine without torch can measure (OMP_NUM_THREADS=1;
+numpy, scipy, onnxruntime, and the dependencies of saccade):
+
+    python benchmarks/digits_halves.py --out halves                         # here
+    saccade export CHECKPOINT --out folder --name nac --budget 1,0.75,0.5   # here
+    python benchmarks/cascade.py --artefact folder --data halves/*.npz --jobs 8   # there
+
 The 5,000 test canvases are split in halves, at random and many times. One half calibrates; the
 other, which nothing was chosen on, says what the policy's risk and accuracy are. Beside it the
 control: the cheapest chain that does well on the calibration half, with no test.
 
 Speed is measured for the policies of the first split, one thread, in turn with every fixed
-budget, on the other half's images.
+budget, on the other half's images. Each variant runs in the batch in which it is fastest.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +37,14 @@ import numpy as np
 from digits_folder import CHECKPOINT
 from result_file import write_result
 
+from saccade.archives import read_arrays
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
 from saccade.exporter.exported import ExportOptions, export
 from saccade.exporter.policy.answers import Answers, VariantAnswers, answers_of
 from saccade.exporter.policy.certify import Certified, certify
 from saccade.exporter.policy.chains import Chain, front
+from saccade.exporter.runtimes.runners import Runner, run_in_batches
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.machine import this_machine
 from saccade.model_repository.router.confidence import confidence
@@ -44,15 +56,26 @@ BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.125, 0.0625, 0.015625)
 RISKS = (0.005, 0.01, 0.02, 0.03)
 CONFIDENCE = 0.95
 STEPS = 3
+BATCHES, TRIED_IMAGES, TRIES = (2, 4, 8, 16, 32, 64), 256, 5
+
+
+@dataclass(frozen=True)
+class Model:
+    """A variant in process, in the batch in which it is fastest."""
+
+    run: Runner
+    batch: int
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Return the logits of any number of images."""
+        return run_in_batches(self.run, {"image": images}, self.batch)["logits"]
 
 
 @dataclass(frozen=True)
 class Population:
-    """Every variant on all canvases, cheapest first."""
+    """Every variant's answers to all canvases, cheapest first."""
 
-    models: tuple[EvaluatedModel, ...]
     variants: tuple[VariantAnswers, ...]
-    images: np.ndarray
     labels: np.ndarray
 
     @property
@@ -66,23 +89,31 @@ class Population:
         return answers_of(self.part(rows), self.labels[rows], full=self.full, seed=seed)
 
 
-def population(folder: Path) -> Population:
-    """Run every variant on the test split; its time per canvas is that of this very run."""
-    there = ArtefactFolder(folder)
-    models = subjects_of_folder(there, runtime_named(DEFAULT))
-    data = load_data("digits-sum", "test", preprocessing=models[0].images())
+def population(
+    folder: Path, images: np.ndarray, labels: np.ndarray
+) -> tuple[Population, tuple[Model, ...]]:
+    """Run every variant on all canvases, each in the batch in which it is fastest."""
     found = []
-    for model in models:
-        run = model.component("")
-        run({"image": data.images[:256]})
-        begun = time.perf_counter()
-        logits = run({"image": data.images})["logits"]
-        seconds = (time.perf_counter() - begun) / len(logits)
-        found.append((seconds, model, VariantAnswers(model.name, model.sha256, seconds, logits)))
-    found.sort(key=lambda one: one[0])
-    return Population(
-        tuple(one[1] for one in found), tuple(one[2] for one in found), data.images, data.labels
-    )
+    for subject in subjects_of_folder(ArtefactFolder(folder), runtime_named(DEFAULT)):
+        model, seconds = fastest(subject, images[:TRIED_IMAGES])
+        print(f"{subject.name}: {1 / seconds:.0f} images/s in batches of {model.batch}", flush=True)
+        answers = VariantAnswers(subject.name, subject.sha256, seconds, model(images))
+        found.append((model, answers))
+    found.sort(key=lambda one: one[1].seconds)
+    return Population(tuple(one[1] for one in found), labels), tuple(one[0] for one in found)
+
+
+def fastest(subject: EvaluatedModel, images: np.ndarray) -> tuple[Model, float]:
+    """Return a variant in its fastest batch, and its seconds per image: the least of some tries."""
+    models = [Model(subject.component("").run, batch) for batch in BATCHES]
+    least = dict.fromkeys(BATCHES, float("inf"))
+    for _ in range(TRIES):
+        for model in models:
+            begun = time.perf_counter()
+            model(images)
+            least[model.batch] = min(least[model.batch], time.perf_counter() - begun)
+    best = min(models, key=lambda model: least[model.batch])
+    return best, least[best.batch] / len(images)
 
 
 @dataclass(frozen=True)
@@ -105,11 +136,11 @@ class Cascade:
         answers = np.stack([logits[step].argmax(-1) for step in self.chain.steps])
         return np.take_along_axis(answers, self.ends(logits)[None], axis=0)[0]
 
-    def run(self, models: Sequence[EvaluatedModel], images: np.ndarray) -> np.ndarray:
+    def run(self, models: Sequence[Model], images: np.ndarray) -> np.ndarray:
         """The class of each image, with no more work than the chain needs."""
         answers, left = np.zeros(len(images), np.int64), np.arange(len(images))
         for at, step in enumerate(self.chain.steps):
-            logits = models[step].component("")({"image": images[left]})["logits"]
+            logits = models[step](images[left])
             answers[left] = logits.argmax(-1)
             if at < len(self.chain.thresholds):
                 sure = confidence(self.chain.measure, logits, self.temperatures[step])
@@ -119,21 +150,29 @@ class Cascade:
         return answers
 
 
-def guarantees(whole: Population, against: Any, splits: int) -> list[dict[str, Any]]:
+def guarantees(whole: Population, against: Any, splits: int, jobs: int) -> list[dict[str, Any]]:
     """By risk: how often it was certified, how often the other half exceeded it."""
     rows: dict[float, list[dict[str, float]]] = {risk: [] for risk in RISKS}
-    for seed in range(splits):
-        order = np.random.default_rng(1_000 + seed).permutation(len(whole.labels))
-        mine, other = np.array_split(order, 2)
-        answers = whole.calibrated(mine, seed)
-        found = certify(answers, RISKS, confidence=CONFIDENCE, against=against, steps=STEPS)
-        for one, control in zip(found, untested(answers, against), strict=True):
-            if isinstance(one, Certified):
-                rows[one.risk].append(
-                    met(whole, other, one.chain, answers, against)
-                    | {"control": met(whole, other, control, answers, against)["risk"]}
-                )
+    # A forked process would have the threads of the runtime's sessions without their state.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for found in pool.map(one_split, repeat(whole, splits), repeat(against), range(splits)):
+            for risk, row in found.items():
+                rows[risk].append(row)
     return [summary(risk, met_rows, splits) for risk, met_rows in rows.items()]
+
+
+def one_split(whole: Population, against: Any, seed: int) -> dict[float, dict[str, float]]:
+    """By risk that one half certified: what the chain and the control do on the other half."""
+    order = np.random.default_rng(1_000 + seed).permutation(len(whole.labels))
+    mine, other = np.array_split(order, 2)
+    answers = whole.calibrated(mine, seed)
+    found = certify(answers, RISKS, confidence=CONFIDENCE, against=against, steps=STEPS)
+    return {
+        one.risk: met(whole, other, one.chain, answers, against)
+        | {"control": met(whole, other, control, answers, against)["risk"]}
+        for one, control in zip(found, untested(answers, against), strict=True)
+        if isinstance(one, Certified)
+    }
 
 
 def untested(answers: Answers, against: Any) -> list[Chain]:
@@ -180,44 +219,57 @@ def summary(risk: float, rows: Sequence[dict[str, float]], splits: int) -> dict[
     return result
 
 
-def speeds(whole: Population, against: Any, rounds: int) -> list[dict[str, Any]]:
+def speeds(
+    whole: Population, models: Sequence[Model], images: np.ndarray, against: Any, rounds: int
+) -> list[dict[str, Any]]:
     """Images per second of the first split's policies, over those of each fixed budget."""
     order = np.random.default_rng(1_000).permutation(len(whole.labels))
     mine, other = np.array_split(order, 2)
     answers = whole.calibrated(mine, 0)
-    images, labels = whole.images[other], whole.labels[other]
+    images, labels = images[other], whole.labels[other]
+    fixed = {one.name: model for one, model in zip(whole.variants, models, strict=True)}
     calls: dict[str, Callable[[], np.ndarray]] = {
-        model.name: lambda model=model: model.component("")({"image": images})["logits"].argmax(-1)
-        for model in whole.models
+        name: lambda model=model: model(images).argmax(-1) for name, model in fixed.items()
     }
     found = certify(answers, RISKS, confidence=CONFIDENCE, against=against, steps=STEPS)
     chains = {f"{one.risk:g}": one.chain for one in found if isinstance(one, Certified)}
     for name, chain in chains.items():
         cascade = Cascade(chain, answers.temperatures)
-        calls[name] = lambda cascade=cascade: cascade.run(whole.models, images)
+        calls[name] = lambda cascade=cascade: cascade.run(models, images)
     taken: dict[str, list[float]] = {name: [] for name in calls}
-    right: dict[str, np.ndarray] = {}
-    for turn in range(rounds + 1):  # the first one warms up
-        for name, call in calls.items():
+    right = {name: (call() == labels).astype(np.float64) for name, call in calls.items()}
+    for turn in range(rounds):  # every second one in reverse
+        for name in list(calls)[:: -1 if turn % 2 else 1]:
             begun = time.perf_counter()
-            given = call()
-            if turn:
-                taken[name].append(time.perf_counter() - begun)
-            right[name] = (given == labels).astype(np.float64)
-    full = whole.full
-    return [
-        {
-            "name": name,
-            "chain": [whole.variants[step].name for step in chains[name].steps]
-            if name in chains
-            else [name],
-            "images_per_second": len(images) * len(seconds) / sum(seconds),
-            "over_full": times(taken[full], seconds),
-            "accuracy": float(right[name].mean()),
-            "accuracy_minus_full": paired_bootstrap(right[name], right[full], 0),
-        }
-        for name, seconds in taken.items()
-    ]
+            calls[name]()
+            taken[name].append(time.perf_counter() - begun)
+    rows = []
+    for name, seconds in taken.items():
+        steps = chains[name].steps if name in chains else (list(fixed).index(name),)
+        best = over_best(name, tuple(fixed), taken, right) if name in chains else {}
+        rows.append(
+            {
+                "name": name,
+                "chain": [whole.variants[step].name for step in steps],
+                "batches": [models[step].batch for step in steps],
+                "images_per_second": len(images) * len(seconds) / sum(seconds),
+                "over_full": times(taken[whole.full], seconds),
+                **best,
+                "accuracy": float(right[name].mean()),
+                "accuracy_minus_full": paired_bootstrap(right[name], right[whole.full], 0),
+            }
+        )
+    return rows
+
+
+def over_best(
+    name: str, fixed: Sequence[str], taken: dict[str, list[float]], right: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    """How many times as fast as the fastest budget whose accuracy is not shown to be lower."""
+    gap = {one: paired_bootstrap(right[one], right[name], 0, samples=2_000) for one in fixed}
+    equal = [one for one in fixed if gap[one][1] >= 0]
+    best = min(equal, key=lambda one: sum(taken[one]))
+    return {"over_best_fixed": {"name": best, **times(taken[best], taken[name])}}
 
 
 def times(slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
@@ -227,34 +279,60 @@ def times(slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
     return {"times": middle, "interval": [float(np.exp(low)), float(np.exp(high))]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--splits", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
-    parser.add_argument("--build", type=Path, default=ROOT / "build" / "benchmarks")
-    parser.add_argument("--out", type=Path, help="results/cascade.json, or cascade_STEM.json")
-    options = parser.parse_args()
-    stem = options.checkpoint.stem
-    folder = options.build / f"cascade-{stem}"
+def canvases(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images and labels of all files, or the test split of digits-sum without files."""
+    if not files:
+        data = load_data("digits-sum", "test")
+        return data.images, data.labels
+    parts = [read_arrays(file, ("images", "labels")) for file in files]
+    images, labels = (
+        np.concatenate([part[name] for part in parts]) for name in ("images", "labels")
+    )
+    return images, labels
+
+
+def exported_folder(checkpoint: Path, build: Path) -> Path:
+    """Return the artefact folder of a checkpoint; it is created once and then reused."""
+    folder = build / f"cascade-{checkpoint.stem}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        export(options.checkpoint, ExportOptions(folder, name="nac", budget=BUDGETS))
-    whole = population(folder)
+        export(checkpoint, ExportOptions(folder, name="nac", budget=BUDGETS))
+    return folder
+
+
+def main() -> None:
+    options = _options()
+    folder = options.artefact or exported_folder(options.checkpoint, options.build)
+    stem = folder.resolve().name.removeprefix("cascade-")
+    images, labels = canvases(options.data)
+    whole, models = population(folder, images, labels)
     result: dict[str, Any] = {
         "machine": this_machine().to_dict(),
         "checkpoint": stem,
+        "canvases": len(labels),
         "confidence": CONFIDENCE,
     }
+    for against in ("full", "labels"):  # first all that is timed, on a machine with nothing else
+        result[against] = {"speeds": speeds(whole, models, images, against, options.rounds)}
     for against in ("full", "labels"):
-        result[against] = {
-            "guarantees": guarantees(whole, against, options.splits),
-            "speeds": speeds(whole, against, options.rounds),
-        }
+        result[against]["guarantees"] = guarantees(whole, against, options.splits, options.jobs)
         for row in (*result[against]["guarantees"], *result[against]["speeds"]):
             print(against, row, flush=True)
-    name = "cascade" if options.checkpoint == CHECKPOINT else f"cascade_{stem}"
+    name = "cascade" if stem == CHECKPOINT.stem else f"cascade_{stem}"
     write_result(options.out or ROOT / "benchmarks" / "results" / f"{name}.json", result)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--splits", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that calibrate splits")
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="exported once")
+    parser.add_argument("--artefact", type=Path, help="an exported folder instead of a checkpoint")
+    parser.add_argument("--data", type=Path, nargs="+", default=[], help=".npz of digits_halves.py")
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "benchmarks")
+    parser.add_argument("--out", type=Path, help="results/cascade.json, or cascade_STEM.json")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

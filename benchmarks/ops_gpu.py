@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare the CUDA kernels with torch on the same GPU and with the memory bandwidth.
 
-Not yet run on hardware. `results/ops_gpu.json`, if it exists, names the device that was used.
+`results/ops_gpu.json` names the device that was used.
     make -f src/saccade/plugins/native/tensorrt.mk cuda
     python benchmarks/ops_gpu.py [--check] [--library build/tensorrt/libsaccade_cuda.so]
 
 Every kernel is first compared with its NumPy reference on new random inputs. A round then times
 each function in turn, with events around a burst of calls on rotated inputs, so that all run at
-the same clock rate. The figure is the median over the rounds. The floor is the time that reading
-and writing the data takes at the bandwidth of a large copy on the same device.
+the same clock rate. A burst is one CUDA graph, so that launching from Python is not part of the
+time; torch.linalg.svd cannot be captured and is called directly. The figure is the median over the
+rounds. The floor is the time that reading and writing the data takes at the bandwidth of a large
+copy on the same device.
 """
 
 import argparse
@@ -30,6 +32,9 @@ LIBRARY = ROOT / "build" / "tensorrt" / "libsaccade_cuda.so"
 RESULT = ROOT / "benchmarks" / "results" / "ops_gpu.json"
 BATCHES = (1, 64, 4096)
 ROTATED, BURST, ROUNDS = 4, 20, 15
+NOT_CAPTURED = "torch.linalg.svd"
+# cuSOLVER takes matrices up to this side together, larger ones one after the other.
+BATCHED_SVD_SIDE, SINGLE_SVDS = 32, 64
 DTYPES = {"float32": 1, "float16": 10}
 
 
@@ -125,6 +130,11 @@ def sorted_sparsemax(torch: Any, z: Any) -> Any:
     return (z - excess.gather(-1, count - 1) / count).clamp(min=0)
 
 
+def svd_items(case: OpCase, batch: int) -> int:
+    """Return how many matrices of a batch the SVD of torch gets: thousands may take seconds."""
+    return batch if max(case.item) <= BATCHED_SVD_SIDE else min(batch, SINGLE_SVDS)
+
+
 def svd_power(torch: Any, q: Any) -> Any:
     u, s, vh = torch.linalg.svd(q, full_matrices=False)
     return (u * s.sqrt().unsqueeze(-2)) @ vh
@@ -148,8 +158,8 @@ def peers(torch: Any, case: OpCase, x: Any, v0: Any) -> dict[str, Callable[[], A
     if case.op == "TVMax":
         return {"torch.softmax": lambda: torch.softmax(x.flatten(1), -1)}
     if case.op == "SvPN":
-        # Thousands of SVDs take seconds, and there is none for float16.
-        return {"torch.linalg.svd": lambda: svd_power(torch, x[:64].float())}
+        # There is none for float16.
+        return {NOT_CAPTURED: lambda: svd_power(torch, x[: svd_items(case, len(x))].float())}
     return {"torch": lambda: power_iteration(torch, x, v0)}
 
 
@@ -176,21 +186,36 @@ def check(torch: Any, kernels: Kernels, case: OpCase, dtype: str, seed: int) -> 
 
 def copy_bandwidth(torch: Any) -> float:
     """Return the bytes per second, read plus written, of a large copy."""
-    source = torch.empty(1 << 28, dtype=torch.float32, device="cuda")
+    source = torch.empty(1 << 28, dtype=torch.float32, device="cuda").normal_()
     target = torch.empty_like(source)
-    seconds = [burst_seconds(torch, [lambda: target.copy_(source)], 5) for _ in range(7)]
-    return 2 * source.numel() * 4 / statistics.median(seconds)
+    seconds = [timed(torch, lambda: target.copy_(source)) for _ in range(9)]
+    return 2 * source.numel() * 4 / statistics.median(seconds[2:])
 
 
-def burst_seconds(torch: Any, calls: list[Callable[[], Any]], count: int = BURST) -> float:
-    """Return the seconds per call over `count` calls in turn."""
+def burst_of(
+    torch: Any, name: str, calls: list[Callable[[], Any]]
+) -> tuple[Callable[[], Any], int]:
+    """Return a function that makes a burst of calls on rotated inputs, and their number."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    if name == NOT_CAPTURED:
+        return calls[0], 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        for index in range(BURST):
+            calls[index % len(calls)]()
+    return graph.replay, BURST
+
+
+def timed(torch: Any, call: Callable[[], Any]) -> float:
+    """Return the seconds of one call on the device."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    for index in range(count):
-        calls[index % len(calls)]()
+    call()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3 / count
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def measure(
@@ -206,18 +231,19 @@ def measure(
             calls.setdefault(name, []).append(call)
         bytes_moved = 2 * x.numel() * x.element_size()
     by_name: dict[str, list[float]] = {name: [] for name in calls}
-    for one_calls in calls.values():
-        burst_seconds(torch, one_calls, ROTATED)
+    bursts = {name: burst_of(torch, name, one_calls) for name, one_calls in calls.items()}
+    for burst, _ in bursts.values():
+        timed(torch, burst)
     for _ in range(ROUNDS):
-        for name, one_calls in calls.items():
-            by_name[name].append(burst_seconds(torch, one_calls) * 1e6)
+        for name, (burst, count) in bursts.items():
+            by_name[name].append(timed(torch, burst) / count * 1e6)
     medians = {name: statistics.median(times) for name, times in by_name.items()}
     quartiles = {name: statistics.quantiles(times, n=4)[::2] for name, times in by_name.items()}
     floor = bytes_moved / bandwidth * 1e6
     return {
         "subject": case.label, "batch": batch, "dtype": dtype, "median_us": medians,
         "quartiles_us": quartiles, "floor_us": floor, "of_floor": medians["kernel"] / floor,
-        "items_of_torch.linalg.svd": min(batch, 64),
+        "items_of_torch.linalg.svd": svd_items(case, batch),
     }  # fmt: skip
 
 
@@ -231,6 +257,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         raise SaccadeError("torch sees no CUDA device here. Run this on a machine with a GPU.")
     kernels = Kernels(options.library, torch)
+    torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
     seed = (
         options.seed if options.seed is not None else int(np.random.SeedSequence().entropy) % 2**31
     )

@@ -71,12 +71,12 @@ class Driver:
 class Session:
     """An ONNX Runtime session on a GPU, simulated by the CPU."""
 
-    asked: tuple[list[str], ...] = ()
+    asked: tuple[list[Any], ...] = ()
     started = (CUDA, CPU)
 
-    def __init__(self, source: str, options: Any, providers: list[str]) -> None:
+    def __init__(self, source: str, options: Any, providers: list[Any]) -> None:
         Session.asked += (providers,)
-        if CUDA in providers:
+        if (CUDA, {"use_tf32": "0"}) in providers:
             note()
         self._real = _session(source, options, providers=[CPU])
 

@@ -241,6 +241,18 @@ def test_speeds_have_to_be_measured(folder, images):
         calibrate(folder, options(images), progress=None)
 
 
+def test_the_speeds_are_those_of_the_runtime_that_answers(folder, images):
+    """A repository keeps the policies of its own runtime, by the name in the policy file."""
+    other = "tensorrt 10.16 NVIDIA H100"
+    measured(folder, runtime=other)  # beside those of ONNX Runtime
+    done = calibrate(folder, options(images), progress=None)
+    assert done.content.runtime.startswith("onnxruntime ")
+    (folder / "frontier.json").unlink()
+    measured(folder, runtime=other)
+    with pytest.raises(SaccadeError, match=rf"measured with {other}, not with onnxruntime, .*Run"):
+        calibrate(folder, options(images), progress=None)
+
+
 def test_one_variant_leaves_nothing_to_stop_at(folder, images):
     for name in (f"{HALF}.onnx", f"{HALF}.manifest.json"):
         (folder / name).unlink()

@@ -88,6 +88,28 @@ V __shfl_xor_sync(unsigned mask, V value, int step) {
     return found;
 }
 
+template <class V>
+V __shfl_up_sync(unsigned mask, V value, int step, int width) {
+    const unsigned lane = on_cpu::thread.x % 32;
+    const bool inside = int(lane) % width >= step;
+    if (inside && ((mask >> (lane - unsigned(step))) & 1u) == 0) std::abort();
+    on_cpu::show(value, mask);
+    const V found = inside ? on_cpu::seen<V>(lane - unsigned(step)) : value;
+    on_cpu::warp_barrier(mask);
+    return found;
+}
+
+inline unsigned __ballot_sync(unsigned mask, int value) {
+    on_cpu::show(value, mask);
+    unsigned set = 0;
+    for (unsigned lane = 0; lane < 32; ++lane)
+        if ((mask >> lane) & 1u && on_cpu::seen<int>(lane) != 0) set |= 1u << lane;
+    on_cpu::warp_barrier(mask);
+    return set;
+}
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 inline int __any_sync(unsigned mask, int value) {
     on_cpu::show(value, mask);
     int any = 0;
@@ -117,6 +139,7 @@ inline float __double2float_ru(double value) {
     const float near = float(value);
     return double(near) < value ? std::nextafter(near, INFINITY) : near;
 }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
 
 namespace saccade {
@@ -124,6 +147,8 @@ namespace cuda {
 
 constexpr size_t kSharedBytesUnasked = 47 * 1024;
 constexpr int64_t kWorkspaceBlocks = 3, kMostBlocks = 2147483647;
+// Cases have few grids: the larger ones of them count as many.
+constexpr int64_t kFewCells = 200;
 
 inline char *dynamic_memory() { return on_cpu::dynamic; }
 

@@ -289,14 +289,16 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> type[fake_gpus.Session]:
     return fake_gpus.Session
 
 
-@pytest.mark.parametrize(("instances", "wanted"), [("cpu", [CPU]), ("gpu", [CUDA, CPU])])
+@pytest.mark.parametrize(
+    ("instances", "wanted"), [("cpu", [CPU]), ("gpu", [(CUDA, {"use_tf32": "0"}), CPU])]
+)
 def test_the_provider_of_onnx_runtime(
     artefact: Path,
     tmp_path: Path,
     cuda: type[fake_gpus.Session],
     capfd: pytest.CaptureFixture[str],
     instances: Any,
-    wanted: list[str],
+    wanted: list[Any],
 ) -> None:
     deploy(artefact, RepositoryOptions(tmp_path / "repository", instances=instances))
     (model,) = open_repository(tmp_path / "repository").models

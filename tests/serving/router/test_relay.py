@@ -85,6 +85,7 @@ POLICIES = [
     policy("never", 0.005, 0.6, (SMALL, FULL), (2.0,)),
     policy("always", 0.5, 0.2, (SMALL, FULL), (0.0,)),
     policy("sure", 0.0, 0.7, (SMALL, FULL), (0.999,)),
+    policy("late", 0.03, 0.8, thresholds=(2.0, THRESHOLDS[1])),
 ]
 
 
@@ -139,7 +140,7 @@ def make(pb, tmp_path):
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         one = module.TritonPythonModel()
-        one.calls, one.failing = [], {}
+        one.calls, one.failing, one.given = [], {}, []
         one.go = {name: threading.Event() for name in NAMES}
         one.entered = {name: threading.Event() for name in NAMES}
 
@@ -152,6 +153,7 @@ def make(pb, tmp_path):
                 raise pb.TritonError(one.failing[name])
             logits = LOGITS[name][image[:, 0, 0, 0]].astype(np.float32)
             arrays = {"logits": logits, "probabilities": logits + 1, "embedding": logits}
+            one.given += [(array, array.copy()) for array in arrays.values()]
             return {name: arrays[name] for name in asked["requested_output_names"]}
 
         pb.answer = answer
@@ -209,7 +211,7 @@ def offline(name, shades=SHADES):
     return ends, logits[ends, np.arange(len(shades))], [chain[end] for end in ends]
 
 
-@pytest.mark.parametrize("name", ["auto", "night", "odd", "never"])
+@pytest.mark.parametrize("name", ["auto", "night", "odd", "never", "late"])
 def test_each_row_is_answered_as_by_the_chain_offline(router, name):
     request = Request(policy=name)
     router.execute([request])
@@ -227,6 +229,16 @@ def test_each_row_is_answered_as_by_the_chain_offline(router, name):
     assert router.calls == [
         (variant, int((ends >= at).sum())) for at, variant in enumerate(steps)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["auto", "late"])
+def test_the_answers_of_models_are_never_written_to(router, name):
+    request = Request(policy=name)
+    router.execute([request])
+    request.answer()
+    assert len(router.given) == 3 * 3, "three arrays of three variants"
+    for array, as_given in router.given:
+        np.testing.assert_array_equal(array, as_given)
 
 
 def test_rows_that_are_sure_at_once_cost_one_call(router):

@@ -90,7 +90,7 @@ def calibrate(
     folder = ArtefactFolder.open(folder)
     task, decide = _task(folder)
     require("scipy.stats", extra="bench")
-    measured = _measured(folder, options.device)
+    measured = _measured(folder, options)
     full = _full(folder, measured)
     runtime = runtime_named(options.runtime)
     runtime.require()
@@ -202,20 +202,29 @@ def _check_choice(folder: ArtefactFolder) -> None:
         )
 
 
-def _measured(folder: ArtefactFolder, device: str | None) -> dict[str, Entry]:
-    """What was measured of each variant on one machine, by the variant's name.
+def _measured(folder: ArtefactFolder, options: CalibrateOptions) -> dict[str, Entry]:
+    """What was measured of each variant with one runtime on one machine, by the variant's name.
 
-    Raises: SaccadeError if nothing was, or on several machines of which none is named.
+    Raises: SaccadeError if nothing was measured with the runtime that answers, or on several
+        machines of which none is named.
     """
     shas = {variant.sha256: variant.name for variant in folder.variants}
-    entries = folder.frontier.entries if folder.frontier else ()
-    entries = tuple(entry for entry in entries if entry.sha256 in shas)
+    every = folder.frontier.entries if folder.frontier else ()
+    every = tuple(entry for entry in every if entry.sha256 in shas)
+    # A version follows the runtime's name: `onnxruntime 1.31.1 CPU`, `tensorrt 10.16`.
+    entries = [entry for entry in every if entry.runtime.split()[0] == options.runtime]
     machines = sorted({(entry.device, entry.runtime) for entry in entries})
-    chosen = [one for one in machines if device in (None, one[0])]
+    chosen = [one for one in machines if options.device in (None, one[0])]
     if not entries:
+        others = " and ".join(sorted({entry.runtime for entry in every}))
+        what = (
+            f"was measured with {others}, not with {options.runtime}"
+            if others
+            else ("nothing was measured")
+        )
         raise SaccadeError(
-            f"{folder}: nothing was measured, but a policy is the cheapest by measured time. "
-            f"Run: saccade bench {folder}"
+            f"{folder}: {what}, but a policy is the cheapest by measured time. "
+            f"Run: saccade bench {folder} --runtime {options.runtime} --out REPORT"
         )
     if len(chosen) != 1:
         listed = "; ".join(f"{own} ({runtime})" for own, runtime in machines)

@@ -14,6 +14,8 @@ from saccade.models.interface import Arrays, component_named
 
 Runner = Callable[[Arrays], dict[str, np.ndarray]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+# Otherwise the provider computes float32 products in TF32, with three decimal digits.
+CUDA_OPTIONS = {"use_tf32": "0"}
 
 
 def torch_runner(model: Any, role: str = "", outputs: Sequence[str] | None = None) -> Runner:
@@ -90,7 +92,7 @@ def onnx_session(
 
     With `kernels`, the library of custom ops, the ops run as kernels, otherwise as function bodies.
     Without `optimized`, each node runs exactly as in the file. `provider` (such as CUDA) computes
-    what it can, and the CPU the rest.
+    what it can, and the CPU the rest. CUDA computes float32 products in float32, not in TF32.
 
     Raises: SaccadeError if ONNX Runtime refuses the file or lacks the provider, MissingPackage if
         it is not installed.
@@ -113,7 +115,7 @@ def onnx_session(
             onnxruntime.preload_dlls()
     try:
         session = onnxruntime.InferenceSession(
-            source, options, providers=list(dict.fromkeys((provider, CPU)))
+            source, options, providers=[(CUDA, CUDA_OPTIONS), CPU] if provider == CUDA else [CPU]
         )
     except Exception as error:  # the only common base of ONNX Runtime's errors
         where = "the ONNX file" if isinstance(model, bytes) else f"{model}"

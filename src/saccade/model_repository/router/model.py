@@ -321,10 +321,11 @@ class TritonPythonModel:
         wanted = [name for name in outputs if name in asked or (scored and name == "embedding")]
         # A caller may request the variant's name only; the call still proves that it answers.
         wanted = wanted or [outputs[0]]
-        inputs = {
-            name: np.concatenate([request.inputs[name] for request in group])
-            for name in group[0].inputs
-        }
+        inputs = group[0].inputs
+        if len(group) > 1:  # a single request is not copied
+            inputs = {
+                name: np.concatenate([request.inputs[name] for request in group]) for name in inputs
+            }
         arrays = call(route.parts[role], inputs, wanted, remaining_us(tickets))
         lane.step()
         if scored:

@@ -75,6 +75,7 @@ class Relay:
         self._at = 0  # the current step
         self._open = np.arange(request.rows)  # rows of which no step was confident
         self._arrays: Arrays = {}  # the latest answer to each row
+        self._writable = False  # whether these are the request's own arrays
         self._answered_by = np.zeros(request.rows, np.int32)  # the step that gave it
         self._given_up = False  # whether the remaining rows are not certified
         self._over = False
@@ -115,18 +116,18 @@ class Relay:
         self._sender.ended(outcome)
 
     def _advance(self, inputs: Arrays, arrays: Arrays) -> None:
-        for name in self._scores:
-            self._keep(name, arrays[name])
+        self._keep({name: arrays[name] for name in self._scores})
         self._answered_by[self._open] = self._at
         step = self._policy.steps[self._at]
         if step.threshold is None:
             self._finish()
             return
-        sure = confidence(self._policy.measure, arrays["logits"], step.temperature)
-        unsure = ~np.asarray(sure >= step.threshold)
-        if not unsure.any():
+        own = confidence(self._policy.measure, arrays["logits"], step.temperature)
+        sure = own >= step.threshold
+        if sure.all():
             self._finish()
             return
+        unsure = np.flatnonzero(~sure)
         self._open = self._open[unsure]
         self._at += 1
         left = {name: array[unsure] for name, array in inputs.items()}
@@ -142,14 +143,15 @@ class Relay:
             )
         )
 
-    def _keep(self, name: str, answer: np.ndarray) -> None:
+    def _keep(self, answers: Arrays) -> None:
         if len(self._open) == self._request.rows:
-            self._arrays[name] = answer
+            self._arrays, self._writable = answers, False
             return
-        # Other requests of the same call may read the array.
-        kept = self._arrays[name].copy()
-        kept[self._open] = answer
-        self._arrays[name] = kept
+        if not self._writable:  # the memory belongs to the answer of a call
+            self._arrays = {name: array.copy() for name, array in self._arrays.items()}
+            self._writable = True
+        for name, answer in answers.items():
+            self._arrays[name][self._open] = answer
 
     def _ask(self, ticket: Ticket) -> None:
         route, rows = self._routes[self._at], len(self._open)
@@ -195,19 +197,19 @@ class Relay:
 
     def _names(self) -> Arrays:
         """Return the variant that answered each row, and after how many steps."""
-        ends = self._answered_by.tolist()
-        if len(used := set(ends)) == 1:  # always true for one image, the most frequent request
-            (end,) = used
-            route, rows = self._routes[end], len(ends)
+        used = sorted({*self._answered_by.tolist()})
+        routes = [self._routes[end] for end in used]
+        if len(used) == 1:  # always true for one image, the most frequent request
+            rows = self._request.rows
             return {
-                "variant": repeated(route.name, rows),
-                "variant_sha256": repeated(route.sha256, rows),
-                "steps": ended_at(end + 1, rows),
+                "variant": repeated(routes[0].name, rows),
+                "variant_sha256": repeated(routes[0].sha256, rows),
+                "steps": ended_at(used[0] + 1, rows),
             }
-        routes = [self._routes[end] for end in ends]
+        places = np.searchsorted(used, self._answered_by)
         return {
-            "variant": text_rows([route.name for route in routes]),
-            "variant_sha256": text_rows([route.sha256 for route in routes]),
+            "variant": text_rows([route.name for route in routes])[places],
+            "variant_sha256": text_rows([route.sha256 for route in routes])[places],
             "steps": self._answered_by[:, None] + np.int32(1),
         }
 

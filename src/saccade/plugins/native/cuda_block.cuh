@@ -25,7 +25,7 @@ inline __device__ __half narrowed<__half>(float value) {
     return __float2half_rn(value);
 }
 
-// Neighbouring elements that travel as one access.
+// Neighboring elements that travel as one access.
 template <class T, int kElements>
 struct alignas(sizeof(T) * kElements) Pack {
     T of[kElements];
@@ -44,7 +44,7 @@ struct Largest {
     __device__ double operator()(double a, double b) const { return fmax(a, b); }
 };
 
-// The lanes of the warp that reduce together with this one: kLanes neighbours.
+// The lanes of the warp that reduce together with this one: kLanes neighbors.
 template <int kLanes>
 __device__ unsigned lane_mask() {
     if (kLanes == 32) return 0xFFFFFFFFu;
@@ -59,6 +59,29 @@ __device__ V reduced(V value, Combine combine) {
     for (int step = kLanes / 2; step > 0; step /= 2)
         value = combine(value, __shfl_xor_sync(mask, value, step));
     return value;
+}
+
+// Whole numbers have an instruction for it since compute capability 8.0.
+template <int kLanes>
+__device__ int lanes_sum(int value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if (kLanes == 32) return __reduce_add_sync(0xFFFFFFFFu, value);
+#endif
+    return reduced<kLanes>(value, Sum());
+}
+
+// The sum over the lanes before this one.
+template <int kLanes>
+__device__ int lanes_before(int value) {
+    const unsigned mask = lane_mask<kLanes>();
+    const int lane = int(threadIdx.x) % kLanes;
+    int sum = value;
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) {
+        const int lower = __shfl_up_sync(mask, sum, step, kLanes);
+        if (lane >= step) sum += lower;
+    }
+    return sum - value;
 }
 
 // All threads of the block call it and get the answer; blocks are whole warps.

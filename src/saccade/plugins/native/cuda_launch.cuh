@@ -19,6 +19,8 @@ constexpr size_t kSharedBytesUnasked = 47 * 1024;
 // Blocks that share the workspace; each takes one item after the other.
 constexpr int64_t kWorkspaceBlocks = 256;
 constexpr int64_t kMostBlocks = 2147483647;
+// Up to here a thread per cell finds room on a large GPU (an H100 was measured).
+constexpr int64_t kFewCells = 65536;
 
 template <class T>
 struct Exactly {

@@ -4,7 +4,9 @@
 // The excess of a threshold t, sum(max(z - t, 0)) - 1, is convex and falls. Newton's steps from a t
 // below the root rise to it and end after finitely many rounds, when the support stays the same.
 // A row of up to 2,048 elements stays in the registers of a part of a warp: it is read once and
-// written once. A longer row has a block of its own and is kept in shared memory while it fits.
+// written once. As soon as the support has at most one element per lane, which most rows reach
+// after a round or two, the other elements are left out of the rounds.
+// A longer row has a block of its own and is kept in shared memory while it fits.
 #pragma once
 
 #include "../native/cuda_block.cuh"
@@ -14,6 +16,7 @@ namespace cuda {
 
 // The product of excess and support at least quarters in a round: 64 are more than any row needs.
 constexpr int kNewtonRounds = 64;
+constexpr int kShortThreads = 128;
 
 // One step of the threshold; false when the support is the one of the round before.
 inline __device__ bool newton_step(float sum, int count, float &threshold, int &previous) {
@@ -23,8 +26,38 @@ inline __device__ bool newton_step(float sum, int count, float &threshold, int &
     return moved;
 }
 
+// Gives each lane one element of the row's support, and the lanes that are left over -infinity.
+// `own` counts this lane's elements of the support; all lanes together have at most kLanes.
+template <int kLanes, int kElements>
+__device__ float one_of_support(const float (&z)[kElements], float threshold, int own) {
+    __shared__ float support[kShortThreads];
+    const unsigned mask = lane_mask<kLanes>();
+    const int lane = int(threadIdx.x) % kLanes;
+    float *place = support + (int(threadIdx.x) - lane);
+    place[lane] = -CUDART_INF_F;
+    int next = lanes_before<kLanes>(own);
+    __syncwarp(mask);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i)
+        if (z[i] - threshold > 0.0f) place[next++] = z[i];
+    __syncwarp(mask);
+    return place[lane];
+}
+
+// The remaining rounds, with one element per lane.
+template <int kLanes>
+__device__ float final_threshold(float z, float threshold, int previous) {
+    for (int round = 0; round < kNewtonRounds; ++round) {
+        const float over = z - threshold;
+        const float sum = reduced<kLanes>(fmaxf(over, 0.0f), Sum());
+        const int count = __popc(__ballot_sync(lane_mask<kLanes>(), over > 0.0f));
+        if (!newton_step(sum, count, threshold, previous)) break;
+    }
+    return threshold;
+}
+
 template <class T, int kLanes, int kPack, int kChunks>
-__global__ void __launch_bounds__(128, 4)
+__global__ void __launch_bounds__(kShortThreads, 4)
     sparsemax_short(const T *x, T *y, int64_t rows, int n) {
     const int lane = int(threadIdx.x) % kLanes;
     const int64_t row =
@@ -35,7 +68,8 @@ __global__ void __launch_bounds__(128, 4)
     Pack<T, kPack> *out = reinterpret_cast<Pack<T, kPack> *>(y + row * n);
     const int packs = n / kPack;
 
-    float z[kChunks * kPack];
+    constexpr int kElements = kChunks * kPack;
+    float z[kElements];
     float top = -CUDART_INF_F;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -51,7 +85,7 @@ __global__ void __launch_bounds__(128, 4)
     top = reduced<kLanes>(top, Largest());
     bool broken = false;
 #pragma unroll
-    for (int i = 0; i < kChunks * kPack; ++i) {
+    for (int i = 0; i < kElements; ++i) {
         z[i] -= top;
         // NaN where the element is NaN, and where the top is infinite.
         broken |= !(z[i] <= 0.0f);
@@ -61,17 +95,24 @@ __global__ void __launch_bounds__(128, 4)
     float threshold = -1.0f;
     int previous = 0;
     for (int round = 0; round < kNewtonRounds && !broken; ++round) {
+        const float before = threshold;
         float sum = 0.0f;
-        int count = 0;
+        int own = 0;
 #pragma unroll
-        for (int i = 0; i < kChunks * kPack; ++i) {
-            const float over = z[i] - threshold;
+        for (int i = 0; i < kElements; ++i) {
+            const float over = z[i] - before;
             sum += fmaxf(over, 0.0f);
-            count += over > 0.0f ? 1 : 0;
+            own += over > 0.0f ? 1 : 0;
         }
         sum = reduced<kLanes>(sum, Sum());
-        count = reduced<kLanes>(count, Sum());
+        const int count = lanes_sum<kLanes>(own);
         if (!newton_step(sum, count, threshold, previous)) break;
+        // For a handful of elements per row, sorting them out costs more than a round.
+        if (kLanes == 32 && count <= kLanes) {
+            const float mine = one_of_support<kLanes>(z, before, own);
+            threshold = final_threshold<kLanes>(mine, threshold, previous);
+            break;
+        }
     }
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -149,14 +190,14 @@ __global__ void __launch_bounds__(512, 1)
 
 template <class T, int kLanes, int kPack, int kChunks>
 cudaError_t sparsemax_with(const T *x, T *y, int64_t rows, int64_t n, cudaStream_t stream) {
-    constexpr int kThreads = 128, kRows = kThreads / kLanes;
+    constexpr int kRows = kShortThreads / kLanes;
     // A launch has at most 2^31 - 1 blocks.
     constexpr int64_t kMost = kMostBlocks * kRows;
     for (int64_t first = 0; first < rows; first += kMost) {
         const int64_t left = rows - first < kMost ? rows - first : kMost;
         const cudaError_t status =
             launch(sparsemax_short<T, kLanes, kPack, kChunks>, (left + kRows - 1) / kRows,
-                   kThreads, 0, stream, x + first * n, y + first * n, left, int(n));
+                   kShortThreads, 0, stream, x + first * n, y + first * n, left, int(n));
         if (status != cudaSuccess) return status;
     }
     return cudaSuccess;

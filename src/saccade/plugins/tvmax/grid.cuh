@@ -10,7 +10,7 @@ namespace cuda {
 // A logit at or below it is a masked cell.
 constexpr float kMaskedAtMost = -1e8f;
 
-// What a cell knows; its masked neighbours are counted in the bits from kLoweredShift on.
+// What a cell knows; its masked neighbors are counted in the bits from kLoweredShift on.
 constexpr unsigned char kHasRight = 1, kHasDown = 2, kFusedRight = 4, kFusedDown = 8, kLive = 16;
 constexpr int kLoweredShift = 5;
 
@@ -85,10 +85,10 @@ struct Grid {
 
     __device__ bool live(int i) const { return z[i] > kMaskedAtMost; }
 
-    // A live neighbour shares an edge; a masked one lowers this cell by lam.
-    __device__ void meet(bool there, int neighbour, unsigned char edge, unsigned char &flag) const {
+    // A live neighbor shares an edge; a masked one lowers this cell by lam.
+    __device__ void meet(bool there, int neighbor, unsigned char edge, unsigned char &flag) const {
         if (!there) return;
-        flag = live(neighbour) ? flag | edge : flag + (1 << kLoweredShift);
+        flag = live(neighbor) ? flag | edge : flag + (1 << kLoweredShift);
     }
 
     // (D'u)_i; an edge that does not exist carries 0.
@@ -179,7 +179,11 @@ struct Grid {
             unsigned char flag = flags[i] & ~(kFusedRight | kFusedDown);
             if (flag & kHasRight && fuses(right[i], i, i + 1)) flag |= kFusedRight;
             if (flag & kHasDown && fuses(down[i], i, i + width)) flag |= kFusedDown;
-            flags[i] = flag;
+            label[i] = flag;  // neighbors still read the old flags
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < cells; i += blockDim.x) {
+            flags[i] = static_cast<unsigned char>(label[i]);
             label[i] = i;
         }
         int changed = 1;

@@ -4,7 +4,7 @@
 // The CPU kernel splits a grid along minimum cuts and solves its parts exactly; augmenting paths
 // are a poor fit for a block of threads, so the same problem is solved here from its dual,
 //     minimise 1/2 ||z - D'u||^2 over |u_e| <= lam,     prox = z - D'u,
-// by rounds of three steps, each of which only uses a cell and its neighbours:
+// by rounds of three steps, each of which only uses a cell and its neighbors:
 //   1. a burst of accelerated projected gradient steps finds which edges are at their bound;
 //   2. the cells that the other edges join are the fused groups: labels spread over them, and x is
 //      the mean of z - D'u over each group, in which the edges inside cancel;
@@ -188,8 +188,23 @@ __device__ double solve_grid(const Grid &g, const TVMaxSettings &settings, T *p,
     }
 }
 
-template <class T>
-__global__ void __launch_bounds__(512, 1)
+// Few grids leave most of the GPU idle, so each gets many threads; many share the registers.
+struct FewGrids {
+    static constexpr int kThreads = 512, kBlocks = 1;
+
+    static int threads(int64_t cells) { return whole_warps(cells, kThreads); }
+};
+
+struct ManyGrids {
+    static constexpr int kThreads = 256, kBlocks = 3;
+
+    static int threads(int64_t cells) {
+        return whole_warps(cells < 512 ? cells / 2 : cells / 4, kThreads);
+    }
+};
+
+template <class T, class Load>
+__global__ void __launch_bounds__(Load::kThreads, Load::kBlocks)
     tvmax_grids(const T *z, const int64_t *sizes, T *p, float *error, int64_t grids, int64_t h,
                 int64_t w, TVMaxSettings settings, char *workspace, size_t bytes) {
     char *memory = scratch_of_block(workspace, bytes);
@@ -222,13 +237,21 @@ inline Scratch tvmax_scratch(int64_t grids, int64_t h, int64_t w) {
     return {aligned16(size_t(h * w) * kBytesACell), grids};
 }
 
+template <class T, class Load>
+cudaError_t tvmax_with(const T *z, const int64_t *sizes, T *p, float *error, int64_t grids,
+                       int64_t h, int64_t w, const TVMaxSettings &settings, void *workspace,
+                       cudaStream_t stream) {
+    const Scratch scratch = tvmax_scratch(grids, h, w);
+    return launch(tvmax_grids<T, Load>, scratch.blocks(), Load::threads(h * w), scratch.shared(),
+                  stream, z, sizes, p, error, grids, h, w, settings, scratch.place(workspace),
+                  scratch.bytes);
+}
+
 template <class T>
 cudaError_t tvmax(const T *z, const int64_t *sizes, T *p, float *error, int64_t grids, int64_t h,
                   int64_t w, const TVMaxSettings &settings, void *workspace, cudaStream_t stream) {
-    const Scratch scratch = tvmax_scratch(grids, h, w);
-    return launch(tvmax_grids<T>, scratch.blocks(), whole_warps(h * w / 2, 512), scratch.shared(),
-                  stream, z, sizes, p, error, grids, h, w, settings, scratch.place(workspace),
-                  scratch.bytes);
+    const auto run = grids * h * w <= kFewCells ? tvmax_with<T, FewGrids> : tvmax_with<T, ManyGrids>;
+    return run(z, sizes, p, error, grids, h, w, settings, workspace, stream);
 }
 
 }  // namespace cuda
