@@ -67,9 +67,10 @@ class Lane:
 
     def __init__(self, name, speed, simulation):
         from forecast import Rate, ServiceTime
-        from pace import Pace
+        from pace import Mean, Pace
 
         self.service, self.other_busy, self.pace = ServiceTime(), Rate(), Pace()
+        self.decoding = Mean()
         self.name, self.simulation, self.slow = name, simulation, 1.0
         self.unit_s = GROUP / speed / (FIXED + GROUP)
         self.waiting, self.until_s, self.group = deque(), None, []

@@ -218,13 +218,12 @@ class Forecast:
     def _demand(self, candidate: Candidate, role: str, rows_per_s: float) -> dict[str, float]:
         """Return the time per second that each variant's lane would need."""
         steps = zip(candidate.routes, self._shares(candidate), strict=True)
-        return {
-            route.name: rows_per_s
-            * share
-            * self._seconds(route, role, route.run_batch)
-            / route.run_batch
-            for route, share in steps
-        }
+        needed = {}
+        for route, share in steps:
+            row_s = self._seconds(route, role, route.run_batch) / route.run_batch
+            row_s += self._lane(route, role).decoding.of(1.0)
+            needed[route.name] = rows_per_s * share * row_s
+        return needed
 
     def _sum(
         self, candidate: Candidate, ticket: Ticket, wait: Callable[[Route, Ticket], float]
