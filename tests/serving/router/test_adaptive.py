@@ -294,6 +294,8 @@ def test_what_was_measured_under_a_load_that_has_gone_is_measured_again(clock):
 
 
 def test_other_requests_in_a_lane_count(clock):
+    from adaptive import EASY_LOAD
+
     simulation = Simulation(clock)
     full = simulation.lanes["full", ""]
     done = []
@@ -305,7 +307,7 @@ def test_other_requests_in_a_lane_count(clock):
             full.until_s = None
     (level,) = simulation.adaptive._levels.values()
     assert done is not None and not simulation.adaptive._fits(
-        level, 0, ticket_of(1, clock.now), SLO_S
+        level, 0, ticket_of(1, clock.now), SLO_S, EASY_LOAD
     )
 
 

@@ -73,6 +73,27 @@ def test_if_nothing_is_in_time_the_request_is_refused_at_once(adaptive):
     assert adaptive.calls == []
 
 
+def test_what_waited_too_long_in_the_servers_queue_is_refused_unread(adaptive):
+    adaptive.adaptive._lag_s = lambda: 1.0
+    for timeout, budget, code in ((900_000, {}, "unavailable"), (30_000_000, {}, None),
+                                  (900_000, {"budget": 1}, None)):  # fmt: skip
+        request, read = Request([1], timeout=timeout, **budget), []
+        (tensor,) = request.inputs()
+        own = tensor.as_numpy
+        tensor.as_numpy = lambda own=own, read=read: read.append(1) or own()
+        adaptive.execute([request])
+        if code is None:
+            assert request.answer() and read
+        else:
+            assert request.error()[0] == code and "server's queue" in request.error()[1]
+            assert not read
+
+
+def test_a_lane_measures_decoding_apart(adaptive, eventually):
+    answer_of(adaptive)
+    eventually(lambda: adaptive.lanes[FULL, ""].decoding.of(1.0) > 0, True)
+
+
 @pytest.mark.parametrize("parameters", [{"budget": 1}, {"budget": "b1000"}])
 def test_a_request_that_names_a_budget_is_never_changed(adaptive, parameters):
     adaptive.late = {FULL, "safe"}

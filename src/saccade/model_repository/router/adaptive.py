@@ -38,6 +38,9 @@ REFUSE_S = 0.1  # part of the objective for which a refusal is not reconsidered
 HOLD_S, MOST_HOLD_S = 0.75, 2.5  # how long a better candidate must have fit
 STABLE_S = 6.0  # a level that rose and kept for this time had not risen too early
 LOOK_S = 0.02  # between two comparisons of candidates
+# A better lane is measured beside those that have the load, which slow it down: so after this time
+# without a miss, the level also goes up to one that seems this busy.
+QUIET_S, TRIAL_LOAD = 2.0, 1.5
 TRY_S, CALM_S = 0.1, 0.5  # between two requests that measure a better lane; after a miss, none
 MOST_LEVELS = 64
 
@@ -261,15 +264,16 @@ class Adaptive:
 
     def _rise(self, level: Level, ticket: Ticket, limit_s: float, now_s: float) -> None:
         if level.looks(now_s):
-            fits = [self._fits(level, at, ticket, limit_s) for at in range(level.at)]
+            most = TRIAL_LOAD if now_s - level.missed_s > QUIET_S else EASY_LOAD
+            fits = [self._fits(level, at, ticket, limit_s, most) for at in range(level.at)]
             level.rise(fits, now_s)
 
-    def _fits(self, level: Level, at: int, ticket: Ticket, limit_s: float) -> bool:
+    def _fits(self, level: Level, at: int, ticket: Ticket, limit_s: float, most: float) -> bool:
         candidate = level.candidates[at]
         alone_s = self.forecast.alone_s(candidate, ticket)
         waiting_s = self.forecast.answer_s(candidate, ticket) - alone_s
         in_time = waiting_s <= EASY * (limit_s - alone_s)
-        return in_time and self._load(level, at, ticket) <= EASY_LOAD
+        return in_time and self._load(level, at, ticket) <= most
 
     def _probed(self, level: Level, ticket: Ticket, limit_s: float, now_s: float) -> int:
         """Return the level, or a better candidate that rests: one request measures it again."""
