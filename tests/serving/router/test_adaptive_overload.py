@@ -111,5 +111,26 @@ def test_decoding_makes_a_lane_busy(simulation):
     (level,) = simulation.adaptive._levels.values()
     forecast, shares = simulation.adaptive.forecast, [(level.current, 50.0)]
     before = forecast.busy(shares, "")
-    simulation.lanes["full", ""].decoding.add(10.0, 0.1)
+    simulation.lanes["small", ""].decoding.add(10.0, 5.0)  # its first image
+    simulation.lanes["half", ""].decoding.add(10.0, 0.1)
     assert forecast.busy(shares, "") == pytest.approx(before + 0.5)
+
+
+def test_a_long_load_is_no_rise_that_came_too_early(clock):  # noqa: F811
+    from adaptive import HOLD_S, MOST_HOLD_S, Level
+
+    level = Level((None,) * 2)
+    for _ in range(4):
+        level.fall(1, clock.now)
+        while level.at:
+            clock.now += 0.05
+            level.rise([True], clock.now)
+    level.fall(1, clock.now)
+    for _ in range(60):
+        clock.now += 0.05
+        level.rise([False], clock.now)
+    began_s = clock.now
+    while level.at:
+        clock.now += 0.05
+        level.rise([True], clock.now)
+    assert clock.now - began_s < HOLD_S + 0.2 < MOST_HOLD_S

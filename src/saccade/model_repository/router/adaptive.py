@@ -75,7 +75,7 @@ class Level:
         self.demand = Rate()  # rows per second
         self._fits_since: list[float | None] = [None] * len(candidates)
         self._looked_s = self._compared_s = self._asked_s = -math.inf
-        self._rose_s = self.fell_s = self.missed_s = self.tried_s = -math.inf
+        self._fitted_s = self._rose_s = self.fell_s = self.missed_s = self.tried_s = -math.inf
         self._hold_s = HOLD_S
         self.spill = 0  # who answers what the level cannot; all between the two are full
         self.full_until_s, self.full = -math.inf, Full(0)
@@ -117,6 +117,10 @@ class Level:
         for at, fit in enumerate(fits):
             since_s = self._fits_since[at]
             self._fits_since[at] = (now_s if since_s is None else since_s) if fit else None
+        if now_s - max(self._fitted_s, self.fell_s) > MOST_HOLD_S:
+            self._hold_s = HOLD_S  # this load was no rise that came too early
+        if any(fits):
+            self._fitted_s = now_s
         for at in range(len(fits)):
             since_s = self._fits_since[at]
             if since_s is not None and now_s - since_s >= self._hold_s:

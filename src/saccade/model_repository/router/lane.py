@@ -43,7 +43,9 @@ class Lane:
     ) -> None:
         self.name = name
         self.pace, self.service = Pace(), ServiceTime()
-        self.decoding = Mean()  # per unit of work; 0 where an earlier step has decoded
+        self.decoding = (
+            Mean()
+        )  # per unit of work, of groups that were not decoded for an earlier step
         self.other_busy = Rate()  # seconds for requests that do not adapt to the load
         self._answer = answer
         self._group_rows = group_rows
@@ -175,7 +177,8 @@ class Lane:
             seconds = time.monotonic() - self._running[0] - self._decoding_s
             self.pace.run.add(work, seconds)
             self.service.add(work, seconds)
-            self.decoding.add(work, self._decoding_s)
+            if self._decoding_s:
+                self.decoding.add(work, self._decoding_s)
             self.other_busy.add(self._other * (self._decoding_s + seconds))
             self._running = None
             self._groups += 1
