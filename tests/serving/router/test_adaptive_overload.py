@@ -21,14 +21,16 @@ def simulation(clock):  # noqa: F811
     made = Simulation(clock)
     for lane in made.lanes.values():
         lane.__class__ = SharingLane
-    made.forecasts = 0
-    own = made.adaptive.forecast._sum
+    made.forecasts, forecast = 0, made.adaptive.forecast
 
-    def counted(*arguments):
-        made.forecasts += 1
-        return own(*arguments)
+    def counted(own):
+        def count(*arguments):
+            made.forecasts += 1
+            return own(*arguments)
 
-    made.adaptive.forecast._sum = counted
+        return count
+
+    forecast._sum, forecast.busy = counted(forecast._sum), counted(forecast.busy)
     return made
 
 
@@ -55,6 +57,16 @@ def test_a_decision_needs_about_one_forecast_also_under_overload(simulation):
         assert simulation.forecasts <= most * len(done), rate
 
 
+def test_a_burst_is_compared_once(simulation):
+    simulation.load(20, 4)
+    counts = []
+    for _ in range(60):
+        simulation.forecasts = 0
+        simulation.arrive()
+        counts.append(simulation.forecasts)
+    assert sorted(counts)[-5] <= 3, "the level twice, and who has answered the one before"
+
+
 def test_a_burst_never_goes_to_a_better_candidate(simulation):
     simulation.load(30, 2)
     (level,) = simulation.adaptive._levels.values()
@@ -74,6 +86,10 @@ def test_better_lanes_are_not_measured_while_requests_are_refused(simulation):
     level.missed_s = now - 0.4
     assert simulation.ask()[0].name == "small"
     level.missed_s = now - 0.6
+    small = simulation.lanes["small", ""]
+    small.waiting.extend([None] * 120)
+    assert simulation.ask()[0].name == "small", "most of the time is needed"
+    small.waiting.clear()
     assert simulation.ask()[0].name != "small"
     assert simulation.ask()[0].name == "small", "only a small share"
 
@@ -134,3 +150,14 @@ def test_a_long_load_is_no_rise_that_came_too_early(clock):  # noqa: F811
         clock.now += 0.05
         level.rise([True], clock.now)
     assert clock.now - began_s < HOLD_S + 0.2 < MOST_HOLD_S
+
+
+@pytest.mark.parametrize("share, name", [(0.85, "full"), (0.95, "safe")])
+def test_the_best_candidate_is_kept_for_as_long_as_a_lane_would(simulation, share, name):
+    simulation.load(20, 4)
+    forecast = simulation.adaptive.forecast
+    own = forecast.answer_s
+    forecast.answer_s = lambda candidate, ticket: (
+        share * SLO_S if candidate.name == "full" else own(candidate, ticket)
+    )
+    assert simulation.ask()[0].name == name
