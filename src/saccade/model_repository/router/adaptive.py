@@ -54,7 +54,7 @@ class Adapted(NamedTuple):
 
 
 class Full(NamedTuple):
-    """A refusal that holds for a moment, also for requests of more rows.
+    """A refusal that is repeated for a moment, also for requests of more rows.
 
     Units: needs_s is the time that the cheapest candidate needs, over_s what is too much of it.
     """
@@ -118,7 +118,7 @@ class Level:
             since_s = self._fits_since[at]
             self._fits_since[at] = (now_s if since_s is None else since_s) if fit else None
         if now_s - max(self._fitted_s, self.fell_s) > MOST_HOLD_S:
-            self._hold_s = HOLD_S  # this load was no rise that came too early
+            self._hold_s = HOLD_S  # the last rise did not come too early
         if any(fits):
             self._fitted_s = now_s
         for at in range(len(fits)):
