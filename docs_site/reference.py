@@ -28,6 +28,7 @@ GROUPS = (
     ("Repository and server", "saccade.serving.repository"),
     ("Repository and server", "saccade.serving.server"),
     ("Clients", "saccade.serving.client"),
+    ("Without a server", "saccade.serving.local"),
     ("Bulk jobs", "saccade.serving.bulk"),
     ("Measure", "saccade.serving.bench"),
     ("Commands as functions", "saccade.serving.commands"),

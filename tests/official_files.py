@@ -4,6 +4,7 @@
 import argparse
 import importlib.util
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -200,6 +201,12 @@ def swin(place: Path) -> OfficialFile:
     return _timm(place, files.swin_file(), {"img_size": files.SIDE})
 
 
+def hugging_face(place: Path) -> OfficialFile:
+    """A folder that transformers saved, copied so that a test may change it."""
+    shutil.copytree(GOLDEN / "hugging_face" / "vit", place / "vit")
+    return OfficialFile(place / "vit")
+
+
 FILES: dict[str, Callable[[Path], OfficialFile]] = {
     "nac": nac,
     "sparo-clip": sparo_clip,
@@ -211,6 +218,7 @@ FILES: dict[str, Callable[[Path], OfficialFile]] = {
     "vit": vit,
     "deit": deit,
     "swin": swin,
+    "transformers": hugging_face,
 }
 # Other forms of a source's files.
 FORMS: dict[str, Callable[[Path], OfficialFile]] = {"attention-pooler": attention_pooler}

@@ -2,16 +2,24 @@
 """Certified policies for artefacts in tests, made in milliseconds from random answers."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+from router_code import router_module
+from tiny_artefacts import ENTRY
 
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import entry_of
 from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.calibrate import Calibration, calibrate
 from saccade.exporter.policy.answers import VariantAnswers, answers_of
 from saccade.exporter.policy.certify import Certified, certify
+from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import PolicyFile, Source, policy_of, write_policies
 
 SAMPLES, CLASSES, CONFIDENCE, STEPS = 500, 3, 0.95, 3
@@ -66,6 +74,67 @@ def write_policy(
     )
     write_policies(folder, content, arrays)
     return content
+
+
+def measured(folder: Path, rates: Mapping[str, float], **changes: Any) -> None:
+    """Write speeds of the variants into the frontier, as `saccade bench` would.
+
+    Units: rates are per second, by the variant's name.
+    """
+    there = ArtefactFolder(folder)
+    entries = [
+        entry_of(
+            {
+                **ENTRY,
+                "variant": variant.name,
+                "sha256": variant.sha256,
+                "budget": variant.main.variant.budget,
+                "in_process": {
+                    "threads": 1,
+                    "best_batch": 1,
+                    "batch_1": {
+                        **ENTRY["in_process"]["batch_1"],
+                        "inferences_per_second": rates[variant.name],
+                    },
+                },
+                **changes,
+            }
+        )
+        for variant in there.variants
+    ]
+    there.merge(entries)
+
+
+def calibrated_slots(folder: Path, **options: Any) -> Calibration:
+    """Calibrate the tiny slot attention model on noise, on which its two variants often agree."""
+    measured(folder, {"slot-attention-t2-fp32": 100.0, "slot-attention-t1-fp32": 1_000.0})
+    rng = np.random.default_rng(0)
+    np.savez(folder / "noise.npz", images=rng.integers(0, 256, (400, 16, 16, 3), dtype=np.uint8))
+    given = {"data": str(folder / "noise.npz"), "risk": (0.3,), **options}
+    return calibrate(folder, CalibrateOptions(**given), progress=None)
+
+
+def spread(place: Path, folder: Path, images: np.ndarray) -> None:
+    """Set the thresholds of the deployed policy so that these images end at every step."""
+    ort, path = pytest.importorskip("onnxruntime"), place / "routes.json"
+    confidence = router_module("confidence").confidence
+    routes = router_module("routes").read_routes(path)
+    labels = router_module("labels").Labels(place, routes.variants)
+    variants = {variant.name: variant for variant in ArtefactFolder(folder).variants}
+    content, left = json.loads(path.read_text()), images
+    (policy,) = content["policies"]
+    for step in policy["steps"][:-1]:
+        variant = variants[step["variant"]]
+        manifest = variant.components.get("image", variant.main)
+        session = ort.InferenceSession(folder / manifest.file.name)
+        (logits,) = session.run([manifest.outputs[0].name], {"image": left})
+        if "image" in variant.components:
+            (route,) = [route for route in routes.variants if route.name == variant.name]
+            logits = labels.scores(route, logits)["logits"]
+        sure = confidence(policy["measure"], logits, step["temperature"])
+        step["threshold"] = float(np.median(sure))
+        left = left[sure < step["threshold"]]
+    path.write_text(json.dumps(content))
 
 
 def _drawn(variants: Sequence[VariantFiles]) -> list[VariantAnswers]:

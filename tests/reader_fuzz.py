@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import labelled_sets
 import numpy as np
 import torch
 from changed_files import changed_bytes, changed_safetensors, changed_text, changed_zip
@@ -21,11 +22,14 @@ from saccade.exporter.artefact.manifest import read_manifest
 from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manifest
 from saccade.models.catalogue import presets
 from saccade.models.checkpoint import load
+from saccade.models.data.datasets import load_data
 from saccade.models.data.token_states import token_states
-from saccade.models.data.user_data import npz
 from saccade.models.families import FAMILIES, family_class
 from saccade.models.image_decoding import ImageRefused, decode
+from saccade.models.official import hugging_face
+from saccade.models.official.conversion import Official
 from saccade.models.official.given_files import names_from, object_from
+from saccade.models.official.hub_folder import config_beside
 from saccade.models.official.reading import read_tensors
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo.ranking import read_selection
@@ -77,6 +81,47 @@ def _image(path: Path) -> Any:
         raise SaccadeError(str(error)) from error
 
 
+def _labelled(path: Path) -> Any:
+    return load_data(path, "train", preprocessing=Preprocessing(8, 8, 1, (0.0,), (1.0,)))
+
+
+def _samples(form: str) -> Callable[[Path], Any]:
+    return lambda path: labelled_sets.FORMATS[form](path.parent, labelled_sets.noise())
+
+
+_HUB = Path(__file__).parent / "golden" / "hugging_face" / "dinov2-embedding"
+_SHARDS = "model.safetensors.index.json"
+
+
+def _hub(**changes: Any) -> Any:
+    """Read a model of transformers with other JSON."""
+    config = config_beside(_HUB / "model.safetensors", "transformers") or {}
+    tensors = read_tensors(_HUB / "model.safetensors")
+    return hugging_face.convert(Official("x", tensors, config | changes))
+
+
+def _hub_config(path: Path) -> Any:
+    processor = config_beside(_HUB / "model.safetensors", "transformers") or {}
+    config = object_from(path, "config.json") or {}
+    tensors = read_tensors(_HUB / "model.safetensors")
+    given = {"preprocessor_config": processor["preprocessor_config"], **config}
+    return hugging_face.convert(Official("x", tensors, given))
+
+
+def _hub_images(path: Path) -> Any:
+    return _hub(preprocessor_config=object_from(path, "preprocessor_config.json"))
+
+
+def _index(path: Path) -> None:
+    _bare_safetensors(path.with_name("x.safetensors"))
+    tensors = read_tensors(path.with_name("x.safetensors"))
+    path.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "x.safetensors")}))
+
+
+def _golden(name: str) -> Callable[[Path], Any]:
+    return lambda path: path.write_bytes((_HUB / name).read_bytes())
+
+
 @cache
 def readers() -> dict[str, Reader]:
     """Return the readers by name, without those whose package is not installed."""
@@ -92,7 +137,11 @@ def readers() -> dict[str, Reader]:
         "engine manifest": Reader(read_engine_manifest, _json(_ENGINE), name=_NAME, **text),
         "frontier.json": Reader(frontier.read_frontier, _json(_FRONTIER), **text),
         "report.json": Reader(report.read_report, _json(_REPORT), **text),
-        "images .npz": Reader(lambda p: npz(p, "train"), _images, changed_zip),
+        "images .npz": Reader(lambda p: load_data(p, "train"), _images, changed_zip, "mine.npz"),
+        "samples .csv": Reader(_labelled, _samples("CSV"), changed_bytes, "mine.csv"),
+        "samples .jsonl": Reader(_labelled, _samples("JSON lines"), changed_bytes, "mine.jsonl"),
+        "samples .parquet": Reader(_labelled, _samples("Parquet"), changed_bytes, "mine.parquet"),
+        "samples .tar": Reader(_labelled, _samples("shards"), changed_bytes, "train-000.tar"),
         "token states .npz": Reader(lambda p: token_states(p, "train"), _tokens, changed_zip),
         "embeddings .npz": Reader(load_embeddings, _embeddings, changed_zip),
         "weights .npz": Reader(read_tensors, _images, changed_zip),
@@ -106,6 +155,11 @@ def readers() -> dict[str, Reader]:
         "inspect .msgpack": Reader(inspect, _flax, changed_bytes),
         "inspect .npz": Reader(inspect, _embeddings, changed_zip),
         "inspect .json": Reader(inspect, _json(_FRONTIER), name="frontier.json", **text),
+        "config.json": Reader(_hub_config, _golden("config.json"), **text),
+        "preprocessor_config.json": Reader(
+            _hub_images, _golden("preprocessor_config.json"), **text
+        ),
+        "index of weights": Reader(read_tensors, _index, name=_SHARDS, **text),
         "state of a run": Reader(lambda p: read_state(p, {}), _state, changed_zip),
     }
     for family in FAMILIES:

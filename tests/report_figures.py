@@ -69,6 +69,46 @@ def variant(budget: float, score: float, rate: float, dominated_by: str | None) 
     }
 
 
+def measured_policy() -> dict[str, Any]:
+    """Return a policy of two of the variants as a report has it, without raw samples."""
+    step = {"sha256": "ab" * 32}
+    return {
+        "policy": "auto",
+        "steps": [
+            {**step, "variant": SHORT, "threshold": 0.8, "share": 0.7},
+            {**step, "variant": LONG, "threshold": None, "share": 0.3},
+        ],
+        "full": LONG,
+        "full_sha256": "ab" * 32,
+        "against": "full",
+        "confidence": 0.95,
+        "risk": 0.01,
+        "bound": 0.008,
+        "score": {**variant(1, 0.925, 1, None)["score"], "n": 500},
+        "gain": -0.005,
+        "gain_interval": [-0.01, 0.0],
+        "agreement": 0.992,
+        "agreement_interval": [0.98, 0.998],
+        "calibrated": False,
+        "in_process": {
+            "best_batch": 8,
+            **{f"batch_{size}": point(2100, 0.5) for size in (1, 8, 64)},
+        },
+        "grpc": {f"router_concurrency_{count}": point(500.0 + count, 2.5) for count in (1, 16)},
+        "times_full": {"times": 2.5, "interval": [2.2, 2.9]},
+        "times_full_served": None,
+    }
+
+
+def with_policies(content: dict[str, Any]) -> dict[str, Any]:
+    """Add a policy to a report, and one that was left out."""
+    content["policies"] = [measured_policy()]
+    content["policies_left_out"] = [{"policy": "old", "reason": "its variants have changed."}]
+    for each in content["variants"]:
+        each["grpc"]["router_concurrency_16"] = point(each["budget"] * 300, 9.0)
+    return content
+
+
 def figures() -> dict[str, Any]:
     """Return a report of three budgets without raw samples, as example sweeps have it."""
     return {
@@ -155,6 +195,10 @@ def hostile(content: dict[str, Any], text: str) -> dict[str, Any]:
         each["score"]["name"] = each["unit"] = text
         each["dominated_by"] = each["dominated_by"] and name
     content["failed"] = [{"variant": text, "stage": text, "reason": text}]
+    for policy in content.get("policies", ()):
+        policy["policy"] = policy["score"]["name"] = policy["steps"][0]["variant"] = text
+    for policy in content.get("policies_left_out", ()):
+        policy["policy"] = policy["reason"] = text
     for example in (content.get("examples") or {}).get("shown", ()):
         example["question"] = example["truth"] = text
         answers = example["answers"].values()

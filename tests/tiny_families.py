@@ -49,7 +49,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LABELS = {family: tuple(f"answer {index}" for index in range(5)) for family in ("sot", "vqa")}
 BUDGETS: dict[str, tuple[BudgetLike, ...]] = {
-    "sot": ("exact", "class"), "sparo": (1, 2 / 3, Fraction(1, 6)), "slot-attention": ("t2",),
+    "sot": ("exact", "class"), "sparo": (1, 2 / 3, Fraction(1, 6)), "slot-attention": ("t2", "t1"),
 }  # fmt: skip
 OUTPUTS = dict.fromkeys(CONFIGS, ()) | {"slot-attention": ("reconstruction",)}
 SAMPLES = 256

@@ -70,6 +70,10 @@ if TYPE_CHECKING:
     from saccade.serving.commands.explore.explore import ExploreOptions as ExploreOptions
     from saccade.serving.commands.explore.explore import explore as explore
     from saccade.serving.commands.inspection import inspect as inspect
+    from saccade.serving.commands.predict import PredictOptions as PredictOptions
+    from saccade.serving.commands.predict import predict as predict
+    from saccade.serving.local.artefact import LoadedArtefact as LoadedArtefact
+    from saccade.serving.local.artefact import load_artefact as load_artefact
     from saccade.serving.repository.deploy import deploy as deploy
     from saccade.serving.repository.deploy import deploy as repository  # noqa: F401
     from saccade.serving.repository.options import RepositoryOptions as RepositoryOptions
@@ -102,7 +106,9 @@ _HOME = {
     "EvaluateOptions": "saccade.exporter.evaluation.options",
     "ExploreOptions": "saccade.serving.commands.explore.explore",
     "ExportOptions": "saccade.exporter.exported",
+    "LoadedArtefact": "saccade.serving.local.artefact",
     "PlanOptions": "saccade.serving.bench.plan",
+    "PredictOptions": "saccade.serving.commands.predict",
     "PreflightOptions": "saccade.serving.repository.preflight.verb",
     "ProxyOptions": "saccade.serving.server.envoy",
     "RepositoryOptions": "saccade.serving.repository.options",
@@ -136,8 +142,10 @@ _HOME = {
     "inspect": "saccade.serving.commands.inspection",
     "list_models": "saccade.models.catalogue:catalogue",
     "load": "saccade.models.checkpoint",
+    "load_artefact": "saccade.serving.local.artefact",
     "ops": "saccade.serving.commands.artefacts",
     "plan": "saccade.serving.bench.plan",
+    "predict": "saccade.serving.commands.predict",
     "preflight": "saccade.serving.repository.preflight.verb",
     "proxy": "saccade.serving.server.envoy",
     "repository": "saccade.serving.repository.deploy:deploy",

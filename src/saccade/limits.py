@@ -39,3 +39,6 @@ PICKLE_BYTES = 16 * 2**20  # for names and shapes; the numbers are stored separa
 PICKLE_OPCODES = 1_000_000  # about 25 per tensor
 PICKLE_DEPTH = 64
 TREE_VALUES = 1_000_000  # in a state dict, counted each time that they are reached
+
+# A line of a table that lists the user's samples.
+TABLE_LINE = 2**20

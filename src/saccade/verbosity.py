@@ -28,6 +28,16 @@ def note(text: str) -> None:
         print(escaped_message(text), file=sys.stderr, flush=True)
 
 
+_NOTED: set[str] = set()
+
+
+def note_once(text: str) -> None:
+    """Print a note that this process has not printed yet."""
+    if text not in _NOTED:
+        _NOTED.add(text)
+        note(text)
+
+
 @contextmanager
 def verbosity(*, quiet: bool = False, verbose: bool = False) -> Iterator[None]:
     """Set the verbosity inside the block."""

@@ -38,6 +38,7 @@ ORDER = (
     {"exporter"},
     {"serving.client"},
     {"serving.repository"},
+    {"serving.local"},
     {"serving.server"},
     {"serving.bulk"},
     {"serving.bench"},

@@ -19,10 +19,12 @@ from reader_fuzz import outcome, readers, sound_bytes, write_changed
 from saccade.json_text import parse_json
 
 EXAMPLES = {"checkpoint": 60, "state of a run": 80, "weights .pt": 80}  # others: 150
+EXAMPLES |= {f"samples .{kind}": 40 for kind in ("csv", "jsonl", "parquet", "tar")}
 # By reader, seeds whose files ended in a trace once.
 FAILED: dict[str, tuple[int, ...]] = {
     "embeddings .npz": (62,),  # a text of a character that Python has not
     "weights .pt": (1, 51),  # a member that is not where the directory says
+    "samples .parquet": (285,),  # a column whose name is not UTF-8
     "state of a run": (1, 100, 378),  # 378: a directory on several disks
 }
 

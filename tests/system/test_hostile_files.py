@@ -34,8 +34,8 @@ from saccade.errors import SaccadeError  # noqa: E402
 from saccade.exporter.artefact.frontier import read_frontier  # noqa: E402
 from saccade.exporter.artefact.manifest import read_manifest  # noqa: E402
 from saccade.files import FileRefused, read_bounded  # noqa: E402
+from saccade.models.data.datasets import load_data  # noqa: E402
 from saccade.models.data.token_states import token_states  # noqa: E402
-from saccade.models.data.user_data import npz  # noqa: E402
 from saccade.models.official.given_files import names_from, object_from  # noqa: E402
 from saccade.models.official.reading import read_tensors  # noqa: E402
 from saccade.models.sparo.ranking import read_selection  # noqa: E402
@@ -88,7 +88,7 @@ ARRAYS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a pipe": (lambda path: os.mkfifo(path) or path, "pipe or device"),
 }
 READERS: dict[str, Callable[[Path], Any]] = {
-    "images": lambda path: npz(path, "train"),
+    "images": lambda path: load_data(path, "train"),
     "token states": lambda path: token_states(path, "train"),
     "embeddings": load_embeddings,
     "weights": read_tensors,

@@ -72,6 +72,7 @@ def lines(artefact, out):
         "serve": ([f"{out}/repo"], "serve"),
         "proxy": (["127.0.0.1:9", "--out", f"{out}/envoy.yaml"], None),
         "bulk": ([artefact, "--input", f"{out}", "--out", f"{out}/u"], "bulk"),
+        "predict": ([artefact, IMAGE], "cpu"),
         "classify": ([IMAGE, "--model", "nac", *at], None),
         "embed": ([IMAGE, "--model", "nac", "--out", f"{out}/n.npz", *at], None),
         "segment": ([IMAGE, "--model", "nac", "--out", f"{out}/g", *at], None),

@@ -22,6 +22,7 @@ OTHERWISE = {
     ("bench", "op_library"): "a check: BenchOptions.op_library runs kernels where there are some",
     ("sweep", "op_library"): "the same",
     ("repository", "op_library"): "the same",
+    ("convert", "checkpoint"): "its path",
     ("serve", "print_command"): "a text for a shell",
     ("serve", "container"): "a text for a shell",
 }

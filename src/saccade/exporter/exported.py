@@ -45,9 +45,9 @@ from saccade.files import new_folder, refuse_existing, sha256_of, write_atomical
 from saccade.machine import version_of
 from saccade.models.budget import BudgetLike, ComputeBudget
 from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.checkpoint_format import Header, refuse_foreign
 from saccade.models.interface import Component, Family, component_named
-from saccade.models.shipped import located
 from saccade.models.sparo.select import selected_checkpoint
 from saccade.path_fields import PathFields
 from saccade.progress import Advance, Counted, Report, bar, progress_of, reporting
@@ -118,7 +118,7 @@ def export(
     """
     refuse_existing(options.out, force=options.force)
     _check_precisions(options)
-    source = checkpoint.path if isinstance(checkpoint, Checkpoint) else located(checkpoint)
+    source = checkpoint.path if isinstance(checkpoint, Checkpoint) else checkpoint_file(checkpoint)
     if not isinstance(checkpoint, Checkpoint):
         refuse_foreign(source)  # first: a valid --name would not help such a file
     name = check_model_name(options.name) if options.name else default_model_name(source)

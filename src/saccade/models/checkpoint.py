@@ -4,6 +4,7 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from saccade import limits
 from saccade.errors import SaccadeError, ShapeError, require
 from saccade.files import read_regular, write_together
+from saccade.models.checkpoint_folder import check_config, checkpoint_file, folder_files
 from saccade.models.checkpoint_format import (
     SCHEMA,
     VERSION,
@@ -22,7 +24,7 @@ from saccade.models.checkpoint_format import (
     unpack,
 )
 from saccade.models.preprocessing import Preprocessing
-from saccade.models.shipped import SHIPPED, located
+from saccade.models.shipped import SHIPPED
 
 if TYPE_CHECKING:
     import torch
@@ -67,14 +69,15 @@ class Checkpoint:
 
 
 def load(path: Path | str, *, check: Callable[[Header], None] | None = None) -> Checkpoint:
-    """Read a checkpoint file, or a shipped one (`shipped:NAME`), without executing anything in it.
+    """Read a checkpoint: a file, a folder, or a shipped one (`shipped:NAME`).
 
+    Nothing in it is executed.
     `check` may refuse the file by its header, before torch is imported and tensors are read.
 
     Raises: SaccadeError if the file is missing, truncated, corrupt, of another format, or of
         another version.
     """
-    path = located(path)
+    path = checkpoint_file(path)
     try:
         data = read_regular(path, limits.WEIGHTS_BYTES)
     except FileNotFoundError:
@@ -86,7 +89,13 @@ def load(path: Path | str, *, check: Callable[[Header], None] | None = None) -> 
         inside = sorted(path.glob("*.safetensors")) if path.is_dir() else []
         which = f"the checkpoint in it: {inside[0]}" if len(inside) == 1 else "a checkpoint file."
         raise SaccadeError(f"{path}: cannot be read ({error}). Pass {which}") from error
-    return _parse(path, data, check)
+    return _parse(path, data, partial(_checked, path, check))
+
+
+def _checked(path: Path, check: Callable[[Header], None] | None, header: Header) -> None:
+    check_config(path, header)
+    if check is not None:
+        check(header)
 
 
 def _parse(path: Path, data: bytes, check: Callable[[Header], None] | None = None) -> Checkpoint:
@@ -134,6 +143,8 @@ def save(
 ) -> Checkpoint:
     """Write a checkpoint, after the files of `beside`; the same content gives the same bytes.
 
+    A path that ends in .safetensors becomes one file, any other a folder of Hugging Face's names.
+
     Raises: SaccadeError if the file cannot be written or would not load again, or if it exists
         and `replace` is false.
     """
@@ -151,8 +162,12 @@ def save(
         "card": card,
     }
     data = pack(tensors, header)
-    checkpoint = _parse(Path(path), data)
-    write_together({**(beside or {}), Path(path): data}, replace=replace)
+    path = Path(path)
+    written = {path: data}
+    if path.suffix != ".safetensors":
+        written = folder_files(path, read_header(path, data), data)
+    checkpoint = _parse(list(written)[-1], data)
+    write_together({**(beside or {}), **written}, replace=replace)
     return checkpoint
 
 

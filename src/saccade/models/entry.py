@@ -20,9 +20,11 @@ class EvaluationTask:
     roles: tuple[str, ...] = ()  # of the components that it needs
     # module:function of (variants, options, indices of samples) -> their answers, readable
     examples: str = ""
-    # module:function of (model, options, split), the logits that an answer is the largest of;
-    # none: an answer is nothing that one variant could give in place of another
+    # module:function of (model, options, split) -> the model as a function from samples to logits,
+    # of which the answer is the largest; none: variants cannot answer in place of each other
     decide: str = ""
+    # module:function of (model, options, split), the segmentations, which have no classes
+    segments: str = ""
 
 
 @dataclass(frozen=True)

@@ -49,10 +49,12 @@ class Wanted(NamedTuple):
     max_megapixels: int
     max_side_px: int
     min_side_px: int
+    crop_rounding: str = "even"
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Wanted":
         """Read `preprocessing` of routes.json, without what the graph itself does."""
+        values = cls._field_defaults | values
         return cls(**{field: values[field] for field in cls._fields})
 
 
@@ -195,8 +197,9 @@ def _geometry(size: tuple[int, int], wanted: Wanted) -> tuple[tuple[int, int], _
     """Return the width and height to resize to, and what the center crop keeps of them."""
     width, height = _resized(size, wanted)
     kept_w, kept_h = min(width, wanted.width_px), min(height, wanted.height_px)
-    # Half a pixel goes to the even side, as torchvision's CenterCrop rounds.
-    left, top = round((width - kept_w) / 2), round((height - kept_h) / 2)
+    # Half a pixel goes to the even side, as torchvision's CenterCrop rounds, or is cut off.
+    rounded = int if wanted.crop_rounding == "down" else round
+    left, top = rounded((width - kept_w) / 2), rounded((height - kept_h) / 2)
     return (width, height), (left, top, left + kept_w, top + kept_h)
 
 

@@ -67,6 +67,8 @@ class Preprocessing(ConfigValues):
     max_side_px: Side = 16384
     max_images: Count = 64
     min_side_px: Side = 2
+    # of half a pixel in the center crop's place; down: as Hugging Face's image processors
+    crop_rounding: Literal["even", "down"] = "even"
 
     def __post_init__(self) -> None:
         # Manifests repeat mean and std as they were written, integers too.
@@ -96,6 +98,13 @@ class Preprocessing(ConfigValues):
                 f"Preprocessing: {name} is {getattr(self, name)!r:.200}, expected {wanted}."
             )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values; `crop_rounding` only if it is not the default."""
+        values = super().to_dict()
+        if self.crop_rounding == "even":
+            del values["crop_rounding"]
+        return values
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Preprocessing":
         """Read what `to_dict` wrote; files of older versions keep their meaning.
@@ -104,7 +113,7 @@ class Preprocessing(ConfigValues):
         """
         if not isinstance(values, dict):
             raise SaccadeError(f"Preprocessing: found {values!r:.100}, expected a JSON object.")
-        values = upgraded(values)
+        values = with_crop_rounding(upgraded(values))
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(values) - known, key=str)
         missing = sorted(known - set(values))
@@ -147,6 +156,8 @@ class Preprocessing(ConfigValues):
         }[self.resize_mode]
         if self.resize_mode != "shortest" and self.resize_px != (self.height_px, self.width_px):
             resized += ", cropped at the center"
+        if self.crop_rounding == "down":
+            resized = resized.replace("at the center", "at the center, rounded down")
         if self.cut:
             resized = f"cut at {list(self.cut)}, {resized}"
         kind = "gray" if self.channels == 1 else self.channel_order.upper()
@@ -160,6 +171,11 @@ class Preprocessing(ConfigValues):
             raise SaccadeError(
                 f"Preprocessing: {name} is {getattr(self, name)!r:.200}, expected {expected}."
             )
+
+
+def with_crop_rounding(values: dict[str, Any]) -> dict[str, Any]:
+    """Add the field that `to_dict` leaves out, and that older files lack."""
+    return {"crop_rounding": "even"} | values
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import labelled_sets
 import numpy as np
 import pytest
 
@@ -16,24 +17,32 @@ from saccade.exporter.evaluation import (
     answering,
     captioning,
     classification,
+    embedding,
     matching,
     segmentation,
 )
 from saccade.exporter.evaluation.evaluate import Evaluation, evaluate
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, Function
+from saccade.exporter.evaluation.evaluated_model import (
+    EvaluatedModel,
+    Function,
+    subjects_of_checkpoint,
+)
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.report import render
 from saccade.exporter.evaluation.scenes import asked_scenes, described_scenes
 from saccade.exporter.evaluation.tasks import TASKS, task_asked, task_names, tasks_of
 from saccade.models.captioner.caption_search import Caption
+from saccade.models.checkpoint import load
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS
 from saccade.models.data.digits import CLASS_NAMES
 from saccade.models.data.listops import listops
 from saccade.models.data.questions import ANSWERS, QUESTION_TOKENS, QUESTION_WORDS
+from saccade.models.data.samples import images as image_file
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.models.families import FAMILIES
 from saccade.models.interface import Arrays, TensorSpec
 from saccade.models.preprocessing import Preprocessing
+from saccade.models.scores.results import EvaluationResult
 from saccade.models.word_tokens import WordVocabulary
 
 SEEN = Preprocessing(20, 20, 3, (0.0,) * 3, (1.0,) * 3)
@@ -228,7 +237,7 @@ def test_captions_are_those_of_a_request_without_a_beam(beam, said, monkeypatch)
 
 def test_checkpoint_and_files_score_alike(tiny_checkpoint: Path, tiny_folder: Path, monkeypatch):
     monkeypatch.setattr(
-        classification, "check_classes", lambda *_: None
+        classification, "of_model", lambda model, data: data
     )  # its labels have no words
     options = EvaluateOptions(data="digits", budget=(1, 0.5, 0.25, 0.125), limit=100)
     ours, theirs = evaluate(tiny_checkpoint, options), evaluate(tiny_folder, options)
@@ -238,15 +247,55 @@ def test_checkpoint_and_files_score_alike(tiny_checkpoint: Path, tiny_folder: Pa
     assert json.dumps(ours.to_dict()) and len(render(ours.results).rows) == 8
 
 
+def labelled(names: tuple[str, ...], labels: list[int]) -> classification.Labelled:
+    return classification.Labelled({}, np.array(labels), names, "mine", lambda: "", "test")
+
+
+def test_classes_in_another_order_or_missing_are_those_of_the_model():
+    model = replace(knowing("nac"), labels=("a", "b", "c"))
+    own = classification.of_model(model, labelled(("c", "a"), [0, 0, 1]))
+    assert own.labels.tolist() == [2, 2, 0] and own.class_names == ("a", "b", "c")
+    unused = classification.of_model(model, labelled(("b", "x"), [0, 0]))
+    assert unused.labels.tolist() == [1, 1], "no sample is of class x"
+    assert classification.of_model(model, labelled(("0", "1"), [0, 1])).labels.tolist() == [0, 1]
+
+
+def test_splits_of_ones_own_samples(tiny_checkpoint: Path, tmp_path: Path, monkeypatch):
+    path = Path(labelled_sets.class_folders(tmp_path / "mine", labelled_sets.digits()))
+    (path / "train" / "0" / "000.png").write_bytes(b"GIF89a")
+
+    (model,) = subjects_of_checkpoint(load(tiny_checkpoint))
+
+    def scored(task: Any = classification.top1, **options: Any) -> EvaluationResult:
+        return task(model, EvaluateOptions(str(path), **options))
+
+    assert scored().split == "test" and scored(split="val").split == "validation"
+    whole = scored(split="all", skip_bad=1)
+    assert (whole.split, whole.skipped, whole.scores[0].n) == ("all", 1, 17)
+    title = render([whole]).title
+    assert "split all" in str(title)
+    monkeypatch.setattr(image_file, "KEPT_BYTES", 0)
+    assert scored(split="all", skip_bad=1).to_dict() == whole.to_dict()
+    with pytest.raises(SaccadeError, match=r"train/0/000\.png: not a JPEG, PNG or WebP"):
+        scored(split="train")
+    with pytest.raises(SaccadeError, match="--split all: this task learns from the training sam"):
+        scored(embedding.knn, split="all")
+    with pytest.raises(SaccadeError, match="--skip-bad is -1"):
+        scored(skip_bad=-1)
+
+
 def test_what_does_not_fit_is_refused(tiny_checkpoint: Path):
     with pytest.raises(SaccadeError, match=r"--task ari.*top1, knn, probe"):
         evaluate(tiny_checkpoint, EvaluateOptions(task="ari"))
     with pytest.raises(SaccadeError, match="--positions left: only the task ari supports"):
         evaluate(tiny_checkpoint, EvaluateOptions(positions="left"))
     model = replace(knowing("nac"), labels=("a", "b"))
-    classification.check_classes(model, ("0", "1"), "numbered")
-    with pytest.raises(SaccadeError, match=r"found 2 classes \(a, c\), expected the 2 labels"):
-        classification.check_classes(model, ("a", "c"), "other")
+    numbered = labelled(("0", "1"), [0, 1])
+    assert classification.of_model(model, numbered) is numbered
+    with pytest.raises(
+        SaccadeError, match=r"found 2 classes \(a, c\), expected the 2.*'c' is none"
+    ):
+        classification.of_model(model, labelled(("a", "c"), [0, 1]))
     with pytest.raises(SaccadeError, match="--limit is 1"):
         EvaluateOptions(limit=1)
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from tiny_artefacts import ENTRY, FULL, HALF, LABELS, artefacts, manifest_of, onnx_model
+from policy_files import measured
+from tiny_artefacts import FULL, HALF, LABELS, artefacts, manifest_of, onnx_model
 
 pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '.[cpu]'")
@@ -19,7 +20,6 @@ from PIL import Image
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import entry_of
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.evaluation.calibrate import calibrate
 from saccade.exporter.policy.certificate import check_certificates
@@ -44,32 +44,6 @@ def nearly(model: onnx.ModelProto, noise: float) -> onnx.ModelProto:
     return model
 
 
-def measured(folder: Path, **changes: Any) -> None:
-    """Write speeds of the variants into the frontier, as `saccade bench` would."""
-    there = ArtefactFolder(folder)
-    entries = [
-        entry_of(
-            {
-                **ENTRY,
-                "variant": variant.name,
-                "sha256": variant.sha256,
-                "budget": variant.main.variant.budget,
-                "in_process": {
-                    "threads": 1,
-                    "best_batch": 1,
-                    "batch_1": {
-                        **ENTRY["in_process"]["batch_1"],
-                        "inferences_per_second": RATES[variant.name],
-                    },
-                },
-                **changes,
-            }
-        )
-        for variant in there.variants
-    ]
-    there.merge(entries)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two variants of which the smaller one answers nearly as the full one does."""
@@ -79,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
     manifest = manifest_of("b0500", data, ParentEntry(parent.name, parent.sha256))
     (place / manifest.file.name).write_bytes(data)
     write_manifest(place, manifest)
-    measured(place)
+    measured(place, RATES)
     return place
 
 
@@ -147,7 +121,7 @@ def test_what_is_not_certified_is_not_written(folder, images):
     parent = ArtefactFolder(folder).manifests[0].parent
     (folder / f"{HALF}.onnx").write_bytes(data)
     write_manifest(folder, manifest_of("b0500", data, parent))
-    measured(folder)
+    measured(folder, RATES)
     done = calibrate(folder, options(images, risk=(0.011,), confidence=0.99), progress=None)
     assert done.exit_code == 1 and done.path is None
     assert not list(folder.glob("*.policy.*"))
@@ -222,6 +196,11 @@ def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
         (["--risk", "nan"], "--risk is nan, expected"),
         (["--risk", "0.1,0.1"], "each of them once"),
         (["--confidence", "1"], "--confidence is 1, expected"),
+        (
+            ["--min-ari", "0.9"],
+            "--min-ari 0.9: compares segmentations, but .* with classes",
+        ),
+        (["--min-ari", "0"], "--min-ari is 0, expected above 0"),
         (["--steps", "9"], "--steps is 9, expected 1 to 4"),
         (["--name", "../x"], "--name is '../x', expected"),
         (["--against", "labels"], "has no labels"),
@@ -244,11 +223,11 @@ def test_speeds_have_to_be_measured(folder, images):
 def test_the_speeds_are_those_of_the_runtime_that_answers(folder, images):
     """A repository keeps the policies of its own runtime, by the name in the policy file."""
     other = "tensorrt 10.16 NVIDIA H100"
-    measured(folder, runtime=other)  # beside those of ONNX Runtime
+    measured(folder, RATES, runtime=other)  # beside those of ONNX Runtime
     done = calibrate(folder, options(images), progress=None)
     assert done.content.runtime.startswith("onnxruntime ")
     (folder / "frontier.json").unlink()
-    measured(folder, runtime=other)
+    measured(folder, RATES, runtime=other)
     with pytest.raises(SaccadeError, match=rf"measured with {other}, not with onnxruntime, .*Run"):
         calibrate(folder, options(images), progress=None)
 

@@ -104,3 +104,14 @@ def test_what_is_not_certified_says_what_would_do(everybody):
 def test_least_samples_certify_if_nothing_is_lost():
     # ln(0.05) / ln(0.99) = 298.07 samples test, and they are 60 % of all.
     assert least_samples(0.01, 0.95) == 499
+
+
+def test_the_full_model_alone_is_not_cheaper_than_itself():
+    """The mean of 100 times of 0.1 s is less than 0.1 s, by rounding."""
+    assert np.full(100, 0.1).mean() < 0.1
+    drawn, rng = [], np.random.default_rng(0)
+    for name, seconds in (("small", 0.09), ("full", 0.1)):
+        drawn.append(VariantAnswers(name, name, seconds, rng.normal(size=(100, 4))))
+    answers = answers_of(drawn, None, full="full", seed=0)
+    (found,) = certify(answers, (0.2,), confidence=CONFIDENCE, against="full", steps=2)
+    assert isinstance(found, NotCertified)

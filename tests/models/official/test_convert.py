@@ -138,7 +138,7 @@ def test_a_report_of_what_does_not_fit_is_there_for_machines(
     their_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     options = ConvertOptions(tmp_path / "out.safetensors")
-    outcome = as_command(convert_command)("fake", their_file(head__bias=None), options, json=True)
+    outcome = as_command(convert_command)("fake", options, their_file(head__bias=None), json=True)
     assert (getattr(outcome.result, "exit_code", 0), outcome.as_json) == (2, True)
     assert [row["ours"] for row in outcome.result.to_dict()["rows"]] == ["head.bias"]
 

@@ -69,6 +69,40 @@ def test_the_card_of_a_timm_model_is_read(folder: bool, tmp_path: Path) -> None:
     assert report.images_from == checkpoint.card["images_from"] == "its pretrained_cfg"
 
 
+def test_a_folder_of_timm_tells_its_source_and_its_labels(tmp_path: Path) -> None:
+    converted(tmp_path, CARD, folder=True)
+    hub, out = tmp_path / "hub", tmp_path / "auto.safetensors"
+    content = json.loads((hub / "config.json").read_text())
+    content |= {"label_names": ["a", "b", "c", "d", "e"], "num_heads": 3}
+    (hub / "config.json").write_text(json.dumps(content))
+    report = convert("auto", hub, ConvertOptions(out))
+    assert (report.source, load(out).labels) == ("vit", ("a", "b", "c", "d", "e"))
+    (hub / "config.json").write_text(json.dumps(content | {"architecture": "resnet50"}))
+    with pytest.raises(SaccadeError, match=r"architecture 'resnet50', expected .* vit_, deit_"):
+        convert("auto", hub, ConvertOptions(out, force=True))
+
+
+@pytest.mark.parametrize("slots", [False, True])
+def test_a_folder_of_open_clip_tells_its_source(slots: bool, tmp_path: Path) -> None:
+    source = "sparo-clip" if slots else "open-clip"
+    file = official_files.FILES[source](tmp_path)
+    flags = dict(zip(file.flags[0::2], file.flags[1::2], strict=True))
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    said = {"model_cfg": json.loads(Path(flags["--config"]).read_text())}
+    (hub / "open_clip_config.json").write_text(json.dumps(said))
+    (hub / "open_clip_pytorch_model.bin").write_bytes(file.path.read_bytes())
+    assert convert("auto", hub, ConvertOptions(tmp_path / "ours.safetensors")).source == source
+
+
+def test_a_folder_that_tells_nothing(tmp_path: Path) -> None:
+    options = ConvertOptions(tmp_path / "ours.safetensors")
+    with pytest.raises(SaccadeError, match=r"neither config.json with model_type .* SOURCE FILE"):
+        convert("auto", tmp_path, options)
+    with pytest.raises(SaccadeError, match="found nothing there"):
+        convert("auto", tmp_path / "missing", options)
+
+
 def test_every_report_says_what_it_assumed_and_where_from(tmp_path: Path) -> None:
     said = converted(tmp_path, None).to_text()
     assert "12 x 12 px RGB: resized to cover 13 x 13 px (bicubic), cropped at the center" in said

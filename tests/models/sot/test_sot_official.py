@@ -93,6 +93,27 @@ def test_distilled_deit_answers_the_mean_of_its_classifiers():
         vit.convert(Official("deit.pth", tensors, config=files.HINT))
 
 
+@pytest.mark.parametrize("names", [("ls1.gamma", "ls2.gamma"), ("gamma_1", "gamma_2")])
+def test_deit_3_scales_its_blocks_and_gives_the_class_token_no_position(names):
+    tensors = files.vit_file()
+    pixels = (files.image(12).double() / 255 - 0.5).permute(0, 3, 1, 2) / 0.5
+    scaled = dict(tensors)
+    for index in range(2):
+        for name, layer in zip(names, ("attn.proj", "mlp.fc2"), strict=True):
+            factor = files.drawn(files.DIM)
+            scaled[f"blocks.{index}.{name}"] = factor
+            for leaf in ("weight", "bias"):
+                key = f"blocks.{index}.{layer}.{leaf}"
+                tensors[key] = (tensors[key].movedim(0, -1) * factor).movedim(-1, 0)
+    scaled["pos_embed"] = tensors["pos_embed"][:, 1:]
+    tensors["pos_embed"] = F.pad(scaled["pos_embed"], (0, 0, 1, 0))
+    converted = vit.convert(Official("deit3.pth", scaled, config=files.HINT))
+    assert files.untouched(converted, scaled) == set()
+    token = torch_tokens(tensors, pixels, 1)[:, 0]
+    expected = F.linear(token, tensors["head.weight"], tensors["head.bias"])
+    torch.testing.assert_close(files.loaded(converted)(files.image(12)), expected)
+
+
 def test_deit_with_the_second_order_head():
     tensors = files.vit_file() | files.second_order_head(
         "classifier.", files.DIM, 2, 3, class_token=True

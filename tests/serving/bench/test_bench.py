@@ -4,7 +4,7 @@
 import json
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from folder_walk import MOST, FolderWalk, walked
+from policy_files import write_policy
 
 from saccade.errors import MissingPackage, SaccadeError, ShapeError
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -52,6 +53,7 @@ def watched(
     pytest.importorskip("pytriton", reason="no server: pip install '.[serve]'")
     place = tmp_path_factory.mktemp("served")
     folder = shutil.copytree(tiny_folder, place / "nac")
+    write_policy(Path(folder))
     with walked(Path(folder)) as walk:
         return bench(folder, BenchOptions(place / "report", str(data), **SHORT)), walk
 
@@ -129,6 +131,21 @@ def test_the_frontier_names_what_was_measured(served: BenchReport) -> None:
         assert entry.p95_ms == each["grpc"]["router_concurrency_1"]["p95_ms"]
 
 
+def test_a_policy_is_measured_in_process_and_served(served: BenchReport) -> None:
+    (policy,) = json.loads((served.folder / "report.json").read_bytes())["policies"]
+    (entry,) = read_frontier(served.folder.parent / "nac" / "frontier.json").policies
+    kept = {key: value for key, value in policy.items() if key != "samples"}
+    assert kept == json.loads(json.dumps(asdict(entry)))
+    assert [step.variant for step in entry.steps][-1] in VARIANTS and entry.full == VARIANTS[0]
+    assert set(policy["grpc"]) == {"router_concurrency_1", "router_concurrency_4"}
+    assert policy["samples"]["grpc"]["router_concurrency_4"][0]["latencies_ms"]
+    assert not {"samples"} & {*served.to_dict()["policies"][0]}
+    assert entry.times_full_served is not None and entry.times_full.interval is None  # one round
+    text = rendered(served)
+    assert "Policy auto" in text and "not shown to be faster" in text
+    assert "Policy auto" in (served.folder / "report.html").read_text()
+
+
 def test_a_quick_look_leaves_the_full_measurement(
     served: BenchReport, data: Path, tmp_path: Path
 ) -> None:
@@ -194,6 +211,7 @@ def test_larger_batches_are_left_out_where_one_call_takes_too_long(monkeypatch) 
     work = SimpleNamespace(
         title="slow",
         inputs={"image": np.zeros((3, 2))},
+        varied=False,
         run=lambda given: sizes.append(len(given["image"])) or given,
     )
     measured = in_process.measure(
@@ -260,12 +278,12 @@ def test_data_that_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None
         labels=np.arange(400) % 10,
     )
     np.savez(
-        tmp_path / "few.npz", images=np.zeros((400, 8, 8, 1), np.uint8), labels=np.arange(400) % 4
+        tmp_path / "more.npz", images=np.zeros((400, 8, 8, 1), np.uint8), labels=np.arange(400) % 12
     )
     for name, error, message in (
         ("no-such-data", SaccadeError, "no-such-data"),
         (str(tmp_path / "large.npz"), ShapeError, r"9, 8, 1"),
-        (str(tmp_path / "few.npz"), SaccadeError, "found 4 classes"),
+        (str(tmp_path / "more.npz"), SaccadeError, "found 12 classes"),
     ):
         with pytest.raises(error, match=message):
             bench(folder, BenchOptions(tmp_path / "report", name, server=False))

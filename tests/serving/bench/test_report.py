@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from places import ROOT
-from report_figures import figures, file, point
+from report_figures import figures, file, point, with_policies
 
 from saccade.errors import SaccadeError
 from saccade.serving.bench import report
@@ -65,6 +65,32 @@ def test_a_busy_machine_and_rounds_that_differ_are_in_the_head(full: dict[str, A
     assert "rounds of one variant differ by up to 1.6 times" in report.summary(full)
     full["variants"][1]["grpc"]["concurrency_16"]["inferences_per_second_rounds"] = [390, 410]
     assert "Noisy" not in report.summary(full)
+
+
+def test_policies_are_beside_the_fixed_budgets(full: dict[str, Any], tmp_path: Path) -> None:
+    assert "Policies" not in rendered(report.render(full))
+    assert report.page(full, b"").count("policy auto") == 0
+    with_policies(full)
+    text = rendered(report.render(full))
+    assert re.search(r"auto +92\.50 +90\.5-94\.5 +99\.20 +1 +2,100 +2\.5 +2\.2-2\.9", text)
+    assert re.search(r"auto +1 +nac-b0125-fp32 +70\.0 +0\.8000", text) and "…" not in text
+    told = " ".join(text.split())
+    assert "Policy auto: 2.5 times the throughput of the full model (95 %: 2.2 to 2.9)" in told
+    assert "Policy old was not measured: its variants have changed." in told
+    report.write_report(full, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "<li>Policy auto: 2.5 times" in page and "policy auto 92.50 %" in page
+
+
+def test_the_picture_of_policies_is_of_speeds_that_both_have(full: dict[str, Any]) -> None:
+    from saccade.serving.bench import picture
+
+    axes = picture._figure(with_policies(full)).axes[0]
+    assert "in process" in axes.get_xlabel()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fixed budget", "policy"]
+    assert "auto · 2.5x · 92.50 %" in [text.get_text() for text in axes.texts]
+    # The server's speeds decided who is dominated, so nobody is marked by those in process.
+    assert list(axes.lines[0].get_xdata()) == [800, 840, 7800]
 
 
 def test_dominated_variants_are_marked_in_the_picture_and_off_the_staircase(full) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from browsers import Tab, browser, tab
-from report_figures import LONG, figures, hostile, with_examples, with_samples
+from report_figures import LONG, figures, hostile, with_examples, with_policies, with_samples
 
 from saccade.serving.bench import report
 
@@ -98,6 +98,28 @@ def test_the_keyboard_goes_from_point_to_point(desktop: Tab) -> None:
     assert desktop.faults == []
 
 
+def test_policies_are_stars_that_the_keyboard_reaches(chromium: Any, tmp_path: Path) -> None:
+    report.write_report(with_policies(figures()), tmp_path)
+    with tab(chromium, (tmp_path / "report.html").as_uri(), viewport=SIZE) as shown:
+        page = shown.page
+        page.wait_for_selector("#frontier-plot .main-svg")
+        assert page.locator(POINT).count() == 4
+        legend = page.locator("#frontier-plot .legendtext").all_text_contents()
+        assert legend == ["fixed budget", "policy"]
+        page.locator("#frontier-plot").focus()
+        told = []
+        for _ in range(4):
+            page.keyboard.press("ArrowRight")
+            told.append(page.locator("#live").text_content().split(".")[0])
+        assert told[2] == "policy auto" and told[3] == "nac-b0125-fp32"
+        page.wait_for_selector(f"{TOOLTIP} :text('nac-b0125-fp32')")
+        page.get_by_label("Multiply-adds").check()
+        page.wait_for_function(
+            "document.querySelectorAll('#frontier-plot .scatterlayer .points path').length === 3"
+        )
+        assert shown.faults == []
+
+
 def test_a_phone_does_not_scroll_sideways(chromium: Any, address: str) -> None:
     with tab(chromium, address, viewport=PHONE, has_touch=True, is_mobile=True) as shown:
         shown.page.wait_for_selector("#stages-plot .main-svg")
@@ -121,7 +143,7 @@ def test_colours_follow_the_system_and_the_switch(chromium: Any, address: str) -
 
 
 def test_foreign_texts_run_nowhere(chromium: Any, tmp_path: Path) -> None:
-    content = hostile(with_examples(with_samples(figures())), HOSTILE)
+    content = hostile(with_examples(with_samples(with_policies(figures()))), HOSTILE)
     report.write_report(content, tmp_path)
     with tab(chromium, (tmp_path / "report.html").as_uri(), viewport=SIZE) as shown:
         page = shown.page

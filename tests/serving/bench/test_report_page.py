@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_figures import LONG, account, figures, file, hostile, with_examples, with_samples
+from report_figures import (
+    LONG,
+    account,
+    figures,
+    file,
+    hostile,
+    with_examples,
+    with_policies,
+    with_samples,
+)
 
 from saccade.errors import MissingPackage, SaccadeError
 from saccade.exporter.evaluation.examples import chosen_samples
@@ -165,6 +174,20 @@ def test_axes_are_the_costs_that_differ(full: dict[str, Any]) -> None:
     inside = axes["in-process"]["points"][0]
     assert (inside["least"], inside["value"]) == (pytest.approx(8 / 0.011), 840)
     assert inside["most"] == pytest.approx(8 / 0.009)
+
+
+def test_policies_are_on_costs_that_were_measured_of_them(full: dict[str, Any]) -> None:
+    content = charts(with_policies(full))
+    (mark,) = content["policies"]
+    assert (
+        mark["chain"] == "nac-b0125-fp32 70 % → nac-b1000-fp32 30 %" and mark["same"] == "99.20 %"
+    )
+    rates = {axis["name"]: axis["policies"] for axis in content["axes"]}
+    # Those with policies come first; straight to a variant, no policy can be measured.
+    assert list(rates) == ["in-process", "router", "throughput", "macs"]
+    assert [one["value"] for one in rates["in-process"]] == [2100]
+    assert [one["value"] for one in rates["router"]] == [516]
+    assert rates["throughput"] == rates["macs"] == [None]
 
 
 def test_bytes_come_first_where_a_budget_saves_them(full: dict[str, Any]) -> None:

@@ -95,6 +95,7 @@ def test_what_cannot_follow_a_policy_is_refused_before_any_input(folder, options
         ({"policy": "lunch"}, "--policy: found 'lunch', expected a policy of tiny: auto"),
         ({"policy": "auto", "budget": 0.5}, "Found --budget, --policy together"),
         ({"max_risk": 1.0}, "max_risk is 1.0, expected"),
+        ({"max_risk": 0.1, "slots": 3}, "--slots 3 cannot be combined with a policy"),
         ({"max_risk": 0.1, "ask": "embed"}, "--ask embed cannot follow a policy"),
     ):
         with pytest.raises(SaccadeError, match=words):

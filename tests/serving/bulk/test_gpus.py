@@ -32,9 +32,9 @@ from saccade.exporter.runtimes.tensorrt.engine_manifest import (
 )
 from saccade.serving.bulk import runners
 from saccade.serving.bulk.bulk import bulk
-from saccade.serving.bulk.in_process import Function, Request
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.shard import Job
+from saccade.serving.local.in_process import Function, Request
 from saccade.serving.repository import deploy as deploy_module
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions

@@ -146,6 +146,13 @@ def test_wrong_choice(client, digit, wrong, words):
     assert error.value.exit_code == 2
 
 
+def test_slots_of_another_number_follow_no_policy(client, digit):
+    with pytest.raises(SaccadeError, match="Found --slots 3 together with a policy"):
+        client.segment([digit], slots=3, policy="auto")
+    with pytest.raises(SaccadeError, match="Found --budget, --max-risk together"):
+        client.segment([digit], budget=1, max_risk=0.1)
+
+
 @pytest.mark.parametrize(
     "given, words",
     [

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from saccade.serving.client.client import Session
-from saccade.serving.client.wire import with_deadline
+from saccade.serving.client.wire import Call, with_deadline
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def tracer():
 
 def test_an_active_span_goes_along(tracer):
     with tracer.start_as_current_span("parent") as span:
-        (headers,) = [Session()._arguments({})["headers"]]
+        (headers,) = [Session()._arguments(Call({}, (), {}))["headers"]]
     context = span.get_span_context()
     identity = f"{context.trace_id:032x}-{context.span_id:016x}"
     assert headers == {"traceparent": f"00-{identity}-{context.trace_flags:02x}"}

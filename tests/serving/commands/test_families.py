@@ -3,15 +3,14 @@
 
 import json
 import re
-import shutil
 from contextlib import suppress
 
 import numpy as np
 import pytest
-from family_folders import family_folder
-from joined_repository import join
+from family_server import FAMILIES, FOLLOWING, LABELS, MANY, TEMPLATES, options_of, serving
+from local_parity import as_deployed, check_alike
 from metric_pages import numbers_in, page_of
-from policy_files import write_policy
+from picture_files import picture_files
 from router_code import router_module
 
 from saccade.errors import SaccadeError
@@ -19,67 +18,18 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.client.client import Change, Client
 from saccade.serving.client.probe import small_picture
 from saccade.serving.commands.slot_picture import masks_png
-from saccade.serving.repository.deploy import deploy
-from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.server.server import ServeOptions, Server
+from saccade.serving.local import artefact
 
-FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 IMAGES = np.random.default_rng(7).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
 SMALL = np.ascontiguousarray(IMAGES[:, :12, :12])
-LABELS, TEMPLATES = ("red circle", "blue square", "square"), ("a photo of {}", "{}")
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-FAMILIES = ("sot", "sparo", "slot-attention", "vqa", "captioner")
-FOLLOWING = ("sot", "sparo")  # those with a policy
-MANY = np.random.default_rng(8).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
-
-
-def spread(place, folder):
-    """Set the thresholds of the deployed policy so that MANY ends at every step."""
-    ort, path = pytest.importorskip("onnxruntime"), place / "routes.json"
-    confidence = router_module("confidence").confidence
-    routes = router_module("routes").read_routes(path)
-    labels = router_module("labels").Labels(place, routes.variants)
-    variants = {variant.name: variant for variant in ArtefactFolder(folder).variants}
-    content, left = json.loads(path.read_text()), MANY
-    (policy,) = content["policies"]
-    for step in policy["steps"][:-1]:
-        variant = variants[step["variant"]]
-        manifest = variant.components.get("image", variant.main)
-        session = ort.InferenceSession(folder / manifest.file.name)
-        (logits,) = session.run([manifest.outputs[0].name], {"image": left})
-        if "image" in variant.components:
-            (route,) = [route for route in routes.variants if route.name == variant.name]
-            logits = labels.scores(route, logits)["logits"]
-        sure = confidence(policy["measure"], logits, step["temperature"])
-        step["threshold"] = float(np.median(sure))
-        left = left[sure < step["threshold"]]
-    path.write_text(json.dumps(content))
 
 
 @pytest.fixture(scope="module")
 def served(needs_server, tmp_path_factory):
     """By family: the one server of all of them, and the files behind it."""
-    place = tmp_path_factory.mktemp("families")
-    (place / "labels.txt").write_text("\n".join(LABELS))
-    (place / "templates.txt").write_text("\n".join(TEMPLATES))
-    for family in FAMILIES:
-        options, folder = {}, family_folder(family)
-        if family == "sparo":
-            options = {"labels": place / "labels.txt", "templates": place / "templates.txt"}
-        if family == "sot":  # nothing is as slow as this: it shows what answers say without load
-            options = {"slo_ms": 60_000}
-        if family in FOLLOWING:
-            folder = shutil.copytree(folder, place / f"{family}-artefacts")
-            write_policy(folder)
-        deploy(folder, RepositoryOptions(out=place / family, **options))
-        if family in FOLLOWING:
-            spread(place / family / family / "1", folder)
-    (place / "all").mkdir()
-    joined = join(place / "all", (place / family for family in FAMILIES))
-    with Server(joined, ServeOptions(**FREE_PORTS)) as running:
-        yield lambda family: (running, family_folder(family))
+    with serving(tmp_path_factory.mktemp("families")) as by_family:
+        yield by_family
 
 
 @pytest.fixture
@@ -206,6 +156,42 @@ def test_a_policy_answers_each_image_as_its_chain_does_offline(asked, served, fa
     assert {one.degraded for one in own} == {False}
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_artefact_answers_as_its_server_does(asked, served, family, tmp_path, monkeypatch):
+    running, folder = served(family)
+    repository = running.repository / family
+    as_deployed(monkeypatch, repository, alike=family != "sot")  # that has an objective
+    files = [*picture_files(tmp_path), *MANY]
+    with artefact.load_artefact(folder, **options_of(family, tmp_path)) as local:
+        check_alike(local, asked(family)[0], family, files)
+        if family in FOLLOWING:
+            (policy,) = json.loads((repository / "1" / "routes.json").read_text())["policies"]
+            steps = {one.steps for one in local.classify(files, policy="auto")}
+            assert steps == set(range(1, len(policy["steps"]) + 1)) != {1}
+
+
+def test_images_follow_a_policy_of_rounds(asked, served):
+    from saccade.models.slot_attention.initial import initial_states
+
+    client, run = asked("slot-attention")
+    place = served("slot-attention")[0].repository / "slot-attention" / "1"
+    (policy,) = json.loads((place / "routes.json").read_text())["policies"]
+    first, last = (step["variant"] for step in policy["steps"])
+    rule = client.view().runtime_metadata(first)["initial_state"]
+    states = initial_states(rule, len(MANY), 3, seed=4)
+    expected = [run(name, "", image=MANY, initial_state=states) for name in (first, last)]
+    sure = router_module("confidence").mask_confidence(policy["measure"], expected[0]["masks"])
+    ends = np.where(sure >= policy["steps"][0]["threshold"], 0, 1)
+    assert 0 < ends.sum() < len(MANY)
+    actual = client.segment(MANY, seed=4, policy="auto", strict=True)
+    for row, (one, end) in enumerate(zip(actual, ends.tolist(), strict=True)):
+        assert (one.variant, one.steps, one.certified) == ((first, last)[end], end + 1, True)
+        for name in ("masks", "slots", "positions", "scales", "reconstruction"):
+            np.testing.assert_allclose(getattr(one, name), expected[end][name][row], **CLOSE)
+    full = client.segment(MANY[:2], seed=4, max_risk=0)
+    assert [one.variant for one in full] == [last] * 2 and full[0].to_dict()["certified"]
+
+
 def test_texts_follow_no_policy(asked):
     tokens = np.ones((1, 8), np.int64)
     with pytest.raises(
@@ -301,6 +287,8 @@ def test_the_command_line_writes_masks_and_pictures(served, tmp_path, capsys):
         assert run([command, str(scene), *map(str, arguments), *where]) == 0
         return json.loads(capsys.readouterr().out)
 
+    (one,) = call("segment", "--out", tmp_path / "first", "--policy", "auto", "--strict")
+    assert one["certified"] and one["steps"] in (1, 2)
     (answers,) = call("segment", "--out", tmp_path / "drawn", "--slots", 2)
     with Image.open(tmp_path / "drawn" / "scene-slots.png") as drawn:
         assert drawn.mode == "RGB" and drawn.height == 256 and drawn.width >= 2 * 256
@@ -372,7 +360,7 @@ def test_masks_are_a_palette_of_the_slots(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bulk_answers_are_the_served_ones(asked, family, tmp_path):
+def test_bulk_answers_are_the_served_ones(asked, served, family, tmp_path):
     """Bit for bit, of images that come one by one and as arrays, with what else a family takes."""
     pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
@@ -382,14 +370,15 @@ def test_bulk_answers_are_the_served_ones(asked, family, tmp_path):
     from saccade.serving.bulk.options import BulkOptions
 
     client, _ = asked(family)
-    images = SMALL if family in ("captioner", "slot-attention") else IMAGES
-    questions = np.array(["what is left ?", "red circle", "blue ?"])
+    images = {"captioner": SMALL, "slot-attention": MANY[:20]}.get(family, IMAGES)
+    questions = np.resize(["what is left ?", "red circle", "blue ?"], len(images))
     np.savez(tmp_path / "inputs.npz", image=images, question=questions)
-    own = {"slot-attention": {"seed": 5}, "captioner": {"beam": 2}}.get(family, {})
+    own = {"slot-attention": {"seed": 5, "policy": "auto"}, "captioner": {"beam": 2}}
+    own = own.get(family, {})
     options = BulkOptions(
         str(tmp_path / "inputs.npz"), str(tmp_path / "out"), workers="1", top=100, **own
     )
-    bulk(family_folder(family), options)
+    bulk(served(family)[1], options)
     rows = pq.read_table(tmp_path / "out" / "answers").to_pylist()
     assert [row["id"] for row in rows] == [f"inputs.npz#{i}" for i in range(len(images))]
     if family == "captioner":
@@ -398,7 +387,9 @@ def test_bulk_answers_are_the_served_ones(asked, family, tmp_path):
         ]
         return
     if family == "slot-attention":
+        assert {row["steps"] for row in rows} == {1, 2}
         for row, answer in zip(rows, client.segment(images, **own), strict=True):
+            assert (row["variant"], row["steps"]) == (answer.variant, answer.steps)
             assert np.array_equal(np.uint8(row["owners"]), answer.owners.ravel())
             assert np.array_equal(np.float32(row["slots"]), answer.slots.ravel())
         return
@@ -407,10 +398,10 @@ def test_bulk_answers_are_the_served_ones(asked, family, tmp_path):
         metadata = client.view().runtime_metadata("vqa-b1000-fp32")
         inputs["question"] = np.stack([question_tokens(metadata, text) for text in questions])
     output = "embedding" if family == "sparo" else "probabilities"
-    served = client.infer(inputs, [output])[output]
+    answers = client.infer(inputs, [output])[output]
     if output == "probabilities":
-        served = -np.sort(-served, axis=1)
-    assert np.array_equal(np.array([row[output] for row in rows], np.float32), served)
+        answers = -np.sort(-answers, axis=1)
+    assert np.array_equal(np.array([row[output] for row in rows], np.float32), answers)
 
 
 def test_questions_are_answered(asked):

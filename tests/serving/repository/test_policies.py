@@ -4,23 +4,27 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("scipy", reason="scipy is not installed: pip install '.[bench]'")
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import tiny_artefacts as tiny
-from policy_files import write_policy
+from family_folders import family_folder
+from policy_files import measured, write_policy
 from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
+from saccade.exporter.evaluation.calibrate import calibrate
+from saccade.exporter.policy.options import CalibrateOptions
 from saccade.files import json_bytes
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.client.router_view import DESCRIBED
@@ -170,6 +174,68 @@ def test_a_policy_of_another_runtime_is_left_out(folder, out, capsys):
     write_policy(folder, runtime="openvino 2025.4 CPU")
     assert deploy(folder, RepositoryOptions(out)).policies == ()
     assert "was calibrated with openvino 2025.4 CPU" in capsys.readouterr().err
+
+
+WORDS = ("red circle", "blue square", "square")
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A zero-shot model with a policy for the labels in `WORDS` and one template."""
+    place = shutil.copytree(family_folder("sparo"), tmp_path_factory.mktemp("labels") / "sparo")
+    shape, rng = (60, 16, 16, 3), np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, shape, np.uint8), np.arange(60) % len(WORDS)
+    np.savez(place / "data.npz", images=images, labels=labels, class_names=np.array(WORDS))
+    (place / "templates.txt").write_text("a photo of {}")
+    speeds = {
+        variant.name: 100.0 * at for at, variant in enumerate(ArtefactFolder(place).variants, 1)
+    }
+    measured(place, speeds)
+    done = calibrate(
+        place,
+        CalibrateOptions(
+            str(place / "data.npz"), "all", (0.99,), templates=place / "templates.txt"
+        ),
+        progress=None,
+    )
+    assert done.exit_code == 0
+    (place / "frontier.json").unlink()  # only the calibration needs speeds
+    return place
+
+
+def with_labels(folder: Path, out: Path, words: Sequence[str], template: str) -> Any:
+    (out.parent / "labels.txt").write_text("\n".join(words))
+    (out.parent / "templates.txt").write_text(template)
+    names = {name: out.parent / f"{name}.txt" for name in ("labels", "templates")}
+    return deploy(folder, RepositoryOptions(out, force=True, **names))
+
+
+def test_a_policy_is_for_the_labels_that_it_was_certified_with(labelled, out, capsys):
+    template = "a photo of {}"
+    assert with_labels(labelled, out, WORDS[::-1], template).policies == ("auto",)
+    deploy(labelled, RepositoryOptions(out, force=True))
+    assert "it needs logits, which a router has only with --labels" in capsys.readouterr().err
+    other = (*WORDS[:2], "circle")
+    with pytest.raises(
+        SaccadeError,
+        match=r"with --labels of SHA-256 .*, found .* \(3: red circle, .*Pass the labels",
+    ):
+        with_labels(labelled, out, other, template)
+    with pytest.raises(
+        SaccadeError, match=r"with --templates of SHA-256 .*, found .* \(1: \{\}\).*--no-policies"
+    ):
+        with_labels(labelled, out, WORDS, "{}")
+
+
+def test_of_labels_without_a_hash_only_the_number_is_checked(labelled, out, tmp_path):
+    folder = shutil.copytree(labelled, tmp_path / "old")
+    path = folder / "auto.policy.json"
+    content = json.loads(path.read_text())
+    assert len(content.pop("labels_sha256")) == len(content.pop("templates_sha256")) == 64
+    path.write_bytes(json_bytes(content))
+    assert with_labels(folder, out, ("circle", "blue", "square"), "{}").policies == ("auto",)
+    with pytest.raises(SaccadeError, match="labels or more, but --labels has 1"):
+        with_labels(folder, out, WORDS[:1], "{}")
 
 
 def in_step(at: int, **values: Any) -> Callable[[Any], None]:

@@ -404,6 +404,22 @@ def test_refused(router, case):
     assert code == "invalid" and words in text and router.calls == []
 
 
+@pytest.mark.parametrize("policy", ["auto", "full model"])
+def test_a_family_refuses_what_no_policy_covers(router, monkeypatch, policy):
+    from choose import RequestRefused
+
+    def refuse(ticket):
+        raise RequestRefused(f"no policy covers {sorted(ticket.inputs)}")
+
+    monkeypatch.setattr(router.family, "check_followed", refuse)
+    request = Request(**({"max_risk": 0} if policy == "full model" else {"policy": policy}))
+    router.execute([request])
+    assert request.error() == ("invalid", "no policy covers ['image']") and router.calls == []
+    plain = Request(budget=0.5)
+    router.execute([plain])
+    assert plain.answer()
+
+
 def test_outputs_that_variants_do_not_share_are_refused_by_name(router):
     request = Request(outputs=["logits", "embedding"], policy="auto")
     router.execute([request])

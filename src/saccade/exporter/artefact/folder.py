@@ -14,6 +14,7 @@ from saccade.exporter.artefact.frontier import (
     Entry,
     Frontier,
     NarrowerMeasurement,
+    PolicyEntry,
     merged,
     narrower,
     read_frontier,
@@ -24,6 +25,7 @@ from saccade.exporter.artefact.variant_files import VariantFiles, grouped
 from saccade.files import json_bytes, sha256_of, write_atomically
 from saccade.leftovers import only_writer
 from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.checkpoint_folder import checkpoint_name, is_checkpoint_folder
 from saccade.models.shipped import SHIPPED
 from saccade.schema import AGAIN, read_json
 
@@ -64,8 +66,8 @@ class ArtefactFolder:
         """
         make = "Create it with: saccade export CHECKPOINT --out FOLDER"
         checkpoint = str(self.path).startswith(SHIPPED) or self.path.suffix == ".safetensors"
-        if checkpoint and not self.path.is_dir():
-            stem = Path(str(self.path).removeprefix(SHIPPED)).stem
+        if (checkpoint and not self.path.is_dir()) or is_checkpoint_folder(self.path):
+            stem = checkpoint_name(Path(str(self.path).removeprefix(SHIPPED)))
             raise SaccadeError(
                 f"{self}: found a checkpoint, expected an artefact folder. Export it first: "
                 f"saccade export {shlex.quote(str(self.path))} --out build/{shlex.quote(stem)}"
@@ -184,12 +186,19 @@ class ArtefactFolder:
         path = self.path / FILE_NAME
         return read_frontier(path) if path.exists() else None
 
-    def merge(self, entries: Iterable[Entry], *, over_larger: bool = True) -> Frontier:
+    def merge(
+        self,
+        entries: Iterable[Entry],
+        *,
+        policies: Iterable[PolicyEntry] | None = None,
+        over_larger: bool = True,
+    ) -> Frontier:
         """Add measurements to the frontier of the folder, in one atomic write.
 
         A new measurement replaces an old one of the same file, runtime, device and implementation
         of custom ops. Measurements of files that are no longer in the folder are dropped. Either
-        all new ones are added or none.
+        all new ones are added or none. `policies` replace those measured in the same place; None
+        keeps them.
         Raises: NarrowerMeasurement, without `over_larger`, if a new one measured less than the one
             that it would replace. SaccadeError if the existing file cannot be read or belongs to
             another model, or if an artefact has changed.
@@ -205,7 +214,7 @@ class ArtefactFolder:
             self.check_files()
             if not over_larger and (less := narrower(old, entries)):
                 raise NarrowerMeasurement(path, less)
-            frontier = merged(old, entries, self.variants)
+            frontier = merged(old, entries, self.variants, policies)
             write_atomically(path, json_bytes(frontier.to_dict()))
         vars(self)["frontier"] = frontier
         return frontier
@@ -223,7 +232,9 @@ class ArtefactFolder:
             frontier: Frontier | None = merged(Frontier(self.model, ()), entries, kept)
         elif frontier := self.frontier:
             left = (entry for entry in frontier.entries if entry.variant not in out)
-            frontier = Frontier(frontier.model, tuple(left))
+            there = {variant.sha256 for variant in kept}
+            policies = (policy for policy in frontier.policies if policy.hashes <= there)
+            frontier = Frontier(frontier.model, tuple(left), tuple(policies))
         manifests = tuple(
             component for variant in kept for component in variant.components.values()
         )

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -17,11 +17,12 @@ from saccade.files import read_bounded
 from saccade.json_text import parse_json
 from saccade.models.scores.intervals import Interval, paired_bootstrap, paired_log_ratio
 from saccade.plugins.execution import Ops
-from saccade.schema import AGAIN, typed
+from saccade.schema import AGAIN, Positive, Probability, Range, Share, typed
 
 SCHEMA = "saccade.frontier"
 VERSION = 1
 FILE_NAME = "frontier.json"
+POLICIES, POLICIES_VERSION = "policies", 1  # key of the policies, and the version of its content
 _POINT = re.compile(r"batch_[1-9][0-9]{0,6}|(router_)?concurrency_[1-9][0-9]{0,6}")
 _FIGURES = ("inferences_per_second", "p50_ms", "p95_ms", "p99_ms")
 ROUNDS = "inferences_per_second_rounds"  # of a point: the rate of each round
@@ -110,15 +111,82 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class PolicyStep:
+    """One variant of a policy, and the share of the test samples that it answered."""
+
+    variant: str
+    sha256: str
+    threshold: float | None  # None: the last step, which always answers
+    share: Share
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times one throughput is another one, with the 95 % interval over the rounds."""
+
+    times: Positive
+    interval: tuple[float, float] | None  # None: one round gives no interval
+
+
+@dataclass(frozen=True)
+class PolicyEntry:
+    """The measurements of one policy, made in turn with those of the variants.
+
+    No variant is chosen by these figures. A policy may have been certified again since.
+    Units:  risk, bound, agreement and gain are shares of samples.
+    """
+
+    policy: str
+    steps: tuple[PolicyStep, ...]
+    full: str  # the variant with which the policy is compared
+    full_sha256: str
+    against: Literal["full", "labels"]
+    confidence: Probability  # of the certificate
+    risk: Annotated[float, Range(0, 1, below=True)]
+    bound: Annotated[float, Range(-1, 1)]
+    runtime: str
+    device: str
+    ops: Ops
+    score: Score
+    gain: float  # score minus the full model's on the same samples, with its paired interval
+    gain_interval: tuple[float, float]
+    agreement: Share  # share of the samples with the full model's answer, with its interval
+    agreement_interval: tuple[float, float]
+    calibrated: bool  # whether the policy was calibrated on these samples
+    in_process: dict[str, Any]  # as of an `Entry`
+    grpc: dict[str, Any] | None  # a point per router_concurrency_<n>
+    times_full: Ratio  # throughput over the full model's, each in process at its best batch
+    times_full_served: Ratio | None  # the same through the router, at the most clients
+
+    @property
+    def place(self) -> tuple[str, str, Ops]:
+        """Where it was measured; a newer measurement there replaces all policies."""
+        return self.runtime, self.device, self.ops
+
+    @property
+    def hashes(self) -> set[str]:
+        """The files that it depends on."""
+        return {self.full_sha256, *(step.sha256 for step in self.steps)}
+
+
+@dataclass(frozen=True)
 class Frontier:
-    """All measurements of the variants of one model."""
+    """All measurements of the variants of one model, and of its policies."""
 
     model: str
     entries: tuple[Entry, ...]
+    policies: tuple[PolicyEntry, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object, including schema and version."""
-        return {"schema": SCHEMA, "version": VERSION, **asdict(self)}
+        """Return the JSON object, including schema and version.
+
+        Without policies, the object has no such key, as in earlier releases.
+        """
+        content = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
+        policies = content.pop(POLICIES)
+        if policies:
+            content[POLICIES] = {"version": POLICIES_VERSION, "entries": policies}
+        return content
 
 
 def read_frontier(path: Path) -> Frontier:
@@ -140,7 +208,8 @@ def read_frontier(path: Path) -> Frontier:
     if isinstance(entries := content.get("entries"), list):
         content["entries"] = [_completed(entry) for entry in entries]
     try:
-        frontier: Frontier = typed(Frontier, content, f"{path}: ")
+        policies = _policies(content.pop(POLICIES, None), f"{path}: {POLICIES}: ")
+        frontier: Frontier = typed(Frontier, {**content, POLICIES: policies}, f"{path}: ")
         for index, entry in enumerate(frontier.entries):
             _check_entry(entry, f"{path}: entries[{index}]: ")
     except SaccadeError as error:
@@ -151,8 +220,34 @@ def read_frontier(path: Path) -> Frontier:
     return frontier
 
 
-def merged(old: Frontier, entries: Iterable[Entry], variants: Iterable[VariantFiles]) -> Frontier:
-    """Combine old and new measurements of these variants; the new one of the same key wins."""
+def _policies(value: Any, where: str) -> list[Any]:
+    """Return the policies in a file as JSON values; those of another version are left out.
+
+    No variant is chosen by them, so a file of a later release remains usable.
+    """
+    if value is None:
+        return []
+    content = typed(dict[str, Any], value, where)
+    if typed(int, content.get("version"), f"{where}version: ") != POLICIES_VERSION:
+        return []
+    entries = content.get("entries")
+    for entry in typed(tuple[PolicyEntry, ...], entries, f"{where}entries"):
+        _check_inside(entry.in_process, f"{where}{entry.policy:.60}: ")
+        _check_points(entry.grpc or {}, f"{where}{entry.policy:.60}: grpc: ")
+    return list(entries or ())
+
+
+def merged(
+    old: Frontier,
+    entries: Iterable[Entry],
+    variants: Iterable[VariantFiles],
+    policies: Iterable[PolicyEntry] | None = None,
+) -> Frontier:
+    """Combine old and new measurements of these variants; the new one of the same key wins.
+
+    New policies replace all that were measured in the same place as the entries; None keeps them.
+    """
+    entries = tuple(entries)
     present = {variant.sha256: variant for variant in variants}
     kept = (
         with_ops(entry, present[entry.sha256]) for entry in old.entries if entry.sha256 in present
@@ -162,7 +257,16 @@ def merged(old: Frontier, entries: Iterable[Entry], variants: Iterable[VariantFi
     def order(entry: Entry) -> tuple[str, str, float, str, str]:
         return entry.device, entry.runtime, -entry.budget, entry.variant, entry.ops or ""
 
-    return Frontier(old.model, tuple(sorted(by_key.values(), key=order)))
+    policies = None if policies is None else tuple(policies)
+    places = {(entry.runtime, entry.device, entry.ops) for entry in entries}
+    places |= {policy.place for policy in policies or ()}
+    still = (
+        policy
+        for policy in old.policies
+        if policy.hashes <= set(present) and (policies is None or policy.place not in places)
+    )
+    both = sorted((*still, *(policies or ())), key=lambda one: (one.device, one.runtime, one.risk))
+    return Frontier(old.model, tuple(sorted(by_key.values(), key=order)), tuple(both))
 
 
 def with_ops(entry: Entry, variant: VariantFiles) -> Entry:
@@ -315,13 +419,17 @@ def _completed(value: Any) -> Any:
 def _check_entry(entry: Entry, where: str) -> None:
     if len(entry.score.interval) != 2:
         raise SaccadeError(f"{where}score: interval: is {entry.score.interval}. {AGAIN}")
-    _check_points(entry.in_process, f"{where}in_process: ")
-    best = typed(int, entry.in_process.get("best_batch"), f"{where}best_batch: ")
-    if f"batch_{best}" not in entry.in_process:
+    _check_inside(entry.in_process, where)
+    _check_points(entry.grpc or {}, f"{where}grpc: ")
+
+
+def _check_inside(in_process: dict[str, Any], where: str) -> None:
+    _check_points(in_process, f"{where}in_process: ")
+    best = typed(int, in_process.get("best_batch"), f"{where}best_batch: ")
+    if f"batch_{best}" not in in_process:
         raise SaccadeError(
             f"{where}best_batch is {best}, but batch_{best} was not measured. {AGAIN}"
         )
-    _check_points(entry.grpc or {}, f"{where}grpc: ")
 
 
 def _check_points(points: dict[str, Any], where: str, inside: bool = False) -> None:

@@ -22,7 +22,7 @@ from saccade.files import json_bytes, write_atomically
 from saccade.models.budget import Budget
 from saccade.models.families import FAMILIES
 from saccade.models.interface import TensorSpec
-from saccade.models.preprocessing import Preprocessing, upgraded
+from saccade.models.preprocessing import Preprocessing, upgraded, with_crop_rounding
 from saccade.schema import AGAIN, read_json, typed
 
 SCHEMA = "saccade.manifest"
@@ -132,7 +132,10 @@ class Manifest:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object, including schema and version."""
-        return {"schema": SCHEMA, "version": VERSION, **asdict(self)}
+        content = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
+        if self.preprocessing is not None:
+            content["preprocessing"] = self.preprocessing.to_dict()
+        return content
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
@@ -165,10 +168,12 @@ def manifest_of(given: Mapping[str, Any], path: Path) -> Manifest:
             f"{path}: manifest version {version!r} is not known to this release, which reads "
             f"{SQUASHING} to {VERSION}. Use the release that wrote it, or export again."
         )
+    declared = content.get("preprocessing")
     if version == SQUASHING:
         content.setdefault("inlined_ops", [])
-        if isinstance(declared := content.get("preprocessing"), dict):
-            content["preprocessing"] = upgraded(declared)
+        declared = upgraded(declared) if isinstance(declared, dict) else declared
+    if isinstance(declared, dict):
+        content["preprocessing"] = with_crop_rounding(declared)
     if version < VERSION:
         _add_floor(content)
     manifest: Manifest = typed(Manifest, content, f"{path}: ")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from saccade.errors import SaccadeError
 from saccade.models.budget import BudgetLike, ComputeBudget, budget_text
+from saccade.models.checkpoint_folder import checkpoint_name
 from saccade.models.families import config_class, entries
 from saccade.spelling import did_you_mean
 
@@ -60,16 +61,17 @@ def check_model_name(name: str) -> str:
 
 
 def default_model_name(checkpoint: Path) -> str:
-    """Return the checkpoint's file name without its extension.
+    """Return the checkpoint's file name without its extension, or its folder's name.
 
-    Raises: SaccadeError if the stem cannot be a model's name.
+    Raises: SaccadeError if it cannot be a model's name.
     """
-    if not _NAME.fullmatch(checkpoint.stem):
+    name = checkpoint_name(checkpoint)
+    if not _NAME.fullmatch(name):
         raise SaccadeError(
-            f"{checkpoint}: its stem {checkpoint.stem!r} cannot name a model (1 to 64 characters "
+            f"{checkpoint}: its stem {name!r} cannot name a model (1 to 64 characters "
             "of a-z, 0-9 and '-', starting with a letter or digit). Pass a name with --name."
         )
-    return checkpoint.stem
+    return name
 
 
 def budget_option(label: str, budget: float) -> str:

@@ -2,18 +2,18 @@
 """Score visual question answering: accuracy by kind, and the share of ignored image."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.evaluation.decisions import Decisions
+from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import QUESTIONS_A_SCENE, SceneQuestions, asked_scenes
+from saccade.models.interface import Arrays
 from saccade.models.scores.attention import zero_share
 from saccade.models.scores.results import EvaluationResult, mean, proportion
 from saccade.models.vqa.questions import question_tokens
@@ -36,8 +36,8 @@ def vqa(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     return EvaluationResult(model.name, "vqa", asked.data, asked.sha256, tuple(scores), samples)
 
 
-def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decisions:
-    """The logits of one question per scene: two about one image would not be independent.
+def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decider:
+    """Return the model and all questions; two about one scene are not independent draws.
 
     Raises: SaccadeError for a split other than `test`, or if the model has other answers.
     """
@@ -47,17 +47,23 @@ def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decis
         )
     asked = asked_scenes(model.images(), options)
     _, first = np.unique(asked.owner, return_index=True)
-    questions = [asked.questions[at] for at in first]
-    one = replace(asked, owner=asked.owner[first], questions=questions)
-    logits = _answers(model, one)["logits"]
-    return Decisions(logits, _truth(model, one), asked.data, asked.sha256)
+
+    def run(inputs: Arrays) -> np.ndarray:
+        return model.component("").run(inputs)["logits"]
+
+    truth = _truth(model, asked)
+    return Decider(run, _inputs(model, asked), truth, asked.data, asked.sha256, first)
 
 
 def _answers(model: EvaluatedModel, asked: SceneQuestions) -> dict[str, np.ndarray]:
+    return model.component("")(_inputs(model, asked))
+
+
+def _inputs(model: EvaluatedModel, asked: SceneQuestions) -> dict[str, np.ndarray]:
     tokens = np.stack(
         [question_tokens(model.runtime_metadata, question.text) for question in asked.questions]
     )
-    return model.component("")({"image": asked.images[asked.owner], "question": tokens})
+    return {"image": asked.images[asked.owner], "question": tokens}
 
 
 def _truth(model: EvaluatedModel, asked: SceneQuestions) -> np.ndarray:

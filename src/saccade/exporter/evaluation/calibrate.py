@@ -3,7 +3,7 @@
 
 import hashlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from saccade.errors import SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import Entry
 from saccade.exporter.artefact.variant import PRECISIONS
-from saccade.exporter.evaluation.decisions import Decide, Decisions
+from saccade.exporter.evaluation.decisions import Decide, Decisions, Segment, Segments
 from saccade.exporter.evaluation.evaluated_model import (
     EvaluatedModel,
     subjects_of_folder,
@@ -22,20 +22,27 @@ from saccade.exporter.evaluation.evaluated_model import (
 )
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.tasks import tasks_of
-from saccade.exporter.policy.answers import Answers, VariantAnswers, answers_of
+from saccade.exporter.policy.answers import (
+    Answers,
+    VariantAnswers,
+    VariantSegments,
+    answers_of,
+    segment_answers_of,
+)
 from saccade.exporter.policy.certify import Certified, NotCertified, certify, least_samples
-from saccade.exporter.policy.options import CalibrateOptions
+from saccade.exporter.policy.options import MIN_ARI, CalibrateOptions
 from saccade.exporter.policy.policy import (
     Policy,
     PolicyFile,
     Source,
     policy_of,
+    texts_sha256,
     write_policies,
 )
 from saccade.exporter.runtimes.runtime import runtime_named
-from saccade.models.data.datasets import SPLITS
+from saccade.models.data.splits import SPLITS
 from saccade.models.data.user_data import is_unlabelled
-from saccade.models.entry import imported
+from saccade.models.entry import EvaluationTask, imported
 from saccade.progress import Report, bar, progress_of, reporting
 
 
@@ -88,7 +95,8 @@ def calibrate(
         data does not certify is in `refused`.
     """
     folder = ArtefactFolder.open(folder)
-    task, decide = _task(folder)
+    task, how = _task(folder)
+    _check_comparison(folder, how, options)
     require("scipy.stats", extra="bench")
     measured = _measured(folder, options)
     full = _full(folder, measured)
@@ -99,11 +107,8 @@ def calibrate(
     with reporting(progress):
         models = subjects_of_folder(folder, runtime, kernels=options.op_library)
         models = [model for model in models if model.name in measured]
-        decisions = _decisions(models, decide, options)
-    data = decisions[0]
-    _check_samples(data, options)
-    variants = _answers(folder, models, measured, decisions)
-    answers = answers_of(variants, data.labels, full=full, seed=options.seed)
+        ask = _segmented if how.segments else _classified
+        data, answers = ask(_Variants(folder, tuple(models), measured, full), how, options)
     certified = certify(
         answers,
         options.risk,
@@ -126,7 +131,7 @@ def _content(
     folder: ArtefactFolder,
     options: CalibrateOptions,
     task: str,
-    data: Decisions,
+    data: Decisions | Segments,
     answers: Answers,
     entry: Entry,
     arrays: bytes,
@@ -152,40 +157,107 @@ def _content(
         variants=_sources(answers),
         answers_sha256=hashlib.sha256(arrays).hexdigest(),
         policies=tuple(policy_of(_name(options, one.risk), one, answers) for one in passed),
+        **_comparison(data, answers, options),
     )
 
 
-def _answers(
-    folder: ArtefactFolder,
-    models: Sequence[EvaluatedModel],
-    measured: Mapping[str, Entry],
-    decisions: Sequence[Decisions],
-) -> list[VariantAnswers]:
-    files = {variant.name: variant for variant in folder.variants}
-    return [
-        VariantAnswers(
-            model.name, files[model.name].sha256, _seconds(measured[model.name]), decided.logits
-        )
-        for model, decided in zip(models, decisions, strict=True)
+def _comparison(
+    data: Decisions | Segments, answers: Answers, options: CalibrateOptions
+) -> dict[str, Any]:
+    """The fields of a policy file that only segmentations or zero-shot labels have."""
+    if answers.agreement is not None:
+        return {"min_ari": options.min_ari or MIN_ARI}
+    if isinstance(data, Decisions) and data.labelling is not None:
+        labels, templates = data.labelling
+        return {"labels_sha256": texts_sha256(labels), "templates_sha256": texts_sha256(templates)}
+    return {}
+
+
+@dataclass(frozen=True)
+class _Variants:
+    """The variants to calibrate, with their measured speeds."""
+
+    folder: ArtefactFolder
+    models: tuple[EvaluatedModel, ...]
+    measured: Mapping[str, Entry]
+    full: str
+
+    def source(self, model: EvaluatedModel) -> tuple[str, str, float]:
+        """Return a variant's name, hash, and seconds per sample."""
+        (files,) = (variant for variant in self.folder.variants if variant.name == model.name)
+        return model.name, files.sha256, _seconds(self.measured[model.name])
+
+
+def _classified(
+    variants: _Variants, task: EvaluationTask, options: CalibrateOptions
+) -> tuple[Decisions, Answers]:
+    """What variants that choose one of several classes answer, and the data."""
+    decide: Decide = imported(task.decide)
+    asked = _asked(options)
+    decisions = [_decided(model, decide, asked, options.split) for model in _each(variants)]
+    data = decisions[0]
+    _check_samples(data.data, len(data.logits), data.labels is not None, options)
+    compared = [
+        VariantAnswers(*variants.source(model), decided.logits)
+        for model, decided in zip(variants.models, decisions, strict=True)
     ]
+    return data, answers_of(compared, data.labels, full=variants.full, seed=options.seed)
 
 
-def _task(folder: ArtefactFolder) -> tuple[str, Decide]:
-    """The first task of the family in which a variant decides, and its logits.
+def _segmented(
+    variants: _Variants, task: EvaluationTask, options: CalibrateOptions
+) -> tuple[Segments, Answers]:
+    """What variants that segment images answer, and the data."""
+    segment: Segment = imported(task.segments)
+    asked, splits = _asked(options), _splits(options)
+    found = [
+        Segments.joined([segment(model, asked, split) for split in splits], options.limit)
+        for model in _each(variants)
+    ]
+    _check_samples(found[0].data, len(found[0].owners), False, options)
+    compared = [
+        VariantSegments(*variants.source(model), one.owners, one.confidence)
+        for model, one in zip(variants.models, found, strict=True)
+    ]
+    least = options.min_ari or MIN_ARI
+    answers = segment_answers_of(compared, full=variants.full, seed=options.seed, min_ari=least)
+    return found[0], answers
+
+
+def _task(folder: ArtefactFolder) -> tuple[str, EvaluationTask]:
+    """The first task of the family in which answers of variants can be compared.
 
     Raises: SaccadeError for a family without such a task, or a folder with a single variant.
     """
     family = folder.manifests[0].variant.family
     for name, task in tasks_of(family).items():
-        if task.decide:
-            decide: Decide = imported(task.decide)
+        if task.decide or task.segments:
             _check_choice(folder)
-            return name, decide
+            return name, task
     raise SaccadeError(
         f"{folder}: family '{family}' cannot stop early: its variants answer with what has no "
         "single right class, so that there is no answer to compare. Calibrate a classifier, a "
-        "zero-shot or a question-answering model."
+        "zero-shot, question-answering or segmentation model."
     )
+
+
+def _check_comparison(
+    folder: ArtefactFolder, task: EvaluationTask, options: CalibrateOptions
+) -> None:
+    """Check that the answers can be compared as requested.
+
+    Raises: SaccadeError if not.
+    """
+    if task.segments and options.against == "labels":
+        raise SaccadeError(
+            f"--against labels: {folder} segments images, and its slots have no labels that could "
+            "be right or wrong. Pass --against full, which compares with the full model."
+        )
+    if options.min_ari is not None and not task.segments:
+        raise SaccadeError(
+            f"--min-ari {options.min_ari:g}: compares segmentations, but {folder} answers with "
+            "classes, which are equal or not. Drop it."
+        )
 
 
 def _check_choice(folder: ArtefactFolder) -> None:
@@ -259,66 +331,66 @@ def _seconds(entry: Entry) -> float:
     return 1 / float(point["inferences_per_second"])
 
 
-def _decisions(
-    models: Sequence[EvaluatedModel], decide: Decide, options: CalibrateOptions
-) -> list[Decisions]:
-    """The logits of each variant on all samples."""
-    asked = EvaluateOptions(
+def _asked(options: CalibrateOptions) -> EvaluateOptions:
+    return EvaluateOptions(
         data=options.data,
         limit=options.limit,
+        labels=options.labels,
+        data_root=options.data_root,
+        skip_bad=options.skip_bad,
         templates=options.templates,
         seed=options.seed,
         runtime=options.runtime,
         op_library=options.op_library,
     )
-    found = []
-    with progress_of("calibrate", len(models)) as advance:
-        for model in models:
+
+
+def _each(variants: _Variants) -> Iterator[EvaluatedModel]:
+    """The models one after the other, with a progress bar."""
+    with progress_of("calibrate", len(variants.models)) as advance:
+        for model in variants.models:
             advance(0, note=model.name)
-            found.append(_decided(model, decide, asked, options.split))
+            yield model
             advance()
-    return found
+
+
+def _splits(options: CalibrateOptions) -> tuple[str, ...]:
+    """The splits to use; of images without splits, any one is all of them."""
+    if options.split != "all":
+        return (options.split,)
+    alone = options.data is not None and is_unlabelled(Path(options.data))
+    return ("test",) if alone else SPLITS
 
 
 def _decided(
     model: EvaluatedModel, decide: Decide, asked: EvaluateOptions, split: str
 ) -> Decisions:
-    """One variant's logits; of all splits, or of data that has no splits, in one array."""
-    if split != "all" or (asked.data is not None and is_unlabelled(Path(asked.data))):
-        one = decide(model, asked, split)
-        return replace(one, logits=one.logits[: asked.limit], labels=_first(one.labels, asked))
-    parts = [decide(model, asked, part) for part in SPLITS]
-    labels = [part.labels for part in parts if part.labels is not None]
-    hashes = "".join(part.data_sha256 for part in parts)
-    return Decisions(
-        np.concatenate([part.logits for part in parts])[: asked.limit],
-        _first(np.concatenate(labels), asked),
-        parts[0].data,
-        hashlib.sha256(hashes.encode()).hexdigest(),
-    )
+    """One variant's logits, of at most `limit` samples."""
+    one = decide(model, asked, split).decisions()
+    return replace(one, logits=one.logits[: asked.limit], labels=_first(one.labels, asked))
 
 
 def _first(labels: np.ndarray | None, asked: EvaluateOptions) -> np.ndarray | None:
     return None if labels is None else labels[: asked.limit]
 
 
-def _check_samples(data: Decisions, options: CalibrateOptions) -> None:
+def _check_samples(data: str, found: int, labelled: bool, options: CalibrateOptions) -> None:
     """Stop where no outcome could be certified.
 
     Raises: SaccadeError for missing labels, and for too few samples.
     """
-    if options.against == "labels" and data.labels is None:
+    if options.against == "labels" and not labelled:
         raise SaccadeError(
-            f"--against labels: {data.data} has no labels. Sort the images into one folder per "
+            f"--against labels: {data} has no labels. Sort the images into one folder per "
             "class, or pass --against full, which needs no labels."
         )
     smallest = min((risk for risk in options.risk if risk > 0), default=None)
     if smallest is None:
         return
-    needed, found = least_samples(smallest, options.confidence), len(data.logits)
+    needed = least_samples(smallest, options.confidence)
     if found < needed:
         raise SaccadeError(
-            f"{data.data}: has {found:,} samples, expected at least {needed:,}: fewer cannot "
+            f"{data}: has {found:,} samples, expected at least {needed:,}: fewer cannot "
             f"certify a risk of {smallest:g} at a confidence of {options.confidence:g}, even if "
             "not one answer is lost. Pass more data, or a larger --risk."
         )

@@ -17,7 +17,7 @@ def rendered(content: PolicyFile | None, refused: Sequence[NotCertified]) -> "Gr
     from rich.text import Text
 
     parts: list[object] = [] if content is None else [_table(content)]
-    parts += [Text(line, "red") for line in map(_refusal, refused)]
+    parts += [Text(line, "red") for line in map(refusal, refused)]
     return Group(*parts)  # type: ignore[arg-type]
 
 
@@ -28,6 +28,8 @@ def _table(content: PolicyFile) -> object:
     loss = "answers other than the full model's"
     if content.against == "labels":
         loss = "loss of accuracy against the full model"
+    elif content.min_ari is not None:
+        loss = f"segmentations with an ARI below {content.min_ari:g} to the full model's"
     tested = content.samples - content.learn
     table = Table(
         title=f"{loss}: certified on {tested:,} of {content.samples:,} samples of {content.data}",
@@ -57,7 +59,8 @@ def _chain(policy: Policy) -> str:
     return "\n".join(f"{step.variant}: {step.share:.0%}" for step in policy.steps)
 
 
-def _refusal(one: NotCertified) -> str:
+def refusal(one: NotCertified) -> str:
+    """Return why no policy of a risk was certified, and what to do."""
     if one.bound <= one.risk:
         return (
             f"risk {one.risk:g}: the cheapest chain that meets it is not faster than the full "

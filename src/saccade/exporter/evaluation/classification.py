@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score top-1 and top-5 accuracy on labeled data."""
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
 from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.evaluation.decisions import Decisions
+from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.models.data.datasets import Dataset, load_data
+from saccade.models.data.datasets import HELD_OUT, Dataset, joined_sha256, load_data
 from saccade.models.data.listops import CLASS_NAMES, VOCABULARY, Grammar, listops
+from saccade.models.data.samples.images import pixels_sha256
+from saccade.models.data.splits import SPLITS
 from saccade.models.data.token_states import token_states
 from saccade.models.data.user_data import is_unlabelled, unlabelled_images
+from saccade.models.interface import Arrays
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
 
@@ -36,7 +38,14 @@ class Labelled:
     labels: np.ndarray
     class_names: tuple[str, ...]
     name: str
-    sha256: str
+    digest: Callable[[], str]
+    split: str
+    skipped: int = 0
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of the split; images that were not scored are read for it."""
+        return self.digest()
 
 
 def top1(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -44,15 +53,23 @@ def top1(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
 
     Raises: SaccadeError if the data's classes differ from the model's.
     """
-    data = test_inputs(model, options)
-    check_classes(model, data.class_names, data.name)
+    data = of_model(model, test_inputs(model, options))
     scores = model.component("")(data.inputs)["logits"]
     right = correct(scores, data.labels)
     proportions = [proportion("top-1", right)]
     if scores.shape[-1] >= _TOP5_CLASSES:
         proportions.append(proportion("top-5", correct(scores, data.labels, top=5)))
     samples = right.astype(np.float64)
-    return EvaluationResult(model.name, "top1", data.name, data.sha256, tuple(proportions), samples)
+    return EvaluationResult(
+        model.name,
+        "top1",
+        data.name,
+        data.sha256,
+        tuple(proportions),
+        samples,
+        split=data.split,
+        skipped=data.skipped,
+    )
 
 
 def test_inputs(model: EvaluatedModel, options: EvaluateOptions) -> Labelled:
@@ -60,7 +77,7 @@ def test_inputs(model: EvaluatedModel, options: EvaluateOptions) -> Labelled:
 
     Raises: SaccadeError if the data does not fit it.
     """
-    return split_inputs(model, options, "test")
+    return split_inputs(model, options, options.split or HELD_OUT)
 
 
 def split_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
@@ -71,20 +88,21 @@ def split_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) ->
     return _expressions(model, options, split) or labelled_inputs(model, options, split)
 
 
-def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decisions:
-    """The logits of one split, with the labels where the data has some.
+def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decider:
+    """Return the model and the samples of one split, with the labels where the data has some.
 
     Raises: SaccadeError if the data's classes are not the model's.
     """
+
+    def run(inputs: Arrays) -> np.ndarray:
+        return model.component("").run(inputs)["logits"]
+
     if options.data is not None and is_unlabelled(Path(options.data)):
         images = unlabelled_images(Path(options.data), model.images())
-        logits = model.component("")({"image": images})["logits"]
-        digest = hashlib.sha256(images.tobytes()).hexdigest()
-        return Decisions(logits, None, Path(options.data).name, digest)
-    data = split_inputs(model, options, split)
-    check_classes(model, data.class_names, data.name)
-    logits = model.component("")(data.inputs)["logits"]
-    return Decisions(logits, data.labels, data.name, data.sha256)
+        digest = pixels_sha256(images)
+        return Decider(run, {"image": images}, None, Path(options.data).name, digest)
+    data = of_model(model, split_inputs(model, options, split))
+    return Decider(run, data.inputs, data.labels, data.name, data.sha256)
 
 
 def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
@@ -96,12 +114,21 @@ def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str)
     if "tokens" not in shapes:
         data = labelled_images(model, options, split)
         inputs = {"image": data.images}
-        return Labelled(inputs, data.labels, data.class_names, data.name, data.sha256)
+        return Labelled(
+            inputs,
+            data.labels,
+            data.class_names,
+            data.name,
+            data.digest,
+            data.split,
+            data.skipped,
+        )
     if options.data is None:
         raise SaccadeError(
             f"{model.name}: takes token states, which saccade cannot generate. Pass --data with "
             "an .npz of tokens, lengths and labels."
         )
+    split = {HELD_OUT: "test", "val": "validation"}.get(split, split)
     texts = token_states(options.data, split)
     if texts.tokens.shape[1:] != shapes["tokens"][1:]:
         raise ShapeError(
@@ -110,7 +137,8 @@ def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str)
         )
     most = slice(options.limit)
     inputs = {name: array[most] for name, array in texts.inputs.items()}
-    return Labelled(inputs, texts.labels[most], texts.class_names, texts.name, texts.sha256)
+    labels = texts.labels[most]
+    return Labelled(inputs, labels, texts.class_names, texts.name, lambda: texts.sha256, split)
 
 
 def labelled_images(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Dataset:
@@ -118,24 +146,37 @@ def labelled_images(model: EvaluatedModel, options: EvaluateOptions, split: str)
 
     Raises: SaccadeError if the model takes no image.
     """
-    data = load_data(options.data or "shapes", split, preprocessing=model.images())
-    most = slice(options.limit)
-    return Dataset(data.images[most], data.labels[most], data.class_names, data.name, data.sha256)
+    data = load_data(
+        options.data or "shapes", split, preprocessing=model.images(), asked=options.asked
+    )
+    return data.first(options.limit)
 
 
-def check_classes(model: EvaluatedModel, names: tuple[str, ...], data: str) -> None:
-    """Check that the data's classes are the model's.
+def of_model(model: EvaluatedModel, data: Labelled) -> Labelled:
+    """Return the data with the model's labels: by name, or by number if it has no names.
 
-    Raises: SaccadeError if they differ.
+    The data may lack some of the model's classes, and have them in another order.
+    Raises: SaccadeError if samples are of a class that the model does not know.
     """
+    names = data.class_names
+    if names == model.labels:
+        return data
     # Classes without names are numbered, in the order of the model's outputs.
-    numbered = names == tuple(str(index) for index in range(len(model.labels)))
-    if not numbered and names != model.labels:
+    numbered = names == tuple(str(index) for index in range(len(names)))
+    if numbered and len(names) <= len(model.labels) and not {*names} <= {*model.labels}:
+        return replace(data, class_names=model.labels)
+    index_of = {label: index for index, label in enumerate(model.labels)}
+    present = [names[index] for index in np.unique(data.labels)]
+    if foreign := [name for name in present if name not in index_of]:
         raise SaccadeError(
-            f"{data}: found {len(names)} classes ({_first_names(names)}), expected the "
-            f"{len(model.labels)} labels of {model.name} ({_first_names(model.labels)}). Pass "
-            "other data with --data, or name its classes (for images, their folders) as the labels."
+            f"{data.name}: found {len(names)} classes ({_first_names(names)}), expected the "
+            f"{len(model.labels)} labels of {model.name} ({_first_names(model.labels)}); "
+            f"{foreign[0]!r:.80} is none of them. Pass other data with --data, name its classes "
+            "(for images, their folders) as the labels, or pass the labels of its classes, in "
+            "their order, with --labels FILE."
         )
+    mapped = np.array([index_of.get(name, -1) for name in names], dtype=np.int64)
+    return replace(data, labels=mapped[data.labels], class_names=model.labels)
 
 
 def _first_names(names: tuple[str, ...]) -> str:
@@ -152,9 +193,17 @@ def _expressions(model: EvaluatedModel, options: EvaluateOptions, split: str) ->
             "Leave out --data."
         )
     grammar = Grammar(max_tokens=int(model.runtime_metadata["max_tokens"]))
-    drawn = listops(split, options.limit, grammar=grammar)
-    inputs = {"characters": drawn.characters, "length": drawn.length}
-    return Labelled(inputs, drawn.labels, CLASS_NAMES, "listops", drawn.sha256)
+    split = {HELD_OUT: "test", "val": "validation"}.get(split, split)
+    parts = SPLITS if split == "all" else (split,)
+    drawn = [listops(part, options.limit, grammar=grammar) for part in parts]
+    most = slice(options.limit)
+    inputs = {
+        "characters": np.concatenate([part.characters for part in drawn])[most],
+        "length": np.concatenate([part.length for part in drawn])[most],
+    }
+    labels = np.concatenate([part.labels for part in drawn])[most]
+    hashes = [part.sha256 for part in drawn]
+    return Labelled(inputs, labels, CLASS_NAMES, "listops", lambda: joined_sha256(hashes), split)
 
 
 def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
@@ -170,7 +219,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     if names == {"tokens", "length"}:
         texts = token_states(data, "test").inputs
         return {role: {name: array[:count] for name, array in texts.items()}}
-    dataset = load_data(data, "test", preprocessing=images_of(variant))
+    dataset = load_data(data, HELD_OUT, preprocessing=images_of(variant))
     return {role: {"image": dataset.images[:count]}}
 
 
@@ -178,7 +227,7 @@ def labelled_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
 ) -> Asked:
     """Return the most probable label of the chosen images or expressions."""
-    data = test_inputs(models[0], options)
+    data = of_model(models[0], test_inputs(models[0], options))
     inputs = {name: array[chosen] for name, array in data.inputs.items()}
     truths = [data.class_names[label] for label in data.labels[chosen]]
     samples = Samples(inputs.get("image"), _as_text(inputs), truths)

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The logits from which a variant decides, on the samples of one split."""
+"""A variant as a function on the samples of one split, whose answers a policy compares."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.runtimes.runners import run_in_batches
+from saccade.models.interface import Arrays
+
+_BATCH = 32
 
 
 @dataclass(frozen=True)
 class Decisions:
     """What a variant would answer on each sample.
 
+    `labelling` are zero-shot labels and their templates, None if the model has its own classes.
     Shapes: logits [n classes]; labels [n], or None where the data has none.
     """
 
@@ -21,6 +27,67 @@ class Decisions:
     labels: np.ndarray | None
     data: str
     data_sha256: str
+    labelling: tuple[tuple[str, ...], tuple[str, ...]] | None = None
 
 
-Decide = Callable[[EvaluatedModel, EvaluateOptions, str], Decisions]
+@dataclass(frozen=True)
+class Segments:
+    """The segmentations of a variant, and its confidence in them by each measure.
+
+    Shapes: owners [n h w], the slot of each position; confidence [measures n].
+    """
+
+    owners: np.ndarray
+    confidence: np.ndarray
+    data: str
+    data_sha256: str
+
+    @staticmethod
+    def joined(parts: "Sequence[Segments]", limit: int | None) -> "Segments":
+        """Return the first segmentations of several splits, at most `limit`."""
+        hashes = "".join(part.data_sha256 for part in parts)
+        sha256 = hashlib.sha256(hashes.encode()).hexdigest()
+        return Segments(
+            np.concatenate([part.owners for part in parts])[:limit],
+            np.concatenate([part.confidence for part in parts], axis=1)[:, :limit],
+            parts[0].data,
+            parts[0].data_sha256 if len(parts) == 1 else sha256,
+        )
+
+
+@dataclass(frozen=True)
+class Decider:
+    """A variant as a function from inputs to logits, and the samples of one split.
+
+    Shapes: inputs [n ...] by name, labels [n] or None; `run` maps any rows of the inputs to
+        logits [rows classes]; `independent` are the rows that are independent draws, None: all.
+    """
+
+    run: Callable[[Arrays], np.ndarray]
+    inputs: Arrays
+    labels: np.ndarray | None
+    data: str
+    data_sha256: str
+    independent: np.ndarray | None = None
+    labelling: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    split: str = ""
+    skipped: int = 0  # samples that could not be read
+
+    def logits(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Return the logits of some samples, or of all.
+
+        Shapes: rows [r] -> [r classes].
+        """
+        inputs = {name: array[rows] for name, array in self.inputs.items()}
+        return run_in_batches(lambda some: {"logits": self.run(some)}, inputs, _BATCH)["logits"]
+
+    def decisions(self) -> Decisions:
+        """Return the logits of the samples that are independent draws."""
+        rows = slice(None) if self.independent is None else self.independent
+        labels = None if self.labels is None else self.labels[rows]
+        found = self.logits(rows)
+        return Decisions(found, labels, self.data, self.data_sha256, self.labelling)
+
+
+Decide = Callable[[EvaluatedModel, EvaluateOptions, str], Decider]
+Segment = Callable[[EvaluatedModel, EvaluateOptions, str], Segments]

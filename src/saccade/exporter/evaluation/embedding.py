@@ -3,9 +3,11 @@
 
 import numpy as np
 
+from saccade.errors import SaccadeError
 from saccade.exporter.evaluation.classification import Labelled, labelled_inputs
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.models.data.datasets import HELD_OUT
 from saccade.models.scores.classification import knn_predict, probe_predict
 from saccade.models.scores.results import EvaluationResult, proportion
 
@@ -33,15 +35,27 @@ def _result(
     right = labels == test.labels
     scores = (proportion(name, right),)
     return EvaluationResult(
-        model.name, task, test.name, test.sha256, scores, right.astype(np.float64)
+        model.name,
+        task,
+        test.name,
+        test.sha256,
+        scores,
+        right.astype(np.float64),
+        split=test.split,
+        skipped=test.skipped,
     )
 
 
 def _embedded(
     model: EvaluatedModel, options: EvaluateOptions
 ) -> tuple[Labelled, Labelled, tuple[np.ndarray, np.ndarray]]:
+    if options.split in ("train", "all"):
+        raise SaccadeError(
+            f"--split {options.split}: this task learns from the training samples, expected others "
+            "to score. Pass --split validation or --split test."
+        )
     component = model.component("", "image")
     train = labelled_inputs(model, options, "train")
-    test = labelled_inputs(model, options, "test")
+    test = labelled_inputs(model, options, options.split or HELD_OUT)
     train_codes, test_codes = (component(split.inputs)["embedding"] for split in (train, test))
     return train, test, (train_codes, test_codes)

@@ -21,6 +21,7 @@ from saccade.exporter.evaluation.report import render
 from saccade.exporter.evaluation.tasks import task_asked
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.entry import imported
 from saccade.models.scores.results import EvaluationResult
 from saccade.progress import Report, bar, progress_of, reporting
@@ -59,7 +60,7 @@ def evaluate(
 
 
 def _evaluated(path: ArtefactFolder | Path | str, options: EvaluateOptions) -> Evaluation:
-    if isinstance(path, ArtefactFolder) or Path(path).is_dir():
+    if isinstance(path, ArtefactFolder) or checkpoint_file(path).is_dir():
         folder, runtime = ArtefactFolder.open(path), runtime_named(options.runtime)
         runtime.require()
         models = subjects_of_folder(folder, runtime, kernels=options.op_library)

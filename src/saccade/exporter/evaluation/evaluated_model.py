@@ -17,6 +17,7 @@ from saccade.exporter.runtimes.runners import Runner, run_in_batches, torch_runn
 from saccade.exporter.runtimes.runtime import Runtime, has_custom_ops, loaded, ops_of
 from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint
+from saccade.models.checkpoint_folder import checkpoint_name
 from saccade.models.checkpoint_format import AUTHORS_DATA
 from saccade.models.interface import Arrays, Family, TensorSpec
 from saccade.models.preprocessing import Preprocessing
@@ -101,7 +102,7 @@ def subjects_of_checkpoint(
     model = cast(Family, checkpoint.build())
     budgets = choose_budgets(model, budget) if budget else model.budgets()[:1]
     return [
-        _built(checkpoint, model.at(budget), f"{checkpoint.path.stem}-{budget.label}")
+        _built(checkpoint, model.at(budget), f"{checkpoint_name(checkpoint.path)}-{budget.label}")
         for budget in budgets
     ]
 
@@ -114,8 +115,8 @@ def trained_on(checkpoint: Checkpoint | None) -> str | None:
     data = checkpoint.card.get("data") if checkpoint else None
     if checkpoint and data == AUTHORS_DATA and checkpoint.labels and checkpoint.preprocessing:
         raise SaccadeError(
-            f"{checkpoint.path.stem} was converted, so its training data is not known here. Pass "
-            "labeled images with --data FOLDER, with one subfolder per label."
+            f"{checkpoint_name(checkpoint.path)} was converted, so its training data is not known "
+            "here. Pass labeled images with --data FOLDER, with one subfolder per label."
         )
     return data if data in _GENERATED else None
 

@@ -2,20 +2,21 @@
 """Score images against texts: zero-shot classification, retrieval, hard negatives."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.classification import labelled_images
-from saccade.exporter.evaluation.decisions import Decisions
+from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import described_scenes
 from saccade.files import read_lines
-from saccade.models.data.datasets import Dataset, load_data
+from saccade.models.data.datasets import HELD_OUT, load_data
+from saccade.models.interface import Arrays
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
 from saccade.models.scores.retrieval import cosines, ranks
@@ -30,41 +31,61 @@ from saccade.models.sparo.zero_shot import (
 
 def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Score top-1 (and top-5) of labels that are given only as words."""
-    logits, data = _zero_shot(model, options, "test")
-    right = correct(logits, data.labels)
+    decider = decide(model, options, options.split or HELD_OUT)
+    logits, labels = decider.logits(), decider.labels
+    assert labels is not None
+    right = correct(logits, labels)
     scores = (
         proportion("zero-shot top-1", right),
-        proportion("zero-shot top-5", correct(logits, data.labels, top=5)),
+        proportion("zero-shot top-5", correct(logits, labels, top=5)),
     )
     samples = right.astype(np.float64)
-    return EvaluationResult(model.name, "zero-shot", data.name, data.sha256, scores, samples)
+    return EvaluationResult(
+        model.name,
+        "zero-shot",
+        decider.data,
+        decider.data_sha256,
+        scores,
+        samples,
+        split=decider.split,
+        skipped=decider.skipped,
+    )
 
 
-def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decisions:
-    """The logits of the data's class names, given as words."""
-    logits, data = _zero_shot(model, options, split)
-    return Decisions(logits, data.labels, data.name, data.sha256)
-
-
-def _zero_shot(
-    model: EvaluatedModel, options: EvaluateOptions, split: str
-) -> tuple[np.ndarray, Dataset]:
+def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decider:
+    """Return the model as a classifier into the data's class names, given as words."""
     data = labelled_images(model, options, split)
-    images = model.component("image")({"image": data.images})["embedding"]
-    return _class_logits(model, options, data.class_names, images), data
+    classify = _classifier(model, options, data.class_names)
+
+    def run(inputs: Arrays) -> np.ndarray:
+        return classify(model.component("image").run(inputs)["embedding"])
+
+    labelling = (tuple(data.class_names), _templates(model, options))
+    images = {"image": data.images}
+    return Decider(
+        run,
+        images,
+        data.labels,
+        data.name,
+        data.sha256,
+        labelling=labelling,
+        split=data.split,
+        skipped=data.skipped,
+    )
 
 
-def _class_logits(
-    model: EvaluatedModel, options: EvaluateOptions, names: Sequence[str], images: np.ndarray
-) -> np.ndarray:
-    """Compute the logits of classes that are given only as words.
+def _classifier(
+    model: EvaluatedModel, options: EvaluateOptions, names: Sequence[str]
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function from images to logits of classes that are given only as words.
 
     Shapes: images [n e], embeddings -> [n names].
     """
     classes = encode_classes(
         lambda texts: _text_codes(model, texts), names, _templates(model, options)
     )
-    return zero_shot_logits(images, classes, float(model.runtime_metadata["logit_scale"]))
+    scale = float(model.runtime_metadata["logit_scale"])
+    return lambda images: zero_shot_logits(images, classes, scale)
 
 
 def retrieval(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -132,7 +153,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     Shapes: image [n h w c], n at most `count`; tokens [prompts t].
     Raises: SaccadeError if the model takes no image.
     """
-    dataset = load_data(data, "test", preprocessing=images_of(variant))
+    dataset = load_data(data, HELD_OUT, preprocessing=images_of(variant))
     inputs = {variant.main.variant.role: {"image": dataset.images[:count]}}
     if "text" in variant.components:
         metadata = variant.runtime_metadata
@@ -146,11 +167,11 @@ def zero_shot_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
 ) -> Asked:
     """Return the label whose words are nearest to each chosen image."""
-    data = labelled_images(models[0], options, "test")
+    data = labelled_images(models[0], options, options.split or HELD_OUT)
     images, names = data.images[chosen], data.class_names
     answers = []
     for model in models:
         outputs = model.component("image")({"image": images})
-        logits = _class_logits(model, options, names, outputs["embedding"])
+        logits = _classifier(model, options, names)(outputs["embedding"])
         answers.append(labelled_answers(model, names, {**outputs, "logits": logits}))
     return Samples(images, (), [names[label] for label in data.labels[chosen]]), answers

@@ -9,6 +9,7 @@ from saccade.errors import SaccadeError
 from saccade.exporter.evaluation.tasks import task_names
 from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
 from saccade.models.budget import BudgetLike
+from saccade.models.data.asked import DataAsked, check_skip_bad
 from saccade.path_fields import PathFields
 
 if TYPE_CHECKING:
@@ -21,7 +22,15 @@ else:
 class EvaluateOptions(PathFields):
     """How to score a checkpoint or the variants of an artefact folder."""
 
-    data: str | None = None  # a name, a folder or an .npz; default: the training data
+    # a name, or your own data: a folder, .npz, .csv, .jsonl, .parquet or .tar (see docs/data.md);
+    # default: the training data
+    data: str | None = None
+    # which samples to score; without splits of its own, data is split 70 % train, 10 % validation,
+    # 20 % test. Default: test, or validation if the data has no test samples
+    split: Literal["train", "validation", "val", "test", "all"] | None = None
+    labels: Path | None = None  # names of the data's classes, one per line, in order
+    data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
+    skip_bad: int = 0  # leave out at most this many unreadable rows; they are counted
     task: TaskName | None = None  # default: the family's own
     budget: tuple[BudgetLike, ...] = ()  # only for a checkpoint; a folder is scored whole
     limit: int | None = None  # score at most this many samples
@@ -35,5 +44,11 @@ class EvaluateOptions(PathFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_skip_bad(self.skip_bad)
         if self.limit is not None and self.limit < 2:
             raise SaccadeError(f"--limit is {self.limit}, expected at least 2.")
+
+    @property
+    def asked(self) -> DataAsked:
+        """Return the options of the user's data."""
+        return DataAsked(self.labels, self.data_root, self.skip_bad)

@@ -18,8 +18,13 @@ def render(results: Sequence[EvaluationResult]) -> "Table":
     first = results[0]
     how = f" ({first.protocol})" if first.protocol else ""
     ops = next((result.ops for result in results if result.ops), None)
-    note = f"Custom ops by {ops}." if ops else None
-    title = f"{first.task} on {first.data}{how}"
+    notes = [f"Custom ops by {ops}."] if ops else []
+    if first.skipped:
+        rows = "row" if first.skipped == 1 else "rows"
+        notes.append(f"{first.skipped} unreadable {rows} left out.")
+    note = " ".join(notes) or None
+    split = f", split {first.split}" if first.split else ""
+    title = f"{first.task} on {first.data}{split}{how}"
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1), caption=note, caption_justify="left")
     table.add_column("variant", no_wrap=True)
     table.add_column("score")

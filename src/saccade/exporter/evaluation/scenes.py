@@ -67,9 +67,9 @@ def references(objects: Sequence[Object], rng: np.random.Generator) -> list[str]
 
 
 def drawn_scenes(
-    preprocessing: Preprocessing, options: EvaluateOptions, usual: int | None
+    preprocessing: Preprocessing, options: EvaluateOptions, usual: int | None, split: str = "test"
 ) -> Scenes:
-    """Return the first test scenes in the model's image size.
+    """Return the first scenes of a split in the model's image size.
 
     Raises: SaccadeError if the data is not `shapes`, or the model's images are not square RGB.
     """
@@ -78,6 +78,7 @@ def drawn_scenes(
             f"--data {options.data}: this task needs sentences or questions, which only generated "
             "data has. Pass --data shapes."
         )
+    require_test_split(options)
     side_px = preprocessing.height_px
     if preprocessing.width_px != side_px or preprocessing.channels != 3:
         raise SaccadeError(
@@ -85,7 +86,19 @@ def drawn_scenes(
             f"{preprocessing.channels} channels, expected square images with 3 channels."
         )
     count = usual if options.limit is None else options.limit
-    return scenes("test", count, side_px=side_px, positions=options.positions)
+    return scenes(split, count, side_px=side_px, positions=options.positions)
+
+
+def require_test_split(options: EvaluateOptions) -> None:
+    """Check that no other split is asked for.
+
+    Raises: SaccadeError otherwise.
+    """
+    if options.split not in (None, "test"):
+        raise SaccadeError(
+            f"--split {options.split}: the scenes of this task are generated for the test split. "
+            "Leave it out."
+        )
 
 
 class ImageFields(Protocol):

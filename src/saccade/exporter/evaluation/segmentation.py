@@ -1,24 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score how well slots match objects: ARI with and without background, reconstruction error."""
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.decisions import Segments
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Answer, Asked, Samples, focus_of
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.scenes import drawn_scenes, scenes_sha256
+from saccade.exporter.evaluation.scenes import drawn_scenes, require_test_split, scenes_sha256
+from saccade.exporter.policy.answers import MEASURES, mask_confidence
+from saccade.models.data.datasets import load_data
+from saccade.models.data.splits import SPLITS
 from saccade.models.data.tetrominoes import tetrominoes
+from saccade.models.data.user_data import is_unlabelled, unlabelled_images
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.scores.results import EvaluationResult, mean
 from saccade.models.slot_attention.initial import initial_states
 
 TEST_SCENES = 320  # as many as in the paper
+CALIBRATION_SCENES = 2_000  # generated per split: a certificate needs more than a score
+_CHUNK = 256
 
 
 def ari(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -48,6 +58,59 @@ def ari(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     return EvaluationResult(model.name, "ari", data, sha256, tuple(scores), foreground)
 
 
+def segments(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Segments:
+    """Return the segmentations of one split, each from initial slots of its own.
+
+    Raises: SaccadeError if the model takes no image, or answers with what is not a number.
+    """
+    images, name, sha256 = _images(model, options, split)
+    # No two splits start from the same slots: what certifies a policy are independent draws.
+    seed = options.seed + SPLITS.index(split)
+    states = _states(model, replace(options, seed=seed), len(images))
+    owners, sure = [], []
+    for at in range(0, len(images), _CHUNK):  # masks of all images may need much memory
+        part = slice(at, at + _CHUNK)
+        answers = model.component("")(
+            {"image": np.asarray(images[part]), "initial_state": states[part]}
+        )
+        masks = answers["masks"]
+        if not np.isfinite(masks).all():
+            raise SaccadeError(
+                f"{model.name}: answers some samples with NaN or infinity. Run `saccade verify` "
+                "on the folder, and leave the variant out of the export."
+            )
+        owners.append(masks.argmax(1).astype(np.uint8))
+        sure.append(np.stack([mask_confidence(measure, masks) for measure in MEASURES]))
+    return Segments(np.concatenate(owners), np.concatenate(sure, axis=1), name, sha256)
+
+
+def _images(
+    model: EvaluatedModel, options: EvaluateOptions, split: str
+) -> tuple[np.ndarray, str, str]:
+    """Return the images of one split, the data's name and its hash.
+
+    Shapes: -> uint8 [n h w c].
+    """
+    name = options.data or "tetrominoes"
+    if name == "tetrominoes":
+        side_px, count = model.images().height_px, options.limit or CALIBRATION_SCENES
+        images = tetrominoes(split, count, side_px=side_px).images
+    elif name == "shapes":
+        images = drawn_scenes(model.images(), options, CALIBRATION_SCENES, split).images
+    elif is_unlabelled(Path(name)):
+        images = unlabelled_images(Path(name), model.images())
+    else:
+        data = load_data(
+            name,
+            split,
+            preprocessing=model.images(),
+            also=("tetrominoes",),
+            asked=options.asked,
+        ).first(options.limit)
+        return data.images, data.name, data.sha256
+    return images, Path(name).name, hashlib.sha256(images.tobytes()).hexdigest()
+
+
 def _states(model: EvaluatedModel, options: EvaluateOptions, count: int) -> np.ndarray:
     """Draw initial states of the slots for `count` scenes.
 
@@ -75,6 +138,7 @@ def masked_scenes(
         drawn = drawn_scenes(preprocessing, options, TEST_SCENES)
         return drawn.images, drawn.masks, scenes_sha256(drawn)
     if name == "tetrominoes":
+        require_test_split(options)
         count = options.limit or TEST_SCENES
         side_px, positions = preprocessing.height_px, options.positions
         puzzles = tetrominoes("test", count, side_px=side_px, positions=positions)

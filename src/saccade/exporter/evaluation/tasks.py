@@ -35,7 +35,13 @@ _FUNCTIONS = (
     EvaluationTask(f"{_HERE}.embedding:knn", _LABELLED),
     EvaluationTask(f"{_HERE}.embedding:probe", _LABELLED),
     EvaluationTask(f"{_HERE}.matching:hard_negatives", _PAIRED, _TOWERS),
-    EvaluationTask(f"{_HERE}.segmentation:ari", _SCENES, (), f"{_HERE}.segmentation:ari_examples"),
+    EvaluationTask(
+        f"{_HERE}.segmentation:ari",
+        _SCENES,
+        (),
+        f"{_HERE}.segmentation:ari_examples",
+        segments=f"{_HERE}.segmentation:segments",
+    ),
     EvaluationTask(
         f"{_HERE}.answering:vqa",
         _ASKED,

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError, require
+from saccade.models.scores.ari import adjusted_rand_index
 
 # What the router runs, so that both compare the same figures.
 _ROUTER: Any = import_module("saccade.model_repository.router.confidence")
 MEASURES: tuple[str, ...] = tuple(_ROUTER.MEASURES)
+DECIDES: tuple[str, ...] = tuple(_ROUTER.DECIDES)  # outputs from which a policy can decide
+mask_confidence = _ROUTER.mask_confidence
 LEARN_SHARE = 0.4  # of the samples choose; the rest certify
 _TEMPERATURES = (0.05, 20.0)
 
@@ -34,12 +37,30 @@ class VariantAnswers:
 
 
 @dataclass(frozen=True)
+class VariantSegments:
+    """One variant that segments, on all samples.
+
+    Shapes: owners [n h w], the slot of each position; confidence [measures n].
+    Units:  seconds per sample, measured by `saccade bench`.
+    """
+
+    name: str
+    sha256: str
+    seconds: float
+    owners: np.ndarray
+    confidence: np.ndarray
+
+
+@dataclass(frozen=True)
 class Answers:
     """Answers and confidences of all variants, the cheapest first; the full model is `full`.
 
     The first `learn` samples choose chains and thresholds, the others certify them. The samples
     are in a random order, which does not depend on what is in them.
-    Shapes: classes [v n] int32, confidence [measures v n] float64, labels [n] int32 or None.
+    Of segmentations, `agreement` is the adjusted Rand index with the full model's, and `classes`
+    are 0 if that is enough to count as the same answer, else 1.
+    Shapes: classes [v n] int32, confidence [measures v n] float64, labels [n] int32 or None,
+            agreement [v n] float64 or None.
     """
 
     names: tuple[str, ...]
@@ -51,6 +72,7 @@ class Answers:
     classes: np.ndarray
     confidence: np.ndarray
     labels: np.ndarray | None
+    agreement: np.ndarray | None = None
 
     @property
     def n(self) -> int:
@@ -84,11 +106,13 @@ class Answers:
     def part(self, rows: slice) -> "Answers":
         """The same for some of the samples."""
         labels = None if self.labels is None else self.labels[rows]
+        agreement = None if self.agreement is None else self.agreement[:, rows]
         return replace(
             self,
             classes=self.classes[:, rows],
             confidence=self.confidence[:, :, rows],
             labels=labels,
+            agreement=agreement,
         )
 
     @property
@@ -104,6 +128,8 @@ class Answers:
     def to_npz(self) -> bytes:
         """The arrays as an .npz, from which `verify` computes the certificate again."""
         arrays = {"classes": self.classes, "confidence": self.confidence}
+        if self.agreement is not None:
+            arrays = {"agreement": self.agreement, "confidence": self.confidence}
         if self.labels is not None:
             arrays["labels"] = self.labels
         file = io.BytesIO()
@@ -164,6 +190,42 @@ def answers_of(
         confidence=confidence,
         labels=truths,
     )
+
+
+def segment_answers_of(
+    variants: Sequence[VariantSegments], *, full: str, seed: int, min_ari: float
+) -> Answers:
+    """Compare segmentations with the full model's, in a random order of the samples.
+
+    Slots may be numbered differently: the adjusted Rand index does not depend on their order.
+    """
+    ordered = sorted(variants, key=lambda variant: variant.seconds)
+    n = len(ordered[0].owners)
+    order = np.random.default_rng(seed).permutation(n)
+    at = [variant.name for variant in ordered].index(full)
+    agreement = np.stack(
+        [adjusted_rand_index(ordered[at].owners, variant.owners)[order] for variant in ordered]
+    )
+    return Answers(
+        names=tuple(variant.name for variant in ordered),
+        sha256=tuple(variant.sha256 for variant in ordered),
+        seconds=tuple(variant.seconds for variant in ordered),
+        temperatures=(1.0,) * len(ordered),
+        full=at,
+        learn=round(LEARN_SHARE * n),
+        classes=agreement_classes(agreement, min_ari),
+        confidence=np.stack([variant.confidence[:, order] for variant in ordered], axis=1),
+        labels=None,
+        agreement=agreement,
+    )
+
+
+def agreement_classes(agreement: np.ndarray, min_ari: float) -> np.ndarray:
+    """Return 0 where a segmentation counts as the full model's, else 1.
+
+    Shapes: [v n] -> int32 [v n].
+    """
+    return (agreement < min_ari).astype(np.int32)
 
 
 def _temperature(logits: np.ndarray, targets: np.ndarray) -> float:

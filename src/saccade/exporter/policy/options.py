@@ -8,9 +8,11 @@ from typing import Literal
 
 from saccade.errors import SaccadeError
 from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
+from saccade.models.data.asked import check_skip_bad
 from saccade.path_fields import PathFields
 
 MOST_STEPS = 4
+MIN_ARI = 0.95  # about 1.5 % of a tetrominoes scene's positions go to another slot
 Against = Literal["full", "labels"]
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
 
@@ -19,15 +21,21 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
 class CalibrateOptions(PathFields):
     """The data and the risks for which policies are certified."""
 
-    # a data set's name, a folder of images or an .npz; it must be like the traffic; default: the
-    # data that the checkpoint was trained on
+    # a data set's name, or your own data in any format of docs/data.md, also images without labels;
+    # it must be like the traffic; default: the data that the checkpoint was trained on
     data: str | None = None
     split: Literal["train", "validation", "test", "all"] = "test"  # which part of the data to use
+    labels: Path | None = None  # names of the data's classes, one per line, in order
+    data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
+    skip_bad: int = 0  # leave out at most this many unreadable rows
     risk: tuple[float, ...] = (0.01,)  # largest share of lost answers; each value gives a policy
     confidence: float = 0.95  # how certain it must be that a policy keeps its risk
     # when an answer counts as lost: if it differs from the full model's (full), or if it is wrong
     # and the full model's is right (labels)
     against: Against = "full"
+    # for segmentations: the smallest adjusted Rand index with the full model's at which an answer
+    # counts as the same; default: 0.95
+    min_ari: float | None = None
     steps: int = 3  # largest number of variants that one sample may go through
     name: str = "auto"  # name of the policy; with several risks, the risk is appended
     limit: int | None = None  # largest number of samples
@@ -41,6 +49,7 @@ class CalibrateOptions(PathFields):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_policy_name(self.name)
+        check_skip_bad(self.skip_bad)
         for risk in self.risk:
             if not 0 <= risk < 1:
                 raise SaccadeError(
@@ -52,6 +61,10 @@ class CalibrateOptions(PathFields):
             raise SaccadeError(
                 f"--confidence is {self.confidence:g}, expected at least 0.5 and below 1, such as "
                 "0.95."
+            )
+        if self.min_ari is not None and not 0 < self.min_ari <= 1:
+            raise SaccadeError(
+                f"--min-ari is {self.min_ari:g}, expected above 0 and at most 1, such as {MIN_ARI}."
             )
         if not 1 <= self.steps <= MOST_STEPS:
             raise SaccadeError(f"--steps is {self.steps}, expected 1 to {MOST_STEPS}.")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies beside `frontier.json`: a JSON file per calibration, and its answers."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -12,7 +13,7 @@ from saccade import limits
 from saccade.archives import ArchiveRefused, read_arrays
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.policy.answers import MEASURES, Answers
+from saccade.exporter.policy.answers import MEASURES, Answers, agreement_classes
 from saccade.exporter.policy.certify import Certified
 from saccade.exporter.policy.options import MOST_STEPS, Against, check_policy_name
 from saccade.files import json_bytes, read_bounded, sha256_of, write_together
@@ -24,6 +25,8 @@ VERSION = 1
 SUFFIX = ".policy.json"
 ANSWERS_SUFFIX = ".policy.npz"
 _CALIBRATE = "Calibrate again with: saccade calibrate FOLDER --data DATA"
+# Keys that only some files have.
+_ABSENT = dict.fromkeys(("labels_sha256", "templates_sha256", "min_ari"))
 Measure = Literal["top1", "margin", "entropy"]
 Risk = Annotated[float, Range(0, 1, below=True)]
 
@@ -88,10 +91,16 @@ class PolicyFile:
     variants: tuple[Source, ...]  # the cheapest first
     answers_sha256: str
     policies: tuple[Policy, ...]
+    labels_sha256: str | None = None  # `texts_sha256` of zero-shot labels and of their templates
+    templates_sha256: str | None = None
+    # of segmentations: the adjusted Rand index at which an answer counts as the full model's
+    min_ari: Share | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object, schema and version included."""
-        return {"schema": SCHEMA, "version": VERSION, **asdict(self)}
+        values = asdict(self)
+        own = {key: value for key, value in values.items() if value is not None}
+        return {"schema": SCHEMA, "version": VERSION, **own}
 
     @property
     def risks(self) -> tuple[float, ...]:
@@ -137,6 +146,11 @@ def write_policies(folder: Path, content: PolicyFile, answers: bytes) -> Path:
     return path
 
 
+def texts_sha256(texts: Iterable[str]) -> str:
+    """Return the hash of labels or templates, whose order does not matter to a policy."""
+    return hashlib.sha256(json_bytes(sorted(texts))).hexdigest()
+
+
 def read_policies(path: Path) -> PolicyFile:
     """Read a policy file and check every key.
 
@@ -156,7 +170,7 @@ def read_policies(path: Path) -> PolicyFile:
             f"{VERSION}. {_CALIBRATE}"
         )
     try:
-        found: PolicyFile = typed(PolicyFile, content, f"{path}: ")
+        found: PolicyFile = typed(PolicyFile, {**_ABSENT, **content}, f"{path}: ")
         _check_chains(found, path)
     except SaccadeError as error:
         raise SaccadeError(str(error).replace(AGAIN, _CALIBRATE)) from error
@@ -211,8 +225,9 @@ def read_answers(content: PolicyFile, path: Path) -> Answers:
 
 def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path) -> Answers:
     v, n = len(content.variants), content.samples
-    shapes = {"classes": (v, n), "confidence": (len(MEASURES), v, n), "labels": (n,)}
-    kinds = {"classes": "i", "confidence": "f", "labels": "i"}
+    answers = "classes" if content.min_ari is None else "agreement"
+    shapes = {answers: (v, n), "confidence": (len(MEASURES), v, n), "labels": (n,)}
+    kinds = {"classes": "i", "agreement": "f", "confidence": "f", "labels": "i"}
     found = {name: (array.shape, array.dtype.kind) for name, array in arrays.items()}
     expected = {
         name: (shape, kinds[name])
@@ -232,9 +247,12 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
         temperatures=tuple(source.temperature for source in content.variants),
         full=names.index(content.full),
         learn=content.learn,
-        classes=arrays["classes"],
+        classes=arrays["classes"]
+        if content.min_ari is None
+        else agreement_classes(arrays["agreement"], content.min_ari),
         confidence=arrays["confidence"],
         labels=arrays.get("labels"),
+        agreement=arrays.get("agreement"),
     )
 
 

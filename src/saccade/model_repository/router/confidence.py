@@ -53,3 +53,23 @@ def confidence(measure: str, logits: np.ndarray, temperature: float) -> np.ndarr
     scaled -= scaled.max(-1, keepdims=True)
     exponentials = np.exp(scaled, out=scaled)
     return MEASURES[measure](exponentials, exponentials.sum(-1))
+
+
+def mask_confidence(measure: str, masks: np.ndarray, _temperature: float = 1.0) -> np.ndarray:
+    """Return the mean confidence of a segmentation over its positions.
+
+    Masks are shares already, so no temperature applies. A row that is not finite gives 0.
+    Shapes: masks [n k ...], the share of each slot per position -> float64 [n], from 0 to 1.
+    """
+    shares = np.moveaxis(np.asarray(masks, np.float64), 1, -1)
+    shares = shares.reshape(len(shares), -1, shares.shape[-1])
+    usable = np.isfinite(shares).all((1, 2))
+    flat = np.where(usable[:, None, None], shares, 1.0).reshape(-1, shares.shape[-1])
+    largest = flat.max(-1)
+    each = MEASURES[measure](flat / largest[:, None], flat.sum(-1) / largest)
+    means = each.reshape(len(shares), -1).mean(-1)
+    return np.where(usable, np.clip(means, 0.0, 1.0), 0.0)
+
+
+# The outputs from which a policy can decide, by name.
+DECIDES = {"logits": confidence, "masks": mask_confidence}

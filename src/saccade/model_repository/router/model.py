@@ -30,9 +30,9 @@ from lane import Lane
 from metrics import Metrics
 from outcomes import ANSWERED, BUSY, INVALID_REQUEST, TIMEOUT
 from PIL import Image
-from plain_family import family_of
+from plain_family import PlainFamily, family_of
 from policies import Followed, all_policies, policy_of, steps_of
-from relay import OUTPUTS as COMPARABLE
+from relay import OUTPUTS as OF_ALL
 from relay import Relay, StepSender, count_adapted, marks_of, outputs_of
 from routes import Route, Routes, read_routes
 from sender import Sender
@@ -155,7 +155,7 @@ class TritonPythonModel:
             inputs=inputs,
             rows=rows,
             parameters=own,
-            wanted=wanted_of(request, followed),
+            wanted=wanted_of(request, followed, self.family),
             sender=sender,
             deadline_s=deadline(request.timeout(), now),
             arrived_s=now,
@@ -174,11 +174,12 @@ class TritonPythonModel:
     def _adapts(self, request: Any, wish: Wish, role: str, route: Route) -> bool:
         """Return whether the answers of different variants to a request can be compared."""
         wanted = set(request.requested_output_names()) - {LANES}
-        comparable = wish.followed is not None or wanted <= set(COMPARABLE)
+        comparable = wish.followed is not None or wanted <= {*self.family.by_policy, *OF_ALL}
         return comparable and self._decides(role, route)
 
     def _decides(self, role: str, route: Route) -> bool:
-        return "logits" in self.routes.components[role].outputs or self.labels.known(route, role)
+        outputs = self.routes.components[role].outputs
+        return self.family.decides in outputs or self.labels.known(route, role)
 
     def _adapt(self, ticket: Ticket, wish: Wish) -> None:
         """Answer a request in the best way that meets its objective.
@@ -211,14 +212,15 @@ class TritonPythonModel:
     ) -> None:
         """Start the chain of a policy; see `Relay` for `later_deadline_s`.
 
-        Raises: RequestRefused for a component without logits.
+        Raises: RequestRefused for a request that no policy covers.
         """
-        routes = self.chains[followed.policy.name]
+        routes, needed = self.chains[followed.policy.name], self.family.decides
         if not self._decides(ticket.role, routes[0]):
             raise RequestRefused(
-                f"inputs {', '.join(sorted(ticket.inputs))}: the answer has no logits, which a "
+                f"inputs {', '.join(sorted(ticket.inputs))}: the answer has no {needed}, which a "
                 "policy needs; choose one variant by budget"
             )
+        self.family.check_followed(ticket)
         for route in routes[1:]:
             self.family.check(ticket.inputs, route.facts)
         ticket.sender.variant = routes[0].name
@@ -230,7 +232,7 @@ class TritonPythonModel:
             followed,
             routes,
             offer=self._offer,
-            work=lambda route, rows: self.family.work(route, rows, ticket.parameters),
+            family=self.family,
             metrics=self.metrics,
             learn=self.adaptive.forecast.learn,
             later_deadline_s=later_deadline_s,
@@ -357,13 +359,13 @@ def may_be_one(error: Exception) -> bool:
     return not isinstance(error, Refused) or error.of_inputs
 
 
-def wanted_of(request: Any, followed: Followed | None) -> tuple[str, ...]:
+def wanted_of(request: Any, followed: Followed | None, family: PlainFamily) -> tuple[str, ...]:
     """Return the outputs of a request.
 
     Raises: RequestRefused for an output that a request with a policy cannot have.
     """
     names = tuple(request.requested_output_names())
-    return names if followed is None else outputs_of(names, none_named=LANES in names)
+    return names if followed is None else outputs_of(names, family, none_named=LANES in names)
 
 
 def send_lanes(sender: Any, lanes: dict[tuple[str, str], Lane]) -> None:

@@ -22,6 +22,9 @@ class PlainFamily:
     """A family without its own parameters, whose components all answer requests."""
 
     parameters: tuple[str, ...] = ()  # parameters of requests besides the choice
+    decides = "logits"  # the output from which a policy decides
+    # Outputs of a request with a policy: those that different variants may answer row by row.
+    by_policy: tuple[str, ...] = ("logits", "probabilities")
     together = True  # requests may share a call of a model; else `answer` is called for each
 
     def __init__(self, routes: Routes) -> None:
@@ -50,6 +53,12 @@ class PlainFamily:
         Raises: RequestRefused if one is out of range, or would have no effect here.
         """
         return {}
+
+    def check_followed(self, ticket: Ticket) -> None:
+        """Check that a policy's certificate covers the request.
+
+        Raises: RequestRefused otherwise.
+        """
 
     def work(self, route: Route, rows: int, parameters: dict[str, Any]) -> float:
         """Return the work of a request for its lane: rows, or more if rows differ in work."""

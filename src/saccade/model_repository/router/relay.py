@@ -15,34 +15,37 @@ import numpy as np
 import triton_python_backend_utils as pb
 from calls import fail
 from choose import RequestRefused
-from confidence import confidence
+from confidence import DECIDES
 from metrics import Metrics
 from outcomes import ANSWERED, CALLER_GONE
+from plain_family import PlainFamily
 from policies import Followed
 from routes import Route
 from texts import repeated, text_rows
 from ticket import Ticket
 
-SCORES = ("logits", "probabilities")
-# Outputs that can be compared between variants. Embeddings and attention maps cannot.
-OUTPUTS = (*SCORES, "variant", "variant_sha256", "steps", "certified", "degraded")
+# Outputs of every request with a policy, besides those of the family.
+OUTPUTS = ("variant", "variant_sha256", "steps", "certified", "degraded")
 Arrays = dict[str, np.ndarray]
 
 
-def outputs_of(requested: Sequence[str], *, none_named: bool) -> tuple[str, ...]:
+def outputs_of(
+    requested: Sequence[str], family: PlainFamily, *, none_named: bool
+) -> tuple[str, ...]:
     """Return the outputs of a request that follows a policy.
 
     `none_named`: the caller named no output, so the server requests all.
 
     Raises: RequestRefused for an output that cannot be compared between variants.
     """
+    allowed = (*family.by_policy, *OUTPUTS)
     if none_named:
-        return OUTPUTS
-    if odd := sorted(set(requested) - set(OUTPUTS)):
+        return allowed
+    if odd := sorted(set(requested) - set(allowed)):
         raise RequestRefused(
             f"found output {odd[0]} in a request with a policy. Different variants may answer the "
             f"samples of one request, and their {odd[0]} cannot be compared. Request only "
-            f"{', '.join(OUTPUTS)}, or choose one variant by budget"
+            f"{', '.join(allowed)}, or choose one variant by budget"
         )
     return tuple(requested)
 
@@ -57,21 +60,21 @@ class Relay:
         routes: Sequence[Route],
         *,
         offer: Callable[[Ticket, Route], None],
-        work: Callable[[Route, int], float],
+        family: PlainFamily,
         metrics: Metrics,
         learn: Callable[[str, list[int]], None],
         later_deadline_s: float | None = None,
     ) -> None:
-        """`routes` are the variants of the chain; `work` returns the work of rows in a lane.
+        """`routes` are the variants of the chain; `offer` puts a ticket into a variant's lane.
 
         `learn` receives how many rows ended at each step. `later_deadline_s`: from the second step
         on, the answer of the step before is better than one after this time.
         """
         self._request, self._sender = request, request.sender
         self._policy, self._strict = followed
-        self._routes, self._offer, self._work, self._metrics = routes, offer, work, metrics
+        self._routes, self._offer, self._family, self._metrics = routes, offer, family, metrics
         self._learn, self._later_deadline_s = learn, later_deadline_s
-        self._scores = [name for name in SCORES if name in request.wanted]
+        self._kept = [name for name in family.by_policy if name in request.wanted]
         self._at = 0  # the current step
         self._open = np.arange(request.rows)  # rows of which no step was confident
         self._arrays: Arrays = {}  # the latest answer to each row
@@ -116,13 +119,14 @@ class Relay:
         self._sender.ended(outcome)
 
     def _advance(self, inputs: Arrays, arrays: Arrays) -> None:
-        self._keep({name: arrays[name] for name in self._scores})
+        self._keep({name: arrays[name] for name in self._kept if name in arrays})
         self._answered_by[self._open] = self._at
         step = self._policy.steps[self._at]
         if step.threshold is None:
             self._finish()
             return
-        own = confidence(self._policy.measure, arrays["logits"], step.temperature)
+        decides = self._family.decides
+        own = DECIDES[decides](self._policy.measure, arrays[decides], step.temperature)
         sure = own >= step.threshold
         if sure.all():
             self._finish()
@@ -160,8 +164,8 @@ class Relay:
             ticket._replace(
                 sender=StepSender(self, self._sender),
                 rows=rows,
-                wanted=tuple({*self._scores, "logits"}),
-                work=self._work(route, rows),
+                wanted=tuple({*self._kept, self._family.decides}),
+                work=self._family.work(route, rows, ticket.parameters),
             ),
             route,
         )

@@ -2,17 +2,25 @@
 """Load data sets by name or path, as uint8 images and class indices."""
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
+from saccade.models.data.asked import DataAsked
+from saccade.models.data.samples.arrays import ArrayFile
+from saccade.models.data.samples.images import Images, fitting, is_gray
+from saccade.models.data.samples.source import Source
+from saccade.models.data.splits import SPLITS, chosen_rows, held_out
 from saccade.models.preprocessing import Preprocessing
 from saccade.spelling import did_you_mean
+from saccade.verbosity import note_once
 
-SPLITS = ("train", "validation", "test")
+HELD_OUT = "held-out"  # test, or validation if the data has no test samples
+SPLIT_CHOICES = (*SPLITS, "val", "all", HELD_OUT)
 CALIBRATION_SAMPLES = 256  # in a checkpoint: as many as the parity gate requires
 
 
@@ -20,14 +28,27 @@ CALIBRATION_SAMPLES = 256  # in a checkpoint: as many as the parity gate require
 class Dataset:
     """One split of a data set.
 
-    Shapes: images [n h w c] uint8, labels [n] int64, indices into class_names.
+    Shapes: images [n h w c] uint8, an array or `samples.images.Images`, which are decoded when they
+            are indexed; labels [n] int64, indices into class_names.
     """
 
     images: np.ndarray
     labels: np.ndarray
     class_names: tuple[str, ...]
     name: str
-    sha256: str  # of this split's images, labels and class names
+    digest: Callable[[], str] = field(repr=False, compare=False)
+    split: str = "test"
+    skipped: int = 0  # unreadable rows that were left out
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of this split's images, labels and class names."""
+        return self.digest()
+
+    def first(self, count: int | None) -> "Dataset":
+        """Return the first samples; the hash stays that of the split."""
+        most = slice(count)
+        return replace(self, images=self.images[most], labels=self.labels[most])
 
 
 def load_data(
@@ -37,31 +58,40 @@ def load_data(
     preprocessing: Preprocessing | None = None,
     side_px: int = 32,
     also: Sequence[str] = (),
+    asked: DataAsked | None = None,
 ) -> Dataset:
-    """Load one split of `digits`, `digits-sum`, `shapes`, a folder of class folders, or an .npz.
+    """Load one split of `digits`, `digits-sum`, `shapes`, or of the user's data in any format.
 
-    `shapes` are scenes of one object, with the size of `preprocessing`, else 64 px.
-    A folder's images are resized to the trained model's `preprocessing`, or for a new model to
-    `side_px` by `side_px`, gray if every file is gray. Splits of user data are drawn per class
-    `side_px` by `side_px`, gray if every file is gray. Splits of user data are drawn per class
-    with seed 0: 70 % train, 10 % validation, 20 % test. `also` lists further names that the
-    caller accepts, for the message.
+    `shapes` are scenes of one object, with the size of `preprocessing`, else 64 px. The user's
+    images are resized to the trained model's `preprocessing`, or for a new model to `side_px` by
+    `side_px`, gray if every image is gray; pixels in arrays are not resized. The split `all` is
+    every sample, those of training first. `also` lists further names that the caller accepts, for
+    the message.
     Raises: SaccadeError if there is no such data or it cannot be used, ShapeError if images do
         not have the shape that `preprocessing` requires.
     """
-    if split not in SPLITS:
-        raise SaccadeError(f"split is {split!r}, expected one of {', '.join(SPLITS)}.")
-    images, labels, class_names = _source(str(name_or_path), also)(split, preprocessing, side_px)
+    if split not in SPLIT_CHOICES:
+        raise SaccadeError(f"split is {split!r}, expected one of {', '.join((*SPLITS, 'all'))}.")
+    split = "validation" if split == "val" else split
+    name = str(name_or_path)
+    if name in _GENERATED:
+        split = "test" if split == HELD_OUT else split
+        data = _generated(name, split, preprocessing)
+    else:
+        data = _own(name, split, preprocessing, side_px, also, asked or DataAsked())
     if preprocessing is not None:
-        shape = images.shape[1:]
+        shape = data.images.shape[1:]
         expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
         if shape != expected:
             raise ShapeError(
                 f"{name_or_path}: images are {shape} (height, width, channels), the model expects "
                 f"{expected}. Pass the data that the model was trained for, or train again."
             )
-    names = Path(name_or_path).name if Path(name_or_path).exists() else str(name_or_path)
-    return Dataset(images, labels, class_names, names, _digest(images, labels, class_names))
+    return data
+
+
+_SHOWN = 10  # unreadable rows in notes
+_BLOCK = 64  # images of a pass over all
 
 
 def calibration_rows(total: int, count: int = CALIBRATION_SAMPLES) -> np.ndarray:
@@ -80,37 +110,115 @@ def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, .
     Shapes: images [n h w c] uint8 -> two [c].
     Units: fractions of full white.
     """
-    pixels = images.reshape(-1, images.shape[-1]) / 255
-    mean = tuple(round(float(mean), 4) for mean in pixels.mean(0))
-    return mean, tuple(max(round(float(deviation), 4), 1e-3) for deviation in pixels.std(0))
+    if isinstance(images, Images):
+        mean_of, std_of = _moments_by_block(images)
+    else:
+        pixels = images.reshape(-1, images.shape[-1]) / 255
+        mean_of, std_of = pixels.mean(0), pixels.std(0)
+    mean = tuple(round(float(mean), 4) for mean in mean_of)
+    return mean, tuple(max(round(float(deviation), 4), 1e-3) for deviation in std_of)
 
 
-_NAMES = ("digits", "digits-sum", "shapes")
+def _moments_by_block(images: Images) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation from sums of whole numbers, which are exact."""
+    totals = np.zeros((2, images.shape[-1]), dtype=np.int64)
+    for start in range(0, len(images), _BLOCK):
+        block = images[np.arange(start, min(start + _BLOCK, len(images)))].astype(np.int64)
+        totals += [block.sum((0, 1, 2)), (block**2).sum((0, 1, 2))]
+    count = math.prod(images.shape[:3])
+    mean, square = totals / count / ([[255.0], [255.0**2]])
+    return mean, np.sqrt(np.maximum(square - mean**2, 0))
+
+
+_GENERATED = ("digits", "digits-sum", "shapes")
 _Parts = tuple[np.ndarray, np.ndarray, tuple[str, ...]]
-_Source = Callable[[str, Preprocessing | None, int], _Parts]
 
 
-def _source(name: str, also: Sequence[str]) -> _Source:
+def _generated(name: str, split: str, preprocessing: Preprocessing | None) -> Dataset:
     from saccade.models.data.digits import digits, digits_sum
-    from saccade.models.data.user_data import folder, npz
 
-    if name == "digits":
-        return lambda split, preprocessing, side_px: digits(split)
-    if name == "digits-sum":
-        return lambda split, preprocessing, side_px: digits_sum(split)
-    if name == "shapes":
-        return lambda split, preprocessing, side_px: _shapes(split, preprocessing)
-    path = Path(name)
-    if path.is_dir():
-        return lambda split, preprocessing, side_px: folder(path, split, preprocessing, side_px)
-    if path.is_file() and path.suffix == ".npz":
-        return lambda split, preprocessing, side_px: npz(path, split)
-    kind = "a file that is not an .npz" if path.is_file() else "neither a name nor a path"
-    raise SaccadeError(
-        f"data '{name}': found {kind}.{did_you_mean(name, (*_NAMES, *also))} "
-        f"Pass {', '.join((*_NAMES, *also))}, a folder of class folders, or an .npz with images "
-        "and labels."
-    )
+    sources: dict[str, Callable[[str], _Parts]] = {
+        "digits": digits,
+        "digits-sum": digits_sum,
+        "shapes": lambda part: _shapes(part, preprocessing),
+    }
+    drawn = [sources[name](part) for part in (SPLITS if split == "all" else (split,))]
+    images, labels = (np.concatenate(arrays) for arrays in list(zip(*drawn, strict=True))[:2])
+    class_names = drawn[0][2]
+    hashes = [_digest(*part) for part in drawn]
+    return Dataset(images, labels, class_names, name, lambda: joined_sha256(hashes), split)
+
+
+def joined_sha256(hashes: Sequence[str]) -> str:
+    """Return the hash of all splits, from theirs."""
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def _own(
+    name: str,
+    split: str,
+    preprocessing: Preprocessing | None,
+    side_px: int,
+    also: Sequence[str],
+    asked: DataAsked,
+) -> Dataset:
+    """Load the user's data; images that do not fit into KEPT_BYTES stay in their files."""
+    from saccade.models.data.samples.formats import EXPECTED, is_data, open_source
+    from saccade.models.data.samples.source import Given
+
+    if not is_data(name):
+        kind = "a file of another kind" if Path(name).is_file() else "neither a name nor a path"
+        names = (*_GENERATED, *also)
+        raise SaccadeError(
+            f"data '{name}': found {kind}.{did_you_mean(name, names)} "
+            f"Pass {', '.join(names)}, {EXPECTED}."
+        )
+    source = open_source(name, Given.of(asked.labels, asked.data_root))
+    for text in source.notes:
+        note_once(text)
+    if preprocessing is None and len(source.class_names) < 2:
+        raise SaccadeError(
+            f"{name}: found the class {source.class_names[0]}, expected at least two. A folder "
+            "needs one sub-folder per class, a table or an .npz labels of two classes."
+        )
+    if split == HELD_OUT:
+        split = held_out(source.split_of)
+    rows = chosen_rows(source.path, split, source.labels, source.split_of)
+    shown = Path(name).name
+    if isinstance(source, ArrayFile):
+        images = source.take(rows)
+        return _kept(images, source, rows, shown, split)
+    wanted = (preprocessing or _plain(source, side_px)).wanted()
+    lazy = Images(source, rows, wanted)
+    bad: list[int] = []
+    if asked.skip_bad:
+        unreadable = lazy.unreadable(asked.skip_bad)
+        bad = [place for place, _ in unreadable]
+        for _, text in unreadable[:_SHOWN]:
+            note_once(f"left out: {text}")
+        if bad:
+            note_once(f"{name}: left out {len(bad)} of {len(rows):,} rows of the split {split}")
+        rows = np.delete(rows, bad)
+        lazy = Images(source, rows, wanted)
+    images = fitting(lazy)
+    if images is lazy:
+        names = source.class_names
+        return Dataset(images, source.labels[rows], names, shown, lazy.sha256, split, len(bad))
+    return _kept(images, source, rows, shown, split, skipped=len(bad))
+
+
+def _kept(
+    images: np.ndarray, source: Source, rows: np.ndarray, name: str, split: str, skipped: int = 0
+) -> Dataset:
+    labels, names = source.labels[rows], source.class_names
+    sha256 = _digest(images, labels, names)
+    return Dataset(images, labels, names, name, lambda: sha256, split, skipped)
+
+
+def _plain(source: Source, side_px: int) -> Preprocessing:
+    """Return how images are resized for a new model, whose checkpoint resizes them likewise."""
+    channels = 1 if all(is_gray(source, row) for row in range(len(source))) else 3
+    return Preprocessing(side_px, side_px, channels, (0.0,) * channels, (1.0,) * channels)
 
 
 def _shapes(split: str, preprocessing: Preprocessing | None) -> _Parts:

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stratified splits of samples, the same on every machine."""
+"""Splits of samples, given or stratified, the same on every machine."""
+
+from pathlib import Path
 
 import numpy as np
+
+from saccade.errors import SaccadeError
+
+SPLITS = ("train", "validation", "test")
 
 
 def stratified_split(
@@ -21,6 +27,54 @@ def stratified_split(
         "validation": np.sort(validation_part),
         "test": np.sort(test_part),
     }
+
+
+def rows_by_split(labels: np.ndarray, split_of: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Return the rows of the user's data by split.
+
+    Rows are in the split that `split_of` says, an index into SPLITS; if no row is in validation, a
+    tenth of the training rows is. Without it, 70 % are for training, 10 % for validation and 20 %
+    for test. Rows are drawn per class with seed 0.
+
+    Shapes: labels [n], split_of [n] -> int64 vectors, each ascending.
+    """
+    count = len(labels)
+    if split_of is None:
+        tenth, fifth = (max(1, count // share) if count > 2 else 0 for share in (10, 5))
+        return stratified_split(labels, validation=tenth, test=fifth)
+    rows = {name: np.flatnonzero(split_of == index) for index, name in enumerate(SPLITS)}
+    if not len(rows["validation"]) and len(rows["train"]) > 1:
+        train = rows["train"]
+        parts = stratified_split(labels[train], validation=max(1, len(train) // 10), test=0)
+        rows |= {name: train[parts[name]] for name in ("train", "validation")}
+    return rows
+
+
+def held_out(split_of: np.ndarray | None) -> str:
+    """Return the split to score: test, or validation if no row is in test but some are in that."""
+    if split_of is None or (split_of == 2).any() or not (split_of == 1).any():
+        return "test"
+    return "validation"
+
+
+def chosen_rows(
+    path: Path, split: str, labels: np.ndarray, split_of: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the rows of a split; `all` is every row, those of training first.
+
+    Shapes: -> int64 [rows].
+    Raises: SaccadeError if the split is empty.
+    """
+    parts = rows_by_split(labels, split_of)
+    rows = np.concatenate(list(parts.values())) if split == "all" else parts[split]
+    if not len(rows):
+        sizes = ", ".join(f"{name} {len(part):,}" for name, part in parts.items())
+        filled = [name for name, part in parts.items() if len(part)]
+        raise SaccadeError(
+            f"{path}: its {split} split is empty ({sizes}). Add samples to it, or choose another "
+            f"split ({', '.join(filled)}) where the command has --split."
+        )
+    return rows
 
 
 def _take_evenly(items: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

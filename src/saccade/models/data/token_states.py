@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
-from saccade.models.data.user_data import check_whole, labelled_part, npz_arrays
+from saccade.models.data.samples.arrays import check_whole, npz_arrays
+from saccade.models.data.user_data import labelled_part
 
 _ARRAYS = ("tokens", "lengths", "labels")
 

@@ -36,8 +36,8 @@ class Official:
 
 # A pattern that matches a whole key of the file, and our key.
 Rules = Iterable[tuple[str, str]]
-# Our key, the key of the file, and the function applied to the tensor.
-Row = tuple[str, str, "Callable[[Tensor], Tensor]"]
+# Our key, the key of the file, or several, and the function applied to their tensors.
+Row = tuple[str, str | tuple[str, ...], "Callable[..., Tensor]"]
 
 
 @dataclass
@@ -95,9 +95,22 @@ class Reading:
         `prefix` precedes their names in the file.
         """
         for ours, theirs, made in rows:
-            if theirs in self.tensors:
-                self.weights[ours] = made(self.tensors[theirs]).float().contiguous()
-            self.names[ours] = prefix + theirs
+            keys = (theirs,) if isinstance(theirs, str) else theirs
+            if all(key in self.tensors for key in keys):
+                self.weights[ours] = self._made(made, keys).float().contiguous()
+            self.names[ours] = ", ".join(prefix + key for key in keys)
+
+    def _made(self, made: "Callable[..., Tensor]", keys: tuple[str, ...]) -> "Tensor":
+        tensors = [self.tensors[key] for key in keys]
+        try:
+            return made(*tensors)
+        except (RuntimeError, IndexError) as error:
+            shapes = ", ".join(f"{key} {tuple(self.tensors[key].shape)}" for key in keys)
+            raise SaccadeError(
+                f"{self.path}: found {shapes}, which are not the shapes of this model "
+                f"({str(error).splitlines()[0]:.100}). The weights and the JSON are from different "
+                "models. Copy both from one source."
+            ) from error
 
     def converted(
         self,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade convert`: convert an authors' checkpoint into ours, or report what does not fit."""
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -13,17 +14,26 @@ import numpy as np
 from saccade.errors import SaccadeError
 from saccade.files import refuse_existing, sha256_of
 from saccade.machine import version_of
-from saccade.models.checkpoint import check_finite, save
+from saccade.models.checkpoint import check_finite, load, save
+from saccade.models.checkpoint_folder import is_checkpoint_folder
 from saccade.models.checkpoint_format import AUTHORS_DATA
 from saccade.models.families import build, outline
 from saccade.models.interface import Component
 from saccade.models.official.authors_images import with_images, with_published
 from saccade.models.official.calibration import calibration_for
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.given_files import config_beside, names_from, object_from, weights_in
-from saccade.models.official.reading import read_tensors
+from saccade.models.official.given_files import names_from, object_from
+from saccade.models.official.hub_folder import (
+    config_beside,
+    hub_of,
+    label_names,
+    source_of,
+    weights_in,
+)
+from saccade.models.official.reading import SHARDS, read_tensors, shards_of
 from saccade.models.official.report import ConversionFailed, ConversionReport, compared
 from saccade.models.preprocessing import Preprocessing
+from saccade.models.shipped import SHIPPED
 from saccade.path_fields import PathFields
 
 if TYPE_CHECKING:
@@ -61,24 +71,26 @@ def largest_change(
 
 
 # Name endings that occur together only in files of one source; the most specific first.
-_MARKS = {
-    "nac": ("input_latents.codes_", "read_in.read_in_attention.receiver_layernorm.weight"),
-    "sparo-clip": ("visual.sparo.q_emb", "text_sparo.q_emb"),
-    "open-clip": ("visual.conv1.weight", "token_embedding.weight"),
-    "sparo-dino": ("sparo.q_emb", "cls_token"),
-    "tvmax-vqa": ("img_feat_linear.weight", "attflat_img.mlp.linear.weight"),
-    "invariant-slot-attention": ("general_dense_q_0/kernel", "state_init"),
-    "sot": ("cls_token", "classifier.cls_fc.weight", "blocks.0.attn.qkv.weight"),
-    "swin": ("attn.relative_position_bias_table", "mlp.fc1.weight"),
-    "deit": ("dist_token", "patch_embed.proj.weight"),
-    "vit": ("cls_token", "patch_embed.proj.weight"),
-}
+_MARKS = (
+    ("nac", "input_latents.codes_", "read_in.read_in_attention.receiver_layernorm.weight"),
+    ("sparo-clip", "visual.sparo.q_emb", "text_sparo.q_emb"),
+    ("open-clip", "visual.conv1.weight", "token_embedding.weight"),
+    ("transformers", "vision_model.embeddings.class_embedding"),
+    ("transformers", "embeddings.patch_embeddings.projection.weight"),
+    ("sparo-dino", "sparo.q_emb", "cls_token"),
+    ("tvmax-vqa", "img_feat_linear.weight", "attflat_img.mlp.linear.weight"),
+    ("invariant-slot-attention", "general_dense_q_0/kernel", "state_init"),
+    ("sot", "cls_token", "classifier.cls_fc.weight", "blocks.0.attn.qkv.weight"),
+    ("swin", "attn.relative_position_bias_table", "mlp.fc1.weight"),
+    ("deit", "dist_token", "patch_embed.proj.weight"),
+    ("vit", "cls_token", "patch_embed.proj.weight"),
+)
 
 
 def looks_like(names: Iterable[str]) -> str | None:
     """Return the source whose tensors have such names, if any."""
     names = tuple(names)
-    for source, marks in _MARKS.items():
+    for source, *marks in _MARKS:
         if all(any(name.endswith(mark) for name in names) for mark in marks):
             return source
     return None
@@ -102,25 +114,26 @@ class Source:
     module: str  # of this package or in full; `:name` if it is not `convert`
     takes: tuple[str, ...] = ("labels",)  # options that not every source knows
     checkpoint_key: str | None = None  # read if the file has it and the user names none
-    hub_config: str | None = None  # the JSON next to the weights in a hub's folder
+    hub: str | None = None  # the layout of a model hub's folder, if it has one
 
 
 OPTIONAL = ("labels", "vocabulary", "attention", "lam", "backbone", "deterministic")
 _TRUNK = ("labels", "backbone")
-_TIMM, _OPEN_CLIP = "config.json", "open_clip_config.json"
 
 SOURCES = {
     "nac": Source("nac", ("labels", "deterministic"), checkpoint_key="model"),
-    "sparo-clip": Source("sparo_clip", ("labels", "vocabulary"), hub_config=_OPEN_CLIP),
-    "open-clip": Source("open_clip", ("labels", "vocabulary"), hub_config=_OPEN_CLIP),
+    "sparo-clip": Source("sparo_clip", ("labels", "vocabulary"), hub="open-clip"),
+    "open-clip": Source("open_clip", ("labels", "vocabulary"), hub="open-clip"),
     "sparo-dino": Source("sparo_dino", checkpoint_key="teacher"),
     "sot": Source("sot"),
     "tvmax-vqa": Source("tvmax_vqa", ("labels", "vocabulary", "attention", "lam")),
     "invariant-slot-attention": Source("invariant_slot_attention", ()),
-    "vit": Source("vit", _TRUNK, hub_config=_TIMM),
-    "deit": Source("vit:convert_deit", _TRUNK, hub_config=_TIMM),
-    "swin": Source("swin", _TRUNK, hub_config=_TIMM),
+    "vit": Source("vit", _TRUNK, hub="timm"),
+    "deit": Source("vit:convert_deit", _TRUNK, hub="timm"),
+    "swin": Source("swin", _TRUNK, hub="timm"),
+    "transformers": Source("hugging_face", ("labels", "vocabulary"), hub="transformers"),
 }
+AUTO = "auto"  # for a folder of a model hub, whose JSON tells the source
 
 
 _CLASSIFIERS = ("head.", "head_dist.", "classifier.")
@@ -130,7 +143,8 @@ _CLASSIFIERS = ("head.", "head_dist.", "classifier.")
 class ConvertOptions(PathFields):
     """Options for what the file does not tell, and the path of the result."""
 
-    out: Path  # checkpoint to write, a .safetensors file
+    # checkpoint to write: a .safetensors file, or a folder of Hugging Face's names
+    out: Path
     config: Path | None = None  # JSON of the authors' model configuration
     preprocessing: Path | None = None  # JSON with preprocessing fields to change
     labels: Path | None = None  # file with names of classes or answers: one per line, or JSON
@@ -151,17 +165,27 @@ class ConvertOptions(PathFields):
 def convert(source: str, path: Path, options: ConvertOptions) -> ConversionReport:
     """Read an authors' checkpoint, compare every key, and write ours if all keys fit.
 
+    `source` is one of `SOURCES`, or "auto" for a folder of a model hub.
+
     Raises: SaccadeError if the source, the file or an option cannot be used. ConversionFailed
         with the whole report if keys do not fit; then nothing is written.
     """
+    if source == AUTO and is_checkpoint(path):
+        return _rewritten(path, options)
+    source = source_of(path) if source == AUTO else source
     _check(source, options)
-    path = weights_in(path, SOURCES[source].hub_config)
+    path = weights_in(path, SOURCES[source].hub)
+    if path.is_dir() and (hub := hub_of(path)) is not None:
+        raise SaccadeError(
+            f"{path}: found a folder of '{hub}', which SOURCE '{source}' does not read. Run: "
+            f"saccade convert {shlex.quote(str(path))} --out {options.out}"
+        )
     official = official_from(source, path, options)
     converted = _with_preprocessing(with_published(_read(source, official), official), options)
     config = converted.config.to_dict()
     planned = outline(converted.family, config)
     expected = planned.state_dict()
-    notes = converted.notes
+    notes = converted.notes + _shards(path)
     if options.backbone is not None:
         notes += (f"trunk from {options.backbone.name}, {sha256_of(options.backbone)}",)
     report = ConversionReport(
@@ -186,6 +210,51 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
     return _write(options, converted, model.eval(), report)
 
 
+def _rewritten(path: Path, options: ConvertOptions) -> ConversionReport:
+    """Write a checkpoint of saccade as a folder, or the one of a folder as a file."""
+    _check_out(options)
+    for name in (*OPTIONAL, "config", "preprocessing", "checkpoint_key", "calibration"):
+        if getattr(options, name) not in (None, False):
+            raise SaccadeError(
+                f"--{name.replace('_', '-')} is given, but {path} is already a saccade checkpoint, "
+                "which is only written in another form. Leave it out."
+            )
+    checkpoint = load(path)
+    again = save(
+        options.out,
+        family=checkpoint.family,
+        config=checkpoint.config,
+        weights=checkpoint.weights,
+        preprocessing=checkpoint.preprocessing,
+        labels=checkpoint.labels,
+        calibration=checkpoint.calibration,
+        card=checkpoint.card,
+        replace=options.force,
+    )
+    return ConversionReport(
+        source="saccade",
+        file=path.name,
+        sha256=checkpoint.sha256,
+        family=checkpoint.family,
+        tensors=len(checkpoint.weights),
+        parameters=sum(tensor.numel() for tensor in checkpoint.weights.values()),
+        rows=(),
+        ignored={},
+        notes=(),
+        images=checkpoint.preprocessing.described() if checkpoint.preprocessing else "",
+        images_from="the checkpoint",
+        out=str(options.out),
+        out_sha256=again.sha256,
+    )
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return True if a path is a checkpoint of saccade: its folder, or its file."""
+    return (
+        str(path).startswith(SHIPPED) or path.suffix == ".safetensors" or is_checkpoint_folder(path)
+    )
+
+
 def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
     """Read the file, and the files that the options name.
 
@@ -193,19 +262,25 @@ def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
     """
     tensors = read_tensors(path, options.checkpoint_key, likely=SOURCES[source].checkpoint_key)
     backbone = None if options.backbone is None else read_tensors(options.backbone)
-    beside = config_beside(path, SOURCES[source].hub_config)
+    beside = config_beside(path, SOURCES[source].hub)
     config = object_from(options.config, "--config")
     return Official(
         path=str(path),
         tensors=tensors if backbone is None else with_trunk(tensors, backbone),
         config=config if beside is None else beside | (config or {}),
-        labels=names_from(options.labels, "--labels"),
+        labels=names_from(options.labels, "--labels") or label_names(beside),
         vocabulary=names_from(options.vocabulary, "--vocabulary"),
         attention=options.attention,
         lam=options.lam,
         backbone=backbone,
         deterministic=options.deterministic,
     )
+
+
+def _shards(path: Path) -> tuple[str, ...]:
+    if not path.name.endswith(SHARDS):
+        return ()
+    return tuple(f"weights from {file.name}, {sha256_of(file)}" for file in shards_of(path))
 
 
 def with_trunk(
@@ -226,12 +301,19 @@ def _read(source: str, official: Official) -> Converted:
         raise with_source(error, source, official.tensors) from error
 
 
+def _check_out(options: ConvertOptions) -> None:
+    if options.out.suffix not in (".safetensors", ""):
+        raise SaccadeError(
+            f"--out is {options.out}, expected a name that ends in .safetensors, or one without an "
+            "ending for a folder."
+        )
+    refuse_existing(options.out, force=options.force)
+
+
 def _check(source: str, options: ConvertOptions) -> None:
     if source not in SOURCES:
         raise SaccadeError(f"source '{source}' is unknown. Choose one of: {', '.join(SOURCES)}.")
-    if options.out.suffix != ".safetensors":
-        raise SaccadeError(f"--out is {options.out}, expected a name that ends in .safetensors.")
-    refuse_existing(options.out, force=options.force)
+    _check_out(options)
     for name in OPTIONAL:
         given = getattr(options, name)
         if given is not None and given is not False and name not in SOURCES[source].takes:

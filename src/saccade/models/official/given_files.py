@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a user passes to a conversion: a JSON object, a list of names, a hub's folder."""
+"""Files that a user passes to a conversion: a JSON object, a list of names."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,42 +37,6 @@ def whole_number(value: Any, name: str, *, least: int = 1) -> int:
     return value
 
 
-# Names of the weights by the JSON's name; the first that exists is read.
-_WEIGHTS = {
-    "config.json": ("model.safetensors", "pytorch_model.bin"),
-    "open_clip_config.json": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
-}
-# Keys that distinguish this JSON from another project's of the same name.
-_MARKS = {"config.json": {"architecture"}, "open_clip_config.json": {"model_cfg"}}
-
-
-def weights_in(path: Path, hub_config: str | None) -> Path:
-    """Return the file of weights if the path is a hub's folder, else the path itself.
-
-    Raises: SaccadeError if the folder has the JSON, but no weights.
-    """
-    if hub_config is None or not (path / hub_config).is_file():
-        return path
-    names = _WEIGHTS[hub_config]
-    weights = next((path / name for name in names if (path / name).is_file()), None)
-    if weights is None:
-        raise SaccadeError(
-            f"{path}: has {hub_config}, but no {' or '.join(names)}. Copy the weights there."
-        )
-    return weights
-
-
-def config_beside(weights: Path, hub_config: str | None) -> dict[str, Any] | None:
-    """Return the JSON next to the weights, if there is one and it is timm's or OpenCLIP's.
-
-    Raises: SaccadeError if it is not a JSON object.
-    """
-    if hub_config is None or not (weights.parent / hub_config).is_file():
-        return None
-    content = object_from(weights.parent / hub_config, hub_config)
-    return content if content and _MARKS[hub_config] <= set(content) else None
-
-
 def object_from(path: Path | None, flag: str) -> dict[str, Any] | None:
     """Return the JSON object in a file; None without a path.
 
@@ -101,7 +65,7 @@ def names_from(path: Path | None, flag: str) -> tuple[str, ...] | None:
     if isinstance(content, list) and all(isinstance(name, str) for name in content):
         check_labels(content, f"{flag} {path}", "name")
         return tuple(content)
-    named = _numbered(content) if isinstance(content, dict) else None
+    named = numbered(content) if isinstance(content, dict) else None
     if named is None:
         raise SaccadeError(
             f"{flag} {path}: expected a list of strings, or an object that numbers them from 0."
@@ -110,11 +74,12 @@ def names_from(path: Path | None, flag: str) -> tuple[str, ...] | None:
     return named
 
 
-def _numbered(numbered: dict[str, Any]) -> tuple[str, ...] | None:
-    if all(isinstance(value, str) for value in numbered.values()):
-        pairs: list[tuple[Any, str]] = list(numbered.items())
+def numbered(content: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return names in order from an object between names and indices; None if it is not one."""
+    if all(isinstance(value, str) for value in content.values()):
+        pairs: list[tuple[Any, str]] = list(content.items())
     else:
-        pairs = [(value, name) for name, value in numbered.items()]
+        pairs = [(value, name) for name, value in content.items()]
     try:
         names = {int(index): name for index, name in pairs}
     except (TypeError, ValueError, OverflowError):

@@ -2,6 +2,7 @@
 """Read other projects' checkpoint files as flat tensors; nothing in a file is ever executed."""
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -12,7 +13,8 @@ import numpy as np
 from saccade import limits
 from saccade.archives import ArchiveRefused, check_archive, read_arrays
 from saccade.errors import SaccadeError, require
-from saccade.files import read_regular
+from saccade.files import read_bounded, read_regular
+from saccade.json_text import parse_json
 from saccade.models.checkpoint_format import check_entries
 from saccade.models.torch_file import NeedsCode, TorchFileRefused, load_torch
 
@@ -124,6 +126,8 @@ def _joined(tree: Any) -> Any:
 CONTAINERS = ("state_dict", "model_state_dict", "model", "params", "target")
 # Prefixes that distributed training and torch.compile add to every name.
 _WRAPPERS = ("module.", "_orig_mod.")
+_SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")  # a plain name of a file
+SHARDS = ".index.json"  # ending of a file that tells which file has which tensor
 _KINDS = ".pt/.pth/.bin (torch.save), .safetensors, .npz or Flax's .msgpack"
 
 
@@ -192,6 +196,8 @@ def _content(path: Path) -> Any:
             "only the state dict."
         )
     require("torch", extra="export")
+    if path.name.endswith(SHARDS):
+        return _from_shards(path)
     if head[:4] == b"PK\x03\x04":
         return _from_zip(path)
     if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
@@ -201,6 +207,61 @@ def _content(path: Path) -> Any:
     if is_messages(head):
         return read_messages(path)
     raise SaccadeError(f"{path}: not a supported checkpoint. Expected {_KINDS}.")
+
+
+def shards_of(path: Path) -> tuple[Path, ...]:
+    """Return the files that an index of weights in several files names, in order.
+
+    Raises: SaccadeError if it is not such an index, or names a file outside its folder or none.
+    """
+    try:
+        content = parse_json(read_bounded(path, limits.JSON_BYTES))
+    except (OSError, ValueError) as error:
+        raise SaccadeError(f"{path}: cannot be read as JSON ({error}). Copy it again.") from error
+    places = content.get("weight_map") if isinstance(content, Mapping) else None
+    if not isinstance(places, Mapping) or not places:
+        raise SaccadeError(f"{path}: has no weight_map from tensors to files. Copy it again.")
+    files = sorted({str(name) for name in places.values()})
+    for name in files:
+        if not _SHARD.fullmatch(name) or name.endswith(SHARDS):
+            raise SaccadeError(
+                f"{path}: names {name!r:.80}, expected files of weights in the same folder. Copy "
+                "the folder again from its source."
+            )
+        if not (path.parent / name).is_file():
+            raise SaccadeError(
+                f"{path}: names {name}, which is not in the folder. Copy all {len(files)} files "
+                "of the weights there."
+            )
+    return tuple(path.parent / name for name in files)
+
+
+def _from_shards(path: Path) -> Any:
+    files = shards_of(path)
+    size = sum(file.stat().st_size for file in files)
+    if size > limits.WEIGHTS_BYTES:
+        raise SaccadeError(
+            f"{path}: its files have {size} bytes, expected at most {limits.WEIGHTS_BYTES}."
+        )
+    places = parse_json(read_bounded(path, limits.JSON_BYTES))["weight_map"]
+    tensors: dict[str, Any] = {}
+    for file in files:
+        content = _state_of(_content(file))
+        if not isinstance(content, Mapping):
+            raise SaccadeError(f"{file}: has no names of tensors. Copy it again from its source.")
+        if twice := sorted(tensors.keys() & content.keys()):
+            raise SaccadeError(
+                f"{file}: has {twice[0]}, which another file of the weights has too. Copy the "
+                "folder again from its source."
+            )
+        listed = {name for name, place in places.items() if place == file.name}
+        if absent := sorted(listed - content.keys()):
+            raise SaccadeError(
+                f"{file}: lacks {absent[0]}, which {path.name} says it has ({len(absent)} such "
+                "tensors). The files are from different saves. Copy the folder again."
+            )
+        tensors |= content
+    return tensors
 
 
 def _from_zip(path: Path) -> Any:

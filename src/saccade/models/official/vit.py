@@ -11,7 +11,9 @@ from saccade.models.official.sot_head_keys import has_head, read_head
 from saccade.models.official.vit_keys import (
     BLOCK,
     block_fields,
+    fold_scales,
     heads_of,
+    is_square,
     is_torchvision,
     square_side,
     take_specials,
@@ -85,8 +87,10 @@ def trunk_fields(reading: Reading, official: Official) -> dict[str, Any]:
     dim, channels, side, _ = reading.shape("patch_embed.proj.weight")
     reading.shape("cls_token")
     specials = 2 if distilled else 1
-    grid = square_side(reading, reading.shape("pos_embed")[1] - specials, "pos_embed")
+    places = reading.shape("pos_embed")[1]
+    grid = square_side(reading, places - (0 if is_square(places) else specials), "pos_embed")
     reading.rename(TRUNK)
+    fold_scales(reading)
     take_specials(reading, ("cls_token", "dist_token")[:specials], "pos_embed")
     return block_fields(reading) | {
         "heads": heads_of(reading, official.config, dim),

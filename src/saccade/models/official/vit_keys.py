@@ -102,12 +102,48 @@ def hint(config: Mapping[str, Any] | None, *path: str, default: Any = None) -> A
 
 
 def take_specials(reading: Reading, tokens: tuple[str, ...], position: str) -> None:
-    """Take the class tokens, stacked, and the positions, without their axes of length 1."""
+    """Take the class tokens, stacked, and the positions, without their axes of length 1.
+
+    Class tokens without a position, as in DeiT III, get zeros.
+    """
     import torch
 
     given = [reading.tensors[key].flatten(0, -2) for key in tokens]
     reading.put("trunk.class_tokens", torch.cat(given), *tokens)
-    reading.put("trunk.position", reading.tensors[position].flatten(0, -2), position)
+    places = reading.tensors[position].flatten(0, -2)
+    if is_square(len(places)):
+        places = torch.cat((places.new_zeros(len(tokens), places.shape[1]), places))
+    reading.put("trunk.position", places, position)
+
+
+def is_square(count: int) -> bool:
+    """Return True if that many tokens form a square grid, so none of them is a class token.
+
+    With one or two class tokens, the count is never a square.
+    """
+    return count > 1 and round(count**0.5) ** 2 == count
+
+
+# DeiT III's factors of a block's outputs, by timm's name or the authors', and the layer before.
+_SCALES = {
+    r"blocks\.(\d+)\.(?:ls1\.gamma|gamma_1)": ("attn.proj", "attention.out"),
+    r"blocks\.(\d+)\.(?:ls2\.gamma|gamma_2)": ("mlp.fc2", "narrow"),
+}
+
+
+def fold_scales(reading: Reading) -> None:
+    """Put each layer scale into the rows of the layer before it, which has been taken."""
+    for key, factor in reading.tensors.items():
+        for pattern, (theirs, ours) in _SCALES.items():
+            if match := re.fullmatch(pattern, key):
+                for leaf in ("weight", "bias"):
+                    name = f"trunk.blocks.{match[1]}.{ours}.{leaf}"
+                    layer = f"blocks.{match[1]}.{theirs}.{leaf}"
+                    if name in reading.weights:
+                        rows = factor.double()[:, None] if leaf == "weight" else factor.double()
+                        folded = reading.weights[name].double() * rows
+                        folded = folded.to(reading.weights[name].dtype)
+                        reading.put(name, folded, layer, key)
 
 
 def block_fields(reading: Reading) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class EvaluationResult:
     scores: tuple[Score, ...]
     samples: np.ndarray = field(repr=False, compare=False)
     protocol: str = ""  # how the answers were obtained, if a task leaves a choice
+    split: str = ""  # of the data; empty: the task has one only
+    skipped: int = 0  # unreadable rows of it that were left out
     ops: Ops = None  # how custom ops ran; None: there are none, or torch ran them
 
     def to_dict(self) -> dict[str, Any]:

@@ -24,6 +24,9 @@ class Family(PlainFamily):
     """Requests with images, whose slots are drawn, or with slots to paint again."""
 
     parameters = ("seed", "slots")
+    decides = "masks"
+    # All of a slot comes from the same variant, and its order from the initial slots.
+    by_policy = ("masks", "slots", "positions", "scales", "attention", "reconstruction")
 
     def read(
         self, route: Route, role: str, given: set[str], parameters: dict[str, Any]
@@ -45,6 +48,19 @@ class Family(PlainFamily):
                 )
             check_slots(route.facts, numbers.get("slots", 1))
         return numbers
+
+    def check_followed(self, ticket: Ticket) -> None:
+        """Check that the slots of the request's images are drawn as in the calibration.
+
+        Raises: RequestRefused for slots of the caller's own, or another number of them.
+        """
+        given = sorted({*ticket.inputs} - {"image"}) + ["slots"] * ("slots" in ticket.parameters)
+        if given:
+            raise RequestRefused(
+                f"found {given[0]} in a request with a policy, which was certified for images "
+                "whose initial slots are drawn, as many as in training. Leave it out, or choose "
+                "one variant by budget"
+            )
 
     def fill(self, route: Route, ticket: Ticket, inputs: dict[str, np.ndarray]) -> None:
         """Draw the initial state of a request that contains none."""

@@ -117,8 +117,9 @@ def _fields(name: str, side: int) -> dict[str, Any]:
 
 
 def _pictures(name: str, options: TrainOptions, validation: int) -> SceneSource:
-    training = load_data(name, "train", side_px=options.side_px, also=("tetrominoes",))
-    held_out = load_data(name, "validation", side_px=options.side_px)
+    asked, side_px = options.asked, options.side_px
+    training = load_data(name, "train", side_px=side_px, also=("tetrominoes",), asked=asked)
+    held_out = load_data(name, "validation", side_px=side_px, asked=asked)
     images = training.images
     _, height, width, channels = images.shape
     fields = _fields("shapes", height) | {"width_px": width, "decoder_width": width}
@@ -128,7 +129,7 @@ def _pictures(name: str, options: TrainOptions, validation: int) -> SceneSource:
         sha256={"train": training.sha256, "validation": held_out.sha256},
         fields=fields,
         draw=lambda rng, count: images[rng.integers(len(images), size=count)],
-        validation=(("", held_out.images[:validation], None),),
+        validation=(("", np.asarray(held_out.images[:validation]), None),),
         calibration=lambda count: {"image": images[np.arange(count) % len(images)]},
     )
 

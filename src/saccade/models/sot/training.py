@@ -4,6 +4,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from saccade.errors import SaccadeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.data.augment import Augmentation
 from saccade.models.data.datasets import calibration_rows, load_data, pixel_moments
+from saccade.models.data.samples.images import read_ahead
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
 from saccade.models.data.token_states import TokenStates, token_states
@@ -70,14 +72,17 @@ def image_source(options: TrainOptions, *, validation: int, calibration: int) ->
     name = options.data or "shapes"
     if name == "shapes":
         return _shapes(validation, calibration)
-    training = load_data(name, "train", side_px=options.side_px)
-    held_out = load_data(name, "validation", side_px=options.side_px)
+    asked, side_px = options.asked, options.side_px
+    training = load_data(name, "train", side_px=side_px, asked=asked)
+    held_out = load_data(name, "validation", side_px=side_px, asked=asked)
     images, labels = training.images, training.labels
     jitter = Augmentation(shift_px=images.shape[1] / 12, degrees=10, zoom=0.1)
 
     def draw(rng: np.random.Generator, count: int) -> Labelled:
         chosen = rng.integers(len(labels), size=count)
-        return {"image": jitter(images[chosen], rng)}, labels[chosen]
+        drawn = jitter(images[chosen], rng)
+        read_ahead(images, lambda: deepcopy(rng).integers(len(labels), size=count))
+        return {"image": drawn}, labels[chosen]
 
     some = calibration_rows(len(labels), calibration)
     return Source(
@@ -248,14 +253,15 @@ def score(model: SoT, data: Labelled, budgets: Sequence[ComputeBudget]) -> dict[
     Shapes: data the inputs [n ...] by name and labels [n] int64.
     """
     device = next(model.parameters()).device
-    inputs, labels = _tensors(data[0]), torch.from_numpy(data[1]).to(device)
+    inputs, labels = data[0], torch.from_numpy(data[1]).to(device)
     scores = {}
     for budget in budgets:
         chosen = model.at(budget).eval()
         right = 0
         for at in range(0, len(labels), _BATCH):
             part = slice(at, at + _BATCH)
-            x, length = _given({name: array[part].to(device) for name, array in inputs.items()})
+            given = _tensors({name: np.asarray(array[part]) for name, array in inputs.items()})
+            x, length = _given({name: tensor.to(device) for name, tensor in given.items()})
             right += int((chosen(x, length).argmax(1) == labels[part]).sum())
         scores[budget.label] = right / len(labels)
     return scores

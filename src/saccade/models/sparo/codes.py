@@ -20,8 +20,8 @@ def image_slots(model: Sparo, images: np.ndarray) -> np.ndarray:
     Shapes: images [n h w c] uint8 -> [n l v], or [n 1 e] for a baseline.
     """
     device = model.image.position.device
-    parts = [torch.from_numpy(images[i : i + _CHUNK]) for i in range(0, len(images), _CHUNK)]
-    return _gathered([model.encode_image(part.to(device)) for part in parts])
+    parts = (np.asarray(images[i : i + _CHUNK]) for i in range(0, len(images), _CHUNK))
+    return _gathered([model.encode_image(torch.from_numpy(part).to(device)) for part in parts])
 
 
 @torch.no_grad()

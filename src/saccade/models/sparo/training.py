@@ -4,6 +4,7 @@
 import hashlib
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
+from saccade.models.data.asked import DataAsked
 from saccade.models.data.captions import (
     CAPTION_TOKENS,
     CAPTION_WORDS,
@@ -21,6 +23,7 @@ from saccade.models.data.captions import (
     captioned,
 )
 from saccade.models.data.datasets import CALIBRATION_SAMPLES, Dataset, load_data, pixel_moments
+from saccade.models.data.samples.images import read_ahead
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scenes
 from saccade.models.families import new_model
@@ -151,9 +154,10 @@ class ShapesSource:
 class LabelsSource:
     """A folder of class folders, an .npz or digits; the sentence of an image names its class."""
 
-    def __init__(self, data: str, validation: int, side_px: int) -> None:
+    def __init__(self, data: str, validation: int, side_px: int, asked: DataAsked) -> None:
         self.data: dict[str, Dataset] = {
-            split: load_data(data, split, side_px=side_px) for split in ("train", "validation")
+            split: load_data(data, split, side_px=side_px, asked=asked)
+            for split in ("train", "validation")
         }
         train = self.data["train"]
         self.name, self.images, self.labels = train.name, train.images, train.class_names
@@ -259,6 +263,10 @@ class SparoTask(Task):
         chosen = rng.choice(total, min(self.recipe.batch, total), replace=False)
         tokens = encode_texts(self.model.runtime_metadata(), self.source.sentences(chosen, rng))
         images = torch.from_numpy(self.source.images[chosen])
+        read_ahead(
+            self.source.images,
+            lambda: deepcopy(rng).choice(total, min(self.recipe.batch, total), replace=False),
+        )
         return {"image": images, "tokens": torch.from_numpy(tokens)}
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
@@ -317,4 +325,4 @@ def _source(options: TrainOptions, recipe: Recipe) -> Source:
     if options.data in (None, "shapes"):
         side_px = options.set.get("height_px", recipe.config["height_px"])
         return ShapesSource(recipe.extra["scenes"], count, side_px)
-    return LabelsSource(options.data, count, options.side_px)
+    return LabelsSource(options.data, count, options.side_px, options.asked)

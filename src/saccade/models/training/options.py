@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from saccade.errors import SaccadeError
 from saccade.json_text import JSONRefused, parse_json
+from saccade.models.data.asked import DataAsked, check_skip_bad
 from saccade.models.training.task import Recipe
 from saccade.path_fields import PathFields
 from saccade.spelling import did_you_mean
@@ -19,9 +20,12 @@ class TrainOptions(PathFields):
     """Options of training; defaults come from the family's recipe."""
 
     out: Path  # checkpoint to write, a .safetensors file; a .csv log is written next to it
-    # name of a data set, a folder of class folders, or an .npz; default: data that the family
-    # generates or that comes with a library
+    # name of a data set, or your own data: a folder, .npz, .csv, .jsonl, .parquet or .tar (see
+    # docs/data.md); default: data that the family generates or that comes with a library
     data: str | None = None
+    labels: Path | None = None  # names of the data's classes, one per line, in order
+    data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
+    skip_bad: int = 0  # leave out at most this many unreadable rows of each split
     # training recipe: at most 10 minutes (quick) or 150 minutes (shipped) on two cores
     recipe: Literal["quick", "shipped"] = "quick"
     # fields of the model's configuration, such as dim=64
@@ -31,12 +35,21 @@ class TrainOptions(PathFields):
     learning_rate: float | None = None  # peak learning rate; default: the recipe's
     # precision of matrix products; bf16 uses autocast, also on a CPU
     precision: Literal["fp32", "bf16"] | None = None
-    side_px: int = 32  # side in pixels that images of a folder are resized to
+    side_px: int = 32  # side in pixels that image files are resized to
     seed: int = 0  # random seed of weights, batches and dropout
     threads: int = 1  # CPU threads; small models gain nothing from more
     device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU
     resume: bool = False  # continue an interrupted run from the state next to --out
     force: bool = False  # overwrite an existing file at --out
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_skip_bad(self.skip_bad)
+
+    @property
+    def asked(self) -> DataAsked:
+        """Return the options of the user's data."""
+        return DataAsked(self.labels, self.data_root, self.skip_bad)
 
     @property
     def state_path(self) -> Path:

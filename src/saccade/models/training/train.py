@@ -176,7 +176,11 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
         words += ["--recipe", options.recipe]
     if options.set:
         words += ["--set", *overrides_words(options.set)]
-    for name in ("steps", "batch", "learning_rate", "precision", "side_px", "device"):
+    # As with --data, only the names of files: the folders are this machine's.
+    for name in ("labels", "data_root"):
+        if (path := getattr(options, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", path.name]
+    for name in ("skip_bad", "steps", "batch", "learning_rate", "precision", "side_px", "device"):
         if getattr(options, name) != getattr(given, name):
             words += [f"--{name.replace('_', '-')}", f"{getattr(options, name)}"]
     words += ["--seed", f"{options.seed}", "--threads", f"{options.threads}"]

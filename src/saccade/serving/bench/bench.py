@@ -10,21 +10,43 @@ from typing import Any
 from saccade.errors import SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.exporter.artefact.frontier import Entry, NarrowerMeasurement, mark_dominated
+from saccade.exporter.artefact.frontier import (
+    POLICIES,
+    Entry,
+    NarrowerMeasurement,
+    PolicyEntry,
+    mark_dominated,
+)
 from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
 from saccade.exporter.evaluation.load_inputs import inputs_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.runtimes.runtime import Runtime, runtime_named
 from saccade.files import new_folder, refuse_existing
-from saccade.machine import this_machine
+from saccade.machine import Machine, this_machine
 from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
 from saccade.progress import Advance, Report, bar, progress_of, reporting
 from saccade.serving.bench import in_process, report, served
-from saccade.serving.bench.load import LoadResult
+from saccade.serving.bench.in_process import InProcess, Measured
+from saccade.serving.bench.load import LoadResult, Stream
 from saccade.serving.bench.options import BenchOptions
-from saccade.serving.bench.report_content import Measurement, add_served, content, raw_samples
+from saccade.serving.bench.policies import (
+    PolicyWork,
+    PolicyWorks,
+    entry_of_policy,
+    policy_works,
+    served_works,
+    with_served,
+)
+from saccade.serving.bench.report_content import (
+    Measurement,
+    add_served,
+    calls_of,
+    content,
+    policy_content,
+    raw_samples,
+)
 from saccade.serving.bench.report_examples import shown_examples
 from saccade.serving.bench.scored import entry_of_result
 from saccade.serving.bench.servers import (
@@ -38,6 +60,7 @@ from saccade.serving.repository.installation import check_installation, find_ins
 from saccade.serving.repository.runtimes.registry import served_runtime
 
 DISTINCT_REQUESTS = 64
+POLICY_REQUESTS = 256
 IN_PROCESS_SHARE = 1 / 6  # of the seconds per point, for each of the seven batch sizes
 Samples = dict[str, dict[str, Any]]
 
@@ -53,12 +76,9 @@ class BenchReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures without the raw samples and the images."""
-        variants = [
-            {key: value for key, value in variant.items() if key != "samples"}
-            for variant in self.full["variants"]
-        ]
         figures = {key: value for key, value in self.full.items() if key != "examples"}
-        data = {**figures, "folder": str(self.folder), "variants": variants}
+        lists = {key: _unsampled(figures[key]) for key in ("variants", POLICIES) if key in figures}
+        data = {**figures, **lists, "folder": str(self.folder)}
         if self.frontier:
             data |= {"frontier": str(self.frontier), "frontier_kept": list(self.narrower)}
         return data
@@ -77,6 +97,10 @@ class BenchReport:
             f"{'; '.join(self.narrower)}. This measurement is in {self.folder} only. To replace "
             "the larger one, run the command again with --replace-frontier."
         )
+
+
+def _unsampled(figures: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in one.items() if key != "samples"} for one in figures]
 
 
 def bench(
@@ -109,45 +133,86 @@ def bench(
 
 
 def _bench(workload: "_Workload", options: BenchOptions) -> BenchReport:
-    variants = workload.folder.variants
-    machine, server = this_machine(runtime_named(options.runtime).label()), None
+    machine = this_machine(runtime_named(options.runtime).label())
     works = [work for one_works in workload.works.values() for work in one_works]
-    with progress_of("bench", _steps(works, options)) as advance:
+    policies = workload.policies.works
+    measurable: dict[tuple[str, str], Measured] = {work.key: work for work in works}
+    measurable |= {work.key: work for work in policies}
+    with progress_of("bench", _steps(works, policies, options)) as advance:
         measured = in_process.measure(
-            {work.key: work for work in works},
+            measurable,
             seconds=options.seconds * IN_PROCESS_SHARE,
             rounds=options.rounds,
             advance=advance,
         )
-        entries = tuple(
-            entry_of_result(
-                variant, workload.results[variant.name], measured, machine, workload.ops
-            )
-            for variant in variants
-        )
-        samples = {name: raw_samples(result, measured) for name, result in workload.results.items()}
+        figures = _figures(workload, measured, machine)
+        server = None
         if options.server:
-            server, entries = _through_servers(workload, works, entries, options, samples, advance)
+            server, figures = _through_servers(workload, works, figures, options, advance)
     values = {name: result.samples for name, result in workload.results.items()}
-    entries = mark_dominated(entries, values)
+    entries = mark_dominated(figures.entries, values)
     full = content(
         [
-            Measurement(variant, workload.results[variant.name], entry, samples[variant.name])
-            for entry, variant in zip(entries, variants, strict=True)
+            Measurement(
+                variant, workload.results[variant.name], entry, figures.samples[entry.variant]
+            )
+            for entry, variant in zip(entries, workload.folder.variants, strict=True)
         ],
         options,
     )
     full |= {"machine": machine.to_dict(), "server": server}
+    full |= policy_content(figures.policies, figures.samples, workload.policies.left_out)
     full["examples"] = shown_examples(workload.models, options, workload.results)
     with new_folder(options.out, force=options.force) as out:
         report.write_report(full, out)
         # Before the report appears: after a kill in between, the same command can be repeated.
         narrower: tuple[str, ...] = ()
         try:
-            workload.folder.merge(entries, over_larger=options.replace_frontier)
+            workload.folder.merge(
+                entries, policies=figures.policies, over_larger=options.replace_frontier
+            )
         except NarrowerMeasurement as kept:
             narrower = kept.less
     return BenchReport(options.out, full, workload.folder.path / FRONTIER, narrower)
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """The figures of variants and policies, and their raw samples by variant or policy title."""
+
+    entries: tuple[Entry, ...]
+    policies: tuple[PolicyEntry, ...]
+    samples: Samples
+
+
+def _figures(
+    workload: "_Workload", measured: Mapping[tuple[str, str], InProcess], machine: Machine
+) -> _Figures:
+    """Return the figures without a server."""
+    results, variants = workload.results, workload.folder.variants
+    entries = {
+        variant.name: entry_of_result(
+            variant, results[variant.name], measured, machine, workload.ops
+        )
+        for variant in variants
+    }
+    samples = {name: raw_samples(result, measured) for name, result in results.items()}
+    policies = []
+    for work in workload.policies.works:
+        assert workload.policies.answered is not None
+        full = work.content.full
+        policies.append(
+            entry_of_policy(
+                work,
+                workload.policies.answered,
+                results[full],
+                measured,
+                machine,
+                entries[full].ops,
+            )
+        )
+        samples[work.title] = {"in_process_s": calls_of(measured[work.key]), "grpc": {}}
+    return _Figures(tuple(entries.values()), tuple(policies), samples)
 
 
 @dataclass(frozen=True)
@@ -158,6 +223,7 @@ class _Workload:
     models: Sequence[EvaluatedModel]
     results: Mapping[str, EvaluationResult]
     works: Mapping[str, Sequence[Work]]
+    policies: PolicyWorks
     ops: Ops
 
 
@@ -196,33 +262,43 @@ def _workload(folder: ArtefactFolder | Path | str, options: BenchOptions) -> _Wo
         inputs = inputs_of(variant, options.data or results[variant.name].data, DISTINCT_REQUESTS)
         works[variant.name] = works_of(variant, inputs, runners[variant.name])
     ops = next((subject.ops for subject in models if subject.ops), None)
-    return _Workload(folder, models, results, works, ops)
+    asked = replace(asked, data=options.data or scores[0].data)
+    policies = policy_works(folder, models, runtime, asked)
+    return _Workload(folder, models, results, works, policies, ops)
 
 
-def _steps(works: Sequence[Work], options: BenchOptions) -> int:
+def _steps(works: Sequence[Work], policies: Sequence[PolicyWork], options: BenchOptions) -> int:
     clients = options.concurrency
-    served_points = (len(clients) + len({1, *clients})) * options.server
-    return len(works) * options.rounds * (len(in_process.BATCHES) + served_points)
+    routed = len({1, *clients}) * options.server
+    inside = len(in_process.BATCHES)
+    steps = len(works) * (inside + len(clients) * options.server + routed)
+    return options.rounds * (steps + len(policies) * (inside + routed))
 
 
 def _through_servers(
     workload: _Workload,
     works: Sequence[Work],
-    entries: Sequence[Entry],
+    figures: _Figures,
     options: BenchOptions,
-    samples: Samples,
     advance: Advance,
-) -> tuple[str, tuple[Entry, ...]]:
-    """Measure through servers; return the server's version and the entries with the figures."""
-    precision = {entry.variant: entry.precision for entry in entries}
+) -> tuple[str, _Figures]:
+    """Measure through servers; return the server's version and the figures with these points."""
+    precision = {entry.variant: entry.precision for entry in figures.entries}
     load_results: dict[str, dict[served.Place, list[LoadResult]]] = {name: {} for name in precision}
+    folders = by_precision(workload.folder, figures.entries)
+    policies = served_works(workload.policies, folders, workload.folder.variants[0].main.outputs)
     kernels = workload.ops == "kernels"
     with ExitStack() as stack:
         running = {
             name: stack.enter_context(
-                server_under_load(folder, runtime=options.runtime, op_library=kernels)
+                server_under_load(
+                    folder,
+                    runtime=options.runtime,
+                    op_library=kernels,
+                    policies=bool(policies),
+                )
             )
-            for name, folder in by_precision(workload.folder, entries).items()
+            for name, folder in folders.items()
         }
         streams = {
             name: served.streams(
@@ -230,6 +306,7 @@ def _through_servers(
                 [work for work in works if precision[work.variant] == name],
                 options.concurrency,
             )
+            | _policy_streams(server.url, policies, workload, options)
             for name, server in running.items()
         }
         for turn in range(options.rounds):
@@ -237,9 +314,30 @@ def _through_servers(
                 seconds, seed = options.seconds / options.rounds, options.seed + turn
                 results = server.measure(streams[name], seconds=seconds, seed=seed, advance=advance)
                 for place, result in results.items():
-                    load_results[place[0]].setdefault(place, []).append(result)
+                    load_results.setdefault(place[0], {}).setdefault(place, []).append(result)
         version = next(iter(running.values())).version
-    return version, tuple(
-        replace(entry, grpc=add_served(samples[entry.variant], load_results[entry.variant]))
-        for entry in entries
-    )
+    points = {name: add_served(figures.samples[name], own) for name, own in load_results.items()}
+    entries = tuple(replace(entry, grpc=points[entry.variant]) for entry in figures.entries)
+    full = {entry.variant: entry for entry in entries}
+    measured = tuple(with_served(entry, points, full[entry.full]) for entry in figures.policies)
+    return version, replace(figures, entries=entries, policies=measured)
+
+
+def _policy_streams(
+    url: str, policies: Sequence[PolicyWork], workload: _Workload, options: BenchOptions
+) -> dict[served.Place, Stream]:
+    """Return the streams of policies; they have more inputs, because these differ in cost."""
+    streams: dict[served.Place, Stream] = {}
+    for policy in policies:
+        variants = {variant.name: variant for variant in workload.folder.variants}
+        variant, (work, *_) = variants[policy.content.full], workload.works[policy.content.full]
+        data = options.data or workload.results[variant.name].data
+        inputs = inputs_of(variant, data, POLICY_REQUESTS)[variant.main.variant.role]
+        streams |= served.policy_streams(
+            url,
+            policy.policy.name,
+            replace(work, inputs=dict(inputs)),
+            {name: workload.works[name][0].run for name in policy.variants},
+            options.concurrency,
+        )
+    return streams

@@ -34,6 +34,9 @@ class Measured(Protocol):
     @property
     def inputs(self) -> Arrays: ...
 
+    @property
+    def varied(self) -> bool: ...  # each call takes the next inputs, because their costs differ
+
 
 @dataclass
 class Calls:
@@ -70,19 +73,20 @@ class Calls:
         }
 
 
-def sample(run: Runner, inputs: Arrays, calls: Calls, *, seconds: float) -> None:
-    """Call `run` with the same batch for some seconds, and add the durations to `calls`.
+def sample(
+    run: Runner, inputs: Arrays, calls: Calls, *, seconds: float, varied: bool = False
+) -> None:
+    """Call `run` with a batch for some seconds, and add the durations to `calls`.
 
-    Shapes: inputs [n ...]; the batch repeats them as often as needed.
+    Every call gets the same batch; with `varied`, the next one, starting after the last call.
+    Shapes: inputs [n ...]; a batch repeats them as often as needed.
     """
-    batch = {
-        name: np.resize(array, (calls.batch, *array.shape[1:])) for name, array in inputs.items()
-    }
+    first = len(calls.seconds)
+    batch = _batch(inputs, calls.batch, first if varied else 0)
     if not calls.seconds or calls.seconds[-1] < _WARM_S:
         run(batch)  # the first call with a shape allocates memory
     core = time.process_time()
     end = time.perf_counter() + seconds
-    first = len(calls.seconds)
     while True:
         start = time.perf_counter()
         run(batch)
@@ -90,9 +94,16 @@ def sample(run: Runner, inputs: Arrays, calls: Calls, *, seconds: float) -> None
         calls.seconds.append(round(stop - start, 8))
         if stop >= end:
             break
+        if varied:
+            batch = _batch(inputs, calls.batch, len(calls.seconds))
     calls.core_s += time.process_time() - core
     own = calls.seconds[first:]
     calls.rounds.append(round(calls.batch * len(own) / sum(own), 2))
+
+
+def _batch(inputs: Arrays, size: int, index: int) -> dict[str, np.ndarray]:
+    rows = np.arange(index * size, (index + 1) * size)
+    return {name: array[rows % len(array)] for name, array in inputs.items()}
 
 
 @dataclass(frozen=True)
@@ -139,7 +150,8 @@ def measure(
                 if turn == 0 and not _too_slow(calls[key], size):
                     calls[key][size] = Calls(size)
                 if size in calls[key]:
-                    sample(work.run, work.inputs, calls[key][size], seconds=seconds / rounds)
+                    own = calls[key][size]
+                    sample(work.run, work.inputs, own, seconds=seconds / rounds, varied=work.varied)
     return {key: InProcess(one_calls) for key, one_calls in calls.items()}
 
 

@@ -15,11 +15,13 @@ from saccade.serving.bench.figures import (
     throughput_of,
 )
 from saccade.serving.bench.report_charts import short_name
+from saccade.serving.bench.report_policies import can_be_drawn, policies_of
 
 _MARKERS = {"fp32": "o", "fp16": "s", "bf16": "D", "int8": "^"}
 _FRONTIER, _DOMINATED, _GRID, _INK = "#0b6e99", "#8a8f98", "#e3e6ea", "#22262b"
 # From this ratio of fastest to slowest, a linear axis would squeeze the slow half together.
 _LOG_FROM_RATIO = 4.0
+_STARS, _STAR = "stars", "#c2571a"  # key and color of policies that are drawn
 _CROWDED = 5  # with more points, labels are budgets only: the tables have the rest
 
 
@@ -41,14 +43,16 @@ def _figure(report: dict[str, Any]) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    if can_be_drawn(report):
+        report = _beside_policies(report)
     figure = Figure(figsize=(8.0, 5.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     _draw_frontier(axes, report["variants"])
-    for variant in report["variants"]:
-        _draw_point(axes, variant)
+    for point in _points(report):
+        _draw_point(axes, point)
     _dress(axes, report)
-    _name_markers(axes, report["variants"])
+    _name_markers(axes, report)
     figure.suptitle(
         f"{report['model']} on {report['data']['name']}: score against {_axis(report)}",
         x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK,
@@ -56,6 +60,25 @@ def _figure(report: dict[str, Any]) -> Any:
     figure.supxlabel(_caption(report), x=0.01, ha="left", fontsize=7.5, color="#5b626b")
     _name_points(axes, report)
     return figure
+
+
+def _beside_policies(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the report with the speeds in process, which variants and policies both have.
+
+    If a server was measured, dominated variants were found by its speeds, so none is marked.
+    """
+    by_server = bool(report["server"])
+    variants = [
+        {**variant, "grpc": None} | ({"dominated_by": None} if by_server else {})
+        for variant in report["variants"]
+    ]
+    stars = [{**one, "grpc": None, "dominated_by": None} for one in policies_of(report)]
+    return {**report, "variants": variants, _STARS: stars}
+
+
+def _points(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the variants, and the policies if they are drawn."""
+    return [*report["variants"], *report.get(_STARS, ())]
 
 
 def _draw_frontier(axes: Any, variants: list[dict[str, Any]]) -> None:
@@ -97,35 +120,40 @@ def _rounds(variant: dict[str, Any]) -> tuple[float, float]:
     return (cost["least"], cost["most"]) if cost else (cost_of(variant), cost_of(variant))
 
 
-def _name_markers(axes: Any, variants: list[dict[str, Any]]) -> None:
-    """Add a legend of the markers' precisions, if there are several."""
+def _name_markers(axes: Any, report: dict[str, Any]) -> None:
+    """Add a legend of the markers, if there are several precisions, or policies."""
     from matplotlib.lines import Line2D
 
     precisions = [
         precision
         for precision in _MARKERS
-        if precision in {variant["precision"] for variant in variants}
+        if precision in {variant["precision"] for variant in report["variants"]}
     ]
-    if len(precisions) > 1:
-        shapes = [
-            Line2D([], [], ls="", marker=_MARKERS[precision], color=_INK, ms=7, label=precision)
-            for precision in precisions
-        ]
-        axes.legend(handles=shapes, fontsize=9, frameon=False, loc="best")
+    stars = bool(report.get(_STARS))
+    names = precisions if len(precisions) > 1 else ["fixed budget"] * stars
+    marks = [
+        Line2D([], [], ls="", marker=_MARKERS[precision], color=_INK, ms=7, label=name)
+        for precision, name in zip(precisions, names, strict=False)
+    ]
+    if stars:
+        marks.append(Line2D([], [], ls="", marker="*", color=_STAR, ms=12, label="policy"))
+    if marks:
+        axes.legend(handles=marks, fontsize=9, frameon=False, loc="best")
 
 
 def _draw_point(axes: Any, variant: dict[str, Any]) -> None:
     place, score = cost_of(variant), _height(variant)
     low, high = _ends(variant)
     dominated = variant["dominated_by"] is not None
-    colour = _DOMINATED if dominated else _FRONTIER
+    star = "policy" in variant
+    colour = _STAR if star else _DOMINATED if dominated else _FRONTIER
     least, most = _rounds(variant)
     axes.errorbar(
         [place], [score], yerr=[[max(0.0, score - low)], [max(0.0, high - score)]],
         xerr=[[max(0.0, place - least)], [max(0.0, most - place)]],
-        fmt=_MARKERS[variant["precision"]], ms=8, mew=1.6,
+        fmt="*" if star else _MARKERS[variant["precision"]], ms=15 if star else 8, mew=1.6 - star,
         color=colour, mfc="white" if dominated else colour,
-        ecolor=colour, elinewidth=1.0, capsize=3, zorder=3,
+        ecolor=colour, elinewidth=1.0, capsize=3, zorder=3 + star,
     )  # fmt: skip
 
 
@@ -133,12 +161,14 @@ def _name_points(axes: Any, report: dict[str, Any]) -> None:
     """Label each point on the side where the label covers least."""
     axes.figure.draw_without_rendering()
     inside = axes.get_window_extent()
-    # A label may rather cross a thin bar than a point; if there are many points, bars do not count.
-    boxes = (_point,) if _is_crowded(report) else (_bar, _point)
-    taken = [box(axes, variant) for variant in report["variants"] for box in boxes]
+    # A label may rather cross a thin bar than a point; if there are many points, bars do not count,
+    # unless there are the long labels of policies.
+    only_points = _is_crowded(report) and not report.get(_STARS)
+    boxes = (_point,) if only_points else (_bar, _point)
+    taken = [box(axes, one) for one in _points(report) for box in boxes]
     # Dominated points are below the frontier: try the lower left first for their labels.
     for variant in sorted(
-        report["variants"], key=lambda one_variant: one_variant["dominated_by"] is not None
+        _points(report), key=lambda one_variant: one_variant["dominated_by"] is not None
     ):
         dominated = variant["dominated_by"] is not None
         place = cost_of(variant), _height(variant)
@@ -148,7 +178,7 @@ def _name_points(axes: Any, report: dict[str, Any]) -> None:
                 _words(variant, report), place, xytext=(9 * right, 8 * up),
                 textcoords="offset points", ha="left" if right > 0 else "right",
                 va="bottom" if up > 0 else "top", fontsize=9, zorder=2.5,  # never over a point
-                color=_DOMINATED if dominated else _INK,
+                color=_STAR if "policy" in variant else _DOMINATED if dominated else _INK,
                 bbox={"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.75},
             )  # fmt: skip
             box = words.get_window_extent()
@@ -160,6 +190,11 @@ def _name_points(axes: Any, report: dict[str, Any]) -> None:
             if words is not best:
                 words.remove()
         taken.append(box)
+        if "policy" in variant:  # its label may be far away
+            axes.annotate(
+                "", place, xytext=best.xyann, textcoords="offset points", zorder=2.4,
+                arrowprops={"arrowstyle": "-", "color": _STAR, "lw": 0.7},
+            )  # fmt: skip
 
 
 _SIDES = tuple((right, up) for right in (1, -1) for up in (1, -1, 3, -3, 5, -5, 8, -8))
@@ -194,6 +229,10 @@ def _is_crowded(report: dict[str, Any]) -> bool:
 
 
 def _words(variant: dict[str, Any], report: dict[str, Any]) -> str:
+    if "policy" in variant:
+        times = f"{variant['times_full']['times']:.1f}x"
+        name = f"{variant['policy']} · {times}"
+        return name if _is_crowded(report) else f"{name} · {score_text(variant['score'])}"
     if _is_crowded(report):
         return f"{variant['budget']:g}"
     name = f"budget {variant['budget']:g} · {score_text(variant['score'])}"
@@ -206,7 +245,7 @@ def _words(variant: dict[str, Any], report: dict[str, Any]) -> str:
 
 def _dress(axes: Any, report: dict[str, Any]) -> None:
     first = report["variants"][0]
-    places = [end for variant in report["variants"] for end in _rounds(variant)]
+    places = [end for variant in _points(report) for end in _rounds(variant)]
     low, high = min(places), max(places)
     left, right = 0.12, 0.4  # room for the label of the rightmost point
     if high / low >= _LOG_FROM_RATIO:
@@ -242,9 +281,16 @@ def _caption(report: dict[str, Any]) -> str:
     swept = "costs" in report["variants"][0] and not bytes_saved
     rounds = ", horizontal bars the range of rounds" if swept else ""
     named = " Numbers are budgets." if _is_crowded(report) else ""
-    return (
+    start = (
         f"{machine['runtime']}, 1 thread, on {machine['device']}. {report['data']['n']} test "
-        f"samples.\nVertical bars are 95 % intervals{rounds}.{named} Hollow points are dominated: "
+        f"samples.\nVertical bars are 95 % intervals{rounds}.{named}"
+    )
+    if report.get(_STARS):
+        start += " 2.0x: twice the throughput of the full model.\nA policy is a chain of variants."
+        if report["server"]:
+            return start
+    return (
+        f"{start} Hollow points are dominated: "
         f"another variant is\n{cheap} and scores better, beyond the paired 95 % interval of the "
         "difference."
     )

@@ -51,9 +51,17 @@
     return { tickmode: "array", tickvals: values, ticktext: values.map((value) => digits(value).replace(/\.0+(?=\D|$)/, "")) };
   }
 
+  // Variants and then policies have one numbering; a policy may lack the figure of an axis.
+  const policies = data.policies || [];
+  const isPolicy = (index) => index >= data.variants.length;
+  const markOf = (index) => (isPolicy(index) ? policies[index - data.variants.length] : data.variants[index]);
+  const pointOf = (axis, index) => (isPolicy(index) ? axis.policies[index - data.variants.length] : axis.points[index]);
+  const drawnOn = (axis) => [...data.variants, ...policies].map((_, index) => index).filter((index) => pointOf(axis, index));
+
   function horizontal(axis) {
-    const low = Math.min(...axis.points.map((point) => point.least));
-    const high = Math.max(...axis.points.map((point) => point.most));
+    const every = drawnOn(axis).map((index) => pointOf(axis, index));
+    const low = Math.min(...every.map((point) => point.least));
+    const high = Math.max(...every.map((point) => point.most));
     const title = { text: plain(axis.label) + (axis.more_is_better ? " →" : ""), standoff: 10, font: { size: narrow() ? 11 : 13 } };
     if (!axis.log) {
       const span = high - low || high || 1;
@@ -80,8 +88,14 @@
   }
 
   function words(axis, index) {
-    const variant = data.variants[index], point = axis.points[index], rival = axis.dominated_by[index];
+    const variant = markOf(index), point = pointOf(axis, index), rival = axis.dominated_by[index];
     const bars = axis.bars && point.least < point.most ? ` (${digits(point.least)} to ${digits(point.most)})` : "";
+    if (isPolicy(index)) {
+      return [
+        `policy ${variant.name}`, variant.chain, `${data.score.replace(/ %$/, "")} ${variant.score_text} (95 %: ${variant.interval_text})`,
+        `same answer as the full model: ${variant.same}; risk certified: at most ${variant.risk}`, `${digits(point.value)} ${axis.unit}${bars}`,
+      ];
+    }
     return [
       variant.name, `budget ${variant.budget}, ${variant.precision}: ${variant.kept}`,
       `${data.score.replace(/ %$/, "")} ${variant.score_text} (95 %: ${variant.interval_text})`,
@@ -89,20 +103,23 @@
     ];
   }
 
+  const label = (mark) => mark.budget || mark.name;
+
   // The side of each point on which its label covers the least of other points and labels.
   function labelSides(axis) {
+    const shown = drawnOn(axis), marks = shown.map(markOf);
     const plot = at("frontier-plot"), scale = (value) => (axis.log ? Math.log(value) : value);
     const spread = (values, size) => {
       const low = Math.min(...values), high = Math.max(...values);
       return values.map((value) => (size * (value - low)) / (high - low || 1));
     };
-    const x = spread(axis.points.map((point) => scale(point.value)), 0.75 * plot.clientWidth);
-    const tall = 0.75 * plot.clientHeight, all = data.variants.flatMap((variant) => [variant.low, variant.high]);
-    const y = spread([...data.variants.map((variant) => variant.score), ...all], tall).slice(0, x.length);
+    const x = spread(shown.map((index) => scale(pointOf(axis, index).value)), 0.75 * plot.clientWidth);
+    const tall = 0.75 * plot.clientHeight, all = marks.flatMap((mark) => [mark.low, mark.high]);
+    const y = spread([...marks.map((mark) => mark.score), ...all], tall).slice(0, x.length);
     const boxes = x.map((_, index) => [x[index] - 8, y[index] - 8, x[index] + 8, y[index] + 8]);
     const common = (a, b) => Math.max(0, Math.min(a[2], b[2]) - Math.max(a[0], b[0])) * Math.max(0, Math.min(a[3], b[3]) - Math.max(a[1], b[1]));
-    return data.variants.map((variant, index) => {
-      const wide = 8 * variant.budget.length + 4;
+    return marks.map((mark, index) => {
+      const wide = 8 * label(mark).length + 4;
       const tries = [["top left", -1, 1], ["top right", 1, 1], ["bottom left", -1, -1], ["bottom right", 1, -1]].map(([side, right, up]) => {
         const left = right > 0 ? x[index] + 6 : x[index] - 6 - wide, low = up > 0 ? y[index] + 5 : y[index] - 22;
         const box = [left, low, left + wide, low + 17];
@@ -117,26 +134,38 @@
   function frontierTraces(axis) {
     const sides = labelSides(axis);
     const precisions = [...new Set(data.variants.map((variant) => variant.precision))];
+    const chains = drawnOn(axis).filter(isPolicy);
+    const bar = { thickness: 1.2, width: 4, color: colour("--soft"), type: "data", symmetric: false };
+    const bars = (own) => ({
+      error_y: { ...bar, array: own.map((i) => markOf(i).high - markOf(i).score), arrayminus: own.map((i) => markOf(i).score - markOf(i).low) },
+      error_x: { ...bar, visible: Boolean(axis.bars), array: own.map((i) => pointOf(axis, i).most - pointOf(axis, i).value),
+        arrayminus: own.map((i) => pointOf(axis, i).value - pointOf(axis, i).least) },
+    });
+    const stars = {
+      x: chains.map((i) => pointOf(axis, i).value), y: chains.map((i) => markOf(i).score), customdata: chains,
+      mode: "markers+text", name: "policy", showlegend: true, cliponaxis: false,
+      text: chains.map((i) => plain(markOf(i).name)), textposition: chains.map((_, place) => sides[data.variants.length + place]),
+      textfont: { size: 12, color: colour("--star") }, hoverinfo: "text",
+      hovertext: chains.map((i) => words(axis, i).map(plain).join("<br>")), ...bars(chains),
+      marker: { size: 17, symbol: "star", color: colour("--star"), line: { width: 1, color: colour("--page") } },
+    };
     return [staircase(axis), ...precisions.map((precision) => {
       const own = data.variants.map((_, index) => index).filter((index) => data.variants[index].precision === precision);
       const pick = (read) => own.map(read);
       const hollow = (index) => Boolean(axis.dominated_by[index]);
       const line = (index) => colour(hollow(index) ? "--soft" : "--accent");
-      const bar = { thickness: 1.2, width: 4, color: colour("--soft"), type: "data", symmetric: false };
       return {
         x: pick((i) => axis.points[i].value), y: pick((i) => data.variants[i].score), customdata: own,
-        mode: "markers+text", name: plain(precision), showlegend: precisions.length > 1,
+        mode: "markers+text", name: precisions.length > 1 ? plain(precision) : "fixed budget",
+        showlegend: precisions.length > 1 || chains.length > 0,
         text: pick((i) => plain(data.variants[i].budget)), textposition: pick((i) => sides[i]),
         textfont: { size: 12, color: colour("--soft") }, cliponaxis: false,
         hovertext: pick((i) => words(axis, i).map(plain).join("<br>")), hoverinfo: "text",
-        error_y: { ...bar, array: pick((i) => data.variants[i].high - data.variants[i].score),
-          arrayminus: pick((i) => data.variants[i].score - data.variants[i].low) },
-        error_x: { ...bar, visible: Boolean(axis.bars), array: pick((i) => axis.points[i].most - axis.points[i].value),
-          arrayminus: pick((i) => axis.points[i].value - axis.points[i].least) },
+        ...bars(own),
         marker: { size: 12, symbol: SYMBOLS[precision] || "circle", color: pick((i) => (hollow(i) ? colour("--page") : colour("--accent"))),
           line: { width: 2, color: pick(line) } },
       };
-    })];
+    }), ...(chains.length ? [stars] : [])];
   }
 
   function drawFrontier() {
@@ -150,6 +179,7 @@
     at("frontier-note").textContent = [
       `Points ${better} are cheaper. The numbers at the points are budgets. Vertical bars are the scores' 95 % intervals`,
       axis.bars ? `, and horizontal bars are the ${axis.bars}. ` : ". ",
+      drawnOn(axis).some(isPolicy) ? "Stars are policies: chains of variants in which easy samples stop early. " : "",
       axis.judged
         ? "Hollow points are dominated: another variant surely costs no more and scores better, both beyond their paired intervals."
         : "For this cost, no variant is marked as dominated. The line is the best score measured at up to that cost.",
@@ -169,8 +199,8 @@
     if (event.key === "Escape") { Plotly.Fx.unhover(plot); chosen.point = -1; return; }
     if (!step) return;
     event.preventDefault();
-    const values = data.axes[chosen.axis].points;
-    const order = values.map((_, index) => index).sort((a, b) => values[a].value - values[b].value);
+    const axis = data.axes[chosen.axis];
+    const order = drawnOn(axis).sort((a, b) => pointOf(axis, a).value - pointOf(axis, b).value);
     const from = chosen.point < 0 ? (step > 0 ? -1 : 0) : chosen.point;
     chosen.point = (from + step + order.length) % order.length;
     show(order[chosen.point]);

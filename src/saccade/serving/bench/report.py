@@ -26,6 +26,7 @@ from saccade.serving.bench.figures import (
 )
 from saccade.serving.bench.picture import frontier_png
 from saccade.serving.bench.report_page import Words, whole_page
+from saccade.serving.bench.report_policies import marks, sentences
 from saccade.serving.bench.report_tables import WORDS, count, tables
 
 SCHEMA = "saccade.report"
@@ -58,7 +59,8 @@ def render(report: dict[str, Any]) -> Any:
         for row in table.rows:
             shown.add_row(*row)
         parts += [shown, ""]
-    return Group(*parts, Text(summary(report)))
+    found = [Text(one) for one in sentences(report)]
+    return Group(*parts, *found, Text(summary(report)))
 
 
 def summary(report: dict[str, Any]) -> str:
@@ -153,7 +155,9 @@ def _alternative(report: dict[str, Any]) -> str:
             " (dominated)" if variant["dominated_by"] else ""
         )
 
-    return "Score against cost: " + "; ".join(words(variant) for variant in report["variants"])
+    policies = [f"policy {one['name']} {one['score_text']}" for one in marks(report)]
+    variants = [words(variant) for variant in report["variants"]]
+    return "Score against cost: " + "; ".join(variants + policies)
 
 
 def read_report(path: Path) -> dict[str, Any]:

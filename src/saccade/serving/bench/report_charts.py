@@ -16,6 +16,7 @@ from saccade.serving.bench.figures import (
     shown,
     throughput_of,
 )
+from saccade.serving.bench.report_policies import marks, policies_of
 
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
 _LOG_FROM_RATIO = 4.0  # an axis is logarithmic from this ratio of largest to smallest value
@@ -43,6 +44,7 @@ class Axis:
     bars: str  # meaning of the horizontal bars; empty: no bars
     cost: str  # name of the cost in a sweep, which marks dominated variants; empty: not in a sweep
     of: Callable[[Variant], Spread | None]
+    of_policy: Callable[[Variant], Spread | None] = lambda _: None  # of a policy
 
 
 def charts(report: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +54,8 @@ def charts(report: dict[str, Any]) -> dict[str, Any]:
         "score": heading(variants[0]["score"]),
         "higher_is_better": variants[0]["score"]["higher_is_better"],
         "variants": [_variant(report, variant) for variant in variants],
-        "axes": [_axis(axis, variants) for axis in axes(report)],
+        "policies": marks(report),
+        "axes": [_axis(axis, variants, policies_of(report)) for axis in axes(report)],
         "latency": latencies(variants),
         "stages": {"names": STAGES, "loads": stages(report)},
     }
@@ -92,8 +95,9 @@ def axes(report: dict[str, Any]) -> list[Axis]:
     rounds, half = "range of single rounds", "middle half of the calls"
     inside = Axis(
         "in-process", "Images/s, in process", "Images per second, in process, best batch",
-        "images/s", True, half, "", _rate_inside,
+        "images/s", True, half, "", _rate_inside, _rate_inside,
     )  # fmt: skip
+    is_direct = where.startswith("through gRPC")
     known = [
         Axis(
             "bytes", "Embedding size", "Bytes per embedding",
@@ -102,15 +106,20 @@ def axes(report: dict[str, Any]) -> list[Axis]:
         Axis(
             "throughput", f"Images/s, {_place(where)}", f"Images per second, {where}",
             "images/s", True, rounds, "throughput", _throughput,
+            _nothing if is_direct else _throughput,
         ),
         inside,
         Axis(
+            "router", "Images/s, router", "Images per second, through the router, most clients",
+            "images/s", True, rounds, "", _routed, _routed,
+        ),
+        Axis(
             "latency", "p95 ms, server", "p95 latency in ms, through the server, one client",
-            "ms", False, rounds, "latency", _latency,
+            "ms", False, rounds, "latency", _latency, _latency,
         ),
         Axis(
             "call", "ms per image, in process", "Milliseconds per image, in process, batch 1",
-            "ms", False, half, "", _call,
+            "ms", False, half, "", _call, _call,
         ),
         Axis(
             "macs", "Multiply-adds", f"Multiply-adds per image{component}",
@@ -121,11 +130,20 @@ def axes(report: dict[str, Any]) -> list[Axis]:
             "MiB", False, rounds, "memory", _memory,
         ),
     ]  # fmt: skip
+    policies = policies_of(report)
     if where.startswith("in process"):
         known.remove(inside)
+    if not (is_direct and policies):
+        known = [axis for axis in known if axis.name != "router"]
     if not saves_bytes(variants[0]):
         known.sort(key=lambda axis: axis.name == "bytes")
+        # Policies are compared by costs that were measured of them, too.
+        known.sort(key=lambda axis: not all(map(axis.of_policy, policies)))
     return [axis for axis in known if _tells_apart(axis, variants)]
+
+
+def _nothing(policy: Variant) -> Spread | None:
+    return None
 
 
 def _place(where: str) -> str:
@@ -139,8 +157,10 @@ def _tells_apart(axis: Axis, variants: Sequence[Variant]) -> bool:
     return None not in spreads and len(values) >= (1 if is_alone else 2)
 
 
-def _axis(axis: Axis, variants: Sequence[Variant]) -> dict[str, Any]:
+def _axis(axis: Axis, variants: Sequence[Variant], policies: Sequence[Variant]) -> dict[str, Any]:
     spreads = [spread for variant in variants if (spread := axis.of(variant)) is not None]
+    chains = [axis.of_policy(policy) for policy in policies]
+    every = [*spreads, *(chain for chain in chains if chain is not None)]
     return {
         "name": axis.name,
         "title": axis.title,
@@ -148,12 +168,18 @@ def _axis(axis: Axis, variants: Sequence[Variant]) -> dict[str, Any]:
         "unit": axis.unit,
         "more_is_better": axis.more_is_better,
         "bars": axis.bars if any(least < most for _, least, most in spreads) else "",
-        "log": max(most for _, _, most in spreads)
-        >= _LOG_FROM_RATIO * min(least for _, least, _ in spreads),
-        "points": [{"value": v, "least": least, "most": most} for v, least, most in spreads],
+        "log": max(most for _, _, most in every)
+        >= _LOG_FROM_RATIO * min(least for _, least, _ in every),
+        "points": [_point(spread) for spread in spreads],
+        "policies": [None if chain is None else _point(chain) for chain in chains],
         "dominated_by": [_dominated_by(axis, variant) for variant in variants],
         "judged": _is_judged(axis, variants[0]),
     }
+
+
+def _point(spread: Spread) -> dict[str, float]:
+    value, least, most = spread
+    return {"value": value, "least": least, "most": most}
 
 
 def _is_main(axis: Axis, variant: Variant) -> bool:
@@ -201,6 +227,20 @@ def _throughput(variant: Variant) -> Spread | None:
             least, most = ends
             return rate, least, most
     return _rate_inside(variant)
+
+
+def _routed(variant: Variant) -> Spread | None:
+    grpc = variant["grpc"] or {}
+    names = points(grpc, "router_concurrency_")
+    if not names:
+        return None
+    point = grpc[names[-1]]
+    rate = point["inferences_per_second"]
+    return (
+        rate,
+        point.get("inferences_per_second_min", rate),
+        point.get("inferences_per_second_max", rate),
+    )
 
 
 def _rate_inside(variant: Variant) -> Spread | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.frontier import POLICIES, Entry, PolicyEntry
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.models.scores.results import EvaluationResult
 from saccade.serving.bench import served
@@ -72,8 +72,31 @@ def raw_samples(
     for (variant, role), figures in inside.items():
         if variant == result.variant:
             place = samples if not role else samples.setdefault(role, {"grpc": {}})
-            place["in_process_s"] = {str(size): c.seconds for size, c in figures.calls.items()}
+            place["in_process_s"] = calls_of(figures)
     return samples
+
+
+def calls_of(figures: InProcess) -> dict[str, list[float]]:
+    """Return the seconds of each call, by batch size."""
+    return {str(size): calls.seconds for size, calls in figures.calls.items()}
+
+
+def policy_content(
+    policies: Sequence[PolicyEntry],
+    samples: Mapping[str, dict[str, Any]],
+    left_out: Sequence[tuple[str, str]],
+) -> dict[str, Any]:
+    """Return what report.json has on policies; nothing for a folder without policies."""
+    content: dict[str, Any] = {}
+    if policies:
+        content[POLICIES] = [
+            {**asdict(one), "samples": samples[f"policy {one.policy}"]} for one in policies
+        ]
+    if left_out:
+        content["policies_left_out"] = [
+            {"policy": name, "reason": reason} for name, reason in left_out
+        ]
+    return content
 
 
 def add_served(

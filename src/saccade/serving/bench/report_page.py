@@ -21,6 +21,7 @@ from saccade.errors import SaccadeError, require
 from saccade.escaped import escaped
 from saccade.serving.bench.figures import is_share
 from saccade.serving.bench.report_charts import charts, short_name
+from saccade.serving.bench.report_policies import sentences
 from saccade.serving.bench.report_tables import WORDS, Table, tables
 
 # Styles for maps, which plotly.js adds unless an element with that id exists. No map is drawn.
@@ -54,6 +55,7 @@ def whole_page(report: dict[str, Any], picture: bytes, words: Words) -> str:
         title=escape(words.title),
         headline=escape(words.headline),
         summary=escape(words.summary),
+        policies=_policies(report),
         alt=escape(words.alternative),
         picture=base64.b64encode(picture).decode(),
         examples=_examples(report),
@@ -260,6 +262,12 @@ def _answer(report: dict[str, Any], variant: dict[str, Any], answer: dict[str, A
         f'<tr><th scope="row">{escape(name)}</th><td>{focus}</td><td class="words">{text}'
         f'<span{css}>{sign}{escape(verdict)}</span></td><td class="sure">{sure}</td></tr>'
     )
+
+
+def _policies(report: dict[str, Any]) -> str:
+    """Return what each policy gains, as a list; an empty string without policies."""
+    items = "".join(f"<li>{escape(one)}</li>" for one in sentences(report))
+    return f'<ul class="policies">{items}</ul>' if items else ""
 
 
 def _image(data: str | None, alt: str, css: str) -> str:

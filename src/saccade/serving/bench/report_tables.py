@@ -16,6 +16,7 @@ from saccade.serving.bench.figures import (
     score_text,
     works,
 )
+from saccade.serving.bench.report_policies import policies_of, policy_rows, step_rows
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Table:
 
 
 _DOMINATED = "dominated by"
-WORDS = (_DOMINATED, "score", "on the frontier of", "stage", "reason")  # columns of words
+# Columns of words.
+WORDS = (_DOMINATED, "score", "on the frontier of", "stage", "reason", "by")
 _BATCHES = ("batch_1", "batch_64")
 
 
@@ -39,6 +41,8 @@ def tables(report: dict[str, Any]) -> list[Table]:
     tables = [_score(variants)]
     if variants[0]["scores"]:
         tables.append(_further(variants))
+    if policies_of(report):
+        tables += _policies(report)
     tables.append(_throughput(variants, ops_text(report)))
     if variants[0]["grpc"]:
         tables.append(_latency(variants))
@@ -79,6 +83,18 @@ def _further(variants: Sequence[dict[str, Any]]) -> Table:
         for score in variant["scores"]
     ]
     return Table("Further scores", ("variant", "score", "value", "95 %", "n"), tuple(rows))
+
+
+def _policies(report: dict[str, Any]) -> list[Table]:
+    note = (
+        "Chains of variants. Same: answers equal to the full model's; risk: the share that is "
+        "certified to be lost at most. Per second: in process, at the best batch; x full: over "
+        "the full model's, with the paired 95 % interval over the rounds."
+    )
+    return [
+        Table("Policies", *policy_rows(report), note),
+        Table("Steps of the policies", *step_rows(report)),
+    ]
 
 
 def _throughput(variants: Sequence[dict[str, Any]], ops: str) -> Table:

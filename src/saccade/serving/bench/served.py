@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to variants in a server, a check of their answers, and the figures of all rounds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from saccade.errors import ServerFailed
 from saccade.exporter.artefact.frontier import ROUNDS, SECONDS
 from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
+from saccade.exporter.runtimes.runners import Runner
 from saccade.models.interface import Arrays
 from saccade.serving.bench.load import LoadResult, Stream
 from saccade.serving.bench.load_requests import Answer, ask, png_files, request
@@ -129,6 +130,34 @@ def streams(url: str, works: Sequence[Work], concurrency: Sequence[int]) -> dict
                 stream = Stream(name, work.router, count, routed)
                 streams[(*work.key, f"router_concurrency_{count}")] = stream
     return streams
+
+
+def policy_streams(
+    url: str, name: str, work: Work, runs: Mapping[str, Runner], concurrency: Sequence[int]
+) -> dict[Place, Stream]:
+    """Return the streams of a policy through the router; `work` has the full model's requests.
+
+    `runs` are the variants of its steps, in process.
+
+    Raises: ServerFailed if the policy does not answer as expected.
+    """
+    title, parameters = f"policy {name}", {"policy": name}
+    message = work.routed(0, "logits", "variant", parameters=parameters)
+    variant = ask(url, message)["variant"]
+    by = variant[0].decode() if isinstance(variant, list) else ""
+    if by not in runs:
+        raise ServerFailed(
+            f"{title} at {url} is answered by {by!r:.80}, expected one of {', '.join(runs)}."
+        )
+    expected = {"logits": runs[by](work.row(0))["logits"]}
+    check_answers(url, title, message, expected, work.precision)
+    requests = tuple(work.routed(index, parameters=parameters) for index in range(len(work)))
+    return {
+        (title, "", f"router_concurrency_{count}"): Stream(
+            f"{title}, {count} clients", work.router, count, requests
+        )
+        for count in sorted({1, *concurrency})
+    }
 
 
 def _check(url: str, work: Work) -> None:

@@ -7,7 +7,7 @@ budget.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,20 @@ import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.frontier import ROUNDS, Entry
 from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.files import json_bytes, new_folder, write_atomically
 from saccade.leftovers import temporary_folder
 from saccade.machine import this_machine
-from saccade.models.data.datasets import load_data
+from saccade.models.data.datasets import HELD_OUT, load_data
 from saccade.models.scores.intervals import wilson
 from saccade.progress import Advance, progress_of
 from saccade.serving.bench import served
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
 from saccade.serving.bench.load_requests import png_files, request, server_version
 from saccade.serving.bench.options import BenchOptions
+from saccade.serving.bench.policies import ratio
+from saccade.serving.bench.report_policies import times_text
 from saccade.serving.client.client import Client, routers_at
 from saccade.serving.client.connection import TLS
 from saccade.serving.client.router_view import RouterView
@@ -37,6 +39,7 @@ from saccade.serving.server.server import Server
 
 _WARMUP_S = 0.15
 _DISTINCT = 64  # distinct requests per stream
+_DISTINCT_OF_POLICY = 256  # its requests differ in cost
 # Free ports, no probes in between, and no restart that would mix two servers into one figure.
 _QUIET = ServeOptions(
     grpc_port=0, http_port=0, metrics_port=0, ready_port=0, probe_interval_s=600, restart=False
@@ -79,17 +82,23 @@ def by_precision(folder: ArtefactFolder, entries: Sequence[Entry]) -> dict[str, 
 
 @contextmanager
 def server_under_load(
-    folder: ArtefactFolder, *, runtime: str = DEFAULT, op_library: bool = True
+    folder: ArtefactFolder,
+    *,
+    runtime: str = DEFAULT,
+    op_library: bool = True,
+    policies: bool = False,
 ) -> Iterator[ServerUnderLoad]:
     """Start a server of the folder's variants, and stop it at the end of the context.
+
+    A folder is measured before it is calibrated, so without `policies` an outdated one does not
+    stop it.
 
     Raises: ServerFailed if it does not start.
     """
     with temporary_folder("bench") as temporary:
         repository = temporary / "repository"
-        # A folder is measured before it is calibrated, so an outdated policy must not stop it.
         options = RepositoryOptions(
-            repository, runtime=runtime, op_library=op_library, policies=False
+            repository, runtime=runtime, op_library=op_library, policies=policies
         )
         deploy(folder, options)
         with (
@@ -125,11 +134,13 @@ class RunningReport:
         headings = ("variant", "top-1 %", "95 %", *(f"x{point}" for point in points))
         for heading in (*headings, *(f"ms x{point}" for point in points)):
             table.add_column(heading, justify="left" if heading == "variant" else "right")
-        for variant in self.full["variants"]:
-            own, score = variant["points"], variant["score"]
+        named = [(variant["variant"], variant) for variant in self.full["variants"]]
+        named += [(_title(policy["policy"]), policy) for policy in self.full.get("policies", ())]
+        for name, measured in named:
+            own, score = measured["points"], measured["score"]
             low, high = (100 * bound for bound in score["interval"]) if score else (0, 0)
             table.add_row(
-                variant["variant"],
+                name,
                 f"{100 * score['value']:.2f}" if score else "-",
                 f"{low:.1f}-{high:.1f}" if score else "-",
                 *(f"{own[point]['inferences_per_second']:,.1f}" for point in points),
@@ -141,11 +152,12 @@ class RunningReport:
             f"Inputs: {self.full['data']}. No frontier.json was changed. The report is "
             f"{self.folder / 'report.json'}."
         )
-        return Group(table, Text(words))
+        found = map(_policy_text, self.full.get("policies", ()))
+        return Group(table, *map(Text, found), Text(words))
 
 
 def measure_running(options: BenchOptions) -> RunningReport:
-    """Measure each variant of a running server through its router.
+    """Measure each variant and policy of a running server through its router.
 
     Every round has a new random order. With data, its test part is sent and scored, for which the
     model has to classify images. Without data, noise of the model's input size is sent, which has
@@ -163,7 +175,7 @@ def measure_running(options: BenchOptions) -> RunningReport:
     with Client(options.url, model, timeout_s=30) as client:
         view = client.view()
         images, labels = _images(view, options)
-        scores = _scores(client, images, labels)
+        answers = _answers(client, images, labels)
     streams = _streams(view, images, options)
     results: dict[tuple[str, str], list[LoadResult]] = {place: [] for place in streams}
     steps = len(streams) * options.rounds
@@ -176,17 +188,16 @@ def measure_running(options: BenchOptions) -> RunningReport:
                 result = generator.run([stream], seconds=seconds, warmup_s=_WARMUP_S)
                 results[places[index]].append(refuse_errors(result, options.url))
                 advance(1, stream.name)
+    points: dict[str, dict[str, Any]] = {}
+    for name, count in streams:
+        point = served.point(streams[name, count], results[name, count])
+        points.setdefault(name, {})[count] = point
     variants = [
         {
             "variant": name,
             "budget": view.budget(name),
-            "score": scores.get(name),
-            "points": {
-                point: served.point(streams[place], results[place])
-                for place in streams
-                for variant, point in [place]
-                if variant == name
-            },
+            "score": _score(answers.get(name), labels),
+            "points": points[name],
         }
         for name in view.variants
     ]
@@ -200,6 +211,8 @@ def measure_running(options: BenchOptions) -> RunningReport:
         "variants": variants,
         "machine": this_machine().to_dict(),  # machine of the clients
     }
+    if view.policies:
+        full["policies"] = _policies(view, points, answers, labels)
     with new_folder(options.out, force=options.force) as out:
         write_atomically(out / "report.json", json_bytes(full))
     return RunningReport(options.out, full)
@@ -219,36 +232,99 @@ def _images(view: RouterView, options: BenchOptions) -> tuple[np.ndarray, np.nda
     if options.data is None:
         noise = np.random.default_rng(options.seed)
         return noise.integers(0, 256, (_DISTINCT, height, width, 3), dtype=np.uint8), None
-    data = load_data(options.data, "test", side_px=max(height, width))
+    data = load_data(options.data, HELD_OUT, side_px=max(height, width))
     return data.images[: options.limit], data.labels[: options.limit]
 
 
-def _scores(client: Client, images: np.ndarray, labels: np.ndarray | None) -> dict[str, Any]:
-    """Return each variant's top-1 on labeled images; empty without labels.
+def _answers(
+    client: Client, images: np.ndarray, labels: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    """Return the classes that each variant and policy gives to labeled images; empty without.
 
+    Shapes: by name or title, each [n].
     Raises: SaccadeError if the model does not classify images.
     """
-    view, scores = client.view(), {}
+    view = client.view()
     if labels is None:
         return {}
     view.require_output("probabilities", "classify images")
-    for name in view.variants:
-        answer = client.infer({"image": images}, ["probabilities"], view.budget(name))
-        hits = int((answer["probabilities"].argmax(-1) == labels).sum())
-        interval = wilson(hits, len(labels))
-        scores[name] = {"value": hits / len(labels), "interval": interval, "n": len(labels)}
-    return scores
+    asked = {name: {"budget": str(view.budget(name))} for name in view.variants}
+    asked |= {_title(name): {"policy": name} for name in view.policies}
+    return {
+        name: client.infer({"image": images}, ["probabilities"], parameters=parameters)[
+            "probabilities"
+        ].argmax(-1)
+        for name, parameters in asked.items()
+    }
+
+
+def _score(classes: np.ndarray | None, labels: np.ndarray | None) -> dict[str, Any] | None:
+    """Return the top-1 of answers with its interval; None without labels."""
+    if classes is None or labels is None:
+        return None
+    return _share(classes == labels)
+
+
+def _share(true: np.ndarray) -> dict[str, Any]:
+    hits, n = int(true.sum()), len(true)
+    return {"value": hits / n, "interval": wilson(hits, n), "n": n}
+
+
+def _policies(
+    view: RouterView,
+    points: Mapping[str, Mapping[str, Any]],
+    answers: Mapping[str, np.ndarray],
+    labels: np.ndarray | None,
+) -> list[dict[str, Any]]:
+    """Return each policy's figures, beside those of the largest variant, at the most clients."""
+    full = next(iter(view.variants))
+    most = max(points[full], key=int)
+    measured = []
+    for name in view.policies:
+        own = points[_title(name)]
+        given = answers.get(_title(name))
+        times = ratio(own[most][ROUNDS], points[full][most][ROUNDS])
+        same = None if given is None else _share(given == answers[full])
+        measured.append(
+            {
+                "policy": name,
+                "full": full,
+                "score": _score(given, labels),
+                "agreement": same,
+                "times_full": asdict(times),
+                "points": own,
+            }
+        )
+    return measured
+
+
+def _title(policy: str) -> str:
+    """Return the name of a policy among variants, whose names contain no space."""
+    return f"policy {policy}"
+
+
+def _policy_text(policy: Mapping[str, Any]) -> str:
+    same = policy["agreement"]
+    answers = (
+        f"; same answer on {100 * same['value']:.2f} % of {same['n']:,} images" if same else ""
+    )
+    times = times_text(policy["times_full"])
+    return f"Policy {policy['policy']}: {times} the throughput of {policy['full']}{answers}."
 
 
 def _streams(
     view: RouterView, images: np.ndarray, options: BenchOptions
 ) -> dict[tuple[str, str], Stream]:
-    """Return the streams by variant and number of clients: one PNG image per request."""
-    files, streams = png_files(images[:_DISTINCT]), {}
-    for name in view.variants:
-        parameters = {"budget": view.budget(name)}
+    """Return the streams by variant or policy, and clients: one PNG image per request."""
+    files, streams = png_files(images[:_DISTINCT_OF_POLICY]), {}
+    asked: dict[str, tuple[Mapping[str, Any], int]] = {
+        name: ({"budget": view.budget(name)}, _DISTINCT) for name in view.variants
+    }
+    asked |= {_title(name): ({"policy": name}, _DISTINCT_OF_POLICY) for name in view.policies}
+    for name, (parameters, distinct) in asked.items():
         requests = tuple(
-            request(view.model, {"image": file[None]}, ("variant",), parameters) for file in files
+            request(view.model, {"image": file[None]}, ("variant",), parameters)
+            for file in files[:distinct]
         )
         for count in options.concurrency:
             stream = Stream(f"{name}, {count} clients", view.model, count, requests)

@@ -32,6 +32,7 @@ class Work:
     router: str
     encoded: tuple[str, ...] = ()  # inputs that the router takes as image files
     filled: tuple[str, ...] = ()  # inputs that the router fills in itself
+    varied: bool = False  # one batch is measured as well as another: all rows cost the same
 
     @property
     def key(self) -> tuple[str, str]:
@@ -55,12 +56,17 @@ class Work:
         assert self.model is not None
         return request(self.model, self.row(index), outputs or self.answers)
 
-    def routed(self, index: int, *outputs: str) -> bytes:
-        """Return one serialized request to the router, as a caller sends it."""
+    def routed(
+        self, index: int, *outputs: str, parameters: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Return one serialized request to the router, as a caller sends it.
+
+        The default `parameters` choose this variant.
+        """
         row = {name: array for name, array in self.row(index).items() if name not in self.filled}
         row |= {name: png_files(row[name]) for name in self.encoded}
-        parameters = {"budget": self.setting}
-        return request(self.router, row, outputs or self.answers, parameters)
+        chosen = parameters or {"budget": self.setting}
+        return request(self.router, row, outputs or self.answers, chosen)
 
 
 def works_of(

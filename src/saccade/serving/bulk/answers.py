@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.models.families import entry_of
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import as_texts
 
@@ -87,12 +86,8 @@ def form_of(
 
     Raises: SaccadeError if the model does not give this kind of answer.
     """
-    outputs = {spec["name"]: spec["axes"] for spec in view.components[main_role(view)]["outputs"]}
-    entry = entry_of(view.family)
-    classifies = "probabilities" in outputs or (view.labels and "embedding" in outputs)
-    able: list[str] = [call for call in ("caption", "segment", "answer") if call in entry.calls]
-    able += ["classify"] if classifies and "answer" not in able else []
-    able += ["embed"] if "embedding" in outputs else []
+    outputs = {spec["name"]: spec["axes"] for spec in view.components[view.main_role]["outputs"]}
+    able = view.tasks
     chosen: str | None = ask or next(iter(able), None)
     if chosen not in able:
         raise SaccadeError(
@@ -124,14 +119,6 @@ def _best(probabilities: np.ndarray, labels: Sequence[str], top: int) -> dict[st
         "labels": named,
         "probabilities": list(np.take_along_axis(probabilities, order, axis=1)),
     }
-
-
-def main_role(view: RouterView) -> str:
-    """Return the component that takes an image, or else the first."""
-    return next(
-        (role for role, part in view.components.items() if part["encoded"]),
-        next(iter(view.components)),
-    )
 
 
 def _fixed(axes: str) -> tuple[int, ...]:

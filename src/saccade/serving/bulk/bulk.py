@@ -17,7 +17,7 @@ from saccade.files import json_bytes
 from saccade.leftovers import only_writer, temporary_folder
 from saccade.progress import Report, bar, progress_of, reporting
 from saccade.serving.bulk import listing, runners
-from saccade.serving.bulk.answers import form_of, main_role
+from saccade.serving.bulk.answers import form_of
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.place import EXTRA, Place
 from saccade.serving.bulk.plan import (
@@ -40,10 +40,11 @@ from saccade.serving.bulk.policy import (
     policies_sha256,
     without_policy,
 )
-from saccade.serving.bulk.shard import QUESTION, Job, view_in
+from saccade.serving.bulk.shard import QUESTION, Job
 from saccade.serving.bulk.sources import Columns, Source, Wanted
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import choice
+from saccade.serving.local.in_process import view_in
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.policies import policies_of
 from saccade.serving.repository.preflight.repository import open_repository
@@ -148,7 +149,7 @@ def _engines(repository: Path) -> dict[str, str]:
 
 
 def _planned(artefact: ArtefactFolder, repository: Path, out: Place, options: BulkOptions) -> Plan:
-    view = view_in(repository, artefact.model)
+    view = view_in(repository / artefact.model)
     routes, parameters = _routes(repository, artefact.model), _parameters(options)
     followed = without_policy(parameters) != parameters
     form = form_of(view, options.ask, options.top, options.dtype, by_policy=followed)
@@ -284,7 +285,7 @@ def _given(options: BulkOptions) -> list[str]:
 
 
 def _wanted(view: RouterView, ask: str) -> Wanted:
-    component = view.components[main_role(view)]
+    component = view.components[view.main_role]
     names = [spec["name"] for spec in component["inputs"]]
     encoded = tuple(name for name in names if name in component["encoded"])
     optional = component.get("optional", ())

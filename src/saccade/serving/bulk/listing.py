@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.errors import SaccadeError, require
+from saccade.models.data.samples.folders import SUFFIXES as SUFFIXES
 from saccade.serving.bulk.place import EXTRA, Place
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 _NAMED = 3  # duplicate ids to name in a message
 
 

@@ -10,7 +10,7 @@ from saccade.serving.bulk.answers import Form
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.repository.policies import ServedPolicy
 
-ASKS = ("classify", "answer")  # a variant's answer is one of several classes
+ASKS = ("classify", "answer", "segment")  # answers of different variants can be compared
 _PARAMETERS = ("policy", "max_risk", "strict")
 
 
@@ -32,6 +32,11 @@ def check_followed(parameters: Mapping[str, str], view: RouterView, form: Form) 
         raise SaccadeError(
             f"--ask {form.ask} cannot follow a policy, because these answers of different variants "
             "cannot be compared. Drop the policy, or pass --ask classify."
+        )
+    if "slots" in parameters:
+        raise SaccadeError(
+            f"--slots {parameters['slots']} cannot be combined with a policy, which is certified "
+            "for the number of slots of the training. Drop one of them."
         )
 
 

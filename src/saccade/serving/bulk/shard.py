@@ -10,20 +10,23 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.serving.bulk.in_process import InProcess, InputRefused
 from saccade.serving.bulk.place import Place
 from saccade.serving.bulk.plan import ANSWERS, ERRORS, Plan, part_name, read_plan, read_shard
 from saccade.serving.bulk.sources import Source, Unreadable
 from saccade.serving.client.operations import as_arrays
-from saccade.serving.client.router_view import RouterView, view_of
 from saccade.serving.client.text_tokens import question_tokens
-from saccade.serving.repository.config_text import read_config
+from saccade.serving.local.in_process import (
+    InProcess,
+    InputRefused,
+    labels_in,
+    models_of,
+    view_in,
+)
 
 QUESTION = "question"
 Answered = tuple[list[str], dict[str, list[Any]]]
@@ -63,9 +66,10 @@ class Shards:
         assert plan is not None, "the plan is written before workers start"
         self._plan: Plan = plan
         self._source = Source(Place(plan.input), plan.columns, plan.wanted)
-        self._view = view_in(repository, plan.model)
-        self._labels = labels_in(repository, plan.model)
-        self._model = InProcess(repository, plan.model)
+        router = repository / plan.model
+        self._view = view_in(router)
+        self._labels = labels_in(router)
+        self._model = InProcess(router, models_of(repository))
 
     def run(self, shard: int) -> Done:
         """Write the answers of a shard.
@@ -160,17 +164,6 @@ def main(request: Request) -> Done:
         _here[request.job] = Shards(request.job)
         atexit.register(_here[request.job].close)
     return _here[request.job].run(request.shard)
-
-
-def view_in(repository: Path, model: str) -> RouterView:
-    """Return the description that the router of a repository gives its callers."""
-    return view_of(SimpleNamespace(config=read_config(repository / model / "config.pbtxt")), model)
-
-
-def labels_in(repository: Path, model: str) -> tuple[str, ...]:
-    """Return the labels of a repository's answers; empty if it has none."""
-    path = repository / model / "labels.txt"
-    return tuple(path.read_text("utf-8").splitlines()) if path.exists() else ()
 
 
 def _parquet(columns: Mapping[str, list[Any]], schema: Any) -> bytes:

@@ -14,6 +14,8 @@ import numpy as np
 
 from saccade.archives import read_arrays
 from saccade.errors import SaccadeError
+from saccade.models.data.samples.columnar import RowGroups
+from saccade.models.data.samples.shards import key_and_suffix
 from saccade.serving.bulk import listing
 from saccade.serving.bulk.place import Place
 from saccade.serving.client.images import encoded
@@ -145,7 +147,7 @@ class Table(Kind):
 class Parquet(Table):
     """Parquet: a column with bytes or paths of image files, or one column per model input."""
 
-    _group: tuple[int, Any] | None = None
+    _groups: RowGroups | None = None
 
     def entries(self, name: str) -> Any:
         """Return one entry per row, reading only ids, paths and questions."""
@@ -175,7 +177,8 @@ class Parquet(Table):
         if entry["path"] is not None:
             return super().read(entry)
         with _said_of(self.place):
-            values = self._row(entry["row"])
+            self._groups = self._groups or RowGroups(self._opened())
+            values = self._groups.row(entry["row"])
         given: dict[str, Any] = {name: np.array(values[name]) for name in self.wanted.numbers}
         if self.wanted.encoded:
             value = values[self._image_column(list(values))]
@@ -189,7 +192,7 @@ class Parquet(Table):
     def close(self) -> None:
         """Close the file."""
         super().close()
-        self._group = None
+        self._groups = None
 
     def _opened(self) -> Any:
         import pyarrow.parquet as pq
@@ -197,15 +200,6 @@ class Parquet(Table):
         if self._file is None:
             self._file = pq.ParquetFile(self.place.open())
         return self._file
-
-    def _row(self, row: int) -> dict[str, Any]:
-        file, group = self._opened(), 0
-        while row >= (rows := file.metadata.row_group(group).num_rows):
-            row, group = row - rows, group + 1
-        if self._group is None or self._group[0] != group:
-            self._group = group, file.read_row_group(group)
-        values: dict[str, Any] = self._group[1].slice(row, 1).to_pylist()[0]
-        return values
 
 
 class Tar(Kind):
@@ -221,7 +215,7 @@ class Tar(Kind):
         try:
             with self.place.open() as file, tarfile.open(fileobj=file, mode="r:") as tar:
                 for row, member in enumerate(tar):
-                    key, suffix = _key(member.name)
+                    key, suffix = key_and_suffix(member.name)
                     if member.isreg() and suffix.endswith(ends):
                         entry = (f"{shard}/{key}", name, row, member.offset_data, member.size)
                         for column, value in zip(columns.values(), entry, strict=True):
@@ -483,13 +477,6 @@ def _is_text(kind: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _key(member: str) -> tuple[str, str]:
-    """Split a member's name into key and suffix, at the first dot of its last part."""
-    folder, slash, name = member.rpartition("/")
-    key, point, suffix = name.partition(".")
-    return folder + slash + key, (point + suffix).lower()
 
 
 def _hidden(name: str) -> bool:

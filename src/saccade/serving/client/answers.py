@@ -2,7 +2,7 @@
 """Answers that the client returns: labels, captions and segmentations, each with its variant."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class Caption:
 class Segmentation:
     """The slots of one image: their content, their positions, and the pixels of each.
 
+    With a policy, `steps` and `certified` are as in a `Classification`.
     Shapes: masks float32 [k h w], which sum to 1 over the slots; slots [k d]; positions and
             scales [k 2]; reconstruction [h w c]. Each is present if the model has it.
     Units:  positions are in [-1, 1], y before x, as in the model's grid.
@@ -71,6 +72,8 @@ class Segmentation:
     scales: np.ndarray | None
     reconstruction: np.ndarray | None
     variant: str
+    steps: int | None = None
+    certified: bool | None = None
 
     @property
     def owners(self) -> np.ndarray:
@@ -92,15 +95,28 @@ class Segmentation:
             }
             for index, count in enumerate(counts)
         ]
-        return {"slots": slots, "variant": self.variant}
+        by_policy = {"steps": self.steps, "certified": self.certified}
+        return {
+            "slots": slots,
+            "variant": self.variant,
+            **({} if self.steps is None else by_policy),
+        }
+
+
+_Answer = TypeVar("_Answer", Classification, Segmentation)
 
 
 def classifications_by_policy(result: Any) -> list[Classification]:
     """Read the answer to a request for labels that follows a policy."""
+    return _followed(classifications(result), result)
+
+
+def _followed(answers: list[_Answer], result: Any) -> list[_Answer]:
+    """Return the answers with the steps and the certificate of each."""
     columns = (output(result, name).reshape(-1).tolist() for name in BY_POLICY)
     return [
         replace(one, steps=int(steps), certified=bool(certified))
-        for one, steps, certified in zip(classifications(result), *columns, strict=True)
+        for one, steps, certified in zip(answers, *columns, strict=True)
     ]
 
 
@@ -139,7 +155,7 @@ def ranked(
 def segmentations(result: Any, names: tuple[str, ...]) -> list[Segmentation]:
     """Read the answer to a request for slots; `names` are the requested outputs."""
     arrays = {name: output(result, name) for name in names}
-    return [
+    answers = [
         Segmentation(
             masks=arrays["masks"][index],
             slots=arrays["slots"][index],
@@ -150,6 +166,7 @@ def segmentations(result: Any, names: tuple[str, ...]) -> list[Segmentation]:
         )
         for index, variant in enumerate(texts(result, "variant"))
     ]
+    return _followed(answers, result) if set(BY_POLICY) <= set(names) else answers
 
 
 def captions(result: Any) -> list[Caption]:

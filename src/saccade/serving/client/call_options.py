@@ -51,6 +51,9 @@ class SegmentOptions(CallOptions):
     raw: bool = False  # write only the slots: a PNG in which each pixel's index is its slot
     seed: int = 0  # seed for the positions where the slots start
     slots: int | None = None  # number of slots; default: as in training
+    policy: str | None = None  # follow the policy of this name, written by `saccade calibrate`
+    max_risk: float | None = None  # follow the cheapest policy certified for it; 0: full model
+    strict: bool = False  # with a policy: refuse if an answer would not be certified
     force: bool = False  # replace existing files in --out
 
 

@@ -20,7 +20,14 @@ from saccade.serving.client.probe import Prober
 from saccade.serving.client.readiness import Board, Readiness
 from saccade.serving.client.router_view import RouterView, view_of
 from saccade.serving.client.rpc_errors import UnknownModel, explained
-from saccade.serving.client.wire import DEFAULT_URL, Call, Steps, check_timeout, with_deadline
+from saccade.serving.client.wire import (
+    DEFAULT_URL,
+    Call,
+    Steps,
+    check_timeout,
+    over_grpc,
+    with_deadline,
+)
 
 __all__ = [
     "Caption",
@@ -84,14 +91,14 @@ class Session:
             return error
 
     def _arguments(self, call: Call) -> dict[str, Any]:
-        return {"model_name": self.model, **with_deadline(call, self.timeout_s)}
+        return {"model_name": self.model, **with_deadline(over_grpc(call), self.timeout_s)}
 
 
 def _waiting(operation: Callable[_P, Steps[_T]]) -> Callable[Concatenate["Client", _P], _T]:
     """Turn an operation into a method that runs it to its end."""
 
     def method(self: "Client", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return self._run(operation(*args, **kwargs))
+        return operations.finished(operation(*args, **kwargs), self.view, self._infer)
 
     return operations.as_method(method, operation)
 
@@ -148,15 +155,6 @@ class Client(Session):
         if self._view is None:
             self._view = self._look()
         return self._view
-
-    def _run(self, steps: Steps[_T]) -> _T:
-        try:
-            wanted = next(steps)
-            while True:
-                wanted = steps.send(self.view() if wanted is None else self._infer(wanted))
-        except StopIteration as end:
-            answer: _T = end.value
-            return answer
 
     def _look(self) -> RouterView:
         try:

@@ -2,14 +2,22 @@
 """A caller's images as encoded files, split into requests that the server accepts."""
 
 import io
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
 
-Image = Path | str | bytes | np.ndarray
+if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
+
+    Image = Path | str | bytes | np.ndarray | PillowImage
+else:
+    Image = Path | str | bytes | np.ndarray
+PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")  # of Pillow, which PNG keeps as they are
 MAX_IMAGES = 64
 MAX_REQUEST_BYTES = 64 * 2**20  # far below the limit of a message, and small enough for deadlines
 
@@ -17,7 +25,7 @@ MAX_REQUEST_BYTES = 64 * 2**20  # far below the limit of a message, and small en
 def encoded(images: Sequence[Image] | np.ndarray) -> list[bytes]:
     """Return each image as the bytes of an image file.
 
-    A path is read, bytes are used as they are, and pixels are encoded as PNG.
+    A path is read, bytes are used as they are, and pixels and images of Pillow are encoded as PNG.
 
     Shapes: an array is one image [h w], [h w 1], [h w 3] or [h w 4]; a batch is [n h w c].
     Units: pixels are uint8, 0 to 255.
@@ -55,10 +63,12 @@ def _file_bytes(image: Image) -> bytes:
         return image
     if isinstance(image, np.ndarray):
         return _png(image)
+    if _is_pillow(image):
+        return _pillow_png(image)
     if not isinstance(image, str | Path):
         raise SaccadeError(
-            f"Found an image of type {type(image).__name__}, expected a path, bytes or a uint8 "
-            "array."
+            f"Found an image of type {type(image).__name__}, expected a path, bytes, a uint8 "
+            "array or an image of Pillow."
         )
     try:
         data = Path(image).read_bytes()
@@ -69,6 +79,24 @@ def _file_bytes(image: Image) -> bytes:
     if not data:
         raise SaccadeError(f"{image}: found an empty file. Pass a PNG, JPEG or WebP file.")
     return data
+
+
+def _is_pillow(image: object) -> bool:
+    # Pillow is imported if there is such an image.
+    module = sys.modules.get("PIL.Image")
+    return module is not None and isinstance(image, module.Image)
+
+
+def _pillow_png(image: Any) -> bytes:
+    if image.mode not in PNG_MODES:
+        raise ShapeError(
+            f"Found an image of Pillow's mode {image.mode}, expected {', '.join(PNG_MODES)}. "
+            "Convert it: image.convert('RGB')"
+        )
+    file = io.BytesIO()
+    exif = image.getexif()  # it may rotate the image
+    image.save(file, "PNG", compress_level=1, **({"exif": exif} if exif else {}))
+    return file.getvalue()
 
 
 def _png(pixels: np.ndarray) -> bytes:

@@ -60,6 +60,17 @@ def as_method(method: _Method, operation: Callable[..., Steps[Any]]) -> _Method:
     return method
 
 
+def finished(steps: Steps[_T], view: Callable[[], RouterView], infer: Callable[[Call], Any]) -> _T:
+    """Run an operation to its end: `infer` answers its calls."""
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = steps.send(view() if wanted is None else infer(wanted))
+    except StopIteration as end:
+        returned: _T = end.value
+        return returned
+
+
 def classify(
     images: Sequence[Image] | np.ndarray,
     budget: Budget | None = None,
@@ -135,19 +146,32 @@ def segment(
     budget: Budget | None = None,
     seed: int = 0,
     slots: int | None = None,
+    policy: str | None = None,
+    max_risk: float | None = None,
+    strict: bool = False,
 ) -> Steps[list[Segmentation]]:
     """Return the slots of each image.
 
     `seed` and the index of the image in its request determine where the slots start. A request
-    contains up to 64 images, so the index starts again at 0 with the 65th.
+    contains up to 64 images, so the index starts again at 0 with the 65th. Policies work as in
+    `classify`; they are certified for the number of slots of the training, so not with `slots`.
     """
-    parameters = choice(budget) | {"seed": str(seed)}
+    followed = choice(budget, policy=policy, max_risk=max_risk, strict=strict)
+    parameters = followed | {"seed": str(seed)}
+    if slots is not None and _follows(followed):
+        raise SaccadeError(
+            f"Found --slots {slots} together with a policy, which is certified for the number of "
+            "slots of the training. Pass only one of them."
+        )
     if slots is not None:
         parameters["slots"] = str(slots)
     view: RouterView = yield None
     view.require("segment", "segmenting")
     wanted = ("masks", "slots", "positions", "scales", "reconstruction")
     names = tuple(name for name in wanted if name in view.outputs(""))
+    if _follows(followed):
+        view.require_policies()
+        names = (*names, *BY_POLICY)
     calls = image_calls(images, (*names, "variant"), parameters)
     return (yield from _all_of(calls, lambda result: segmentations(result, names)))
 

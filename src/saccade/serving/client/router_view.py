@@ -63,6 +63,24 @@ class RouterView:
             dtypes |= own | dict.fromkeys(component["encoded"], "string")
         return dtypes
 
+    @property
+    def main_role(self) -> str:
+        """The component that takes an image, or else the first."""
+        return next(
+            (role for role, part in self.components.items() if part["encoded"]),
+            next(iter(self.components)),
+        )
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Kinds of answers that the model gives about its main input, the usual one first."""
+        outputs, calls = self.outputs(self.main_role), entry_of(self.family).calls
+        tasks: list[str] = [call for call in ("caption", "segment", "answer") if call in calls]
+        classifies = "probabilities" in outputs or (self.labels and "embedding" in outputs)
+        if classifies and "answer" not in tasks:
+            tasks.append("classify")
+        return (*tasks, "embed") if "embedding" in outputs else tuple(tasks)
+
     def image_size(self) -> tuple[int, int]:
         """Return the height and width in pixels of the image that the model takes.
 

@@ -101,18 +101,23 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
         return failed("the server is stopping or being restarted. Try again later.")
     if "unknown model" in said or status == "NOT_FOUND":
         return UnknownModel(url, model)
-    if status == "INVALID_ARGUMENT" and (image := _IMAGE.fullmatch(said)):
-        return ImageRefused(f"{url}: {model}", said, int(image["index"] or 0), image["reason"])
     if status in ("INVALID_ARGUMENT", "UNIMPLEMENTED"):
-        # A table of variants has several lines.
-        lines = [" ".join(line.split()) for line in str(error.message()).strip().splitlines()]
-        text = "\n".join(lines)
-        return SaccadeError(f"{url}: {model} refuses the request: {text}")
+        return refusal(f"{url}: {model}", str(error.message()))
     if status == "UNAVAILABLE":
         if is_queue_full(error):
             return failed(f"{model} is overloaded: {said}.")
         return failed(f"{model} accepts no requests now: {said} Try again later.")
     return failed(f"{model} failed ({status or 'no status'}): {said}", retry=status == "INTERNAL")
+
+
+def refusal(where: str, message: str) -> SaccadeError:
+    """Return the error to raise for a request that a router refuses with this message."""
+    # A table of variants has several lines.
+    lines = [" ".join(line.split()) for line in message.strip().splitlines()]
+    said = " ".join(message.split())
+    if image := _IMAGE.fullmatch(said):
+        return ImageRefused(where, said, int(image["index"] or 0), image["reason"])
+    return SaccadeError(f"{where} refuses the request: " + "\n".join(lines))
 
 
 def _not_connected(error: Any) -> tuple[str, bool]:

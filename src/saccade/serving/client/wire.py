@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from itertools import count
@@ -22,16 +23,30 @@ Budget = BudgetLike  # a fraction of the full model, or the name of a budget, su
 # Outputs of the router that are text. They arrive as rows of UTF-8 bytes, padded with zeros;
 # repositories written by older releases send strings.
 TEXTS = ("variant", "variant_sha256", "caption")
-Call = dict[str, Any]  # arguments of `infer` except the deadline
 OBJECTIVE = "max_latency_ms"
-_T = TypeVar("_T")
-# Yields calls, or None to request the router's view; receives the answer to each.
-Steps = Generator[Call | None, Any, _T]
 GRACE_S = 0.1
 LONGEST_S = 7 * 24 * 3600.0  # what the router treats as forever
 _NUMBERS = count(1)
+_T = TypeVar("_T")
 # From the router's own code, whose files import each other by their bare names.
 _RULES: Mapping[str, Any] = import_module("saccade.model_repository.router.choose").RULES
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request to a router, over any connection or none.
+
+    Shapes: the first axis of every input is the samples.
+    """
+
+    inputs: Mapping[str, np.ndarray]
+    outputs: tuple[str, ...]  # empty: all outputs
+    parameters: Mapping[str, str]
+    top: int | None = None  # `probabilities` as this many labels instead of numbers
+
+
+# Yields calls, or None to request the router's view; receives the answer to each.
+Steps = Generator[Call | None, Any, _T]
 
 
 def choice(
@@ -116,7 +131,7 @@ def image_calls(
     """
     for files in list(requests(encoded(images))):
         array = np.array(files, dtype=object).reshape(-1, 1)
-        yield call({"image": array}, outputs, parameters, top=top)
+        yield Call({"image": array}, tuple(outputs), parameters, top)
 
 
 def array_calls(
@@ -136,35 +151,30 @@ def array_calls(
         raise SaccadeError(f"Inputs: found {counts} rows, expected the same number, 1 or more.")
     for at in range(0, next(iter(rows.values())), MAX_IMAGES):
         part = {name: array[at : at + MAX_IMAGES] for name, array in inputs.items()}
-        yield call(part, outputs, parameters, top=top)
+        yield Call(part, tuple(outputs or ()), parameters, top)
 
 
-def call(
-    inputs: Mapping[str, np.ndarray],
-    outputs: Sequence[str] | None,
-    parameters: Mapping[str, str],
-    *,
-    top: int | None = None,
-) -> Call:
-    """Return the arguments of `infer` for one request; without `outputs`, request all outputs."""
+def over_grpc(call: Call) -> dict[str, Any]:
+    """Return a call as the arguments of `infer` of NVIDIA's client, except the deadline."""
     from tritonclient.grpc import InferInput, InferRequestedOutput
     from tritonclient.utils import np_to_triton_dtype
 
     tensors = []
-    for name, array in inputs.items():
+    for name, array in call.inputs.items():
         tensor = InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
         tensor.set_data_from_numpy(np.ascontiguousarray(array))
         tensors.append(tensor)
     wanted = [
-        InferRequestedOutput(name, class_count=top)
-        if top and name == "probabilities"
+        InferRequestedOutput(name, class_count=call.top)
+        if call.top and name == "probabilities"
         else InferRequestedOutput(name)
-        for name in outputs or ()
+        for name in call.outputs
     ]
-    return {"inputs": tensors, "outputs": wanted or None, "parameters": dict(parameters) or None}
+    parameters = dict(call.parameters) or None
+    return {"inputs": tensors, "outputs": wanted or None, "parameters": parameters}
 
 
-def with_deadline(arguments: Call, timeout_s: float) -> Call:
+def with_deadline(arguments: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     """Return the call with this program's name and a deadline that the server itself keeps.
 
     gRPC's own deadline is a little later, for a server that does not answer at all. A call that

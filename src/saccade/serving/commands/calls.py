@@ -3,9 +3,11 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.escaped import escaped_line, escaped_message
 from saccade.files import read_lines, refuse_existing, write_atomically
+from saccade.serving.client.answers import Segmentation
 from saccade.serving.client.call_options import (
     AnswerOptions,
     CallOptions,
@@ -35,14 +38,23 @@ from saccade.serving.commands.slot_picture import (
     slots_picture,
 )
 
+# Opens a connection to a model: `Client` to a server, or `LoadedArtefact` to one in this process,
+# which has the same methods.
+Connect = Callable[[], AbstractContextManager[Any]]
+
 
 def classify(image: Images, options: ClassifyOptions) -> Result:
     """Classify images through a running server."""
+    return classified(image, options, partial(_client, options))
+
+
+def classified(image: Sequence[Path], options: ClassifyOptions, connect: Connect) -> Answer:
+    """Classify images over a connection to a model."""
     from saccade.serving.client.zero_shot import read_labelling
 
     files = image_files(image)
     labelling = read_labelling(options.labels, options.templates)
-    with _client(options) as client:
+    with connect() as client:
         ask = partial(
             client.classify,
             budget=options.budget,
@@ -60,6 +72,11 @@ def classify(image: Images, options: ClassifyOptions) -> Result:
 
 def embed(image: Images, options: EmbedOptions) -> Result:
     """Embed images or texts through a running server and store the vectors."""
+    return embedded(image, options, partial(_client, options))
+
+
+def embedded(image: Sequence[Path], options: EmbedOptions, connect: Connect) -> Answer:
+    """Embed images or texts over a connection to a model, and store the vectors."""
     from saccade.serving.client.embeddings import check_embeddings_file, save_embeddings
 
     if options.texts is None:
@@ -69,7 +86,7 @@ def embed(image: Images, options: EmbedOptions) -> Result:
             "Found both images and --texts, expected one of them. Embed them in two commands."
         )
     check_embeddings_file(options.out, append=options.append, force=options.force)
-    with _client(options) as client:
+    with connect() as client:
         if options.texts is None:
             done = answered(files, lambda batch: _rows(client.embed(batch, budget=options.budget)))
             names: Sequence[str] = [str(path) for path in done.paths]
@@ -110,6 +127,11 @@ def _joined(rows: Sequence[Embeddings]) -> Embeddings:
 
 def segment(image: Images, options: SegmentOptions) -> Result:
     """Segment images: draw the slot of each pixel next to the image, as PNG files."""
+    return segmented(image, options, partial(_client, options))
+
+
+def segmented(image: Sequence[Path], options: SegmentOptions, connect: Connect) -> Answer:
+    """Segment images over a connection to a model, and draw the slots."""
     images = image_files(image)
     places = {path: options.out / f"{path.stem}-slots.png" for path in images}
     names = [places[path].name for path in images]
@@ -119,10 +141,18 @@ def segment(image: Images, options: SegmentOptions) -> Result:
         raise SaccadeError(f"{options.out}: found a file, expected a folder. Pass another --out.")
     for place in places.values():
         refuse_existing(place, force=options.force)
-    with _client(options) as client:
+    with connect() as client:
         done = answered(
             images,
-            lambda batch: client.segment(batch, options.budget, options.seed, options.slots),
+            partial(
+                client.segment,
+                budget=options.budget,
+                seed=options.seed,
+                slots=options.slots,
+                policy=options.policy,
+                max_risk=options.max_risk,
+                strict=options.strict,
+            ),
         )
     options.out.mkdir(parents=True, exist_ok=True)
     pairs = list(zip(done.paths, done.answers, strict=True))
@@ -135,7 +165,7 @@ def segment(image: Images, options: SegmentOptions) -> Result:
     ]
     lines = [
         f"{escaped_line(places[path])}: {len(one.masks)} slots of {escaped_line(path)}"
-        f"  ({escaped_line(one.variant)})"
+        f"  ({escaped_line(_answered_by(one))})"
         for path, one in pairs
     ]
     return Answer([*data, *done.refusals()], "\n".join(lines), done.exit_code)
@@ -143,6 +173,11 @@ def segment(image: Images, options: SegmentOptions) -> Result:
 
 def answer(image: Images, options: AnswerOptions) -> Result:
     """Answer a question about images."""
+    return questioned(image, options, partial(_client, options))
+
+
+def questioned(image: Sequence[Path], options: AnswerOptions, connect: Connect) -> Answer:
+    """Answer a question about images over a connection to a model."""
     files = image_files(image)
     if not options.question.strip():
         raise SaccadeError("No question given. Pass one: --question 'what shape is left ?'")
@@ -150,7 +185,7 @@ def answer(image: Images, options: AnswerOptions) -> Result:
     flags: dict[str, Any] = {
         name: getattr(options, name) for name in ("truncate", "strict", "policy", "max_risk")
     }
-    with _client(options) as client:
+    with connect() as client:
         done = answered(
             files,
             lambda batch: client.answer(
@@ -174,8 +209,13 @@ def answer(image: Images, options: AnswerOptions) -> Result:
 
 def caption(image: Images, options: CaptionOptions) -> Result:
     """Describe each image in a sentence."""
+    return captioned(image, options, partial(_client, options))
+
+
+def captioned(image: Sequence[Path], options: CaptionOptions, connect: Connect) -> Answer:
+    """Describe images over a connection to a model."""
     files = image_files(image)
-    with _client(options) as client:
+    with connect() as client:
         done = answered(
             files,
             lambda batch: client.caption(
@@ -226,11 +266,12 @@ def _labelled(done: Answered[Classification], **more: Any) -> Answer:
     return _of_images(done, words, by=_answered_by, **more)
 
 
-def _answered_by(one: Classification) -> str:
+def _answered_by(one: Classification | Segmentation) -> str:
     """Return the variant of an answer, and how it was chosen if not by the request alone."""
     step = "" if one.steps is None else f", step {one.steps}"
     certified = ", not certified" if one.certified is False else ""
-    return one.variant + step + certified + (", degraded" if one.degraded else "")
+    degraded = isinstance(one, Classification) and one.degraded
+    return one.variant + step + certified + (", degraded" if degraded else "")
 
 
 def _of_images(

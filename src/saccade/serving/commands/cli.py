@@ -30,6 +30,7 @@ from saccade.serving.commands.command import (
 from saccade.serving.commands.examples import first_example
 from saccade.serving.commands.explore.explore import explore
 from saccade.serving.commands.overview import epilogue, overview
+from saccade.serving.commands.predict import predict
 from saccade.serving.commands.refusals import flags_of, in_words, known_command
 from saccade.serving.commands.values import ways_to_write
 from saccade.verbosity import note
@@ -39,6 +40,7 @@ _VERBS: tuple[Verb, ...] = (
     artefacts.export, artefacts.verify, artefacts.build, artefacts.bench, artefacts.sweep,
     artefacts.choose, artefacts.calibrate, artefacts.plan,
     artefacts.repository, artefacts.preflight, artefacts.serve, artefacts.proxy, artefacts.bulk,
+    predict,
     calls.classify, calls.embed, calls.segment, calls.answer, calls.caption, calls.edit, calls.show,
     explore,
     artefacts.inspect, artefacts.demo, artefacts.ops, artefacts.doctor,

@@ -37,7 +37,9 @@ def closing_of(command: str, given: Mapping[str, Any], result: Any) -> Closing |
 
 def _trained(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
-    return Closing("checkpoint", out, f"saccade export {_q(out)} --out {_q(out.with_suffix(''))}")
+    # A checkpoint may be a folder itself.
+    folder = out.with_suffix("") if out.suffix else out.with_name(f"{out.name}-export")
+    return Closing("checkpoint", out, f"saccade export {_q(out)} --out {_q(folder)}")
 
 
 def _selected(given: Mapping[str, Any], result: Any) -> Closing:
@@ -109,10 +111,12 @@ def _checked(given: Mapping[str, Any], result: Any) -> Closing:
 
 
 def _evaluated(given: Mapping[str, Any], result: Any) -> Closing:
+    from saccade.models.checkpoint_folder import checkpoint_file
+
     path = given["path"]
     following = (
         _bench_command(path)
-        if Path(path).is_dir()
+        if checkpoint_file(path).is_dir()
         else f"saccade export {_q(path)} --out {_q(Path('build') / _stem(path))}"
     )
     return Closing(_counted(len(result.results), "result"), None, following)
@@ -123,12 +127,21 @@ def _demonstrated(given: Mapping[str, Any], result: Any) -> Closing:
     return Closing("demonstration", out, f"saccade serve {_q(out / 'repository')}")
 
 
+def _predicted(given: Mapping[str, Any], result: Any) -> Closing | None:
+    """Closing of an answer that is files; None if it was printed."""
+    data = result.to_dict()
+    if isinstance(data, dict):
+        return Closing("", data["out"])
+    masks = next((one["masks"] for one in data if "masks" in one), None)
+    return Closing("", Path(masks).parent) if masks else None
+
+
 def _written(given: Mapping[str, Any], result: Any) -> Closing:
     """Closing of a command whose output lacks only the size and the time."""
     return Closing("", given["options"].out)
 
 
-CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing]] = {
+CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing | None]] = {
     "train": _trained,
     "convert": _trained,
     "select": _selected,
@@ -144,6 +157,7 @@ CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing]] = {
     "demo": _demonstrated,
     "proxy": _written,
     "bulk": _written,
+    "predict": _predicted,
     "embed": _written,
     "segment": _written,
     "edit": _written,

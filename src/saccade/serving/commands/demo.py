@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade demo`: the whole workflow on real digits, with the verbs that a user calls."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from saccade.errors import require
 from saccade.exporter.exported import ExportOptions
+from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.files import new_folder, refuse_existing
+from saccade.leftovers import temporary_folder
 from saccade.models.training.options import TrainOptions
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.repository.options import RepositoryOptions
@@ -17,9 +19,11 @@ from saccade.verbosity import note
 
 _NEEDED = {
     "export": ("torch", "onnx", "onnxscript"),
-    "bench": ("sklearn.datasets", "matplotlib"),
+    "bench": ("sklearn.datasets", "matplotlib", "scipy.stats"),
 }
 SHIPPED_BUDGETS = (1.0, 0.5, 0.2, 0.125, 0.0625, 0.03125)
+SCORED, CALIBRATED, RISK = 2_000, 1_000, 0.02
+_QUICK = BenchOptions(Path(), data="digits-sum", limit=64, server=False, seconds=0.1, rounds=1)
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class DemoOptions:
 
 def demo(options: DemoOptions) -> tuple[dict[str, Any], Any]:
     """Train the small digits model and serve it; benchmark the shipped digits-sum model.
+
+    The benchmark has a policy beside the budgets if one is certified.
 
     Return the benchmark's report as plain values, and what to print of it.
     """
@@ -69,12 +75,12 @@ def _serve_digits(folder: Path) -> list[str]:
     from saccade.serving.repository.deploy import deploy
     from saccade.serving.server.server import Server
 
-    note("1/4 train a Neural Attentive Circuit on scikit-learn's digits")
+    note("1/5 train a Neural Attentive Circuit on scikit-learn's digits")
     train("nac", TrainOptions(data="digits", out=folder / "digits.safetensors"))
-    note("2/4 export it at four budgets, and verify each against the checkpoint")
+    note("2/5 export it at four budgets, and verify each against the checkpoint")
     export(folder / "digits.safetensors", ExportOptions(out=folder / "digits"))
     deploy(folder / "digits", RepositoryOptions(out=folder / "repository"))
-    note("3/4 start the inference server and classify images it has not seen, over gRPC")
+    note("3/5 start the inference server and classify images it has not seen, over gRPC")
     images = _validation_images(folder / "images")
     lines = []
     free = ServeOptions(grpc_port=0, http_port=0, metrics_port=0, ready_port=0)
@@ -108,9 +114,24 @@ def _benchmark_shipped(folder: Path) -> dict[str, Any]:
     from saccade.models.shipped import shipped_checkpoint
     from saccade.serving.bench.bench import bench
 
-    note("4/4 benchmark the shipped model of 256 modules, in process and through the server")
-    options = ExportOptions(out=folder / "digits-sum", budget=SHIPPED_BUDGETS)
-    export(shipped_checkpoint("digits-sum"), options)
+    note("4/5 export the shipped model of 256 modules, and certify a policy on 1,000 images")
+    variants = folder / "digits-sum"
+    export(shipped_checkpoint("digits-sum"), ExportOptions(out=variants, budget=SHIPPED_BUDGETS))
+    with temporary_folder("demo") as temporary:
+        # A policy is the cheapest one by measured time, so a quick measurement comes first.
+        bench(variants, replace(_QUICK, out=temporary / "quick"))
+    _certify(variants)
+    note("5/5 benchmark its budgets and the policy, in process and through the server")
     # Most of the demo's time goes here: 11 points for each of 6 variants.
-    chosen = BenchOptions(data="digits-sum", out=folder / "report", seconds=1.0)
-    return bench(folder / "digits-sum", chosen).to_dict()
+    chosen = BenchOptions(data="digits-sum", out=folder / "report", limit=SCORED, seconds=1.0)
+    return bench(variants, chosen).to_dict()
+
+
+def _certify(variants: Path) -> None:
+    """Write a policy, or print why none is certified; the demo continues without it."""
+    from saccade.exporter.evaluation.calibrate import calibrate
+    from saccade.exporter.evaluation.calibration_text import refusal
+
+    done = calibrate(variants, CalibrateOptions(data="digits-sum", limit=CALIBRATED, risk=(RISK,)))
+    for one in done.refused:
+        note(f"no policy: {refusal(one)}")

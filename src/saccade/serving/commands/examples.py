@@ -9,8 +9,8 @@ saccade train nac --data digits --out build/digits.safetensors
 # your own images, one folder per class
 saccade train nac --data photos --side-px 64 --out build/photos.safetensors
 
-# convert a ViT from timm
-saccade convert vit vit.pth --labels names.txt --out build/vit.safetensors
+# convert a folder of a model hub, which has the labels too
+saccade convert vit-base --out build/vit.safetensors
 # convert a SPARO model, with its training configuration
 saccade convert sparo-clip epoch_32.pt --config c.json --out sparo.safetensors
 
@@ -93,6 +93,11 @@ saccade proxy 127.0.0.1:8001 --listen 127.0.0.1:9001 --out build/envoy.yaml
 saccade bulk build/digits-sum --input photos --out build/answers
 # embed the images of a table in four processes
 saccade bulk build/sparo --input a.parquet --ask embed --workers 4 --out out
+
+# answer about images without a server
+saccade predict build/digits-sum cat.png dog.png
+# use at most a quarter of the budget
+saccade predict build/digits-sum cat.png --budget 0.25
 
 # get three labels per image
 saccade classify cat.png dog.png --model digits-sum

@@ -15,8 +15,8 @@ from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.files import read_regular, sha256_of
 from saccade.json_text import parse_json
+from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.checkpoint_format import AUTHORS_DATA
-from saccade.models.shipped import located
 from saccade.serving.commands.weight_files import inspect_weights
 from saccade.sizes import files_below, size_text
 
@@ -59,7 +59,7 @@ def inspect(path: Path | str) -> Inspection:
 
     Raises: SaccadeError if it does not exist, is damaged, or is nothing that saccade reads.
     """
-    given, path = Path(path), located(path)
+    given, path = Path(path), checkpoint_file(path)
     if path.is_dir():
         return _folder(path)
     if not path.exists():
@@ -196,14 +196,43 @@ def _report_folder(path: Path) -> Inspection:
 
 
 def _hub(path: Path) -> Inspection:
+    from saccade.models.official.hub_folder import hub_of, source_of, weights_in
+    from saccade.models.official.hugging_face import check_type
+
+    hub = hub_of(path)
     names = ("*.safetensors", "*.bin")
-    weights = next((file for name in names for file in sorted(path.glob(name))), None)
-    if weights is None:
+    parts = [file for name in names for file in sorted(path.glob(name))]
+    if not parts:
         raise SaccadeError(
             f"{path}: found a configuration without weights. Copy the weights next to it."
         )
-    kind, facts, following = inspect_weights(weights, path)
-    return Inspection(path, kind, {"weights": weights.name, **facts}, following)
+    weights = weights_in(path, hub) if hub is not None else parts[0]
+    # An index has no tensors itself; the first of its files shows what they are.
+    first = weights if weights in parts else parts[0]
+    kind, facts, following = inspect_weights(first, path)
+    if hub is None:
+        return Inspection(path, kind, {"weights": weights.name, **facts}, following)
+    config = _json(path / ("open_clip_config.json" if hub == "open-clip" else "config.json"))
+    names_of = {"model": _model_of(config), "labels": len(config.get("id2label") or ())}
+    facts = {"weights": weights.name, **{key: x for key, x in names_of.items() if x}, **facts}
+    try:
+        source_of(path)
+        if hub == "transformers":
+            check_type(str(path), config)
+        following = (f"saccade convert {shlex.quote(str(path))} --out {_out_of(path)}",)
+    except SaccadeError as error:
+        facts["converted"] = f"no: {error}"
+        following = ()
+    return Inspection(path, f"a folder of {hub}", facts, following)
+
+
+def _model_of(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures") or config.get("architecture") or ""
+    return ", ".join(map(str, names)) if isinstance(names, list) else str(names)
+
+
+def _out_of(path: Path) -> str:
+    return shlex.quote(f"build/{path.resolve().name}.safetensors")
 
 
 def _onnx(path: Path) -> Inspection:
@@ -281,6 +310,13 @@ def _frontier(path: Path) -> Inspection:
             for entry in frontier.entries
         ],
     }
+    if frontier.policies:
+        facts["policies"] = [
+            f"{policy.policy}: {policy.times_full.times:.2f} times the throughput of "
+            f"{policy.full}, same answer on {100 * policy.agreement:.2f} % of "
+            f"{policy.score.n} samples"
+            for policy in frontier.policies
+        ]
     following = f"saccade choose {shlex.quote(str(path.parent))} --budget 0.5"
     return Inspection(path, "measurements of `saccade bench`", facts, (following,))
 

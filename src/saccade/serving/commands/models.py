@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from saccade.errors import SaccadeError
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.families import FAMILIES, entry_of
 from saccade.models.official.convert import SOURCES, ConvertOptions
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
     from saccade.models.catalogue import Row
 
     FamilyName = str
-    SourceName = str
 else:
-    FamilyName, SourceName = Literal[tuple(FAMILIES)], Literal[tuple(SOURCES)]
+    FamilyName = Literal[tuple(FAMILIES)]
 
 
 def train(
@@ -41,14 +41,29 @@ def train(
 
 
 def convert(
-    source: Annotated[Positional[SourceName], arg(help="code base that wrote the checkpoint")],
-    checkpoint: Annotated[Positional[Path], arg(help="the authors' checkpoint file")],
+    source: Annotated[
+        Positional[str],
+        arg(
+            help="code base that wrote the checkpoint, which a folder of a model hub tells itself: "
+            f"{', '.join(SOURCES)}"
+        ),
+    ],
     options: ConvertOptions,
+    checkpoint: Annotated[
+        Positional[Path | None], arg(help="the authors' checkpoint file, or a model hub's folder")
+    ] = None,
 ) -> Result:
-    """Convert a checkpoint from a paper's authors into a saccade checkpoint."""
-    from saccade.models.official.convert import convert
+    """Convert a checkpoint from a paper's authors, or a model hub's folder, into a saccade one."""
+    from saccade.models.official.convert import AUTO, convert
 
-    return convert(source, checkpoint, options)
+    if checkpoint is not None:
+        return convert(source, checkpoint, options)
+    if source in SOURCES:
+        raise SaccadeError(
+            f"found SOURCE '{source}' without a file, expected both: saccade convert {source} FILE "
+            "--out NAME.safetensors"
+        )
+    return convert(AUTO, Path(source), options)
 
 
 def evaluate(

@@ -11,7 +11,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Make a model": ("train", "convert", "models", "select", "evaluate"),
     "Export and verify": ("export", "verify", "build"),
     "Measure and choose": ("bench", "sweep", "choose", "calibrate", "plan"),
-    "Serve": ("repository", "preflight", "serve", "proxy", "bulk"),
+    "Serve": ("repository", "preflight", "serve", "proxy"),
+    "Answer without a server": ("predict", "bulk"),
     "Call a server": ("classify", "embed", "segment", "answer", "caption", "edit"),
     "Inspect": ("show", "explore", "inspect", "demo", "ops", "doctor", "completion"),
 }

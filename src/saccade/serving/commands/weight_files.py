@@ -16,6 +16,7 @@ from saccade.archives import ArchiveRefused, array_names
 from saccade.errors import MissingPackage, SaccadeError
 from saccade.files import FileRefused, sha256_of
 from saccade.json_text import parse_json
+from saccade.models.checkpoint_folder import checkpoint_name
 from saccade.models.checkpoint_format import (
     SCHEMA,
     EntriesRefused,
@@ -121,7 +122,7 @@ def _safetensors(path: Path, place: Path, entries: Mapping[str, Any]) -> Describ
         "trained_on": card.get("data") if isinstance(card, dict) else None,
         "version": header.get("version"),
     }
-    out = f"build/{shlex.quote(path.stem)}"
+    out = f"build/{shlex.quote(checkpoint_name(path))}"
     return _OURS, facts, (f"saccade export {shlex.quote(str(place))} --out {out}",)
 
 

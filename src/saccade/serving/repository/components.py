@@ -8,7 +8,7 @@ from pathlib import Path
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.manifest import SUFFIX, Manifest
 from saccade.files import json_bytes, sha256_of
-from saccade.serving.repository.model_config import Served, variant_config
+from saccade.serving.repository.model_config import MODEL_FILE, Served, variant_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.router_folder import write_labels
 from saccade.serving.repository.runtimes.served_runtime import ServedFiles, StoredFile
@@ -31,15 +31,16 @@ class ComponentPlan:
         return self.manifest.variant.name
 
 
-def write_component(place: Path, component: ComponentPlan) -> None:
-    """Write the folder of one component of a variant.
+def write_component(place: Path, component: ComponentPlan, *, refer: bool = False) -> None:
+    """Write the folder of one component of a variant; with `refer`, a link to its ONNX file.
 
     Raises: SaccadeError if a file changes while it is copied.
     """
     manifest = component.manifest
     (place / "1").mkdir(parents=True)
     for name, file in component.served.files.items():
-        _store(file, place / name)
+        if not (refer and _linked(file, place / name)):
+            _store(file, place / name)
     # The manifest, for users who have the repository but not the artefact folder.
     (place / (component.name + SUFFIX)).write_bytes(json_bytes(manifest.to_dict()))
     served = Served(
@@ -54,6 +55,17 @@ def write_component(place: Path, component: ComponentPlan) -> None:
     (place / "config.pbtxt").write_text(config, "utf-8")
     write_labels(place, manifest.labels)
     write_sample(place, component.sample)
+
+
+def _linked(file: StoredFile, target: Path) -> bool:
+    """Link to an ONNX file, whose bytes have been checked, if the file system has links."""
+    if isinstance(file.source, bytes) or target.name != MODEL_FILE:
+        return False  # a link to a plan is refused when it is opened
+    try:
+        target.symlink_to(file.source.resolve())
+    except OSError:
+        return False
+    return True
 
 
 def _store(file: StoredFile, target: Path) -> None:

@@ -2,19 +2,20 @@
 """Write the model repository of an artefact folder: one folder that a server loads."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.exporter.artefact.frontier import Entry, Frontier
+from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.graph.trial import refuse_untried
 from saccade.files import json_bytes, new_folder, refuse_existing
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.execution import OPS, Ops
-from saccade.serving.client.zero_shot import class_vectors, read_labelling
+from saccade.serving.client.zero_shot import Labelling, class_vectors, read_labelling
 from saccade.serving.repository.adaptive import served_adaptive
 from saccade.serving.repository.checks import check_alike, chosen, measurements
 from saccade.serving.repository.components import ComponentPlan, write_component
@@ -28,8 +29,32 @@ from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.router_folder import RouterPlan, write_router
 from saccade.serving.repository.runtimes.registry import served_runtime
 from saccade.serving.repository.runtimes.served_runtime import ServedFiles
-from saccade.serving.repository.stored_sample import samples
+from saccade.serving.repository.stored_sample import Sample, samples
 from saccade.verbosity import note
+
+
+@dataclass(frozen=True)
+class RepositoryPlan:
+    """Everything that is known about a repository before it is written."""
+
+    folder: ArtefactFolder  # with the served variants only
+    options: RepositoryOptions
+    router: RouterPlan
+    served: Mapping[str, ServedFiles]  # of each component, by its name
+    ops: Ops
+
+    def component(self, manifest: Manifest, sample: Sample) -> ComponentPlan:
+        """Return the plan of one component, with the sample to store."""
+        (variant,) = (
+            variant for variant in self.router.variants if manifest in variant.components.values()
+        )
+        return ComponentPlan(
+            manifest,
+            run_batch=self.router.run_batch[variant.name],
+            sample=sample,
+            options=self.options,
+            served=self.served[manifest.variant.name],
+        )
 
 
 def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> Deployment:
@@ -45,6 +70,31 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
     refuse_existing(out, force=options.force, inputs=inputs)
     labelling = read_labelling(options.labels, options.templates)
     refuse_untried(folder, folder.manifests)
+    plan = plan_repository(folder, options, labelling)
+    kept = samples(plan.folder)
+    components = [
+        plan.component(manifest, kept[manifest.variant.name])
+        for variant in plan.router.variants
+        for manifest in variant.components.values()
+    ]
+    try:
+        with new_folder(out, force=options.force) as partial:
+            return _write(partial, components, plan)
+    except OSError as error:
+        raise SaccadeError(
+            f"{out}: cannot be written ({error.strerror}). Free some space, or choose another "
+            "folder with --out."
+        ) from error
+
+
+def plan_repository(
+    folder: ArtefactFolder, options: RepositoryOptions, labelling: Labelling | None
+) -> RepositoryPlan:
+    """Return the plan of a folder's repository; `labelling` is what the options' files contain.
+
+    Raises: SaccadeError if one router cannot serve all variants, a plan does not match its
+        artefact, or the frontier has measurements of other files.
+    """
     whole, folder = folder, chosen(folder, options.precisions, options.runtime)
     check_alike(folder, options.runtime)
     variants = folder.variants
@@ -57,10 +107,12 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
     labels = labelling.labels if labelling else None
     followed = options.policies
     policies = (
-        served_policies(whole, variants, runtime=options.runtime, labels=labels) if followed else ()
+        served_policies(whole, variants, runtime=options.runtime, labelling=labelling)
+        if followed
+        else ()
     )
     router = RouterPlan(
-        model=folder.model,
+        model=variants[0].main.variant.model,
         variants=variants,
         preprocessing=preprocessing,
         labels=labelling.labels if labelling else variants[0].labels,
@@ -74,40 +126,19 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
         policies=policies,
         adaptive=served_adaptive(whole, variants, policies, options, labelled=bool(labels)),
     )
-    kept = samples(folder)
-    components = [
-        ComponentPlan(
-            manifest,
-            run_batch=router.run_batch[variant.name],
-            sample=kept[manifest.variant.name],
-            options=options,
-            served=served[manifest.variant.name],
-        )
-        for variant in variants
-        for manifest in variant.components.values()
-    ]
-    try:
-        with new_folder(out, force=options.force) as partial:
-            return _write(partial, components, router, folder.frontier, ops)
-    except OSError as error:
-        raise SaccadeError(
-            f"{out}: cannot be written ({error.strerror}). Free some space, or choose another "
-            "folder with --out."
-        ) from error
+    return RepositoryPlan(folder, options, router, served, ops)
 
 
-def _write(
-    partial: Path,
-    components: Sequence[ComponentPlan],
-    router: RouterPlan,
-    frontier: Frontier | None,
-    ops: Ops,
-) -> Deployment:
+def _write(partial: Path, components: Sequence[ComponentPlan], plan: RepositoryPlan) -> Deployment:
+    router, frontier = plan.router, plan.folder.frontier
     for component in components:
         write_component(partial / component.name, component)
     write_router(partial / router.model, router)
     if frontier and router.measured:
-        (partial / FRONTIER).write_bytes(json_bytes(frontier.to_dict()))
+        served = {policy.name for policy in router.policies}
+        measured = tuple(policy for policy in frontier.policies if policy.policy in served)
+        copy = replace(frontier, policies=measured)
+        (partial / FRONTIER).write_bytes(json_bytes(copy.to_dict()))
     deployment = Deployment(
         folder=components[0].options.out,
         model=router.model,
@@ -115,7 +146,7 @@ def _write(
         unmeasured=tuple(v.name for v in router.variants if v.name not in router.measured),
         runtime=components[0].options.runtime,
         samples=tuple(component.name for component in components if component.sample.answers),
-        ops=ops,
+        ops=plan.ops,
         policies=tuple(policy.name for policy in router.policies),
         slo_ms=router.adaptive.slo_ms if router.adaptive else None,
     )

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.policy.answers import DECIDES
 from saccade.exporter.policy.certificate import check_certificates
 from saccade.exporter.policy.options import MOST_STEPS, Against
 from saccade.exporter.policy.policy import (
@@ -19,12 +20,13 @@ from saccade.exporter.policy.policy import (
     policy_files,
     read_answers,
     read_policies,
+    texts_sha256,
 )
 from saccade.schema import AGAIN, Positive, Probability, Range, typed
+from saccade.serving.client.zero_shot import Labelling
 from saccade.verbosity import note
 
 KEY = "policies"  # key in routes.json and in the router's description for clients
-DECIDES = "logits"  # the output from which a policy decides
 _AGAIN = "Write the repository again."
 
 
@@ -70,13 +72,13 @@ def served_policies(
     variants: Sequence[VariantFiles],
     *,
     runtime: str,
-    labels: Sequence[str] | None,
+    labelling: Labelling | None,
 ) -> tuple[ServedPolicy, ...]:
     """Return the policies of a folder that a router of these variants can follow.
 
-    `labels` are those given at deployment. A policy that needs a variant which is not served, or
-    that was calibrated with another runtime, is left out with a note: it is still valid, but not
-    for this repository.
+    `labelling` are labels given at deployment. A policy that needs a variant which is not served,
+    or that was calibrated with another runtime, is left out with a note: it is still valid, but
+    not for this repository.
 
     Raises: SaccadeError if a certificate is not confirmed, the variants have changed, or policies
         contradict each other.
@@ -90,9 +92,9 @@ def served_policies(
     kept: dict[str, ServedPolicy] = {}
     for path in paths:
         content = read_policies(path)
-        if labels is not None:
-            _check_classes(content, path, labels)
-        for policy in _followable(content, path, variants, runtime, bool(labels)):
+        if labelling is not None:
+            _check_labels(content, path, labelling.of(variants[0].runtime_metadata))
+        for policy in _followable(content, path, variants, runtime, labelling is not None):
             if policy.name in kept:
                 raise SaccadeError(
                     f"{path}: found policy {policy.name}, which another file of {folder} also "
@@ -160,7 +162,7 @@ def _followable(
 ) -> Iterator[ServedPolicy]:
     there = {variant.name for variant in variants}
     components = variants[0].components.values()
-    decides = any(spec.name == DECIDES for part in components for spec in part.outputs)
+    decides = any(spec.name in DECIDES for part in components for spec in part.outputs)
     for policy in content.policies:
         served = _served(content, policy)
         reason = ""
@@ -169,7 +171,7 @@ def _followable(
         elif left_out := sorted(served.variants - there):
             reason = f"needs {left_out[0]}, which the repository leaves out"
         elif not (decides or labelled):
-            reason = f"needs {DECIDES}, which a router has only with --labels"
+            reason = "needs logits, which a router has only with --labels"
         if reason:
             note(f"{path.name}: policy {policy.name} is left out: it {reason}")
         else:
@@ -193,11 +195,24 @@ def _served(content: PolicyFile, policy: Policy) -> ServedPolicy:
     )
 
 
-def _check_classes(content: PolicyFile, path: Path, labels: Sequence[str]) -> None:
-    """Check that the labels of the deployment can be those of the calibration.
+def _check_labels(content: PolicyFile, path: Path, labelling: Labelling) -> None:
+    """Check that the labels and templates of the deployment are those of the calibration.
 
-    Raises: SaccadeError if the calibration had more labels.
+    Files of older releases have no hash of them, but the largest class that was answered.
+
+    Raises: SaccadeError if they are not.
     """
+    labels = labelling.labels
+    for flag, texts, expected in (
+        ("--labels", labels, content.labels_sha256),
+        ("--templates", labelling.templates, content.templates_sha256),
+    ):
+        if expected is not None and (found := texts_sha256(texts)) != expected:
+            raise SaccadeError(
+                f"{path}: calibrated with {flag} of SHA-256 {expected[:12]}..., found "
+                f"{found[:12]}... ({len(texts)}: {', '.join(texts):.60}). Pass the {flag[2:]} of "
+                f"the calibration, calibrate again, or leave policies out with --no-policies."
+            )
     classes = int(read_answers(content, path).classes.max()) + 1
     if classes > len(labels):
         raise SaccadeError(

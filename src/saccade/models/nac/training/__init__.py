@@ -18,6 +18,7 @@ from saccade.models.data.datasets import (
     pixel_moments,
 )
 from saccade.models.data.digits import QUADRANTS, compose, digits
+from saccade.models.data.samples.images import read_ahead
 from saccade.models.nac.model import NAC
 from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules
 from saccade.models.nac.training.recipes import SETTABLE, recipe_for, with_epochs, with_extra
@@ -57,8 +58,11 @@ class ImageBatches:
                 self._epoch = rng.permutation(len(self._labels))
         if self.canvases:
             return self._canvases(step // self.steps, rng)
-        part = np.array_split(self._epoch, self.steps)[step % self.steps]
+        parts, place = np.array_split(self._epoch, self.steps), step % self.steps
+        part = parts[place]
         images = augmentation(self._images[part], rng)
+        later = parts[place + 1] if place + 1 < len(parts) else part[:0]
+        read_ahead(self._images, lambda: later)
         return {
             "images": torch.from_numpy(images),
             "labels": torch.from_numpy(self._labels[part]),
@@ -169,8 +173,9 @@ def task(options: TrainOptions) -> Task:
     if data in _ELSEWHERE:
         other: Task = import_module(_ELSEWHERE[data]).task(options)
         return other
-    training = load_data(data, "train", side_px=options.side_px, also=tuple(_ELSEWHERE))
-    validation = load_data(data, "validation", side_px=options.side_px)
+    asked, side_px = options.asked, options.side_px
+    training = load_data(data, "train", side_px=side_px, also=tuple(_ELSEWHERE), asked=asked)
+    validation = load_data(data, "validation", side_px=side_px, asked=asked)
     return NACTask(options, training, validation)
 
 
@@ -200,7 +205,7 @@ class NACTask(CircuitTask):
         }
         super().__init__(options, recipe, given, SETTABLE)
         self.scored = (validation.images,), validation.labels
-        self.ranked = (training.images[:CALIBRATION_SAMPLES],)
+        self.ranked = (np.asarray(training.images[:CALIBRATION_SAMPLES]),)
         self.few = self.extra["validate_images"]
         self.auxiliary = Auxiliary(self.model) if self.extra["counts_weight"] else None
         self.batches = ImageBatches(self.recipe, training)

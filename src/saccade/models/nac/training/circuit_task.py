@@ -114,7 +114,7 @@ def score(
         small, right = model.prune(budget).eval().fold(), 0
         for at in range(0, len(labels), at_once):
             part = slice(at, at + at_once)
-            given = (torch.from_numpy(name[part]).to(device) for name in inputs)
+            given = (torch.from_numpy(np.asarray(name[part])).to(device) for name in inputs)
             right += int((small(*given).argmax(1).cpu().numpy() == labels[part]).sum())
         scores[f"{budget:g}"] = right / len(labels)
     return scores

@@ -79,12 +79,12 @@ def _place(artefact: Path | None, options: ExploreOptions) -> Iterator[Place]:
     from saccade.serving.commands.explore.frontier_chart import measured
     from saccade.serving.server.server import Server
 
-    entries = measured(artefact)
+    frontier = measured(artefact)
     free = ServeOptions(grpc_port=0, metrics_port=0, ready_port=0)
     with _repository(artefact) as repository:
         _say(f"starting a server for {artefact} ...")
         with Server(repository, free) as server:
-            yield Place(server.url, (server.model,), entries, _examples(artefact))
+            yield Place(server.url, (server.model,), frontier, _examples(artefact))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.frontier import Frontier
 from saccade.models.attention_maps import Drawing, ShowRequest
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
@@ -36,7 +36,7 @@ class Place:
 
     url: str
     models: tuple[str, ...]
-    entries: tuple[Entry, ...] = ()  # of the frontier, if it was measured
+    frontier: Frontier | None = None  # None: nothing was measured
     examples: tuple[bytes, ...] = field(default=(), repr=False)  # images, as PNG
 
 

@@ -52,7 +52,7 @@ class Page:
     """The page of one browser tab."""
 
     def __init__(self, place: Place, timeout_s: float) -> None:
-        self._place, self._timeout_s, self._entries = place, timeout_s, place.entries
+        self._place, self._timeout_s, self._measured = place, timeout_s, place.frontier
         self._request: Request | None = None
         self._turn = 0  # a later request makes the answer to an earlier one stale
         self._explorer: Explorer | None = None
@@ -178,10 +178,10 @@ class Page:
         for card in (self._looked_card, self._budgets_card):
             card.set_visibility(False)
         self._frontier: Any = None
-        if self._entries:
+        if self._measured:
             with ui.card().classes(_CARD):
                 ui.label("Score against latency").classes("text-lg font-medium")
-                self._frontier = ui.echart(chart(self._entries, "")).classes("w-full h-80")
+                self._frontier = ui.echart(chart(self._measured, "")).classes("w-full h-80")
 
     async def _uploaded(self, event: Any) -> None:
         data, name = await event.file.read(), event.file.name
@@ -295,9 +295,9 @@ class Page:
                     bar.classes("grow").props("aria-hidden=true rounded")
                     ui.label(f"{100 * share:.1f} %").classes("w-16 text-right whitespace-nowrap")
             ui.label(f"{reply.variant} in {reply.latency_ms:.1f} ms").classes("text-sm opacity-70")
-        if self._frontier is not None:
+        if self._frontier is not None and self._measured is not None:
             self._frontier.options.clear()
-            self._frontier.options.update(chart(self._entries, reply.variant))
+            self._frontier.options.update(chart(self._measured, reply.variant))
             self._frontier.update()
 
     def _show_table(self, explorer: Explorer, replies: list[Reply], budget: str) -> None:

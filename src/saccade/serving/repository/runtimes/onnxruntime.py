@@ -76,7 +76,8 @@ class ServedOnnxRuntime:
         library = available_library() if ops == "kernels" else None
         served = {}
         for manifest in folder.manifests:
-            source = StoredFile(folder.file(manifest), manifest.file.sha256)
+            # Its bytes are compared with this hash when it is opened or copied.
+            source = StoredFile(folder.path / manifest.file.name, manifest.file.sha256)
             files = {f"1/{MODEL_FILE}": source}
             own = ops if has_custom_ops([manifest]) else None
             if library and own:

@@ -5,33 +5,34 @@ Requests take the same path as in the server, including decoding. The bundled se
 runs ONNX files on CPUs, so answers are the same bit for bit. Plans and files on GPUs, which that
 backend does not run, are loaded by their runtime as functions.
 
-The router's files import each other, and the server's module, by bare names. Use this in a separate
-process, for one repository per process. This file has the part of the server's module that the
-router and the backend use; metrics and cancellation do nothing.
+This file has the part of the server's module that the router and the backend use; metrics and
+cancellation do nothing.
 """
 
-import importlib.util
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from queue import SimpleQueue
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from saccade.errors import SaccadeError, ShapeError
+from saccade.errors import SaccadeError, ShapeError, missing_package
 from saccade.exporter.runtimes.runners import Runner, run_in_batches
-from saccade.serving.repository.model_config import on_gpu
+from saccade.serving.client.router_view import RouterView, view_of
+from saccade.serving.local.server_code import SERVER_MODULE, ServerCode
+from saccade.serving.repository.config_text import read_config
+from saccade.serving.repository.model_config import LABELS_FILE, on_gpu
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.preflight.repository import RepositoryModel, open_repository
 
-SERVER_MODULE = "triton_python_backend_utils"
 VERSION = "1"
-_LOGGER = logging.getLogger("saccade.bulk")
+_LOGGER = logging.getLogger("saccade.local")
 
 
 class TritonError(Exception):
@@ -178,18 +179,22 @@ class InputRefused(SaccadeError):
 
 
 class InProcess:
-    """The router of a repository, for one request at a time; variants load when first called."""
+    """The router of a repository, for one request at a time; variants load when first called.
 
-    def __init__(self, repository: Path, model: str) -> None:
-        self._repository = repository
+    `find` returns the folder of a model in front of its first call.
+    """
+
+    def __init__(self, router: Path, find: Callable[[str], RepositoryModel]) -> None:
+        self._find = find
         self._variants: dict[str, _Variant] = {}
         self._error: SaccadeError | None = None  # a variant's error in the last request
-        install(self._run)
-        folder = repository / model / VERSION
-        sys.path.insert(0, str(folder))
-        module = _module("saccade_router", folder / "model.py")
-        self._router = module.TritonPythonModel()
-        self._router.initialize({"model_name": model})
+        self._unloaded: SaccadeError | None = None  # why a variant of the last request did not load
+        self._log = _Log()
+        folder = router / VERSION
+        self._code = ServerCode(folder, server_module(self._run, self._log))
+        self._router = self._code.module("model").TritonPythonModel()
+        with _settings_kept():
+            self._router.initialize({"model_name": router.name})
 
     def ask(
         self,
@@ -202,9 +207,13 @@ class InProcess:
         Raises: InputRefused if the request is at fault, SaccadeError if the model is.
         """
         answers: SimpleQueue[InferenceResponse] = SimpleQueue()
-        _Log.last, self._error = "", None
+        self._log.last, self._error, self._unloaded = "", None, None
         self._router.execute([Request(inputs, outputs, parameters, answers.put)])
         response = answers.get()
+        if self._unloaded is not None:
+            # With a policy, the router answers with the previous variant. But here a model that
+            # cannot be loaded is an error in the files, which does not go away by itself.
+            raise self._unloaded
         error = response.error()
         if error is None:
             return response.arrays
@@ -215,7 +224,7 @@ class InProcess:
         if error.code() == TritonError.INVALID_ARG:
             raise InputRefused(error.message())
         # A service refers its callers to its log; here the caller may read the log itself.
-        said = f" ({_Log.last})" if _Log.last else ""
+        said = f" ({self._log.last})" if self._log.last else ""
         raise SaccadeError(
             f"A request could not be answered: {error.message()}{said}. Try the model with: "
             "saccade verify ARTEFACT"
@@ -229,19 +238,26 @@ class InProcess:
     def _run(self, name: str, request: Request) -> InferenceResponse:
         try:
             if name not in self._variants:
-                self._variants[name] = self._load(name)
+                self._variants[name] = self._opened(name)
             return self._variants[name].answer(request)
         except SaccadeError as error:
             self._error = error  # it has more details than the router's error
             return InferenceResponse(error=TritonError(str(error)))
 
+    def _opened(self, name: str) -> "_Variant":
+        try:
+            return self._load(name)
+        except Exception as error:
+            self._unloaded = _why_not_opened(name, error)
+            raise self._unloaded from error
+
     def _load(self, name: str) -> "_Variant":
         from google.protobuf import json_format
 
-        (model,) = (one for one in open_repository(self._repository).models if one.name == name)
+        model = self._find(name)
         config = json_format.MessageToDict(model.parsed_config(), preserving_proto_field_name=True)
         if model.served.bundled and not on_gpu(model.config):
-            return _Variant(_backend(model, config), config)
+            return _Variant(_backend(self._code, model, config), config)
         try:
             run = model.served.runner(model)
         except NotChecked as error:
@@ -286,11 +302,59 @@ class _Variant:
         return response
 
 
-def _backend(model: RepositoryModel, config: dict[str, Any]) -> Any:
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Keep settings of the process that a router changes, since in a server it has its own."""
+    from PIL import Image
+
+    most_pixels, interval = Image.MAX_IMAGE_PIXELS, sys.getswitchinterval()
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = most_pixels
+        sys.setswitchinterval(interval)
+
+
+def _why_not_opened(name: str, error: Exception) -> SaccadeError:
+    if isinstance(error, SaccadeError):
+        return error
+    return missing_package(error) or SaccadeError(
+        f"{name}: cannot be opened ({error!r:.300}). Check the file with: saccade verify ARTEFACT"
+    )
+
+
+def models_of(repository: Path) -> Callable[[str], RepositoryModel]:
+    """Return the function that finds a model's folder in a repository by name."""
+
+    def find(name: str) -> RepositoryModel:
+        (model,) = (one for one in open_repository(repository).models if one.name == name)
+        return model
+
+    return find
+
+
+def view_in(router: Path) -> RouterView:
+    """Return the description that a router in this folder gives its callers."""
+    config = read_config(router / "config.pbtxt")
+    return view_of(SimpleNamespace(config=config), router.name)
+
+
+def outputs_in(router: Path) -> tuple[str, ...]:
+    """Return the names of all outputs that a request may ask a router for."""
+    return tuple(output.name for output in read_config(router / "config.pbtxt").output)
+
+
+def labels_in(router: Path) -> tuple[str, ...]:
+    """Return the labels of a router's answers; empty if it has none."""
+    path = router / LABELS_FILE
+    return tuple(path.read_text("utf-8").splitlines()) if path.exists() else ()
+
+
+def _backend(code: ServerCode, model: RepositoryModel, config: dict[str, Any]) -> Any:
     """Return the bundled server's backend, with the model loaded."""
     file = resources.files("saccade.model_repository") / "onnxruntime_backend" / "model.py"
     with resources.as_file(file) as path:
-        backend = _module("saccade_onnxruntime_backend", path).TritonPythonModel()
+        backend = code.module("saccade_onnxruntime_backend", path).TritonPythonModel()
     backend.initialize(
         {
             "model_config": json.dumps(config),
@@ -313,16 +377,8 @@ def _reshaped(tensors: list[dict[str, Any]], to: str) -> dict[str, tuple[int, ..
     }
 
 
-def _module(name: str, path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def install(run: Callable[[str, Request], InferenceResponse]) -> None:
-    """Make the server's module importable here; `run` answers a model's calls of another model."""
+def server_module(run: Callable[[str, Request], InferenceResponse], log: "_Log") -> ModuleType:
+    """Return the server's module; `run` answers a model's calls of another model."""
 
     class InferenceRequest:
         """A call of another model by a model."""
@@ -349,21 +405,21 @@ def install(run: Callable[[str, Request], InferenceResponse]) -> None:
     module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
     module.get_input_tensor_by_name = lambda request, name: request.input(name)
     module.get_output_tensor_by_name = lambda response, name: response.tensors.get(name)
-    module.Logger = _Log
-    sys.modules[SERVER_MODULE] = module
+    module.Logger = log
+    made: ModuleType = module
+    return made
 
 
 class _Log:
     """The server's log; the last error is kept for the caller."""
 
-    last = ""
+    def __init__(self) -> None:
+        self.last = ""
 
-    @classmethod
-    def log_error(cls, text: str) -> None:
+    def log_error(self, text: str) -> None:
         """Keep an error."""
-        cls.last = text[:1000]
+        self.last = text[:1000]
 
-    @staticmethod
-    def log_warn(text: str) -> None:
+    def log_warn(self, text: str) -> None:
         """Pass a warning to Python's logging."""
         _LOGGER.debug(text)

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of commands for the user's own data, besides its path."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.errors import SaccadeError
+
+
+@dataclass(frozen=True)
+class DataAsked:
+    """The options of the same names."""
+
+    labels: Path | None = None
+    data_root: Path | None = None
+    skip_bad: int = 0
+
+
+def check_skip_bad(rows: int) -> None:
+    """Check the number of unreadable rows to leave out.
+
+    Raises: SaccadeError if it is negative.
+    """
+    if rows < 0:
+        raise SaccadeError(f"--skip-bad is {rows}, expected 0 or more rows.")

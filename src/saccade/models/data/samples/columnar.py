@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet files, and folders that Hugging Face `datasets` saved: columns of images and labels."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import SaccadeError, require
+from saccade.files import read_regular
+from saccade.json_text import parse_json
+from saccade.limits import JSON_BYTES
+from saccade.models.data.samples.labels import LabelColumn
+from saccade.models.data.samples.manifests import Columns
+from saccade.models.data.samples.source import (
+    Given,
+    RowUnreadable,
+    Source,
+    numbered,
+    split_named,
+)
+from saccade.models.data.splits import SPLITS
+
+EXTRA = "bulk"
+IMAGES = ("image", "img", "images", "bytes", "image_bytes", "png", "jpg", "jpeg", "webp")
+_KEPT_GROUPS = 2  # row groups of Parquet in memory
+
+
+class Table:
+    """One file of rows. Threads may read it at the same time."""
+
+    def __init__(self, path: Path, split: int) -> None:
+        self.path, self.split = path, split
+
+    def schema(self) -> Any:
+        """Return the columns and their types."""
+        raise NotImplementedError
+
+    def column(self, name: str) -> Any:
+        """Return a whole column."""
+        raise NotImplementedError
+
+    def value(self, row: int, column: str) -> Any:
+        """Return one value, in Python's types."""
+        raise NotImplementedError
+
+
+class RowGroups:
+    """The rows of an open Parquet file; a few groups of rows are in memory at a time.
+
+    Threads may read it at the same time.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        groups = range(file.metadata.num_row_groups)
+        self._ends = list(accumulate(file.metadata.row_group(group).num_rows for group in groups))
+        self._kept: dict[tuple[int, str | None], Any] = {}
+        self._lock = Lock()
+
+    def row(self, row: int, column: str | None = None) -> dict[str, Any]:
+        """Return the values of a row, or of one column; the first reads the whole group."""
+        with self._lock:
+            group = int(np.searchsorted(self._ends, row, side="right"))
+            key = group, column
+            if key not in self._kept:
+                while len(self._kept) >= _KEPT_GROUPS:
+                    del self._kept[next(iter(self._kept))]
+                columns = None if column is None else [column]
+                self._kept[key] = self._file.read_row_group(group, columns)
+            table = self._kept[key]
+        start = self._ends[group - 1] if group else 0
+        values: dict[str, Any] = table.slice(row - start, 1).to_pylist()[0]
+        return values
+
+
+class ParquetFile(Table):
+    """A Parquet file, read by groups of rows."""
+
+    def __init__(self, path: Path, split: int) -> None:
+        super().__init__(path, split)
+        parquet = require("pyarrow.parquet", extra=EXTRA)
+        with readable(path, "Parquet"):
+            self._file = parquet.ParquetFile(path)
+            self._groups = RowGroups(self._file)
+
+    def schema(self) -> Any:
+        """Return the columns and their types."""
+        return self._file.schema_arrow
+
+    def column(self, name: str) -> Any:
+        """Return a whole column."""
+        return self._file.read(columns=[name]).column(0)
+
+    def value(self, row: int, column: str) -> Any:
+        """Return one value; the first of a group reads the column of the whole group."""
+        return self._groups.row(row, column)[column]
+
+
+class ArrowFile(Table):
+    """An Arrow stream, mapped into memory: the system reads what is used."""
+
+    def __init__(self, path: Path, split: int) -> None:
+        super().__init__(path, split)
+        pa = require("pyarrow", extra=EXTRA)
+        with readable(path, "Arrow"):
+            self._table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+
+    def schema(self) -> Any:
+        """Return the columns and their types."""
+        return self._table.schema
+
+    def column(self, name: str) -> Any:
+        """Return a whole column."""
+        return self._table.column(name)
+
+    def value(self, row: int, column: str) -> Any:
+        """Return one value."""
+        return self._table.column(column)[row].as_py()
+
+
+class Tables(Source):
+    """The rows of one or more tables with equal columns.
+
+    Raises: SaccadeError if a column is missing, or a row has no label.
+    """
+
+    def __init__(self, path: Path, tables: Sequence[Table], given: Given) -> None:
+        self.path, self._tables = path, tuple(tables)
+        with readable(tables[0].path, "a table"):
+            first = tables[0].schema()
+            columns = Columns.of(tables[0].path, first.names, IMAGES)
+        self._image = columns.image
+        labels = LabelColumn()
+        self._starts: list[int] = []
+        counted = 0
+        splits: list[int] = []
+        for table in tables:
+            names = table.schema().names
+            if missing := [name for name in columns.used if name not in names]:
+                raise SaccadeError(
+                    f"{table.path}: has no column {missing[0]!r}, but {tables[0].path.name} has. "
+                    "Use files with equal columns."
+                )
+            self._starts.append(counted)
+            with readable(table.path, "a table"):
+                counted += self._add(table, columns, labels, splits)
+        if not counted:
+            raise SaccadeError(f"{path}: found no rows, expected one per image.")
+        known = _class_names(tables[0].path, first, columns.label)
+        self.labels, self.class_names = labels.classes(given, self.refused, known)
+        if -1 not in splits:
+            self.split_of = np.array(splits, dtype=np.int8)
+
+    def read(self, row: int, most_bytes: int) -> bytes:
+        """Return the bytes of the row's image."""
+        place = int(np.searchsorted(self._starts, row, side="right")) - 1
+        table = self._tables[place]
+        with readable(table.path, "a table"):
+            value = table.value(row - self._starts[place], self._image)
+        # Hugging Face stores images as structures of bytes and a path.
+        value = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(value, bytes) or not value:
+            raise RowUnreadable(
+                f"found {type(value).__name__} in column {self._image!r}, expected the bytes of an "
+                "image file. Write the images into the table"
+            )
+        return value
+
+    def row_name(self, row: int) -> str:
+        """Return the row's number, with its file if there are several."""
+        place = int(np.searchsorted(self._starts, row, side="right")) - 1
+        name = numbered(row - self._starts[place])
+        return name if len(self._tables) == 1 else f"{self._tables[place].path.name}: {name}"
+
+    def _add(self, table: Table, columns: Columns, labels: LabelColumn, splits: list[int]) -> int:
+        """Add the labels and splits of a table's rows and return their number."""
+        written = table.column(columns.label)
+        start = self._starts[-1]
+        for row, label in enumerate(written.to_pylist()):
+            if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
+                raise SaccadeError(
+                    f"{table.path}: {numbered(row)}: found {label!r:.80} in column "
+                    f"{columns.label!r}, expected a label, as text or number."
+                )
+            labels.add(label)
+        own = [table.split] * len(written)
+        if columns.split is not None:
+            own = [
+                self._split(start + row, name, columns.split)
+                for row, name in enumerate(table.column(columns.split).to_pylist())
+            ]
+        splits += own
+        return len(written)
+
+    def _split(self, row: int, name: Any, column: str) -> int:
+        split = split_named(name) if isinstance(name, str) else None
+        if split is None:
+            raise self.refused(
+                row,
+                f"found {name!r:.80} in column {column!r}, expected {', '.join(SPLITS)}. Correct "
+                "the row, or remove the column.",
+            )
+        return split
+
+
+def saved_tables(folder: Path) -> list[Table]:
+    """Return the tables of a folder that `save_to_disk` of Hugging Face `datasets` wrote.
+
+    Raises: SaccadeError if its files are not as described in it.
+    """
+    if not (folder / "dataset_dict.json").exists():
+        return _arrow_files(folder, -1)
+    splits = _object(folder / "dataset_dict.json").get("splits")
+    if not isinstance(splits, list) or not splits:
+        raise SaccadeError(f"{folder}: dataset_dict.json names no splits. Save the data again.")
+    tables: list[Table] = []
+    for name in splits:
+        split = split_named(name) if isinstance(name, str) else None
+        if split is None:
+            raise SaccadeError(
+                f"{folder}: has a split {name!r:.80}, expected train, validation or test. Name one "
+                f"of its folders, such as {folder / str(name)}, or save it with other names."
+            )
+        tables += _arrow_files(folder / name, split)
+    return tables
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether `save_to_disk` wrote this folder."""
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def _arrow_files(folder: Path, split: int) -> list[Table]:
+    state = _object(folder / "state.json")
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise SaccadeError(
+            f"{folder}: was saved as a selection of rows. Call flatten_indices() before "
+            "save_to_disk."
+        )
+    files = state.get("_data_files")
+    names = [file.get("filename") for file in files] if isinstance(files, list) else []
+    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+        raise SaccadeError(
+            f"{folder}: state.json names {names!r:.80}, expected .arrow files in the folder. Save "
+            "the data again."
+        )
+    if strange := [name for name in names if not (folder / name).is_file()]:
+        raise SaccadeError(
+            f"{folder}: {strange[0]} is missing or not a file, but state.json names it. "
+            "Save the data again."
+        )
+    return [ArrowFile(folder / name, split) for name in names]
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        values = parse_json(read_regular(path, JSON_BYTES))
+    except (OSError, ValueError) as error:
+        raise SaccadeError(
+            f"{path}: cannot be read ({error}), expected what save_to_disk of Hugging Face "
+            "wrote. Save the data again."
+        ) from error
+    return values if isinstance(values, dict) else {}
+
+
+def _class_names(path: Path, schema: Any, column: str) -> list[str] | None:
+    """Return the names of the classes that Hugging Face writes into the schema, if any."""
+    text = (schema.metadata or {}).get(b"huggingface")
+    try:
+        info = parse_json(text) if text else {}
+        names = info["info"]["features"][column]["names"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise SaccadeError(
+            f"{path}: the class names of column {column!r} are {names!r:.80}, expected text. Write "
+            "the file again."
+        )
+    return names
+
+
+@contextmanager
+def readable(path: Path, what: str) -> Iterator[None]:
+    """Turn errors of pyarrow into one that names the file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise SaccadeError(
+            f"{path}: cannot be read as {what} ({str(error)[:300]}). Write it again."
+        ) from error

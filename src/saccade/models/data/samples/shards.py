@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""WebDataset shards: tar files in which the members with one key are one sample."""
+
+import tarfile
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from saccade.errors import SaccadeError
+from saccade.json_text import parse_json
+from saccade.models.data.samples.folders import SUFFIXES
+from saccade.models.data.samples.labels import LabelColumn
+from saccade.models.data.samples.source import Given, RowUnreadable, Source, is_hidden
+
+_LABEL_BYTES, _JSON_BYTES = 4096, 2**20
+_LABELLED = (".cls", ".json")  # members with a label: a number or a name, or an object
+_LABEL_FIELDS = ("label", "cls", "class", "class_name")
+
+
+class Member(NamedTuple):
+    """A file in a shard: its sample, its kind, and where its bytes are."""
+
+    key: str
+    suffix: str
+    offset: int
+    size: int
+
+
+class Shards(Source):
+    """Images with labels in uncompressed tar files; `splits` gives the split of each file or -1.
+
+    The files are read once from beginning to end, without the images. Then each image is read from
+    its place.
+
+    Raises: SaccadeError if a file is damaged, or its samples are not all of one form.
+    """
+
+    def __init__(
+        self, path: Path, shards: Sequence[Path], splits: Sequence[int], given: Given
+    ) -> None:
+        self.path, self._shards = path, tuple(shards)
+        self._keys: list[str] = []
+        self._shard, self._offset, self._size = array("q"), array("q"), array("q")
+        labels = LabelColumn()
+        self._form: frozenset[str] = frozenset()
+        for index, shard in enumerate(shards):
+            for key, members, label in samples_of(shard):
+                image = self._checked(shard, key, members)
+                self._keys.append(key)
+                self._shard.append(index)
+                self._offset.append(image.offset)
+                self._size.append(image.size)
+                labels.add(_label(shard, key, label))
+        if not self._keys:
+            raise SaccadeError(f"{path}: found no samples, expected pairs such as a.jpg and a.cls.")
+        self.labels, self.class_names = labels.classes(given, self.refused)
+        if splits and splits[0] >= 0:
+            self.split_of = np.array(splits, dtype=np.int8)[np.array(self._shard)]
+
+    def read(self, row: int, most_bytes: int) -> bytes:
+        """Return the bytes of the image."""
+        size = min(self._size[row], most_bytes + 1)
+        with self._shards[self._shard[row]].open("rb") as file:
+            file.seek(self._offset[row])
+            data = file.read(size)
+        if len(data) < size:
+            raise RowUnreadable("the tar file ends inside this image. Copy it again")
+        return data
+
+    def row_name(self, row: int) -> str:
+        """Return shard and key."""
+        return f"{self._shards[self._shard[row]].name}: {self._keys[row]}"
+
+    def _checked(self, shard: Path, key: str, members: Mapping[str, Member]) -> Member:
+        """Return the image of a sample; all samples have members of the same kinds."""
+        images = [suffix for suffix in members if suffix in SUFFIXES]
+        labels = [suffix for suffix in members if suffix in _LABELLED]
+        shown = " ".join(sorted(members))
+        if len(images) != 1 or not labels:
+            raise SaccadeError(
+                f"{shard}: sample {key!r} has {shown}, expected one image ({', '.join(SUFFIXES)}) "
+                "and its label (.cls, or .json with a label). Write the shard again."
+            )
+        form = frozenset({*members} - {*images} | {"image"})
+        self._form = self._form or form
+        if form != self._form:
+            first = " ".join(sorted(self._form))
+            raise SaccadeError(
+                f"{shard}: sample {key!r} has {shown}, but the samples before have {first}. Write "
+                "shards whose samples all have the same members."
+            )
+        return members[images[0]]
+
+
+def samples_of(shard: Path) -> Iterator[tuple[str, dict[str, Member], Any]]:
+    """Return the key of each sample, its members by suffix, and its label as written or None.
+
+    Raises: SaccadeError if the file is not an uncompressed tar file, or a key occurs again.
+    """
+    seen: set[str] = set()
+    sample: dict[str, Member] = {}
+    key, label = "", None
+    try:
+        with shard.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for member, info in members_of(tar):
+                if member.key != key or not sample:
+                    if sample:
+                        yield key, sample, label
+                    key, sample, label = member.key, {}, None
+                    if key in seen:
+                        raise SaccadeError(
+                            f"{shard}: sample {key!r} occurs again after others, expected its "
+                            "members next to each other. Write the shard sorted by name."
+                        )
+                    seen.add(key)
+                sample[member.suffix] = member
+                if member.suffix in _LABELLED:
+                    label = _written(shard, member, tar.extractfile(info))
+            # tarfile takes the end of a file for the end of the archive.
+            file.seek(tar.offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError("it has no end, so that samples may be missing")
+        if sample:
+            yield key, sample, label
+    except (tarfile.TarError, OSError, UnicodeDecodeError) as error:
+        raise SaccadeError(
+            f"{shard}: cannot be read as a tar file ({error}), expected an uncompressed one. "
+            "Images are compressed already: pack them without compression."
+        ) from error
+
+
+def members_of(tar: tarfile.TarFile) -> Iterator[tuple[Member, tarfile.TarInfo]]:
+    """Return the files of a shard that are not hidden, in their order."""
+    for info in tar:
+        parts = [part for part in info.name.split("/") if part not in ("", ".")]
+        hidden = any(map(is_hidden, parts))
+        if info.isreg() and not info.issparse() and not hidden:
+            yield Member(*key_and_suffix(info.name), info.offset_data, info.size), info
+        tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header
+
+
+def key_and_suffix(member: str) -> tuple[str, str]:
+    """Split a member's name at the first dot of its last part, as WebDataset does."""
+    folder, slash, name = member.rpartition("/")
+    key, point, suffix = name.partition(".")
+    return folder + slash + key, (point + suffix).lower()
+
+
+def _written(shard: Path, member: Member, file: IO[bytes] | None) -> Any:
+    """Return the label in a member: text, or the field of an object."""
+    most = _JSON_BYTES if member.suffix == ".json" else _LABEL_BYTES
+    if file is None or member.size > most:
+        raise SaccadeError(
+            f"{shard}: {member.key}{member.suffix} has {member.size} bytes, expected a label of at "
+            f"most {most}. Write the shard again."
+        )
+    data = file.read()
+    if member.suffix == ".cls":
+        return data.decode().strip()
+    try:
+        values = parse_json(data)
+    except ValueError as error:
+        raise SaccadeError(
+            f"{shard}: {member.key}.json cannot be read ({error}), expected a JSON object with a "
+            "label. Write the shard again."
+        ) from error
+    fields = values if isinstance(values, dict) else {}
+    return next((fields[name] for name in _LABEL_FIELDS if name in fields), None)
+
+
+def _label(shard: Path, key: str, label: Any) -> str | int:
+    if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
+        raise SaccadeError(
+            f"{shard}: sample {key!r} has the label {label!r:.80}, expected a name or a number in "
+            f".cls, or in the field {_LABEL_FIELDS[0]!r} of .json. Write the shard again."
+        )
+    return label

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint as a folder of config.json, model.safetensors and a card is read like a file."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+
+from places import TESTS  # noqa: E402
+
+from saccade.errors import SaccadeError  # noqa: E402
+from saccade.exporter.artefact.folder import ArtefactFolder  # noqa: E402
+from saccade.exporter.artefact.variant import default_model_name  # noqa: E402
+from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint  # noqa: E402
+from saccade.models.checkpoint import load  # noqa: E402
+from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
+from saccade.serving.commands.closings import closing_of  # noqa: E402
+from saccade.serving.commands.inspection import inspect  # noqa: E402
+
+FILES = ["README.md", "config.json", "model.safetensors"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("folder") / "animals"
+    convert("auto", TESTS / "golden" / "hugging_face" / "vit", ConvertOptions(out))
+    return out
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / folder.name
+    copy.mkdir()
+    for name in FILES:
+        (copy / name).write_bytes((folder / name).read_bytes())
+    return copy
+
+
+def test_a_folder_is_read_like_its_file(folder: Path) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    checkpoint = load(folder)
+    assert checkpoint.sha256 == load(folder / "model.safetensors").sha256
+    assert checkpoint.labels == ("cat", "dog", "eft")
+    content = json.loads((folder / "config.json").read_text())
+    assert content["model_type"] == "saccade" and content["label2id"]["eft"] == 2
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: saccade\n") and "squashed to 16 x 16 px" in card
+    # The name of a variant is the folder's, not that of the file in it.
+    assert default_model_name(folder) == default_model_name(checkpoint.path) == "animals"
+    assert subjects_of_checkpoint(checkpoint)[0].name.startswith("animals-")
+    given = {"path": folder}
+    closing = closing_of("evaluate", given, SimpleNamespace(results=[]))
+    assert closing is not None
+    lines = closing.lines(0)
+    assert f"saccade export {folder} --out build/animals" in lines[-1]
+    found = inspect(folder)
+    assert found.kind == "a checkpoint of saccade"
+    assert found.next == (f"saccade export {folder} --out build/animals",)
+
+
+def test_a_file_becomes_a_folder_and_a_folder_a_file(folder: Path, tmp_path: Path) -> None:
+    file, again = tmp_path / "animals.safetensors", tmp_path / "animals"
+    convert("auto", folder, ConvertOptions(file))
+    convert("auto", file, ConvertOptions(again))
+    for name in FILES:
+        assert (again / name).read_bytes() == (folder / name).read_bytes()
+    assert file.read_bytes() == (folder / "model.safetensors").read_bytes()
+    with pytest.raises(SaccadeError, match="already a saccade checkpoint"):
+        convert("auto", file, ConvertOptions(tmp_path / "other", labels=tmp_path / "names.txt"))
+    with pytest.raises(SaccadeError, match="exists"):
+        convert("auto", file, ConvertOptions(again))
+
+
+def test_a_changed_configuration_is_refused(copied: Path) -> None:
+    config = copied / "config.json"
+    config.write_text(config.read_text().replace('"cat"', '"cow"'))
+    for path in (copied, copied / "model.safetensors"):
+        with pytest.raises(SaccadeError, match=r"id2label is .*cow.* a change to it has no effect"):
+            load(path)
+
+
+def test_a_folder_without_weights(copied: Path) -> None:
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(SaccadeError, match=r"but no model\.safetensors. Copy it there"):
+        load(copied)
+
+
+def test_a_folder_is_no_artefact_folder(folder: Path) -> None:
+    with pytest.raises(SaccadeError, match=r"found a checkpoint, .* --out build/animals"):
+        _ = ArtefactFolder(folder).manifests
+
+
+def test_an_ending_that_is_neither(tmp_path: Path) -> None:
+    source = TESTS / "golden" / "hugging_face" / "vit"
+    with pytest.raises(SaccadeError, match=r"--out is .*\.pth, expected .* or one without"):
+        convert("auto", source, ConvertOptions(tmp_path / "ours.pth"))

@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies in a benchmark: run row by row, compared with the full model, left out with a reason."""
+
+import itertools
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from policy_files import write_policy
+from report_figures import measured_policy
+from tiny_artefacts import ENTRY, FULL, HALF, artefacts, manifest_of, onnx_model
+
+pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
+
+from saccade.errors import SaccadeError
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import (
+    FILE_NAME,
+    PolicyEntry,
+    Ratio,
+    entry_of,
+    read_frontier,
+)
+from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
+from saccade.exporter.evaluation.decisions import Decider
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.policy.policy import Policy, Step
+from saccade.exporter.runtimes.runtime import runtime_named
+from saccade.models.scores.results import EvaluationResult, proportion
+from saccade.schema import typed
+from saccade.serving.bench import in_process, policies
+from saccade.serving.bench.in_process import Calls, InProcess, sample
+from saccade.serving.bench.policies import (
+    Answered,
+    PolicyWork,
+    PolicyWorks,
+    entry_of_policy,
+    policy_works,
+    ratio,
+    served_works,
+    with_served,
+)
+from saccade.serving.bench.report_policies import sentence
+
+ORT = runtime_named("onnxruntime")
+ROUNDS = "inferences_per_second_rounds"
+# Logits of two variants on five samples, and the labels. The small one is sure of the first three.
+SMALL = np.array([[9.0, 0], [0, 9.0], [9.0, 0], [0.1, 0], [0, 0.1]])
+LARGE = np.array([[5.0, 0], [0, 5.0], [0, 5.0], [0, 5.0], [0, 5.0]])
+LABELS = np.array([0, 1, 1, 1, 0])
+
+
+def chain(rows_seen: list[int]) -> PolicyWork:
+    """A policy of two steps over these logits; its inputs are rows of the tables."""
+
+    def run_of(table: np.ndarray) -> Any:
+        def run(inputs: Any) -> np.ndarray:
+            rows_seen.append(len(inputs["row"]))
+            return table[inputs["row"]]
+
+        return run
+
+    steps = (Step(HALF, "a" * 64, 0.9, 1.0, 0.5), Step(FULL, "b" * 64, None, 1.0, 0.5))
+    policy = Policy("auto", 0.05, 0.04, 0.02, "top1", steps, 0.001, 0.004)
+    content: Any = SimpleNamespace(
+        full=FULL, against="full", confidence=0.95, split="test", data="d", data_sha256="d" * 64,
+        variants=tuple(SimpleNamespace(variant=s.variant, sha256=s.sha256) for s in steps),
+    )  # fmt: skip
+    runs = run_of(SMALL), run_of(LARGE)
+    return PolicyWork(policy, content, runs, {"row": np.arange(5)})
+
+
+def test_rows_that_are_sure_leave_and_only_the_others_go_on() -> None:
+    seen: list[int] = []
+    work = chain(seen)
+    given = work.run({"row": np.array([4, 0, 3, 1])})
+    assert seen == [4, 2]
+    assert given["step"].tolist() == [1, 0, 1, 0] and given["class"].tolist() == [1, 0, 1, 1]
+    ends = work.steps_of({HALF: SMALL, FULL: LARGE})
+    assert ends.tolist() == [0, 0, 0, 1, 1]
+    seen.clear()
+    work.run({"row": np.array([0, 1])})
+    assert seen == [2]  # the large variant does not run for nobody
+
+
+def test_calls_go_on_through_the_inputs(monkeypatch: Any) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(in_process.time, "perf_counter", lambda: float(next(clock)))
+    rows: list[list[int]] = []
+    calls = Calls(2)
+    for _ in range(2):
+        sample(
+            lambda given: rows.append(given["row"].tolist()) or {}, {"row": np.arange(5)}, calls,
+            seconds=3, varied=True,
+        )  # fmt: skip
+    # Two calls each; the first one of all warms up.
+    assert rows == [[0, 1], [0, 1], [2, 3], [4, 0], [1, 2]]
+
+
+def entry(*, data_sha256: str = "e" * 64, **changes: Any) -> PolicyEntry:
+    """The entry of the chain, measured in two rounds on data of this hash."""
+    work = chain([])
+    answered = Answered({HALF: SMALL, FULL: LARGE}, LABELS, "drawn", data_sha256)
+    right = LARGE.argmax(-1) == LABELS
+    result = EvaluationResult(FULL, "top1", "drawn", "e" * 64, (proportion("top-1", right),), right)
+    measured = {
+        (FULL, ""): InProcess({1: Calls(1, [0.01, 0.01], rounds=[100.0, 50.0])}),
+        work.key: InProcess({1: Calls(1, [0.005, 0.005], rounds=[200.0, 110.0])}),
+    }
+    machine: Any = SimpleNamespace(runtime="onnxruntime 1", device="here")
+    return replace(entry_of_policy(work, answered, result, measured, machine, None), **changes)
+
+
+def test_the_figures_are_the_hand_count() -> None:
+    found = entry()
+    # The small variant answers 0, 1, 0, the large one 1, 1: they differ from the large one once.
+    assert [step.share for step in found.steps] == [0.6, 0.4]
+    assert found.agreement == 0.8 and found.score.value == 0.6 and found.score.n == 5
+    assert found.gain == pytest.approx(-0.2) and found.gain_interval[0] <= -0.2
+    assert not found.calibrated and entry(data_sha256="d" * 64).calibrated
+    assert found.times_full.times == pytest.approx(math.sqrt(2 * 2.2), abs=1e-3)
+    low, high = found.times_full.interval or (0.0, 0.0)
+    assert low < found.times_full.times < high
+    assert ratio([2.0], [1.0]) == Ratio(2.0, None)
+    assert typed(PolicyEntry, json.loads(json.dumps(asdict(found))), "") == found
+
+
+def test_through_the_router_it_is_compared_at_the_most_clients() -> None:
+    found = entry()
+    points = {f"router_concurrency_{n}": {ROUNDS: [100.0 * n, 110.0 * n]} for n in (1, 4, 16)}
+    full: Any = SimpleNamespace(grpc={"router_concurrency_16": {ROUNDS: [800.0, 880.0]}})
+    measured = with_served(found, {"policy auto": points}, full)
+    assert measured.grpc == points and measured.times_full_served is not None
+    assert measured.times_full_served.times == pytest.approx(2.0)
+    assert with_served(found, {}, full) == found
+    alone = with_served(found, {"policy auto": points}, SimpleNamespace(grpc=None))
+    assert alone.grpc == points and alone.times_full_served is None
+
+
+def test_servers_of_several_precisions_follow_no_policy() -> None:
+    outputs: Any = [SimpleNamespace(name="logits")]
+    works = PolicyWorks((chain([]),))
+    assert served_works(works, ["fp32"], outputs) == works.works
+    assert served_works(works, ["fp32", "int8"], outputs) == ()
+    assert served_works(works, ["fp32"], [SimpleNamespace(name="embedding")]) == ()
+    assert served_works(replace(works, left_out=(("old", "changed"),)), ["fp32"], outputs) == ()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return artefacts(tmp_path / "tiny", checkpoint=False)
+
+
+def left_out(folder: Path) -> dict[str, str]:
+    works = policy_works(ArtefactFolder(folder), [], ORT, EvaluateOptions("digits"))
+    assert works.works == ()
+    return dict(works.left_out)
+
+
+def test_a_folder_without_policies_has_none(folder: Path) -> None:
+    assert left_out(folder) == {}
+
+
+def test_a_policy_of_other_variants_is_left_out_with_the_reason(folder: Path) -> None:
+    write_policy(folder)
+    parent = ArtefactFolder(folder).manifests[0].parent
+    data = onnx_model(7).SerializeToString()
+    manifest = manifest_of("b0500", data, ParentEntry(parent.name, parent.sha256))
+    (folder / manifest.file.name).write_bytes(data)
+    write_manifest(folder, manifest)
+    assert HALF in left_out(folder)["auto.policy.json"]
+
+
+def test_an_edited_threshold_or_another_runtime_leaves_a_policy_out(folder: Path) -> None:
+    write_policy(folder, "web", runtime="tensorrt 10.16")
+    assert "calibrated with tensorrt 10.16, not with onnxruntime" in left_out(folder)["web"]
+    path = folder / "web.policy.json"
+    content = json.loads(path.read_text())
+    content["policies"][0]["bound"] = 0.001
+    path.write_text(json.dumps(content))
+    assert "changed after its calibration" in left_out(folder)["web"]
+
+
+def test_what_answers_in_another_way_follows_no_policy(folder: Path, monkeypatch: Any) -> None:
+    write_policy(folder)
+    model: Any = SimpleNamespace(family="nac", name=FULL, components={"": None})
+    monkeypatch.setattr(policies, "task_asked", lambda *_: ("knn", SimpleNamespace(decide="")))
+    works = policy_works(ArtefactFolder(folder), [model], ORT, EvaluateOptions("digits"))
+    assert works.left_out == (("auto", "the task knn has no answers of one class"),)
+
+
+def test_independent_rows_are_for_the_certificate_alone() -> None:
+    decider = Decider(
+        lambda given: SMALL[given["row"]], {"row": np.arange(5)}, LABELS, "d", "s", np.array([1, 4])
+    )
+    assert decider.logits().tolist() == SMALL.tolist()
+    few = decider.decisions()
+    assert few.logits.tolist() == SMALL[[1, 4]].tolist() and few.labels.tolist() == [1, 0]
+
+
+def frontier_of(folder: Path, *found: PolicyEntry) -> Path:
+    """Write the file as a benchmark does, with policies of this folder's variants."""
+    there = ArtefactFolder(folder)
+    hashes = {variant.name: variant.sha256 for variant in there.variants}
+    own = [
+        replace(
+            one,
+            full_sha256=hashes[FULL],
+            steps=tuple(replace(step, sha256=hashes[step.variant]) for step in one.steps),
+        )
+        for one in found
+    ]
+    there.merge([], policies=own)
+    return folder / FILE_NAME
+
+
+def test_the_file_has_policies_only_if_there_are_any(folder: Path) -> None:
+    path = frontier_of(folder)
+    assert "policies" not in json.loads(path.read_text())
+    path = frontier_of(folder, entry())
+    content = json.loads(path.read_text())
+    assert content["version"] == 1 and content["policies"]["version"] == 1
+    assert [one.policy for one in read_frontier(path).policies] == ["auto"]
+    # Those of a later version decide nothing, so the rest of the file can be used.
+    content["policies"] = {"version": 2, "other": []}
+    path.write_text(json.dumps(content))
+    assert read_frontier(path).policies == ()
+    content["policies"] = {"version": 1, "entries": [{"policy": "auto"}]}
+    path.write_text(json.dumps(content))
+    with pytest.raises(SaccadeError, match=r"policies: entries\[0\].*missing keys"):
+        read_frontier(path)
+
+
+def test_policies_go_with_their_files_and_are_replaced_in_their_place(folder: Path) -> None:
+    frontier_of(folder, entry(), entry(policy="other", device="elsewhere"))
+    there = ArtefactFolder(folder)
+    full = next(variant for variant in there.variants if variant.name == FULL)
+    here = entry_of({**ENTRY, "variant": FULL, "sha256": full.sha256})
+    # Measurements without policies, such as those of a sweep, leave them as they are.
+    assert {one.policy for one in there.merge([here]).policies} == {"auto", "other"}
+    assert {one.policy for one in there.merge([here], policies=()).policies} == {"other"}
+    frontier_of(folder, entry())
+    parent = there.manifests[0].parent
+    data = onnx_model(7).SerializeToString()
+    manifest = manifest_of("b0500", data, ParentEntry(parent.name, parent.sha256))
+    (folder / manifest.file.name).write_bytes(data)
+    write_manifest(folder, manifest)
+    assert ArtefactFolder(folder).merge([]).policies == ()
+
+
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
+    "faster": (
+        {"times_full": {"times": 2.44, "interval": [2.1, 2.8]}},
+        ("auto: 2.4 times the throughput of the full model (95 %: 2.1 to 2.8) at the same answer",
+         "on 99.20 % of 500 test samples", "at most 1 % of the answers differ"),
+        ("more than certified", "not shown"),
+    ),
+    "the same answers": (
+        {"times_full": {"times": 12.3, "interval": [11.0, 13.0]}, "agreement": 1.0},
+        ("12.3 times the throughput", "at the same answers on all 500 test samples"), (),
+    ),
+    "not shown": (
+        {"times_full": {"times": 1.4, "interval": [0.9, 2.2]}},
+        ("auto is not shown to be faster than the full model: 1.40 times its throughput "
+         "(95 %: 0.90 to 2.2), at the same answer",),
+        ("throughput of the full model",),
+    ),
+    "one round": (
+        {"times_full": {"times": 3.0, "interval": None}},
+        ("not shown to be faster", "3.0 times its throughput in a single round,"), (),
+    ),
+    "slower": (
+        {"times_full": {"times": 0.8, "interval": [0.7, 0.9]}},
+        ("auto is slower than the full model: 0.80 times its throughput",), ("not shown",),
+    ),
+    "other data": (
+        {"agreement": 0.9, "agreement_interval": [0.87, 0.92]},
+        ("10.00 % are lost, more than certified: they are harder",), ("chance",),
+    ),
+    "by chance": (
+        {"agreement": 0.988, "agreement_interval": [0.975, 0.995]},
+        ("1.20 % are lost, more than certified, which can be chance",), ("harder",),
+    ),
+    "calibrated on the same": (
+        {"calibrated": True, "agreement": 0.9, "agreement_interval": [0.87, 0.92]},
+        ("include those that calibrated it",), ("more than certified",),
+    ),
+    "against labels": (
+        {"against": "labels", "gain": 0.002, "agreement": 0.9, "agreement_interval": [0.87, 0.92]},
+        ("the accuracy is at most 1 points lower",), ("more than certified",),
+    ),
+    "one variant": (
+        {"steps": [{"variant": HALF, "sha256": "a" * 64, "threshold": None, "share": 1.0}]},
+        (f"The policy is {HALF} alone.",), (),
+    ),
+    "served": (
+        {"times_full_served": {"times": 1.5, "interval": [1.2, 1.9]}},
+        ("Through the router with 16 clients: 1.50 times the throughput (95 %: 1.20 to 1.90).",),
+        (),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_sentence_says_what_was_measured_and_no_more(case: str) -> None:
+    changes, said, unsaid = CASES[case]
+    text = sentence({**measured_policy(), **changes})
+    assert all(words in text for words in said), text
+    assert not any(words in text for words in unsaid), text
+
+
+class FakeClient:
+    """A running server's router with two variants and a policy, which answers by budget."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, str]] = []
+
+    def view(self) -> Any:
+        return SimpleNamespace(
+            model="nac", variants=(FULL, HALF), policies=("auto",),
+            budget=lambda name: {FULL: "1", HALF: "0.5"}[name], require_output=lambda *_: None,
+        )  # fmt: skip
+
+    def infer(self, inputs: Any, outputs: Any, parameters: dict[str, str]) -> dict[str, np.ndarray]:
+        self.asked.append(parameters)
+        table = SMALL if parameters.get("budget") == "0.5" else LARGE
+        return {"probabilities": table}
+
+
+def test_the_policies_of_a_running_server_are_measured_too() -> None:
+    from saccade.serving.bench import servers
+    from saccade.serving.bench.options import BenchOptions
+
+    client: Any = FakeClient()
+    images = np.zeros((5, 2, 2, 3), np.uint8)
+    answers = servers._answers(client, images, LABELS)
+    assert client.asked == [{"budget": "1"}, {"budget": "0.5"}, {"policy": "auto"}]
+    view = client.view()
+    streams = servers._streams(view, images, BenchOptions(Path("out"), concurrency=(1, 4)))
+    assert list(streams)[-2:] == [("policy auto", "1"), ("policy auto", "4")]
+    assert b"policy" in streams["policy auto", "4"].requests[0]
+    points = {
+        name: {count: {ROUNDS: [rate * int(count), rate * int(count)]} for count in ("1", "4")}
+        for name, rate in ((FULL, 10.0), (HALF, 40.0), ("policy auto", 25.0))
+    }
+    (policy,) = servers._policies(view, points, answers, LABELS)
+    assert policy["times_full"] == {"times": 2.5, "interval": (2.5, 2.5)}
+    assert policy["agreement"]["value"] == 1 and policy["score"]["value"] == 0.8
+    assert servers._policy_text(policy) == (
+        "Policy auto: 2.5 times (95 %: 2.5 to 2.5) the throughput of tiny-b1000-fp32; same answer "
+        "on 100.00 % of 5 images."
+    )
+
+
+def test_the_explorer_draws_policies_where_they_were_measured_alike(folder: Path) -> None:
+    from saccade.serving.commands.explore.frontier_chart import chart, measured
+
+    there = ArtefactFolder(folder)
+    full = next(variant for variant in there.variants if variant.name == FULL)
+    there.merge([entry_of({**ENTRY, "variant": FULL, "sha256": full.sha256})])
+    assert "legend" not in chart(measured(folder), FULL)
+    frontier_of(folder, entry())
+    drawn = chart(measured(folder), FULL)
+    *_, stars = drawn["series"]
+    assert stars["name"] == "policy" and drawn["legend"]["data"] == ["fixed budget", "policy"]
+    (star,) = stars["data"]
+    assert star["value"] == [200.0, 0.6] and star["label"] == {
+        "formatter": "auto",
+        "offset": [0, 0],
+    }
+    # The variants through a server, the policy in process: not on one axis.
+    grpc = {"concurrency_1": {**ENTRY["in_process"]["batch_1"]}}
+    there.merge([entry_of({**ENTRY, "variant": FULL, "sha256": full.sha256, "grpc": grpc})])
+    assert "legend" not in chart(measured(folder), FULL)
+
+
+def test_a_repository_has_the_figures_of_the_policies_that_it_serves(
+    folder: Path, tmp_path: Path
+) -> None:
+    from saccade.serving.repository.deploy import deploy
+    from saccade.serving.repository.options import RepositoryOptions
+
+    there = ArtefactFolder(folder)
+    for variant in there.variants:
+        own = {**ENTRY, "variant": variant.name, "sha256": variant.sha256}
+        there.merge([entry_of({**own, "runtime": "onnxruntime 1.31.1 CPU"})])
+    write_policy(folder)
+    deploy(folder, RepositoryOptions(tmp_path / "before", policies=False))
+    frontier_of(folder, entry(), entry(policy="gone"))
+    for name, policies_served in (("served", ["auto"]), ("none", [])):
+        deploy(folder, RepositoryOptions(tmp_path / name, policies=bool(policies_served)))
+        found = read_frontier(tmp_path / name / FILE_NAME).policies
+        assert [one.policy for one in found] == policies_served
+    bytes_of = [(tmp_path / name / FILE_NAME).read_bytes() for name in ("before", "none")]
+    assert bytes_of[0] == bytes_of[1]
+
+
+def test_a_demo_without_a_certificate_continues(monkeypatch: Any, capsys: Any) -> None:
+    from saccade.exporter.evaluation import calibrate as calibration
+    from saccade.exporter.policy.certify import NotCertified
+    from saccade.serving.commands import demo
+
+    refused = calibration.Calibration(None, None, (NotCertified(0.02, 0.2, None),))
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: refused)
+    demo._certify(Path("nowhere"))
+    assert "no policy: risk 0.02: not certified" in capsys.readouterr().err
+
+
+def test_inspect_lists_the_policies_of_a_frontier(folder: Path) -> None:
+    from saccade.serving.commands.inspection import inspect
+
+    path = frontier_of(folder, entry())
+    (line,) = inspect(path).facts["policies"]
+    assert line == f"auto: 2.10 times the throughput of {FULL}, same answer on 80.00 % of 5 samples"
