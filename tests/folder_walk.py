@@ -21,7 +21,7 @@ SOURCES = f"{PACKAGE}{os.sep}"
 HASHING = ("files.py:sha256_of", "models/checkpoint.py:_parse")
 # For each command: the maximum number of functions that get the folder, and of their files.
 # Only ever lower these, unless a command has to read something new, as both do with policies.
-MOST = {"bench": (45, 18), "deploy": (27, 13)}
+MOST = {"bench": (47, 19), "deploy": (27, 14)}
 _WALKS: list["FolderWalk"] = []
 
 

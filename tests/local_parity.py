@@ -71,14 +71,18 @@ def refusal_of(call: Any, on: Any, files: list[Any]) -> tuple[type, str]:
     return type(refused.value), str(refused.value).rpartition(f": {on.model} ")[2]
 
 
-def as_deployed(monkeypatch: pytest.MonkeyPatch, router: Path) -> None:
-    """Open artefacts with the routes of a router's folder, whose thresholds a test has changed."""
+def as_deployed(monkeypatch: pytest.MonkeyPatch, router: Path, *, alike: bool = True) -> None:
+    """Open artefacts with the routes of a router's folder, whose thresholds a test has changed.
+
+    `alike`: the folder was deployed without options that `load_artefact` does not have.
+    """
     write = artefact.write_router
 
     def write_and_copy(place: Path, plan: Any) -> None:
         write(place, plan)
         config = (place / "config.pbtxt").read_text()
-        assert config == (router / "config.pbtxt").read_text()
+        assert alike is (config == (router / "config.pbtxt").read_text())
+        shutil.copy(router / "config.pbtxt", place)
         shutil.copy(router / "1" / "routes.json", place / "1" / "routes.json")
 
     monkeypatch.setattr(artefact, "write_router", write_and_copy)

@@ -278,12 +278,12 @@ def test_data_that_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None
         labels=np.arange(400) % 10,
     )
     np.savez(
-        tmp_path / "few.npz", images=np.zeros((400, 8, 8, 1), np.uint8), labels=np.arange(400) % 4
+        tmp_path / "more.npz", images=np.zeros((400, 8, 8, 1), np.uint8), labels=np.arange(400) % 12
     )
     for name, error, message in (
         ("no-such-data", SaccadeError, "no-such-data"),
         (str(tmp_path / "large.npz"), ShapeError, r"9, 8, 1"),
-        (str(tmp_path / "few.npz"), SaccadeError, "found 4 classes"),
+        (str(tmp_path / "more.npz"), SaccadeError, "found 12 classes"),
     ):
         with pytest.raises(error, match=message):
             bench(folder, BenchOptions(tmp_path / "report", name, server=False))

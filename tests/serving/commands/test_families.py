@@ -3,17 +3,14 @@
 
 import json
 import re
-import shutil
 from contextlib import suppress
 
 import numpy as np
 import pytest
-from family_folders import family_folder
 from family_server import FAMILIES, FOLLOWING, LABELS, MANY, TEMPLATES, options_of, serving
 from local_parity import as_deployed, check_alike
 from metric_pages import numbers_in, page_of
 from picture_files import picture_files
-from policy_files import write_policy
 from router_code import router_module
 
 from saccade.errors import SaccadeError
@@ -161,11 +158,9 @@ def test_a_policy_answers_each_image_as_its_chain_does_offline(asked, served, fa
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_artefact_answers_as_its_server_does(asked, served, family, tmp_path, monkeypatch):
-    repository = served(family)[0].repository / family
-    folder = shutil.copytree(family_folder(family), tmp_path / "artefact")
-    if family in FOLLOWING:
-        write_policy(folder)
-    as_deployed(monkeypatch, repository)
+    running, folder = served(family)
+    repository = running.repository / family
+    as_deployed(monkeypatch, repository, alike=family != "sot")  # that has an objective
     files = [*picture_files(tmp_path), *MANY]
     with artefact.load_artefact(folder, **options_of(family, tmp_path)) as local:
         check_alike(local, asked(family)[0], family, files)

@@ -194,7 +194,10 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = calibrate(
         place,
         CalibrateOptions(
-            str(place / "data.npz"), "all", (0.99,), templates=place / "templates.txt"
+            data=str(place / "data.npz"),
+            split="all",
+            risk=(0.99,),
+            templates=place / "templates.txt",
         ),
         progress=None,
     )

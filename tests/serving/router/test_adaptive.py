@@ -67,9 +67,10 @@ class Lane:
 
     def __init__(self, name, speed, simulation):
         from forecast import Rate, ServiceTime
-        from pace import Pace
+        from pace import Mean, Pace
 
         self.service, self.other_busy, self.pace = ServiceTime(), Rate(), Pace()
+        self.decoding = Mean()
         self.name, self.simulation, self.slow = name, simulation, 1.0
         self.unit_s = GROUP / speed / (FIXED + GROUP)
         self.waiting, self.until_s, self.group = deque(), None, []
@@ -293,6 +294,8 @@ def test_what_was_measured_under_a_load_that_has_gone_is_measured_again(clock):
 
 
 def test_other_requests_in_a_lane_count(clock):
+    from adaptive import EASY_LOAD
+
     simulation = Simulation(clock)
     full = simulation.lanes["full", ""]
     done = []
@@ -304,7 +307,7 @@ def test_other_requests_in_a_lane_count(clock):
             full.until_s = None
     (level,) = simulation.adaptive._levels.values()
     assert done is not None and not simulation.adaptive._fits(
-        level, 0, ticket_of(1, clock.now), SLO_S
+        level, 0, ticket_of(1, clock.now), SLO_S, EASY_LOAD
     )
 
 
@@ -325,6 +328,30 @@ def test_what_nothing_can_answer_in_time_is_refused_with_a_hint(clock):
     with pytest.raises(Busy, match="send less in one request, or allow more time"):
         simulation.ask(rows=4000)
     assert simulation.ask()
+
+
+def test_time_in_the_servers_queue_counts(clock):
+    from adaptive import Busy
+
+    simulation = Simulation(clock)
+    simulation.load(30, 2)
+    lag = [0.0]
+    simulation.adaptive._lag_s = lambda: lag[0]
+    assert simulation.ask()[0].name == "full"
+    lag[0] = 0.1 * SLO_S
+    assert simulation.ask()[0].name == "full"
+    lag[0] = 0.5 * SLO_S
+    names = []
+    for _ in range(6):
+        clock.now += 0.11
+        names.append(simulation.ask()[0].name)
+    assert names == ["safe", "cheap", "half", "small", "small", "small"]
+    lag[0] = SLO_S
+    with pytest.raises(Busy):
+        simulation.ask()
+    lag[0] = 0.0
+    simulation.load(30, 3)
+    assert simulation.ask()[0].name == "full"
 
 
 def test_the_callers_own_time_is_a_limit_too(clock):
@@ -424,68 +451,3 @@ def test_levels_do_not_grow_with_the_objectives_of_callers(clock):
     for count in range(1, 200):
         simulation.ask({"max_latency_ms": count * 7.77})
     assert len(simulation.adaptive._levels) <= MOST_LEVELS
-
-
-def test_the_time_of_a_group(clock):
-    from forecast import ServiceTime
-
-    service = ServiceTime()
-    assert service.seconds(8) == 0
-    for rows in (1, 8, 4, 2, 8, 1, 6, 3) * 4:
-        service.add(rows, 0.004 + 0.001 * rows)
-        clock.now += 0.01
-    assert service.seconds(1) == pytest.approx(0.005, rel=0.02)
-    assert service.seconds(8) == pytest.approx(0.012, rel=0.02)
-    service.add(8, 5.0)  # a process that was stopped for seconds
-    assert service.seconds(8) < 0.025
-    for _ in range(8):
-        service.add(8, 0.1)
-        clock.now += 0.1
-    assert service.seconds(8) == pytest.approx(0.1, rel=0.2)
-    clock.now += 10
-    assert service.seconds(8) < 0.02, "a rested lane is as fast as it ever was"
-
-
-def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):
-    from forecast import MOST_SLOW_S, SLOW_S, TRUST, ServiceTime
-
-    service = ServiceTime()
-    for _ in range(TRUST):
-        assert service.unsure
-        service.add(1, 1.0)
-    rests = []
-    for _ in range(7):
-        began_s = clock.now
-        while not service.unsure:
-            clock.now += 0.25
-        rests.append(clock.now - began_s)
-        service.add(1, 1.0)
-    assert rests[:3] == pytest.approx([SLOW_S, 2 * SLOW_S, 4 * SLOW_S], abs=0.3)
-    assert rests[-1] == pytest.approx(MOST_SLOW_S, abs=0.3)
-    clock.now += 2 * MOST_SLOW_S
-    service.add(1, 0.1)
-    clock.now += SLOW_S + 0.1
-    assert service.unsure and service.seconds(1) == pytest.approx(0.1, rel=0.1)
-
-
-def test_a_rate_fades(clock):
-    from forecast import RATE_S, Rate
-
-    rate = Rate()
-    for _ in range(1000):
-        clock.now += 0.01
-        rate.add(2)
-    assert rate.per_second == pytest.approx(200, rel=0.03)
-    clock.now += 5 * RATE_S
-    assert rate.per_second < 2
-
-
-def test_the_share_that_goes_on_is_learned(pb):
-    from forecast import Reach
-
-    reach = Reach(3, [0.5, 0.3, 0.2])
-    assert reach.shares == pytest.approx([1, 0.5, 0.2])
-    for _ in range(1000):
-        reach.add([0, 5, 5])
-    assert reach.shares == pytest.approx([1, 1, 0.5], abs=0.03)
-    assert Reach(3).shares == [1, 0.5, 0.25]

@@ -26,6 +26,7 @@ def adaptive(make):  # noqa: F811
     router = make([SAFE], SLO)
     for event in router.go.values():
         event.set()
+    router.queue.close()
     router.late = set()
     forecast = router.adaptive.forecast
     forecast.answer_s = lambda candidate, ticket: 1e6 if candidate.name in router.late else 0.0
@@ -70,6 +71,27 @@ def test_if_nothing_is_in_time_the_request_is_refused_at_once(adaptive):
     code, text = request.error()
     assert code == "unavailable" and text.startswith("model 'nac' is busy") and "try" in text
     assert adaptive.calls == []
+
+
+def test_what_waited_too_long_in_the_servers_queue_is_refused_unread(adaptive):
+    adaptive.adaptive._lag_s = lambda: 1.0
+    for timeout, budget, code in ((900_000, {}, "unavailable"), (30_000_000, {}, None),
+                                  (900_000, {"budget": 1}, None)):  # fmt: skip
+        request, read = Request([1], timeout=timeout, **budget), []
+        (tensor,) = request.inputs()
+        own = tensor.as_numpy
+        tensor.as_numpy = lambda own=own, read=read: read.append(1) or own()
+        adaptive.execute([request])
+        if code is None:
+            assert request.answer() and read
+        else:
+            assert request.error()[0] == code and "server's queue" in request.error()[1]
+            assert not read
+
+
+def test_a_lane_measures_decoding_apart(adaptive, eventually):
+    answer_of(adaptive)
+    eventually(lambda: adaptive.lanes[FULL, ""].decoding.of(1.0) > 0, True)
 
 
 @pytest.mark.parametrize("parameters", [{"budget": 1}, {"budget": "b1000"}])
@@ -144,7 +166,7 @@ def test_a_chain_with_a_variant_below_the_floor_is_waited_for(make):  # noqa: F8
     assert not router._may_end(chain) and router._may_end(chain[1:])
 
 
-def test_shares_are_learned_from_answers(adaptive):
+def test_shares_are_learned_from_answers(adaptive, eventually):
     adaptive.late = {FULL}
     reach = adaptive.adaptive.forecast._reach["safe"]
     before = reach.shares
@@ -153,7 +175,7 @@ def test_shares_are_learned_from_answers(adaptive):
     assert reach.shares == before, "a chain that was cut short tells nothing"
     del adaptive.failing[FULL]
     answer_of(adaptive, SHADES)
-    assert reach.shares != before
+    eventually(lambda: reach.shares != before, True)
 
 
 def test_choices_are_counted(adaptive, pb):
@@ -179,3 +201,30 @@ def test_every_choice_has_a_counter(make):  # noqa: F811
     choices = {choice for choice, _ in router.metrics._adapted}
     assert {FULL, MIDDLE, SMALL, "full model", *(each["name"] for each in POLICIES)} == choices
     assert make([]).metrics._adapted == {}
+
+
+def test_the_router_measures_the_servers_queue(make, pb, eventually):  # noqa: F811
+    """A probe goes through the server's queue to the router itself."""
+    import threading
+    import time
+
+    router, go, asked = make([SAFE], SLO), threading.Event(), []
+
+    def answer(given):
+        asked.append((given["parameters"], given["requested_output_names"]))
+        assert go.wait(60)
+        return {}
+
+    pb.answer = answer
+    assert router.queue.lag_s == 0
+    eventually(lambda: len(asked), 1)
+    assert asked[0] == ({"saccade_probe": "lag"}, ["saccade_lanes"])
+    time.sleep(0.1)
+    assert router.queue.lag_s >= 0.1, "while the probe is under way"
+    go.set()
+    eventually(lambda: len(asked) > 2, True)
+    eventually(lambda: router.queue.lag_s < 0.1, True)  # a single pause is no queue
+
+
+def test_without_an_objective_no_probe_is_sent(make):  # noqa: F811
+    assert make([SAFE]).queue is None

@@ -164,7 +164,7 @@ def of_model(model: EvaluatedModel, data: Labelled) -> Labelled:
     # Classes without names are numbered, in the order of the model's outputs.
     numbered = names == tuple(str(index) for index in range(len(names)))
     if numbered and len(names) <= len(model.labels) and not {*names} <= {*model.labels}:
-        return data
+        return replace(data, class_names=model.labels)
     index_of = {label: index for index, label in enumerate(model.labels)}
     present = [names[index] for index in np.unique(data.labels)]
     if foreign := [name for name in present if name not in index_of]:

@@ -2,8 +2,11 @@
 """Load-adaptive choice: the best way to answer a request that still meets its objective.
 
 Requests of the same candidates and the same objective share a level: the candidate that answers
-them now. A forecast that misses the objective lowers the level immediately. It rises when a better
+them now. A load that it cannot sustain lowers the level immediately. It rises when a better
 candidate could have carried all recent requests for some time, and later if it had risen too early.
+
+The router decides in one thread, so a decision must stay cheap most of all when there are too many
+requests: it forecasts the level's own candidate, and compares candidates at most every LOOK_S.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from forecast import Forecast, Rate, Reach
 from lane import later
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from candidates import Wish
     from forecast import Candidate
     from lane import Lane
@@ -25,13 +30,18 @@ if TYPE_CHECKING:
     from ticket import Ticket
 
 SAFE = 0.8  # share of the objective that a forecast may need
-SURE = 0.9  # share of the caller's remaining time, as in a lane
+SURE = 0.9  # share of the caller's remaining time, as in a lane; of the objective, for the best
 EASY = 0.5  # share of the time left for waiting that a better candidate may need to be taken again
 FULL_LOAD, EASY_LOAD = 0.95, 0.85  # how busy the busiest lane may be to stay, and to go up
+BEHIND, BEHIND_S = 0.3, 0.1  # lag as a part of the objective that lowers levels, and how often
 REFUSE_S = 0.1  # part of the objective for which a refusal is not reconsidered
 HOLD_S, MOST_HOLD_S = 0.75, 2.5  # how long a better candidate must have fit
 STABLE_S = 6.0  # a level that rose and kept for this time had not risen too early
-LOOK_S = 0.02  # between two looks at better candidates
+LOOK_S = 0.02  # between two comparisons of candidates
+# A better lane is measured beside those that have the load, which slow it down: so after this time
+# without a miss, the level also goes up to one that seems this busy.
+QUIET_S, TRIAL_LOAD = 2.0, 1.5
+TRY_S, CALM_S = 0.1, 0.5  # between two requests that measure a better lane; after a miss, none
 MOST_LEVELS = 64
 
 
@@ -43,6 +53,19 @@ class Adapted(NamedTuple):
     certified: bool
 
 
+class Full(NamedTuple):
+    """A refusal that is repeated for a moment, also for requests of more rows.
+
+    Units: needs_s is the time that the cheapest candidate needs, over_s what is too much of it.
+    """
+
+    rows: int
+    needs_s: float = 0.0
+    over_s: float = 0.0
+    large: bool = False  # too large for the level, also if nothing else was waiting
+    hopeless: bool = False  # too large for the cheapest candidate
+
+
 class Level:
     """The candidate that answers requests of one kind, and what is known of the better ones."""
 
@@ -51,27 +74,28 @@ class Level:
         self.at = 0
         self.demand = Rate()  # rows per second
         self._fits_since: list[float | None] = [None] * len(candidates)
-        self._looked_s = self._asked_s = self._rose_s = -math.inf
+        self._looked_s = self._compared_s = self._asked_s = -math.inf
+        self._fitted_s = self._rose_s = self.fell_s = self.missed_s = self.tried_s = -math.inf
         self._hold_s = HOLD_S
-        self.full_until_s, self.too_many = -math.inf, 0  # refuse this many rows until then
+        self.spill = 0  # who answers what the level cannot; all between the two are full
+        self.full_until_s, self.full = -math.inf, Full(0)
 
     @property
     def current(self) -> Candidate:
         """The candidate that answers now."""
         return self.candidates[self.at]
 
-    def arrived(self, rows: int, now_s: float) -> None:
-        """Count a request. After a pause there is no load that the level could be for."""
+    def asked(self, now_s: float) -> None:
+        """Note a request. After a pause there is no load that the level could be for."""
         if now_s - self._asked_s > MOST_HOLD_S:
             self.at, self._hold_s = 0, HOLD_S
         self._asked_s = now_s
-        self.demand.add(rows)
 
     def fall(self, to: int, now_s: float) -> None:
         """Go down to a cheaper candidate; the next rise takes longer if the last was too early."""
         early = now_s - self._rose_s < STABLE_S
         self._hold_s = min(MOST_HOLD_S, 2 * self._hold_s) if early else HOLD_S
-        self.at = to
+        self.at, self.fell_s = to, now_s
         self._fits_since = [None] * len(self.candidates)
 
     def looks(self, now_s: float) -> bool:
@@ -81,11 +105,22 @@ class Level:
         self._looked_s = now_s
         return True
 
+    def compares(self, now_s: float) -> bool:
+        """Return whether it is time to look at the cheaper candidates."""
+        if now_s - self._compared_s < LOOK_S:
+            return False
+        self._compared_s, self.spill = now_s, self.at + 1
+        return True
+
     def rise(self, fits: list[bool], now_s: float) -> None:
         """Go up to the best candidate that has fit for long enough; `fits` are the better ones."""
         for at, fit in enumerate(fits):
             since_s = self._fits_since[at]
             self._fits_since[at] = (now_s if since_s is None else since_s) if fit else None
+        if now_s - max(self._fitted_s, self.fell_s) > MOST_HOLD_S:
+            self._hold_s = HOLD_S  # the last rise did not come too early
+        if any(fits):
+            self._fitted_s = now_s
         for at in range(len(fits)):
             since_s = self._fits_since[at]
             if since_s is not None and now_s - since_s >= self._hold_s:
@@ -100,16 +135,42 @@ class Busy(Exception):
 class Adaptive:
     """The levels of one router's requests."""
 
-    def __init__(self, routes: Routes, lanes: dict[tuple[str, str], Lane]) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        lanes: dict[tuple[str, str], Lane],
+        lag_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`lag_s` returns how long requests wait before the router receives them."""
         shares = routes.adaptive.shares if routes.adaptive else {}
         reach = {
             policy.name: Reach(len(policy.steps), shares.get(policy.name, ()))
             for policy in routes.policies
         }
         self.forecast = Forecast(routes, lanes, reach)
-        self._routes = routes
+        self._routes, self._lag_s = routes, lag_s
         self._levels: dict[Any, Level] = {}
         self._lock = threading.Lock()
+
+    def check_arrival(self, wish: Wish, role: str, left_s: float) -> None:
+        """Refuse a request whose time was over when the router received it; this costs least.
+
+        Raises: Busy with the time that it waited.
+        """
+        lag_s = self._lag_s()
+        wanted_s = min(wish.slo_s, left_s)
+        if lag_s < SAFE * wanted_s:
+            return
+        now_s = time.monotonic()
+        with self._lock:
+            level = self._level_of(wish, role)
+            level.asked(now_s)
+            self._fall_behind(level, now_s)
+        raise Busy(
+            f"model '{self._routes.model}' is busy: this request waited about {1e3 * lag_s:.3g} ms "
+            f"in the server's queue, which leaves too little of {1e3 * wanted_s:.3g} ms; "
+            f"{later(lag_s)}"
+        )
 
     def choose(self, wish: Wish, ticket: Ticket) -> tuple[Candidate, Adapted]:
         """Return who answers a request.
@@ -117,14 +178,20 @@ class Adaptive:
         Raises: Busy if no candidate can meet the objective.
         """
         now_s = time.monotonic()
-        limit_s = min(SAFE * wish.slo_s, SURE * ticket.left_s)
+        lag_s = self._lag_s()
+        behind = lag_s > BEHIND * wish.slo_s
         with self._lock:
             level = self._level_of(wish, ticket.role)
-            large = self.forecast.alone_s(level.current, ticket) > limit_s
-            level.arrived(0 if large else ticket.rows, now_s)
-            at = self._chosen(level, ticket, limit_s, now_s)
+            level.asked(now_s)
+            at = None
+            if now_s < level.full_until_s and ticket.rows >= level.full.rows:
+                level.demand.add(0 if level.full.large else ticket.rows)
+            else:
+                share = SAFE if level.at else SURE
+                limit_s = min(share * wish.slo_s, SURE * ticket.left_s) - lag_s
+                at = self._chosen(level, ticket, limit_s, now_s, behind=behind)
         if at is None:
-            raise Busy(self._refusal(level, wish, ticket, limit_s))
+            raise Busy(self._refusal(level, wish, ticket))
         candidate = level.candidates[at]
         return candidate, Adapted(candidate.name, at > 0, candidate.certified)
 
@@ -138,22 +205,56 @@ class Adaptive:
             del self._levels[next(iter(self._levels))]  # the one that was not used for longest
         return level
 
-    def _chosen(self, level: Level, ticket: Ticket, limit_s: float, now_s: float) -> int | None:
-        if ticket.rows >= level.too_many and now_s < level.full_until_s:
-            return None
-        self._rise(level, ticket, limit_s, now_s)
-        if self._in_time(level, level.at, ticket, limit_s):
-            return self._probed(level, ticket, limit_s)
+    def _chosen(
+        self, level: Level, ticket: Ticket, limit_s: float, now_s: float, *, behind: bool
+    ) -> int | None:
+        """Return who answers; `behind`: the machine cannot keep up, whatever the lanes say."""
+        if behind:
+            self._fall_behind(level, now_s)
+        else:
+            self._rise(level, ticket, limit_s, now_s)
+        needs_s = self.forecast.answer_s(level.current, ticket)
+        if needs_s <= limit_s:
+            level.demand.add(ticket.rows)
+            calm = not behind and needs_s <= EASY * limit_s
+            return self._probed(level, ticket, limit_s, now_s) if calm else level.at
         # A burst, or a large request, is not a load that lasts: the others keep their level.
-        lasting = self._load(level, level.at, ticket) > FULL_LOAD
-        if lasting and (to := self._lower(level, ticket, limit_s)) is not None:
-            level.fall(to, now_s)
-            return to
-        every = range(len(level.candidates))
-        found = next((at for at in every if self._in_time(level, at, ticket, limit_s)), None)
-        if found is None:
-            level.full_until_s, level.too_many = now_s + REFUSE_S * limit_s, ticket.rows
-        return found
+        large = self.forecast.alone_s(level.current, ticket) > limit_s
+        level.demand.add(0 if large else ticket.rows)
+        level.missed_s = now_s
+        if level.compares(now_s):
+            lasting = self._load(level, level.at, ticket) > FULL_LOAD
+            if lasting and (to := self._lower(level, ticket, limit_s)) is not None:
+                level.fall(to, now_s)
+                return to
+        return self._spilled(level, ticket, limit_s, now_s, large=large)
+
+    def _spilled(
+        self, level: Level, ticket: Ticket, limit_s: float, now_s: float, *, large: bool
+    ) -> int | None:
+        """Return the best cheaper candidate that is in time; never a better one.
+
+        The variants share the machine: work for an expensive one would slow down all.
+        """
+        begin = level.at + 1 if large else max(level.spill, level.at + 1)
+        every = range(begin, len(level.candidates))
+        at = next((at for at in every if self._in_time(level, at, ticket, limit_s)), None)
+        if not large:
+            level.spill = len(level.candidates) if at is None else at
+        if at is None:
+            cheapest = level.candidates[-1]
+            needs_s = self.forecast.answer_s(cheapest, ticket)
+            hopeless = self.forecast.alone_s(cheapest, ticket) > limit_s
+            level.full = Full(ticket.rows, needs_s, needs_s - limit_s, large, hopeless)
+            level.full_until_s = now_s + REFUSE_S * limit_s
+        return at
+
+    def _fall_behind(self, level: Level, now_s: float) -> None:
+        level.rise([False] * level.at, now_s)
+        level.missed_s = now_s
+        below = level.at + 1 < len(level.candidates)
+        if below and now_s - level.fell_s > BEHIND_S:
+            level.fall(level.at + 1, now_s)
 
     def _lower(self, level: Level, ticket: Ticket, limit_s: float) -> int | None:
         """Return the best candidate below that could answer all requests, or the least busy."""
@@ -167,24 +268,28 @@ class Adaptive:
 
     def _rise(self, level: Level, ticket: Ticket, limit_s: float, now_s: float) -> None:
         if level.looks(now_s):
-            fits = [self._fits(level, at, ticket, limit_s) for at in range(level.at)]
+            most = TRIAL_LOAD if now_s - level.missed_s > QUIET_S else EASY_LOAD
+            fits = [self._fits(level, at, ticket, limit_s, most) for at in range(level.at)]
             level.rise(fits, now_s)
 
-    def _fits(self, level: Level, at: int, ticket: Ticket, limit_s: float) -> bool:
+    def _fits(self, level: Level, at: int, ticket: Ticket, limit_s: float, most: float) -> bool:
         candidate = level.candidates[at]
         alone_s = self.forecast.alone_s(candidate, ticket)
         waiting_s = self.forecast.answer_s(candidate, ticket) - alone_s
         in_time = waiting_s <= EASY * (limit_s - alone_s)
-        return in_time and self._load(level, at, ticket) <= EASY_LOAD
+        return in_time and self._load(level, at, ticket) <= most
 
-    def _probed(self, level: Level, ticket: Ticket, limit_s: float) -> int:
+    def _probed(self, level: Level, ticket: Ticket, limit_s: float, now_s: float) -> int:
         """Return the level, or a better candidate that rests: one request measures it again."""
+        if now_s - level.tried_s < TRY_S or now_s - level.missed_s < CALM_S:
+            return level.at
         for at in range(level.at):
             candidate = level.candidates[at]
             if self.forecast.rests(candidate, ticket.role) and (
                 self.forecast.unsure(candidate, ticket.role)
                 or self._in_time(level, at, ticket, limit_s)
             ):
+                level.tried_s = now_s
                 return at
         return level.at
 
@@ -198,16 +303,13 @@ class Adaptive:
                 shares.append((other.current, other.demand.per_second))
         return self.forecast.busy(shares, ticket.role)
 
-    def _refusal(self, level: Level, wish: Wish, ticket: Ticket, limit_s: float) -> str:
-        seconds = {one.name: self.forecast.answer_s(one, ticket) for one in level.candidates}
-        alone = min(self.forecast.alone_s(one, ticket) for one in level.candidates)
-        name = min(seconds, key=lambda name: seconds[name])
-        wanted_ms = 1e3 * min(wish.slo_s, ticket.left_s)
-        hint = later(seconds[name] - limit_s)
-        if alone > limit_s:
+    def _refusal(self, level: Level, wish: Wish, ticket: Ticket) -> str:
+        full = level.full
+        hint = later(full.over_s)
+        if full.hopeless:
             hint = "send less in one request, or allow more time"
         return (
             f"model '{self._routes.model}' is busy: found no way to answer this request within "
-            f"{max(0.0, wanted_ms):.3g} ms; the fastest, '{name}', needs about "
-            f"{1e3 * seconds[name]:.3g} ms; {hint}"
+            f"{1e3 * max(0.0, min(wish.slo_s, ticket.left_s)):.3g} ms; the cheapest, "
+            f"'{level.candidates[-1].name}', needs about {1e3 * full.needs_s:.3g} ms; {hint}"
         )

@@ -218,13 +218,16 @@ class Forecast:
     def _demand(self, candidate: Candidate, role: str, rows_per_s: float) -> dict[str, float]:
         """Return the time per second that each variant's lane would need."""
         steps = zip(candidate.routes, self._shares(candidate), strict=True)
-        return {
-            route.name: rows_per_s
-            * share
-            * self._seconds(route, role, route.run_batch)
-            / route.run_batch
-            for route, share in steps
-        }
+        needed = {}
+        # Images are the same for all lanes. One that was last measured at its start seems too slow.
+        mine = [lane for (_, part), lane in self._lanes.items() if part == role]
+        measured = [lane.decoding.of(1.0) for lane in mine]
+        decoding_s = min((seconds for seconds in measured if seconds), default=0.0)
+        for route, share in steps:
+            row_s = self._seconds(route, role, route.run_batch) / route.run_batch
+            row_s += decoding_s
+            needed[route.name] = rows_per_s * share * row_s
+        return needed
 
     def _sum(
         self, candidate: Candidate, ticket: Ticket, wait: Callable[[Route, Ticket], float]

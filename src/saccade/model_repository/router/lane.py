@@ -14,7 +14,7 @@ from backlog import Backlog
 from calls import fail, refuse
 from forecast import Rate, ServiceTime
 from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE
-from pace import Pace
+from pace import Mean, Pace
 from ticket import Ticket
 
 PATIENCE_S = 60.0  # more work than this is never queued, whatever a caller's timeout
@@ -43,6 +43,9 @@ class Lane:
     ) -> None:
         self.name = name
         self.pace, self.service = Pace(), ServiceTime()
+        self.decoding = (
+            Mean()
+        )  # per unit of work, of groups that were not decoded for an earlier step
         self.other_busy = Rate()  # seconds for requests that do not adapt to the load
         self._answer = answer
         self._group_rows = group_rows
@@ -174,6 +177,8 @@ class Lane:
             seconds = time.monotonic() - self._running[0] - self._decoding_s
             self.pace.run.add(work, seconds)
             self.service.add(work, seconds)
+            if self._decoding_s:
+                self.decoding.add(work, self._decoding_s)
             self.other_busy.add(self._other * (self._decoding_s + seconds))
             self._running = None
             self._groups += 1

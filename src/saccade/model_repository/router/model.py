@@ -36,8 +36,9 @@ from relay import OUTPUTS as OF_ALL
 from relay import Relay, StepSender, count_adapted, marks_of, outputs_of
 from routes import Route, Routes, read_routes
 from sender import Sender
+from server_queue import ServerQueue
 from texts import repeated
-from ticket import Ticket, caller_of, deadline
+from ticket import Ticket, caller_of, deadline, time_for
 
 NAMES = ("variant", "variant_sha256")
 PROBE = "saccade_probe"  # parameter of a request for a report of the lanes, and nothing else
@@ -84,13 +85,19 @@ class TritonPythonModel:
             for route in self.routes.variants
             for role in self.family.components()
         }
-        self.adaptive = Adaptive(self.routes, self.lanes)
+        self.queue = None
+        if self.routes.adaptive:
+            self.queue = ServerQueue(args["model_name"], self.routes, {PROBE: "lag"}, LANES)
+        lag_s = (lambda: self.queue.lag_s) if self.queue else (lambda: 0.0)
+        self.adaptive = Adaptive(self.routes, self.lanes, lag_s)
         self.ended = threading.Event()
         threading.Thread(target=self._expire, daemon=True).start()
 
     def finalize(self) -> None:
         """Answer the queued requests, then stop."""
         self.ended.set()
+        if self.queue:
+            self.queue.close()
         for lane in self.lanes.values():
             lane.close()
         self.metrics.close()
@@ -104,6 +111,8 @@ class TritonPythonModel:
                 self._route(request, sender)
             except RequestRefused as error:
                 refuse(sender, str(error), INVALID_REQUEST)
+            except Busy as busy:
+                refuse(sender, str(busy), BUSY)
             except Exception as error:
                 fail(sender, "the router could not read the request", error)
 
@@ -125,12 +134,15 @@ class TritonPythonModel:
         else:
             route = self.chains[followed.policy.name][0]
         sender.variant = route.name
-        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        role = component_for(self.family.components(), set(inputs))
+        tensors = {tensor.name(): tensor for tensor in request.inputs()}
+        role = component_for(self.family.components(), set(tensors))
         if wish and not self._adapts(request, wish, role, route):
             wish = None
             if followed is None:  # `max_latency_ms` then has the meaning that it has without load
                 route = choose(self.routes, parameters, own_names)
+        if wish:
+            self.adaptive.check_arrival(wish, role, time_for(request.timeout()))
+        inputs = {name: tensor.as_numpy() for name, tensor in tensors.items()}
         check_axes(inputs, self.routes, role)
         self.family.check(inputs, route.facts)
         rows, now = count_rows(inputs), time.monotonic()
@@ -170,12 +182,11 @@ class TritonPythonModel:
         return self.family.decides in outputs or self.labels.known(route, role)
 
     def _adapt(self, ticket: Ticket, wish: Wish) -> None:
-        """Answer a request in the best way that meets its objective, or refuse it immediately."""
-        try:
-            candidate, adapted = self.adaptive.choose(wish, ticket)
-        except Busy as busy:
-            refuse(ticket.sender, str(busy), BUSY)
-            return
+        """Answer a request in the best way that meets its objective.
+
+        Raises: Busy if there is none.
+        """
+        candidate, adapted = self.adaptive.choose(wish, ticket)
         ticket = ticket._replace(adapted=adapted)
         if candidate.policy is not None:
             strict = wish.followed is not None and wish.followed.strict

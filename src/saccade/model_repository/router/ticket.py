@@ -55,7 +55,12 @@ def deadline(timeout_us: int, now_s: float) -> float | None:
         raise RequestRefused(
             f"the request's timeout is {signed} microseconds, expected 1 or more, or 0 for none"
         )
-    return now_s + min(timeout_us, LONGEST_US) / 1e6 if timeout_us else None
+    return now_s + time_for(timeout_us) if timeout_us else None
+
+
+def time_for(timeout_us: int) -> float:
+    """Return the seconds that a caller waits; infinite without a timeout."""
+    return min(timeout_us, LONGEST_US) / 1e6 if timeout_us else float("inf")
 
 
 def caller_of(request_id: str) -> str:

@@ -270,7 +270,8 @@ def _answered_by(one: Classification | Segmentation) -> str:
     """Return the variant of an answer, and how it was chosen if not by the request alone."""
     step = "" if one.steps is None else f", step {one.steps}"
     certified = ", not certified" if one.certified is False else ""
-    return one.variant + step + certified + (", degraded" if one.degraded else "")
+    degraded = isinstance(one, Classification) and one.degraded
+    return one.variant + step + certified + (", degraded" if degraded else "")
 
 
 def _of_images(

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a forecast is made of: the time of a group, a rate, and the share that goes on."""
+
+import pytest
+from test_adaptive import clock  # noqa: F401
+
+
+def test_the_time_of_a_group(clock):  # noqa: F811
+    from forecast import ServiceTime
+
+    service = ServiceTime()
+    assert service.seconds(8) == 0
+    for rows in (1, 8, 4, 2, 8, 1, 6, 3) * 4:
+        service.add(rows, 0.004 + 0.001 * rows)
+        clock.now += 0.01
+    assert service.seconds(1) == pytest.approx(0.005, rel=0.02)
+    assert service.seconds(8) == pytest.approx(0.012, rel=0.02)
+    service.add(8, 5.0)  # a process that was stopped for seconds
+    assert service.seconds(8) < 0.025
+    for _ in range(8):
+        service.add(8, 0.1)
+        clock.now += 0.1
+    assert service.seconds(8) == pytest.approx(0.1, rel=0.2)
+    clock.now += 10
+    assert service.seconds(8) < 0.02, "a rested lane is as fast as it ever was"
+
+
+def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):  # noqa: F811
+    from forecast import MOST_SLOW_S, SLOW_S, TRUST, ServiceTime
+
+    service = ServiceTime()
+    for _ in range(TRUST):
+        assert service.unsure
+        service.add(1, 1.0)
+    rests = []
+    for _ in range(7):
+        began_s = clock.now
+        while not service.unsure:
+            clock.now += 0.25
+        rests.append(clock.now - began_s)
+        service.add(1, 1.0)
+    assert rests[:3] == pytest.approx([SLOW_S, 2 * SLOW_S, 4 * SLOW_S], abs=0.3)
+    assert rests[-1] == pytest.approx(MOST_SLOW_S, abs=0.3)
+    clock.now += 2 * MOST_SLOW_S
+    service.add(1, 0.1)
+    clock.now += SLOW_S + 0.1
+    assert service.unsure and service.seconds(1) == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_rate_fades(clock):  # noqa: F811
+    from forecast import RATE_S, Rate
+
+    rate = Rate()
+    for _ in range(1000):
+        clock.now += 0.01
+        rate.add(2)
+    assert rate.per_second == pytest.approx(200, rel=0.03)
+    clock.now += 5 * RATE_S
+    assert rate.per_second < 2
+
+
+def test_the_share_that_goes_on_is_learned(pb):
+    from forecast import Reach
+
+    reach = Reach(3, [0.5, 0.3, 0.2])
+    assert reach.shares == pytest.approx([1, 0.5, 0.2])
+    for _ in range(1000):
+        reach.add([0, 5, 5])
+    assert reach.shares == pytest.approx([1, 1, 0.5], abs=0.03)
+    assert Reach(3).shares == [1, 0.5, 0.25]
