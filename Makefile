@@ -72,12 +72,12 @@ check-native: $(STAMP) ## fuzz the kernels under AddressSanitizer and UBSan
 SANITIZER_TOOLS ?= memcheck racecheck initcheck synccheck
 HARNESS := tests/plugins/native/harness_cases.py build/tensorrt/tensorrt_harness \
 	src/saccade/plugins/native/lib/libsaccade_tensorrt.so
-check-gpu: plugins-tensorrt ## check the CUDA kernels on this machine's GPU, also under compute-sanitizer
+check-gpu: $(STAMP) plugins-tensorrt ## check the CUDA kernels on this machine's GPU, also under compute-sanitizer
 	$(MAKE) -f src/saccade/plugins/native/tensorrt.mk cuda
-	$(PYTHON) benchmarks/ops_gpu.py --check
-	$(PYTHON) $(HARNESS)
+	$(BIN)/python benchmarks/ops_gpu.py --check
+	$(BIN)/python $(HARNESS)
 	for tool in $(SANITIZER_TOOLS); do \
-		compute-sanitizer --tool $$tool --error-exitcode 9 $(PYTHON) $(HARNESS) || exit 1; done
+		compute-sanitizer --tool $$tool --error-exitcode 9 $(BIN)/python $(HARNESS) || exit 1; done
 
 check-first-hour: $(STAMP) ## type README and quickstarts into a fresh clone with an empty home: an hour or more
 	$(BIN)/python tests/first_hour.py --out benchmarks/results/first_hour.json
