@@ -19,6 +19,7 @@ from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint  
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
 from saccade.models.shipped import located  # noqa: E402
+from saccade.serving.commands.cli import run  # noqa: E402
 from saccade.serving.commands.closings import closing_of  # noqa: E402
 from saccade.serving.commands.inspection import inspect  # noqa: E402
 
@@ -115,3 +116,14 @@ def test_the_next_bench_of_a_converted_model_asks_for_images(copied: Path) -> No
             closing = closing_of(command, given, result)
             assert closing is not None
             assert closing.next == f"saccade bench {folder}{data} --out {folder}-report"
+
+
+def test_a_quiet_conversion_prints_only_its_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = TESTS / "golden" / "hugging_face" / "vit", tmp_path / "animals.safetensors"
+    words = ["convert", str(source), "--out", str(out), "--force"]
+    assert run(words) == 0
+    assert "  note: calibration: 256 generated scenes of colored shapes" in capsys.readouterr().out
+    assert run([*words, "-q"]) == 0
+    assert capsys.readouterr() == (f"{out}: written.\n", "")
