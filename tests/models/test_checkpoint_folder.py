@@ -2,6 +2,7 @@
 """A checkpoint as a folder of config.json, model.safetensors and a card is read like a file."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,8 @@ from saccade.exporter.artefact.variant import default_model_name  # noqa: E402
 from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
+from saccade.models.shipped import located  # noqa: E402
+from saccade.serving.commands.cli import run  # noqa: E402
 from saccade.serving.commands.closings import closing_of  # noqa: E402
 from saccade.serving.commands.inspection import inspect  # noqa: E402
 
@@ -97,3 +100,30 @@ def test_an_ending_that_is_neither(tmp_path: Path) -> None:
     source = TESTS / "golden" / "hugging_face" / "vit"
     with pytest.raises(SaccadeError, match=r"--out is .*\.pth, expected .* or one without"):
         convert("auto", source, ConvertOptions(tmp_path / "ours.pth"))
+
+
+def test_the_next_bench_of_a_converted_model_asks_for_images(copied: Path) -> None:
+    """`bench` cannot find the authors' training data; that of shipped checkpoints it can."""
+    trained = copied.parent / "trained"
+    trained.mkdir()
+    shutil.copy(located("shipped:sot-shapes"), trained)
+    result = SimpleNamespace(manifests=(1,), exit_code=0, to_dict=lambda: {"variants": []})
+    for folder, data in ((copied, " --data IMAGES"), (trained, "")):
+        for command, given in (
+            ("export", {"options": SimpleNamespace(out=folder)}),
+            ("verify", {"folder": folder, "bisect": False}),
+        ):
+            closing = closing_of(command, given, result)
+            assert closing is not None
+            assert closing.next == f"saccade bench {folder}{data} --out {folder}-report"
+
+
+def test_a_quiet_conversion_prints_only_its_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = TESTS / "golden" / "hugging_face" / "vit", tmp_path / "animals.safetensors"
+    words = ["convert", str(source), "--out", str(out), "--force"]
+    assert run(words) == 0
+    assert "  note: calibration: 256 generated scenes of colored shapes" in capsys.readouterr().out
+    assert run([*words, "-q"]) == 0
+    assert capsys.readouterr() == (f"{out}: written.\n", "")

@@ -187,6 +187,15 @@ def read_header(path: Path, data: Bytes) -> Header:
     return Header(**found)
 
 
+def header_of(path: Path) -> Header:
+    """Return the header of a checkpoint file without reading its tensors.
+
+    Raises: SaccadeError if it is another kind of file; OSError, ValueError if it cannot be read.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return read_header(path, data)
+
+
 def check_data(path: Path, data: Bytes, header: Header) -> None:
     """Check that the tensors are those that were written."""
     if header.data_sha256 != _data_sha256(data):

@@ -51,7 +51,7 @@ def _images(
 ) -> tuple[dict[str, np.ndarray], str]:
     if data is None:
         text = (
-            f"{SAMPLES} generated scenes of coloured shapes, not data of the authors, resized to "
+            f"{SAMPLES} generated scenes of colored shapes, not data of the authors, resized to "
             f"{preprocessing.height_px}x{preprocessing.width_px} px"
         )
         return {"image": _scenes(preprocessing)}, text

@@ -48,6 +48,13 @@ class ConversionReport:
 
     def to_text(self) -> str:
         """Return the report as text."""
+        return "\n".join((*self._explained(), *self._results()))
+
+    def results(self) -> str:
+        """Return only what was asked for, without the explanations, for `-q`."""
+        return "\n".join(self._results())
+
+    def _explained(self) -> list[str]:
         lines = [
             f"{self.source}: {self.file} as {self.family}, {self.parameters:,} parameters "
             f"in {self.tensors} tensors"
@@ -59,7 +66,10 @@ class ConversionReport:
             lines.append(f"  left out: {shown} ({len(keys)}): {why}")
         if self.images:
             lines.append(f"  images: {self.images} (from {self.images_from})")
-        lines += [f"  note: {note}" for note in self.notes]
+        return lines + [f"  note: {note}" for note in self.notes]
+
+    def _results(self) -> list[str]:
+        lines = []
         if self.exact:
             lines.append(
                 f"  exact numerics: {self.exact['output']} changes by at most "
@@ -68,7 +78,7 @@ class ConversionReport:
             )
         if self.out:
             lines.append(f"{self.out}: written.")
-        return "\n".join(lines)
+        return lines
 
 
 class ConversionFailed(SaccadeError):

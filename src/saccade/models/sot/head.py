@@ -155,7 +155,6 @@ def cross_covariance(
 
     `mean_removal` is subtracted from x and y before: nothing, one scalar (the mean over tokens and
     channels, the authors' choice for tokens), or the mean of each channel.
-    authors' reading for tokens), or the mean of each channel.
     Shapes: x [... n p], y [... n q], mask [... n 1] (1 where a token counts) -> [... p q].
     """
     if mean_removal != "none":

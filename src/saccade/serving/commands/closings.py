@@ -3,10 +3,13 @@
 
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from saccade.errors import SaccadeError
+from saccade.models.checkpoint_format import AUTHORS_DATA, header_of
 from saccade.sizes import files_below, size_text, time_text
 
 
@@ -166,7 +169,20 @@ CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing | None]] = {
 
 
 def _bench_command(folder: Path | str) -> str:
-    return f"saccade bench {_q(folder)} --out {_q(_beside(folder, 'report'))}"
+    data = " --data IMAGES" if _needs_images(Path(folder)) else ""
+    return f"saccade bench {_q(folder)}{data} --out {_q(_beside(folder, 'report'))}"
+
+
+def _needs_images(folder: Path) -> bool:
+    """Return whether a folder's model takes images and was converted: only the user has its data.
+
+    A checkpoint that cannot be read does not matter here; `bench` explains it.
+    """
+    for path in folder.glob("*.safetensors"):
+        with suppress(SaccadeError, OSError, ValueError):
+            header = header_of(path)
+            return header.card.get("data") == AUTHORS_DATA and header.preprocessing is not None
+    return False
 
 
 def _beside(folder: Path | str, what: str) -> Path:

@@ -15,6 +15,7 @@ from saccade.models.official.convert import SOURCES, ConvertOptions
 from saccade.models.sparo.select import SelectOptions
 from saccade.models.training.options import TrainOptions
 from saccade.serving.commands.command import Answer, Result
+from saccade.verbosity import is_quiet
 
 if TYPE_CHECKING:
     from saccade.models.catalogue import Row
@@ -56,14 +57,17 @@ def convert(
     """Convert a checkpoint from a paper's authors, or a model hub's folder, into a saccade one."""
     from saccade.models.official.convert import AUTO, convert
 
-    if checkpoint is not None:
-        return convert(source, checkpoint, options)
-    if source in SOURCES:
+    if checkpoint is None and source in SOURCES:
         raise SaccadeError(
             f"found SOURCE '{source}' without a file, expected both: saccade convert {source} FILE "
             "--out NAME.safetensors"
         )
-    return convert(AUTO, Path(source), options)
+    report = (
+        convert(AUTO, Path(source), options)
+        if checkpoint is None
+        else convert(source, checkpoint, options)
+    )
+    return Answer(report.to_dict(), report.results()) if is_quiet() else report
 
 
 def evaluate(
