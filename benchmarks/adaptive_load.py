@@ -389,7 +389,7 @@ def draw(path: Path, result: dict[str, Any]) -> None:
     from matplotlib import pyplot
 
     figure, (top, middle, bottom) = pyplot.subplots(
-        3, 1, figsize=(8, 8), sharex=True, layout="constrained"
+        3, 1, figsize=(10, 8), sharex=True, layout="constrained"
     )
     for name, rounds in result["arms"].items():
         over = rounds[0]["over_time"]
@@ -405,7 +405,7 @@ def draw(path: Path, result: dict[str, Any]) -> None:
     middle.set(ylabel="accuracy of the answers (%)")
     bottom.set(ylabel="adaptive: answers by variant (%)", xlabel="seconds", ylim=(0, 100))
     for axes in (top, middle, bottom):
-        axes.legend(fontsize=7, loc="upper left")
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
