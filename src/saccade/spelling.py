@@ -7,10 +7,13 @@ from collections.abc import Iterable
 _LONGEST = 100  # maximum number of characters to compare; the cost is quadratic
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known name most similar to a word, if one is similar enough."""
+def nearest(word: str, known: Iterable[str], least: float = 0.6) -> str | None:
+    """Return the known name most similar to a word, if one is similar enough.
+
+    `least` is the smallest similarity, from 0 to 1 (equal).
+    """
     names = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word[:_LONGEST].lower(), names, n=1)
+    close = difflib.get_close_matches(word[:_LONGEST].lower(), names, n=1, cutoff=least)
     return names[close[0]] if close else None
 
 

@@ -78,6 +78,7 @@ ASKED = {
     "HIDDEN_SIZE": {"config": {"HIDDEN_SIZE": 512}},
     "image 'boxes'": {"config": {"image": "boxes"}},
     "unknown keys": {"config": {"gird": [9, 9]}},
+    "Did you mean grid": {"config": {"gird": [9, 9]}},
     "image is 'pixels'": {"config": {"image": "pixels"}},
     "MULTI_HEADS is unknown. Did you mean MULTI_HEAD": {"config": {"MULTI_HEADS": 4}},
     "not a checkpoint of": {"tensors": {}},

@@ -32,6 +32,7 @@ class Official:
     lam: float | None = None
     backbone: "Mapping[str, Tensor] | None" = None  # --backbone, read like the checkpoint
     deterministic: bool = False  # --deterministic
+    notes: tuple[str, ...] = ()  # about --config, for the report
 
 
 # A pattern that matches a whole key of the file, and our key.

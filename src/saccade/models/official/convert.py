@@ -21,6 +21,7 @@ from saccade.models.families import build, outline
 from saccade.models.interface import Component
 from saccade.models.official.authors_images import with_images, with_published
 from saccade.models.official.calibration import calibration_for
+from saccade.models.official.config_keys import config_notes
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.given_files import names_from, object_from
 from saccade.models.official.hub_folder import (
@@ -185,7 +186,7 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
     config = converted.config.to_dict()
     planned = outline(converted.family, config)
     expected = planned.state_dict()
-    notes = converted.notes + _shards(path)
+    notes = official.notes + converted.notes + _shards(path)
     if options.backbone is not None:
         notes += (f"trunk from {options.backbone.name}, {sha256_of(options.backbone)}",)
     report = ConversionReport(
@@ -274,6 +275,7 @@ def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
         lam=options.lam,
         backbone=backbone,
         deterministic=options.deterministic,
+        notes=config_notes(source, config, beside),
     )
 
 

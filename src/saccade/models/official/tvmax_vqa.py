@@ -11,6 +11,7 @@ from saccade.errors import SaccadeError
 from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.given_files import check_stated, whole_number
 from saccade.models.vqa.config import Attention, Sparse, VQAConfig
+from saccade.spelling import did_you_mean
 
 LAM = 0.05  # the authors' alpha is 0.1; their 1/2 ||x - z||^2 halves it
 _EPS, _PADDED_ROWS, _QUESTION_LENGTH = 1e-6, 100, 14
@@ -145,6 +146,7 @@ def _check_given(
         raise SaccadeError(
             f"--config: unknown keys {unknown}. Expected the authors' (MULTI_HEAD, "
             "IMG_FEAT_PAD_SIZE, ...), grid, image, question_length."
+            f"{did_you_mean(unknown[0], sorted(_KNOWN))} Correct the JSON."
         )
     if given.get("image", "grid") not in _IMAGES:
         raise SaccadeError(f"--config: image is {given['image']!r}, expected one of {_IMAGES}.")
