@@ -189,7 +189,7 @@ class InProcess:
         self._variants: dict[str, _Variant] = {}
         self._error: SaccadeError | None = None  # a variant's error in the last request
         self._unloaded: SaccadeError | None = None  # why a variant of the last request did not load
-        self._log = _Log()
+        self._log, self._name = _Log(), router.name
         folder = router / VERSION
         self._code = ServerCode(folder, server_module(self._run, self._log))
         self._router = self._code.module("model").TritonPythonModel()
@@ -236,6 +236,8 @@ class InProcess:
         self._variants.clear()
 
     def _run(self, name: str, request: Request) -> InferenceResponse:
+        if name == self._name:
+            return InferenceResponse()  # a probe of the server's queue, which is not here
         try:
             if name not in self._variants:
                 self._variants[name] = self._opened(name)
