@@ -9,6 +9,14 @@ from saccade.errors import SaccadeError
 from saccade.models.official.conversion import Converted, Official, Row
 from saccade.models.official.given_files import numbered
 
+# Theirs by our names: parts of a layer of ViT, DeiT and Swin.
+LAYERS = {
+    "norm_attention": "layernorm_before",
+    "attention.out": "attention.output.dense",
+    "norm_mlp": "layernorm_after",
+    "widen": "intermediate.dense",
+    "narrow": "output.dense",
+}
 # The converter of this package by model_type.
 CONVERTERS = {
     "vit": "hugging_face_vit",

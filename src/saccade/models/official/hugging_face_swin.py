@@ -12,6 +12,7 @@ from typing import Any
 from saccade.models.official.clip import layer, same
 from saccade.models.official.conversion import Converted, Official, Reading, Row
 from saccade.models.official.hugging_face import (
+    LAYERS,
     Values,
     architecture_of,
     check_task,
@@ -34,13 +35,6 @@ _USUAL: dict[str, Any] = {
     "hidden_act": "gelu",
     "use_absolute_embeddings": False,
     "layer_norm_eps": 1e-5,
-}
-_LAYERS = {
-    "norm_attention": "layernorm_before",
-    "attention.out": "attention.output.dense",
-    "norm_mlp": "layernorm_after",
-    "widen": "intermediate.dense",
-    "narrow": "output.dense",
 }
 
 
@@ -108,5 +102,5 @@ def _block(ours: str, theirs: str, config: SoTConfig) -> Iterator[Row]:
     yield from joined(f"{ours}.attention.qkv", attention, names, bias=config.qkv_bias)
     table = f"{attention}.relative_position_bias_table"
     yield f"{ours}.attention.relative", table, same
-    for mine, other in _LAYERS.items():
+    for mine, other in LAYERS.items():
         yield from layer(f"{ours}.{mine}", f"{theirs}.{other}")

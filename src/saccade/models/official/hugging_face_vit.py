@@ -13,6 +13,7 @@ from saccade.models.official.authors_images import AuthorsImages
 from saccade.models.official.clip import layer
 from saccade.models.official.conversion import Converted, Official, Reading, Row
 from saccade.models.official.hugging_face import (
+    LAYERS,
     Values,
     architecture_of,
     check_task,
@@ -50,13 +51,6 @@ _USUAL: dict[str, Any] = {
     "num_channels": 3,
     "qkv_bias": True,
 }
-_LAYERS = {
-    "norm_attention": "layernorm_before",
-    "attention.out": "attention.output.dense",
-    "norm_mlp": "layernorm_after",
-    "widen": "intermediate.dense",
-    "narrow": "output.dense",
-}
 _DINO_LAYERS = {
     "norm_attention": "norm1",
     "attention.out": "attention.output.dense",
@@ -67,8 +61,8 @@ _DINO_LAYERS = {
 _DINO_USUAL = {"layer_norm_eps": 1e-6, "patch_size": 14, "mlp_ratio": 4, "use_swiglu_ffn": False}
 _DINO_SCALES = {"attention.out": "layer_scale1.lambda1", "narrow": "layer_scale2.lambda1"}
 _KINDS = {
-    "vit": _Kind(_USUAL, _LAYERS, {}, ("cls_token",), False),
-    "deit": _Kind(_USUAL, _LAYERS, {}, ("cls_token", "distillation_token"), False),
+    "vit": _Kind(_USUAL, LAYERS, {}, ("cls_token",), False),
+    "deit": _Kind(_USUAL, LAYERS, {}, ("cls_token", "distillation_token"), False),
     "dinov2": _Kind(_USUAL | _DINO_USUAL, _DINO_LAYERS, _DINO_SCALES, ("cls_token",), True),
 }
 _CLASSIFIERS = (

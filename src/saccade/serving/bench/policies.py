@@ -32,8 +32,8 @@ from saccade.models.scores.intervals import paired_bootstrap, paired_log_ratio, 
 from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
 from saccade.serving.bench.in_process import InProcess
+from saccade.serving.repository.policies import CHOOSES
 
-_CHOOSES = "logits"  # the output by which these policies decide
 _SAMPLES = 1024  # to measure speed with, in a random order
 
 
@@ -269,7 +269,7 @@ def served_works(
     several precisions have servers of their own; or if only a router with labels could decide.
     `outputs` are those of the variants.
     """
-    decides = any(spec.name == _CHOOSES for spec in outputs)
+    decides = any(spec.name == CHOOSES for spec in outputs)
     if policies.left_out or not decides or len(precisions) > 1:
         return ()
     return policies.works

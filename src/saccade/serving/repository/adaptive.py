@@ -12,10 +12,9 @@ from saccade.exporter.policy.policy import policy_files, read_policies
 from saccade.models.budget import Budget
 from saccade.schema import AGAIN, Range, Share, typed
 from saccade.serving.repository.options import RANGES, RepositoryOptions
-from saccade.serving.repository.policies import ServedPolicy
+from saccade.serving.repository.policies import CHOOSES, ServedPolicy
 
 KEY = "adaptive"  # key in routes.json and in the router's description for clients
-_CHOOSES = "logits"  # the output of models whose variants can take each other's place
 _AGAIN = "Write the repository again."
 _ROUNDED = 1e-3  # shares in a policy file have six digits
 
@@ -60,10 +59,10 @@ def served_adaptive(
     if options.slo_ms is None:
         return None
     specs = [spec.name for part in variants[0].components.values() for spec in part.outputs]
-    if _CHOOSES not in specs and not labelled:
+    if CHOOSES not in specs and not labelled:
         raise SaccadeError(
             f"--slo-ms: found a model of family {variants[0].main.variant.family} whose answers "
-            f"have no {_CHOOSES}, expected one that chooses among classes: other answers of "
+            f"have no {CHOOSES}, expected one that chooses among classes: other answers of "
             "different variants cannot take each other's place. Drop --slo-ms"
             + (", or pass --labels." if "embedding" in specs else ".")
         )

@@ -27,6 +27,7 @@ from saccade.serving.client.zero_shot import Labelling
 from saccade.verbosity import note
 
 KEY = "policies"  # key in routes.json and in the router's description for clients
+CHOOSES = "logits"  # output of models that choose among classes, so variants can take turns
 _AGAIN = "Write the repository again."
 
 
