@@ -112,6 +112,11 @@ REFUSED = {
         ("--task: found 'topp1'", "caption, hard-negatives", "Did you mean top1?"),
     ),
     "family": (("train", "nacc", "--out", "x"), ("family: found 'nacc'", "Did you mean nac?")),
+    "architecture": (("models", "ViT"), ("Models with a vit trunk are of family sot or sparo.",)),
+    "earlier flag": (
+        ("plan", "x", "--rps", "1", "--slo-ms", "1", "--max-utilisation", "2"),
+        ("--max-utilization is 2.0, expected a share",),
+    ),
     "no value": (("serve", "x", "--grpc-port"), ("--grpc-port: found no value, expected N",)),
     "too many": (("verify", "x", "y"), ("found 'y' after the last argument it takes",)),
 }

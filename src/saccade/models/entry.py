@@ -40,6 +40,7 @@ class FamilyEntry:
     answers: tuple[str, ...]  # outputs that callers request; large maps only if they are the answer
     own_tasks: Mapping[str, EvaluationTask] = field(default_factory=dict)  # besides the usual ones
     validation: str = "scores"  # what the scores of a training run are called
+    trunks: tuple[str, ...] = ()  # architectures that a checkpoint may contain; none is a family
     embedding_saved: bool = False  # True if a budget saves embedding bytes, hardly time
 
     # The components by role, and how the server's router uses them.

@@ -226,7 +226,8 @@ def _pillow(
     kept_size = (window[2] - window[0], window[3] - window[1])
     if size[0] * size[1] <= max(WHOLE_PIXELS, WHOLE_INPUTS * kept_size[0] * kept_size[1]):
         way = Image.Resampling[interpolation.upper()]
-        return (image if image.size == size else image.resize(size, way)).crop(window)
+        whole = image if image.size == size else image.resize(size, way)
+        return whole if window == (0, 0, *size) else whole.crop(window)
     if interpolation == "nearest" or image.mode in ("1", "P"):
         return _sampled(image, size, window, "nearest")
     seen = {"LA": "La", "RGBA": "RGBa"}.get(image.mode, image.mode)

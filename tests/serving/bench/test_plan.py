@@ -200,7 +200,7 @@ def test_variants_on_gpus_are_counted_in_gpus(tiny_folder: Path, tmp_path: Path)
         ({"rps": math.nan}, "--rps is nan"),
         ({"slo_ms": math.inf}, "--slo-ms is inf"),
         ({"max_risk": 1.0}, "--max-risk is 1.0, expected a share"),
-        ({"max_utilisation": 1.0}, "--max-utilisation is 1.0, expected"),
+        ({"max_utilization": 1.0}, "--max-utilization is 1.0, expected"),
         ({"spare": -1}, "--spare is -1, expected 0"),
         ({"device": "another"}, "'another'"),
     ],

@@ -14,6 +14,7 @@ from saccade.models.budget import ComputeBudget
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Family
 from saccade.plugins.onnx_model import check_nodes
+from saccade.schema import AGAIN
 
 
 def contradictions(
@@ -24,7 +25,7 @@ def contradictions(
         proto = read_graph(path)
         onnx.checker.check_model(proto, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        return (f"{path.name}: not a valid ONNX file ({error}). Export it again.",)
+        return (f"{path.name}: not a valid ONNX file ({error}). {AGAIN}",)
     entry = manifest.variant
     inputs, outputs = tensor_specs(proto.graph.input), tensor_specs(proto.graph.output)
     # Preprocessing is for components with an image input, labels for those with probabilities.
@@ -48,7 +49,7 @@ def contradictions(
         ("float32 layers", manifest.float32_layers, _float32(proto, entry.precision)),
     )
     wrong = [
-        f"{what} in the manifest: found {stated}, expected {actual}. Export it again."
+        f"{what} in the manifest: found {stated}, expected {actual}. {AGAIN}"
         for what, stated, actual in checks
         if stated != actual
     ]
@@ -57,7 +58,7 @@ def contradictions(
 
 def _mistyped(proto: onnx.ModelProto, precision: str) -> list[str]:
     return [
-        f"{name} computes in {kind}, but the variant's name promises {precision}. Export it again."
+        f"{name} computes in {kind}, but the variant's name promises {precision}. {AGAIN}"
         for name, kind in matrix_types(proto).items()
         if kind not in ("fp32", precision)
     ]

@@ -7,6 +7,7 @@ import onnx
 
 from saccade.errors import SaccadeError
 from saccade.plugins.onnx_model import OPSET
+from saccade.schema import AGAIN
 
 _BF16_OPSET = 22  # the first one with bfloat16 convolutions
 MATRIX_NODES = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
@@ -74,7 +75,7 @@ def check_types(
         types_text = ", ".join(f"{node} is {types[node]}" for node in wrong[:3])
         raise SaccadeError(
             f"{name}: {len(wrong)} of {len(types)} matrix layers are not {precision}: "
-            f"{types_text}. Export it again with --precision {precision}."
+            f"{types_text}. {AGAIN} --precision {precision}"
         )
     whole = sum(cost.values())
     # Anything that is not a matrix node, such as a recurrent layer, is computed in float32.

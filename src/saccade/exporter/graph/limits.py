@@ -15,6 +15,7 @@ import onnx
 
 from saccade.errors import SaccadeError
 from saccade.exporter.graph.calls import NODES, call_excesses, graphs_in
+from saccade.schema import AGAIN
 
 FILE_BYTES = 2**31 - 1  # the limit of protobuf
 FUNCTIONS = 1_000
@@ -25,7 +26,6 @@ TENSORS = 100_000
 NAME_CHARACTERS = 1_000
 OPSETS = 100
 
-_AGAIN = "Export it again with: saccade export CHECKPOINT"
 # Numbers per stored entry: `int32_data` packs types that are smaller than a byte.
 _MOST_PER_ENTRY = 8
 _TYPED_DATA = (
@@ -60,7 +60,7 @@ def read_file(path: Path) -> bytes:
             raise SaccadeError(f"{path}: has {size} bytes, expected at most {FILE_BYTES}.")
         return path.read_bytes()
     except OSError as error:
-        raise SaccadeError(f"{path}: cannot be read ({error.strerror}). {_AGAIN}") from error
+        raise SaccadeError(f"{path}: cannot be read ({error.strerror}). {AGAIN}") from error
 
 
 def parse_graph(data: bytes, where: str) -> onnx.ModelProto:
@@ -71,7 +71,7 @@ def parse_graph(data: bytes, where: str) -> onnx.ModelProto:
     try:
         proto = onnx.load_model_from_string(data)
     except Exception as error:  # the only common base of protobuf's errors
-        raise SaccadeError(f"{where}: is not a complete ONNX model ({error}). {_AGAIN}") from error
+        raise SaccadeError(f"{where}: is not a complete ONNX model ({error}). {AGAIN}") from error
     check_graph(proto, where)
     return proto
 
@@ -82,7 +82,7 @@ def check_graph(proto: onnx.ModelProto, where: str) -> None:
     Raises: SaccadeError with what was found and what is expected.
     """
     for excess in _excesses(proto):
-        raise SaccadeError(f"{where}: {excess}. {_AGAIN}")
+        raise SaccadeError(f"{where}: {excess}. {AGAIN}")
 
 
 def _excesses(proto: onnx.ModelProto) -> Iterator[str]:

@@ -14,12 +14,12 @@ from pathlib import Path
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
+from saccade.schema import AGAIN
 from saccade.worker import START_S, Limits, Worker, WorkerEnded
 
 _PROCESS = "saccade.exporter.graph.trial_process"
 _GIB = 2**30
 _WALL = 10  # times the CPU time, in case other processes use the CPU
-_AGAIN = "Export it again with: saccade export CHECKPOINT"
 _KNOWN: set[str] = set()  # SHA-256 of files that this process tried or wrote
 
 
@@ -84,5 +84,5 @@ def _too_much(path: Path, how: str, limits: Limits) -> str:
     memory = (limits.memory_bytes or 0) / _GIB
     return (
         f"{path}: the process that loaded it and ran one sample failed ({how}); the limits are "
-        f"{limits.cpu_s} s of CPU time and {memory:.1f} GiB of memory. {_AGAIN}"
+        f"{limits.cpu_s} s of CPU time and {memory:.1f} GiB of memory. {AGAIN}"
     )

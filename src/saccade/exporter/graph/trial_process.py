@@ -12,6 +12,7 @@ from saccade.errors import MissingPackage, SaccadeError, require
 from saccade.exporter.graph.trial import Tried
 from saccade.exporter.runtimes.runners import onnx_session
 from saccade.files import sha256_of
+from saccade.schema import AGAIN
 
 if TYPE_CHECKING:
     import onnx
@@ -91,5 +92,5 @@ def _ask(proto: "onnx.ModelProto") -> None:
 def _too_large(path: Path) -> str:
     return (
         f"{path}: loading it and running one sample needs more memory than is allowed for a file "
-        "of this size. Export it again with: saccade export CHECKPOINT"
+        f"of this size. {AGAIN}"
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError, install, require
 from saccade.models.interface import Arrays, component_named
+from saccade.schema import AGAIN
 
 Runner = Callable[[Arrays], dict[str, np.ndarray]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -68,7 +69,7 @@ def onnx_runner(session: Any) -> Runner:
         if missing := [name for name in wanted if name not in inputs]:
             raise SaccadeError(
                 f"the ONNX file has an input {missing[0]!r:.80}, but its manifest has only "
-                f"{', '.join(inputs)}. Export it again with: saccade export CHECKPOINT"
+                f"{', '.join(inputs)}. {AGAIN}"
             )
         given = {name: inputs[name] for name in wanted}
         try:
@@ -120,8 +121,7 @@ def onnx_session(
     except Exception as error:  # the only common base of ONNX Runtime's errors
         where = "the ONNX file" if isinstance(model, bytes) else f"{model}"
         raise SaccadeError(
-            f"{where}: ONNX Runtime {onnxruntime.__version__} cannot load it ({error}). "
-            "Export it again with: saccade export CHECKPOINT"
+            f"{where}: ONNX Runtime {onnxruntime.__version__} cannot load it ({error}). {AGAIN}"
         ) from error
     if provider not in session.get_providers():
         # ONNX Runtime itself would silently fall back to the CPU.

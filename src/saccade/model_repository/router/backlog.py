@@ -33,6 +33,25 @@ class Line:
         self._count(ticket, -1)
         return ticket
 
+    def replace(self, old: Ticket, new: Ticket | None) -> bool:
+        """Put another request in the place of one, or nothing; False if it is not here."""
+        at = next((at for at, ticket in enumerate(self.tickets) if ticket is old), None)
+        if at is None:
+            return False
+        del self.tickets[at]
+        self._count(old, -1)
+        if new is not None:
+            self.tickets.insert(at, new)
+            self._count(new, 1)
+        return True
+
+    def copy(self) -> "Line":
+        """Return a line that can be changed alone."""
+        copy = Line(self.done)
+        copy.tickets, copy.work = self.tickets.copy(), self.work
+        copy.megapixels, copy.size = self.megapixels, self.size
+        return copy
+
     def _count(self, ticket: Ticket, sign: int) -> None:
         self.work += sign * ticket.work
         self.megapixels += sign * ticket.megapixels
@@ -88,6 +107,24 @@ class Backlog:
             line.done += ticket.work
             group.append(self._remove(caller, at))
         return group
+
+    def upcoming(self, rows: int, seconds: Seconds) -> list[Ticket]:
+        """Return the requests that `take` would remove now, without removing them."""
+        copy = Backlog()
+        copy._lines = {caller: line.copy() for caller, line in self._lines.items()}
+        return copy.take(rows, seconds)
+
+    def replace(self, old: Ticket, new: Ticket | None) -> bool:
+        """Put another request of the same caller in the place of one, or nothing.
+
+        Returns False if it no longer waits.
+        """
+        line = self._lines.get(old.caller)
+        if line is None or not line.replace(old, new):
+            return False
+        if not line.tickets:
+            del self._lines[old.caller]
+        return True
 
     def expired(self) -> list[Ticket]:
         """Remove and return the requests whose time has run out."""

@@ -23,11 +23,11 @@ def decoded(files: list[bytes], wanted: Wanted, ticket: Ticket, lane: Lane) -> n
     """Decode the images of one request.
 
     Shapes: -> uint8 [b h w c].
-    Raises: Refused that names a bad image; for too many megapixels together, before any image is
-        decoded; between two images, if the caller no longer waits.
+    Raises: Refused that names a bad image; for too many megapixels together, by the headers before
+        any image is decoded; between two images, if the caller no longer waits.
     """
-    check_megapixels(files, wanted)
-    images, waits, decoding_s = [], CallerCheck(ticket), 0.0
+    check_megapixels([megapixels(file) for file in files], wanted)
+    images, sizes, waits, decoding_s = [], list[float](), CallerCheck(ticket), 0.0
     for index, data in enumerate(files):
         began = time.monotonic()
         try:
@@ -35,11 +35,14 @@ def decoded(files: list[bytes], wanted: Wanted, ticket: Ticket, lane: Lane) -> n
         except ImageRefused as error:
             where = f"image {index}: " if len(files) > 1 else ""
             raise Refused(f"{where}{error}", INVALID_IMAGE) from error
-        seconds, size = time.monotonic() - began, IMAGE_MEGAPIXELS + megapixels(data)
-        if seconds > SLOW_S * size:
-            # A file with a false header must not make all other images look expensive.
+        seconds, size = time.monotonic() - began, megapixels(data)
+        if seconds > SLOW_S * (IMAGE_MEGAPIXELS + size):
+            # A file with a false header must not make all other images look expensive, nor pass the
+            # limit. Opening each file again would cost a third of what decoding a small one does.
             size = max(size, opened_megapixels(data))
-        lane.decoded(size, seconds)
+        lane.decoded(IMAGE_MEGAPIXELS + size, seconds)
+        sizes.append(size)
+        check_megapixels(sizes, wanted)
         decoding_s += seconds
         lane.step()
         if index + 1 < len(files):
@@ -61,18 +64,18 @@ def most_megapixels(wanted: Wanted) -> int:
     return max(REQUEST_MEGAPIXELS, wanted.max_megapixels)
 
 
-def check_megapixels(files: list[bytes], wanted: Wanted) -> None:
+def check_megapixels(sizes: list[float], wanted: Wanted) -> None:
     """Check that the images of a request together do not occupy a lane for too long.
 
     Raises: Refused if they have too many megapixels.
     """
     most = most_megapixels(wanted)
-    if len(files) * wanted.max_megapixels <= most:
+    if len(sizes) * wanted.max_megapixels <= most:
         return
-    total = sum(opened_megapixels(data) for data in files)
+    total = sum(sizes)
     if total > most:
         raise Refused(
-            f"the request's {len(files)} images have {total:.1f} megapixels together, allowed are "
+            f"the request's {len(sizes)} images have {total:.1f} megapixels together, allowed are "
             f"{most} megapixels per request: send fewer images at a time, or make them smaller",
             INVALID_IMAGE,
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the megapixels that an image file declares from its first bytes, in microseconds.
 
-This only estimates how long decoding will take. Pillow's own reading decides what is refused.
+This estimates how long decoding will take. Pillow's own reading decides which image is too large.
 """
 
 import struct

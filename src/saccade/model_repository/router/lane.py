@@ -2,16 +2,18 @@
 """A lane of the router: it admits requests, keeps those that wait, and has a thread to serve them.
 
 Every component of every variant has its own lane, so a request for a cheap variant never waits for
-an expensive one.
+an expensive one. While a lane waits for the answer of its model, a second thread decodes the images
+of the next group. They stay in the backlog, so that more requests can still join that group.
 """
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from backlog import Backlog
-from calls import fail, refuse
+from calls import Refused, fail, refuse
 from forecast import Rate, ServiceTime
 from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE
 from pace import Mean, Pace
@@ -21,6 +23,7 @@ PATIENCE_S = 60.0  # more work than this is never queued, whatever a caller's ti
 SURE = 0.9  # share of its time that a request may need: the estimate may be wrong
 # A step is one decoded image or one call of the model, during which a lane cannot do anything else.
 STEP_WORK, STEP_MEGAPIXELS = 64.0, 50.0  # the largest legal step
+INPUTS_LOST = "the inputs could not be prepared"
 STEP_FACTOR, LEAST_STEP_S, MOST_STEP_S = 10.0, 60.0, 600.0
 
 
@@ -35,28 +38,39 @@ class Waiting(NamedTuple):
 class Lane:
     """Refuses requests that cannot be answered in time, and passes groups of others to `answer`.
 
-    `answer` returns the work that was run, from which the lane measures its pace.
+    `answer` returns the work that was run, from which the lane measures its pace. `decode` replaces
+    the image files of a request by their pixels, and does nothing for one without files.
     """
 
     def __init__(
-        self, name: str, answer: Callable[["Lane", list[Ticket]], float], *, group_rows: int
+        self,
+        name: str,
+        answer: Callable[["Lane", list[Ticket]], float],
+        *,
+        group_rows: int,
+        decode: Callable[["Lane", Ticket], None] | None = None,
     ) -> None:
         self.name = name
         self.pace, self.service = Pace(), ServiceTime()
-        self.decoding = (
-            Mean()
-        )  # per unit of work, of groups that were not decoded for an earlier step
+        self.decoding = Mean()  # per unit of work
         self.other_busy = Rate()  # seconds for requests that do not adapt to the load
         self._answer = answer
         self._group_rows = group_rows
         self._backlog = Backlog()
         self._running: tuple[float, float] | None = None  # start and estimated duration, seconds
-        self._step_s = self._decoding_s = 0.0  # start of this step; decoding time of this group
+        self._step_s = 0.0  # start of this step
+        self._decoding_s = self._to_decode = 0.0  # decoding time of this group; work that needed it
         self._groups, self._other = 0, 0.0  # groups so far; share of others in the current one
+        self._decode = decode
+        self._calling = False  # whether the current group waits for the model's answer
+        self._upcoming: deque[Ticket] = deque()  # to decode meanwhile
+        self._ahead: Ticket | None = None  # being decoded ahead of its turn
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        served = [self._serve] if decode is None else [self._serve, self._look_ahead]
+        self._threads = [threading.Thread(target=serve, daemon=True) for serve in served]
+        for thread in self._threads:
+            thread.start()
 
     def offer(self, ticket: Ticket) -> str:
         """Queue a request, or refuse it. Returns the message of the refusal, or an empty string."""
@@ -66,8 +80,10 @@ class Lane:
             if removed is None:
                 text, reason = self._full(), QUEUE_FULL
             elif not text:
+                may_join = self._backlog.requests < self._group_rows
                 self._backlog.add(ticket)
-                self._changed.notify()
+                if self._running is None or (self._calling and may_join):
+                    self._changed.notify_all()
             full = self._full() if removed else ""
         for other in removed or ():
             other.sender.waited(other.waited_s)
@@ -89,10 +105,18 @@ class Lane:
         """Note progress of the group: an image was decoded, or a call returned."""
         self._step_s = time.monotonic()
 
+    def calls(self) -> None:
+        """Note that the model is called: meanwhile, the images of the next group are decoded."""
+        with self._changed:
+            self._calling = True
+            self._changed.notify_all()
+
     def decoded(self, megapixels: float, seconds: float) -> None:
         """Note how long decoding took, which is not counted as the model's time."""
-        self._decoding_s += seconds
-        self.pace.decode.add(megapixels, seconds)
+        with self._changed:
+            self.pace.decode.add(megapixels, seconds)
+            if threading.current_thread() is self._threads[0]:
+                self._decoding_s += seconds
 
     def report(self) -> dict[str, Any]:
         """Return a report for a probe: progress, the time of the current step, and the queue.
@@ -123,11 +147,12 @@ class Lane:
             return Waiting(left_s, *self._backlog.ahead_of(ticket))
 
     def close(self) -> None:
-        """Answer the queued requests, then stop the thread."""
+        """Answer the queued requests, then stop the threads."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
-        self._thread.join(timeout=5)
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout=5)
 
     def _refusal(self, ticket: Ticket) -> tuple[str, str]:
         """Return why a request is not queued; an idle lane accepts all, to measure its pace."""
@@ -178,9 +203,9 @@ class Lane:
             self.pace.run.add(work, seconds)
             self.service.add(work, seconds)
             if self._decoding_s:
-                self.decoding.add(work, self._decoding_s)
+                self.decoding.add(self._to_decode, self._decoding_s)
             self.other_busy.add(self._other * (self._decoding_s + seconds))
-            self._running = None
+            self._running, self._calling = None, False
             self._groups += 1
 
     def _next_group(self) -> list[Ticket]:
@@ -188,15 +213,60 @@ class Lane:
             while not self._backlog.requests and not self._closed:
                 self._changed.wait()
             group = self._backlog.take(self._group_rows, self.pace.seconds)
+            self._upcoming.clear()
             if group:
                 self._begin(group)
+            while any(ticket is self._ahead for ticket in group):
+                self._changed.wait()
             return group
+
+    def _look_ahead(self) -> None:
+        while ticket := self._next_ahead():
+            began_s, error = time.monotonic(), None
+            try:
+                assert self._decode is not None
+                self._decode(self, ticket)
+            except Exception as raised:
+                error = raised
+            self._note_ahead(ticket, time.monotonic() - began_s, error)
+
+    def _next_ahead(self) -> Ticket | None:
+        """Wait for a request that will be in the next group, with images that are still files."""
+        with self._changed:
+            while not self._closed:
+                if self._calling and not self._upcoming:
+                    group = self._backlog.upcoming(self._group_rows, self.pace.seconds)
+                    self._upcoming.extend(ticket for ticket in group if ticket.megapixels)
+                if self._calling and self._upcoming:
+                    self._ahead = self._upcoming.popleft()
+                    return self._ahead
+                self._changed.wait()
+            return None
+
+    def _note_ahead(self, ticket: Ticket, seconds: float, error: Exception | None) -> None:
+        with self._changed:
+            self._ahead = None
+            if error is None:
+                self.decoding.add(ticket.work, seconds)
+                self._backlog.replace(ticket, ticket._replace(megapixels=0.0))
+            # If its turn has come meanwhile, the lane's own thread meets the same error.
+            refused = error is not None and self._backlog.replace(ticket, None)
+            self._changed.notify_all()
+        if not refused:
+            return
+        ticket.sender.waited(ticket.waited_s)
+        if isinstance(error, Refused):
+            refuse(ticket.sender, str(error), error.reason)
+        else:
+            fail(ticket.sender, INPUTS_LOST, error)
 
     def _begin(self, group: list[Ticket]) -> None:
         work = sum(ticket.work for ticket in group)
         megapixels = sum(ticket.megapixels for ticket in group)
         other = sum(ticket.work for ticket in group if ticket.adapted is None)
         self._other = other / work if work else 0.0
+        undecoded = [each for each in group if each.megapixels and each is not self._ahead]
+        self._to_decode = sum(ticket.work for ticket in undecoded)
         self._step_s, self._decoding_s = time.monotonic(), 0.0
         self._running = self._step_s, self.pace.seconds(work, megapixels)
 

@@ -26,7 +26,7 @@ from image_decoding import Wanted
 from instrumentation import Instrumentation
 from intake import check_axes, component_for, count_rows
 from labels import OUTPUTS, Labels
-from lane import Lane
+from lane import INPUTS_LOST, Lane
 from metrics import Metrics
 from outcomes import ANSWERED, BUSY, INVALID_REQUEST, TIMEOUT
 from PIL import Image
@@ -80,10 +80,13 @@ class TritonPythonModel:
         self.instrumentation = Instrumentation(args["model_name"], unwatched=PROBE)
         self.lanes = {
             (route.name, role): Lane(
-                route.name, self._answering(route, role), group_rows=route.run_batch
+                route.name,
+                self._answering(route, role),
+                group_rows=route.run_batch,
+                decode=self._decode if component.encoded else None,
             )
             for route in self.routes.variants
-            for role in self.family.components()
+            for role, component in self.family.components().items()
         }
         self.queue = None
         if self.routes.adaptive:
@@ -256,7 +259,7 @@ class TritonPythonModel:
                 except Refused as error:
                     refuse(ticket.sender, str(error), error.reason)
                 except Exception as error:
-                    fail(ticket.sender, "the inputs could not be prepared", error)
+                    fail(ticket.sender, INPUTS_LOST, error)
             apart = [[ready] for mates in kinds.values() for ready in mates]
             groups = list(kinds.values()) if self.family.together else apart
             return sum(self._answer_group(route, role, mates, lane) for mates in groups)
@@ -266,16 +269,23 @@ class TritonPythonModel:
     def _prepare(self, route: Route, ticket: Ticket, lane: Lane) -> dict[str, np.ndarray]:
         if ticket.is_late or ticket.waited_s > ASK_EVERY_S:
             CallerCheck(ticket).check(f"before variant '{route.name}' was free")
-        inputs, component = dict(ticket.inputs), self.routes.components[ticket.role]
-        for name in component.encoded:
-            if inputs[name].dtype != object:
-                continue  # decoded for an earlier step of a policy
-            assert self.wanted is not None
-            files = inputs[name].ravel().tolist()
-            with self.instrumentation.decoding(ticket, files):
-                inputs[name] = decoded(files, self.wanted, ticket, lane)
+        self._decode(lane, ticket)
+        inputs = dict(ticket.inputs)
         self.family.fill(route, ticket, inputs)
         return inputs
+
+    def _decode(self, lane: Lane, ticket: Ticket) -> None:
+        """Replace the image files of a request by their pixels.
+
+        Raises: Refused for a bad image, or if the caller no longer waits.
+        """
+        for name in self.routes.components[ticket.role].encoded:
+            if ticket.inputs[name].dtype != object:
+                continue  # decoded ahead, or for an earlier step of a policy
+            assert self.wanted is not None
+            files = ticket.inputs[name].ravel().tolist()
+            with self.instrumentation.decoding(ticket, files):
+                ticket.inputs[name] = decoded(files, self.wanted, ticket, lane)
 
     def _answer_group(self, route: Route, role: str, group: list[Ready], lane: Lane) -> float:
         """Answer each request, with one call for all if the family allows it.
@@ -287,6 +297,7 @@ class TritonPythonModel:
             return 0.0
         try:
             began_s = time.monotonic()
+            lane.calls()
             with self.instrumentation.calls_for([ready.ticket for ready in group]):
                 answers = self._call(route, role, group, lane)
             self.metrics.ran(route.name, time.monotonic() - began_s)

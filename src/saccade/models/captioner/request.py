@@ -10,6 +10,7 @@ from saccade.errors import SaccadeError
 from saccade.models.captioner.caption_search import best_captions, step_of
 from saccade.models.interface import Arrays, TensorSpec
 from saccade.models.word_tokens import SPECIAL
+from saccade.schema import AGAIN
 
 Runner = Callable[[Arrays], dict[str, np.ndarray]]
 
@@ -36,7 +37,7 @@ def router_outputs(
     """
     specs = {spec.name: spec for spec in outputs["step"]}
     if "attention" not in specs:
-        raise SaccadeError(f"{model}: its step has no output 'attention'. Export it again.")
+        raise SaccadeError(f"{model}: its step has no output 'attention'. {AGAIN}")
     axes = " ".join(["b", "steps", *specs["attention"].axes.split()[1:]])
     return TensorSpec("caption", "b bytes", "uint8"), TensorSpec("attention", axes, "float32")
 

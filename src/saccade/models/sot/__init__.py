@@ -11,6 +11,7 @@ ENTRY = FamilyEntry(
     source="saccade.models.sot.config:SOURCE",
     tasks=("top1", "knn", "probe"),
     answers=("probabilities",),
+    trunks=("vit", "deit", "swin"),
     picture="saccade.models.sot.picture:class_token",
     focus="saccade.models.sot.picture:focus",
 )

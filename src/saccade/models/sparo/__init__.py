@@ -12,6 +12,7 @@ ENTRY = FamilyEntry(
     tasks=("zero-shot", "retrieval", "hard-negatives", "knn", "probe"),
     answers=("embedding",),
     beside=("text",),
+    trunks=("vit", "clip", "dinov2"),
     embedding_saved=True,
     picture="saccade.models.sparo.picture:slots_of_code",
     focus="saccade.models.sparo.picture:focus",

@@ -44,7 +44,7 @@ class PlanOptions(PathFields):
     # share of the full budget's score that may be lost: 0.01 of a score of 0.93 is 0.0093
     max_risk: float = 0.0
     percentile: Literal[95, 99] = 95  # percentile of the answers' times
-    max_utilisation: float = 0.8  # highest utilization of a replica, however long the SLO is
+    max_utilization: float = 0.8  # highest utilization of a replica, however long the SLO is
     spare: int = 0  # replicas to add to those that the load needs
     device: str | None = None  # device whose figures to use, if the frontier has several
 
@@ -57,9 +57,9 @@ class PlanOptions(PathFields):
             raise SaccadeError(
                 f"--max-risk is {self.max_risk}, expected a share of at least 0 and below 1."
             )
-        if not 0 < self.max_utilisation < 1:
+        if not 0 < self.max_utilization < 1:
             raise SaccadeError(
-                f"--max-utilisation is {self.max_utilisation}, expected a share above 0 and below "
+                f"--max-utilization is {self.max_utilization}, expected a share above 0 and below "
                 "1: at 1, requests would wait forever."
             )
         if not 0 <= self.spare <= 1000:
@@ -236,7 +236,7 @@ def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> Plan:
         options=options,
         mix=mix,
         needed=needed,
-        allowed=min(within_slo, options.max_utilisation),
+        allowed=min(within_slo, options.max_utilization),
         within_slo=within_slo,
         cores_each=int(found[1]) if found else None,
         on_gpu=not first.runtime.endswith("CPU"),
@@ -312,7 +312,7 @@ def _best(candidates: Sequence[Candidate], options: PlanOptions) -> tuple[Mix, i
     found = []
     for mix in _mixes(candidates, options.max_risk):
         allowed = min(
-            mix.utilisation_within(options.slo_ms, options.percentile), options.max_utilisation
+            mix.utilisation_within(options.slo_ms, options.percentile), options.max_utilization
         )
         if allowed > 0:
             load = options.rps * mix.service_s
@@ -379,7 +379,7 @@ def _arithmetic(made: Plan) -> list[str]:
     )
     lines.append(
         f"replicas: {load:.3f} / {made.allowed:.3f} (the smaller of this utilization and "
-        f"--max-utilisation {options.max_utilisation:g}) = {load / made.allowed:.3f}, so "
+        f"--max-utilization {options.max_utilization:g}) = {load / made.allowed:.3f}, so "
         f"{made.needed}" + (f", plus {options.spare} spare" if options.spare else "")
     )
     lines.append(

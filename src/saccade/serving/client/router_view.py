@@ -130,8 +130,8 @@ class RouterView:
         """
         if not self.policies:
             raise SaccadeError(
-                f"{self.model} has no policies. Run `saccade calibrate` on the artefact folder and "
-                "`saccade repository` again, or choose by --budget."
+                f"{self.model} has no policies. Run `saccade calibrate` on its artefact folder "
+                "(and for a server, `saccade repository` again), or choose by --budget."
             )
 
     def require(self, call: str, what: str) -> None:

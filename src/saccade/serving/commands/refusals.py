@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any, get_type_hints
 
 from saccade.errors import SaccadeError
+from saccade.models.families import FAMILIES, entries
 from saccade.spelling import did_you_mean
 
 _OF_ALL = ("--help", "--json", "--quiet", "--verbose")
@@ -114,6 +115,7 @@ class _Words:
         return (
             f"{_name(event.argument)}: found {event.value!r:.60}, expected one of "
             f"{', '.join(choices)}.{did_you_mean(event.value, choices)}"
+            f"{_families_with(event.value, choices)}"
         )
 
     def _value(self, event: Any) -> str:
@@ -135,6 +137,14 @@ class _Words:
 def _positive(word: str) -> str:
     """Return the bare name of an option: `option` for `--no-option=value`."""
     return word.partition("=")[0].replace("_", "-").removeprefix("--").removeprefix("no-")
+
+
+def _families_with(trunk: str, choices: Sequence[str]) -> str:
+    """Return a hint for the name of an architecture where a family is expected."""
+    if set(choices) != set(FAMILIES):
+        return ""
+    known = sorted(family for family, entry in entries() if trunk.lower() in entry.trunks)
+    return f" Models with a {trunk.lower()} trunk are of family {' or '.join(known)}." if known else ""
 
 
 def _name(argument: Any) -> str:

@@ -18,6 +18,7 @@ from saccade.models.budget import BudgetLike
 from saccade.models.entry import imported
 from saccade.models.training.options import overrides_words, parse_overrides
 
+_EARLIER = {"max_utilization": ("--max-utilisation",)}  # flags of earlier releases
 Way = tyro.constructors.PrimitiveConstructorSpec
 Kind = tyro.constructors.PrimitiveTypeInfo
 Struct = tyro.constructors.StructTypeInfo
@@ -146,6 +147,8 @@ def _options_rule() -> Callable[[Struct], Fields | None]:
 
 def _with_help(field: Any) -> Any:
     """Return the field with a help text for its flag, which is `--no-x` if it is on by default."""
+    if aliases := _EARLIER.get(field.name):
+        return replace(field, type=Annotated[field.type, tyro.conf.arg(aliases=aliases)])
     if not (field.default in (None, "", (), {}) or isinstance(field.default, bool)):
         return field
     kind = Annotated[field.type, tyro.conf.arg(help_behavior_hint="")]

@@ -11,6 +11,7 @@ from saccade.errors import SaccadeError
 from saccade.exporter.runtimes.tensorrt.builder import STEADY
 from saccade.exporter.runtimes.tensorrt.engine_manifest import Profile
 from saccade.exporter.runtimes.tensorrt.modules import MODULES, NAMES
+from saccade.schema import AGAIN
 from saccade.worker import Program, Worker, WorkerEnded, WorkRefused
 
 _PROGRAM = Path(__file__).with_name("builder.py")
@@ -140,8 +141,7 @@ def _refusal(
     module = NAMES[job.engine]
     said = _first_error(messages)
     reason = {
-        "onnx": f"{module} cannot parse {job.onnx.name}: {text}. "
-        "Export it again with: saccade export CHECKPOINT",
+        "onnx": f"{module} cannot parse {job.onnx.name}: {text}. {AGAIN}",
         "profile": f"{module} refuses the profile {text}{said}. Pass another --batch or --axis.",
         "capability": f"{module} refuses compute capability {text}{said}. "
         "Pass another --compute-capability.",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from saccade.errors import SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
+from saccade.schema import AGAIN
 
 # The parsers accept any opset silently; up to this one, graphs were built and compared.
 NEWEST_OPSET = 23
@@ -42,7 +43,7 @@ def expected_types_of(artefact: ArtefactFolder, manifest: Manifest) -> ExpectedT
         raise SaccadeError(
             f"{name}: its ONNX file has opset {opset}, expected at most {NEWEST_OPSET}: the "
             "newest that was tested with TensorRT's parser, which accepts any opset silently. "
-            "Export it again with: saccade export CHECKPOINT"
+            f"{AGAIN}"
         )
     nodes = frozenset(node.name for node in proto.graph.node if node.op_type in MATRIX_NODES)
     kept = frozenset(manifest.float32_layers)

@@ -9,6 +9,7 @@ from saccade.errors import GateFailed, SaccadeError
 from saccade.exporter.runtimes.tensorrt.child import Network
 from saccade.exporter.runtimes.tensorrt.expected_types import ExpectedTypes
 from saccade.models.interface import TensorSpec
+from saccade.schema import AGAIN
 
 _NAMES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8"}
 _BINDINGS = {
@@ -45,9 +46,7 @@ def prove_types(expected_types: ExpectedTypes, network: Network) -> None:
     Raises: GateFailed naming layers that have another type or are missing from the network.
     """
     name, nodes = expected_types.name, expected_types.nodes
-    again = (
-        f"Export it again with: saccade export CHECKPOINT --precision {expected_types.precision}"
-    )
+    again = f"{AGAIN} --precision {expected_types.precision}"
     types = {product["name"]: type_of(product) for product in network.products}
     if lost := sorted(nodes - set(types)):
         raise GateFailed(
@@ -89,14 +88,14 @@ def check_bindings(
         if set(expected) != set(real):
             raise SaccadeError(
                 f"{name}: TensorRT's {kind} are {sorted(real)}, expected {sorted(expected)}. "
-                "Export it again with: saccade export CHECKPOINT"
+                f"{AGAIN}"
             )
         for array, (dtype, shape) in expected.items():
             if real[array][0] != dtype or not _same_shape(real[array][1], shape, kind):
                 raise SaccadeError(
                     f"{name}: {array!r} of TensorRT's {kind} is {real[array][0]} "
                     f"{list(real[array][1])}, expected {dtype} {list(shape)} as in the manifest. "
-                    "Export it again with: saccade export CHECKPOINT"
+                    f"{AGAIN}"
                 )
 
 
