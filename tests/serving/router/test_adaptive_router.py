@@ -226,5 +226,26 @@ def test_the_router_measures_the_servers_queue(make, pb, eventually):  # noqa: F
     eventually(lambda: router.queue.lag_s < 0.1, True)  # a single pause is no queue
 
 
+@pytest.mark.parametrize(("lag_s", "pause_s"), [(0.0, 0.1), (0.01, 0.02)])
+def test_a_queue_is_probed_more_often_while_requests_wait_in_it(make, pb, lag_s, pause_s):  # noqa: F811
+    import time
+    from types import SimpleNamespace
+
+    queue, pauses = make([SAFE], SLO).queue, []
+    queue.close()
+    queue._used_s = float("inf")  # requests adapt now
+    queue._ended = SimpleNamespace(
+        wait=lambda seconds: pauses.append(seconds) or len(pauses) > 2, set=lambda: None
+    )
+
+    def answer(given):
+        time.sleep(lag_s)
+        return {}
+
+    pb.answer = answer
+    queue._serve()
+    assert pauses == [0.1, pause_s, pause_s]
+
+
 def test_without_an_objective_no_probe_is_sent(make):  # noqa: F811
     assert make([SAFE]).queue is None

@@ -315,6 +315,30 @@ def test_decoding_is_not_the_models_time(pb, ticket):
     assert made.pace.run.of(1) < -900, "what was said to be decoding is taken off"
 
 
+def test_decoding_ahead_is_not_taken_off_the_models_time(pb, ticket):
+    from lane import Lane
+
+    go, decoded = threading.Event(), threading.Event()
+
+    def answer(lane, group):
+        lane.calls()
+        assert go.wait(30)
+        return 1.0
+
+    def decode(lane, ticket):
+        lane.decoded(1.0, 1000.0)
+        decoded.set()
+
+    made = Lane("v", answer, group_rows=1, decode=decode)
+    made.offer(ticket())
+    made.offer(ticket(megapixels=1.0))
+    assert decoded.wait(30)
+    go.set()
+    made.close()
+    assert made.pace.decode.of(1) == 1000 and made.pace.run.of(1) > 0
+    assert made.decoding.of(1) < 30, "what the second thread took, not what it was told"
+
+
 def test_whoever_comes_after_a_pause_gets_no_more_than_a_share(pb, ticket):
     from backlog import Backlog
 

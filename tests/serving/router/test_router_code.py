@@ -132,7 +132,8 @@ def test_each_request_is_counted_once_by_how_it_ended(busy, pb):
     of_variant = ("model", "nac"), ("variant", VARIANT)
     counts = [pb.told[f"saccade_{time}_seconds_count", *of_variant] for time in STAGES]
     # One that ran out of time waited, too; a group whose run failed is run one by one.
-    assert counts == [6, 3, 2]
+    # The one that ran out of time may have been decoded before that.
+    assert counts in ([6, 3, 2], [6, 4, 2])
 
 
 def test_a_negative_timeout_is_its_callers_own_failure(busy):
@@ -156,6 +157,90 @@ def test_a_run_that_fails_is_made_again_for_each_request(busy):
     assert bad.error() == ("internal", f"variant '{VARIANT}' failed; see the server's log")
     np.testing.assert_array_equal(good.answer().tensors["logits"], [[7, 7]])
     assert busy.runs == [1, 2, 1, 1]
+
+
+@pytest.fixture
+def decodes(monkeypatch):
+    """The files that were decoded, in their order; a decode waits for `go`."""
+    import decoding
+
+    plain, files = decoding.decode, Files()
+
+    def slow(data, wanted):
+        files.append(data)
+        assert files.go.wait(30)
+        return plain(data, wanted)
+
+    monkeypatch.setattr(decoding, "decode", slow)
+    return files
+
+
+class Files(list):
+    """Files, and the event for which their decoding waits."""
+
+    def __init__(self):
+        self.go = threading.Event()
+        self.go.set()
+
+
+def test_the_next_group_is_decoded_while_the_lane_is_busy(busy, decodes, eventually):
+    requests = [Request(png(shade)) for shade in range(20)]
+    busy.execute(requests)
+    eventually(lambda: len(decodes) == 8, 1)
+    waiting = next(iter(busy.lanes.values()))._backlog
+    eventually(lambda: waiting.cost[1] < 0.02 * 12.1, 1)
+    assert busy.runs == [1], "what is decoded already costs no decoding time"
+    busy.go.set()
+    for shade, request in enumerate(requests):
+        np.testing.assert_array_equal(request.answer().tensors["logits"], [[shade, shade]])
+    assert busy.runs == [1, 8, 8, 4] and decodes == [png(shade) for shade in range(20)]
+
+
+def test_more_requests_join_what_was_decoded_ahead(busy, decodes, eventually):
+    first, later = Request(png(1)), Request(png(2))
+    busy.execute([first])
+    eventually(lambda: len(decodes) == 1, 1)
+    busy.execute([later])
+    eventually(lambda: len(decodes) == 2, 1)
+    busy.go.set()
+    assert first.error() is None and later.error() is None and busy.runs == [1, 2]
+
+
+def test_a_broken_image_is_refused_while_the_lane_is_busy(busy):
+    bad, good = Request(b"junk"), Request(png(7))
+    busy.execute([bad, good])
+    assert bad.error()[0] == "invalid" and busy.first.response is None
+    busy.go.set()
+    np.testing.assert_array_equal(good.answer().tensors["logits"], [[7, 7]])
+    assert busy.runs == [1, 1]
+
+
+def test_a_group_waits_for_an_image_that_is_decoded_ahead(busy, decodes, eventually):
+    decodes.go.clear()
+    request = Request(png(7))
+    busy.execute([request])
+    eventually(lambda: len(decodes) == 1, 1)
+    busy.go.set()
+    assert busy.first.error() is None
+    (lane,) = busy.lanes.values()
+    eventually(lambda: not lane._backlog.requests, 1)  # its turn has come
+    decodes.go.set()
+    np.testing.assert_array_equal(request.answer().tensors["logits"], [[7, 7]])
+    assert len(decodes) == 1, "an image is decoded once"
+
+
+def test_whoever_leaves_while_decoded_ahead_hears_one_answer(busy, decodes, eventually):
+    (lane,) = busy.lanes.values()
+    for file in (png(7), b"junk"):
+        decodes.go.clear()
+        late = Request(file, timeout=50_000)
+        busy.execute([late])
+        eventually(lambda: len(decodes) == 1, 1)
+        assert late.error()[0] == "unavailable" and "ran out" in late.error()[1]
+        decodes.go.set()
+        eventually(lambda: lane._ahead is None, 1)
+        decodes.clear()
+    assert busy.runs == [1]
 
 
 def test_a_probe_is_answered_while_the_lane_is_busy(busy):

@@ -65,7 +65,9 @@ class Lane:
         self._calling = False  # whether the current group waits for the model's answer
         self._upcoming: deque[Ticket] = deque()  # to decode meanwhile
         self._ahead: Ticket | None = None  # being decoded ahead of its turn
-        self._changed = threading.Condition()
+        # Two conditions of one lock, so that an idle lane wakes one thread per request.
+        lock = threading.RLock()
+        self._changed, self._to_look = threading.Condition(lock), threading.Condition(lock)
         self._closed = False
         served = [self._serve] if decode is None else [self._serve, self._look_ahead]
         self._threads = [threading.Thread(target=serve, daemon=True) for serve in served]
@@ -80,10 +82,11 @@ class Lane:
             if removed is None:
                 text, reason = self._full(), QUEUE_FULL
             elif not text:
-                may_join = self._backlog.requests < self._group_rows
+                may_join = self._calling and self._backlog.requests < self._group_rows
                 self._backlog.add(ticket)
-                if self._running is None or (self._calling and may_join):
-                    self._changed.notify_all()
+                self._changed.notify()
+                if may_join:
+                    self._to_look.notify()
             full = self._full() if removed else ""
         for other in removed or ():
             other.sender.waited(other.waited_s)
@@ -109,7 +112,7 @@ class Lane:
         """Note that the model is called: meanwhile, the images of the next group are decoded."""
         with self._changed:
             self._calling = True
-            self._changed.notify_all()
+            self._to_look.notify()
 
     def decoded(self, megapixels: float, seconds: float) -> None:
         """Note how long decoding took, which is not counted as the model's time."""
@@ -150,7 +153,8 @@ class Lane:
         """Answer the queued requests, then stop the threads."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._changed.notify()
+            self._to_look.notify()
         for thread in self._threads:
             thread.join(timeout=5)
 
@@ -240,7 +244,7 @@ class Lane:
                 if self._calling and self._upcoming:
                     self._ahead = self._upcoming.popleft()
                     return self._ahead
-                self._changed.wait()
+                self._to_look.wait()
             return None
 
     def _note_ahead(self, ticket: Ticket, seconds: float, error: Exception | None) -> None:
@@ -251,7 +255,7 @@ class Lane:
                 self._backlog.replace(ticket, ticket._replace(megapixels=0.0))
             # If its turn has come meanwhile, the lane's own thread meets the same error.
             refused = error is not None and self._backlog.replace(ticket, None)
-            self._changed.notify_all()
+            self._changed.notify()
         if not refused:
             return
         ticket.sender.waited(ticket.waited_s)

@@ -144,7 +144,9 @@ def _families_with(trunk: str, choices: Sequence[str]) -> str:
     if set(choices) != set(FAMILIES):
         return ""
     known = sorted(family for family, entry in entries() if trunk.lower() in entry.trunks)
-    return f" Models with a {trunk.lower()} trunk are of family {' or '.join(known)}." if known else ""
+    return (
+        f" Models with a {trunk.lower()} trunk are of family {' or '.join(known)}." if known else ""
+    )
 
 
 def _name(argument: Any) -> str:
