@@ -30,7 +30,7 @@ class Command:
     @property
     def replaces(self) -> bool:
         """True if it has --force, which replaces an older result as a whole."""
-        return bool(self.results) and not self.resumes_alone
+        return not (set(self.results) <= set(self.changes) or self.resumes_alone)
 
 
 def inputs(given: Path, requirements: set[str]) -> None:
@@ -67,6 +67,23 @@ def _artefacts(given: Path) -> None:
     import_module("tiny_artefacts").artefacts(given / "artefacts")
 
 
+def _measured(given: Path) -> None:
+    """Write two variants with the same answers, and their speeds, as `saccade bench` does."""
+    tiny, files = import_module("tiny_artefacts"), import_module("policy_files")
+    parent = import_module("saccade.exporter.artefact.manifest").ParentEntry
+    folder = tiny.artefacts(given / "measured")
+    first = import_module("saccade.exporter.artefact.folder").ArtefactFolder(folder).manifests[0]
+    model = tiny.onnx_model(0)
+    model.doc_string = "the smaller one"  # other bytes, or the two would be one
+    data = model.SerializeToString()
+    manifest = tiny.manifest_of("b0500", data, parent(first.parent.name, first.parent.sha256))
+    (folder / manifest.file.name).write_bytes(data)
+    import_module("saccade.exporter.artefact.manifest").write_manifest(folder, manifest)
+    files.measured(folder, {tiny.FULL: 100.0, tiny.HALF: 1_000.0})
+    images = np.random.default_rng(0).integers(0, 256, (300, 4, 4, 1), dtype=np.uint8)
+    np.savez(given / "noise.npz", images=images)
+
+
 def _pictures(given: Path) -> None:
     from PIL import Image
 
@@ -78,7 +95,7 @@ def _pictures(given: Path) -> None:
 
 _MAKERS = {
     "data": _data, "nac": _nac, "authors": _authors, "sparo": _sparo, "artefacts": _artefacts,
-    "pictures": _pictures,
+    "measured": _measured, "pictures": _pictures,
 }  # fmt: skip
 
 _SMALL = ("modules=8", "dim=16", "code_dim=8", "signature_dim=4", "propagator_layers=1",
@@ -185,6 +202,14 @@ COMMANDS = {
             ("report", "exported"),
             ("data", "nac"),
             changes=("exported",),
+        ),
+        Command(
+            "calibrate",
+            ("calibrate", "{out}/measured", "--data", "{given}/noise.npz", "--risk", "0.1",
+             "--split", "all"),
+            ("measured",),
+            ("measured",),
+            changes=("measured",),
         ),
         Command(
             "sweep", _SWEEP, ("sweep",), ("data", "nac"), _points_in_this_process, _KEEPS,

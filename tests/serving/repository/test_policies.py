@@ -176,6 +176,16 @@ def test_a_policy_of_another_runtime_is_left_out(folder, out, capsys):
     assert "was calibrated with openvino 2025.4 CPU" in capsys.readouterr().err
 
 
+def test_on_a_gpu_policies_stay_and_it_is_said_what_chose_them(folder, out, capsys):
+    write_policy(folder)
+    said = []
+    for instances in ("cpu", "gpu"):
+        options = RepositoryOptions(out / instances, instances=instances)
+        assert deploy(folder, options).policies == ("auto",)
+        said.append("chosen by the speeds of CPUs" in capsys.readouterr().err)
+    assert said == [False, True]
+
+
 WORDS = ("red circle", "blue square", "square")
 
 

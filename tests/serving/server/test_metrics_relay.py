@@ -11,7 +11,7 @@ from saccade.serving.server.http_endpoint import HttpEndpoint
 from saccade.serving.server.metrics_relay import MetricsRelay, Watched, service_page
 
 ONE, TWO = "m-b0500-fp32", "m-b1000-fp32"
-HALF_DEAD = Readiness("serving", "m", True, {ONE: False, TWO: True})
+HALF_DEAD = Readiness("serving", "m", True, {ONE: False, TWO: True}, repository="ab12")
 WATCHED = Watched(HALF_DEAD, restarts=3, replacements=2, reloads={"m": 4, ONE: 5, "gone": 6})
 # As the server prints them: counters, in no order.
 COUNTERS = """# HELP nv_inference_count Number of inferences
@@ -75,6 +75,7 @@ def test_restarts_and_readiness_are_said_while_no_server_is(own_page):
         page = page_of(url)
     number = numbers_in(page)
     assert number("saccade_server_up", model="m") == number("saccade_ready", model="m") == 0
+    assert number("saccade_repository_info", model="m", sha256="ab12") == 1
     assert number("saccade_variant_ready", variant=ONE) == 0
     assert number("saccade_variant_ready", variant=TWO) == number("saccade_router_ready") == 1
     assert number("saccade_server_restarts_total", model="m") == 3

@@ -16,6 +16,7 @@ import tiny_artefacts as tiny
 
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.serving.client.client import Client
+from saccade.serving.repository.description import read_repository
 from saccade.serving.server import listeners, signals
 from saccade.serving.server import process as server_process
 from saccade.serving.server import server as server_module
@@ -92,8 +93,11 @@ def test_an_update_is_served_without_one_failure(
         eventually(lambda: calls[0.5].errors, 10)
         # A caller that never speaks has no age at which its connection is moved.
         idle = socket.create_connection(("127.0.0.1", served.options.grpc_port))
+        shas = [served.ready().repository]
         served.reload()
         assert served.pid != pid and served.replacements == 1
+        shas.append(served.ready().repository)
+        assert len(set(shas)) == 2 and shas[1] == read_repository(place).sha256
         port, callers = served.options.grpc_port, []
         for _ in range(16):
             callers.append(socket.create_connection(("127.0.0.1", port)))

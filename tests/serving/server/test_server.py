@@ -2,6 +2,7 @@
 """Starting and stopping: what is refused before anything starts, and what is left afterwards."""
 
 import dataclasses
+import hashlib
 import http.client
 import io
 import json
@@ -42,6 +43,8 @@ def test_ready_url_names_every_variant(server):
     assert answer["ready"] is True
     assert answer["variants"] == dict.fromkeys(server.variants, True)
     assert len(server.variants) == 4
+    description = (server.repository / "saccade.json").read_bytes()
+    assert answer["repository"] == hashlib.sha256(description).hexdigest()
     assert get(server.ready_url.replace("/ready", "/secret"))[0] == 404
     assert get(server.metrics_url)[0] == 200
 

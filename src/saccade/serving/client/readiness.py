@@ -19,6 +19,7 @@ class Readiness:
     reasons: dict[str, str] = field(default_factory=dict)
     new_connections: bool = True  # whether they are accepted
     busy: dict[str, str] = field(default_factory=dict)  # models that answer, but with a delay
+    repository: str = ""  # SHA-256 of its saccade.json; empty if only the supervisor knows it
 
     @property
     def ready(self) -> bool:
@@ -37,9 +38,10 @@ class Readiness:
 class Board:
     """What the supervisor knows about the models, readable from any thread."""
 
-    def __init__(self, model: str, variants: tuple[str, ...]) -> None:
+    def __init__(self, model: str, variants: tuple[str, ...], repository: str = "") -> None:
         self.model = model
         self.variants = variants
+        self.repository = repository
         self._lock = threading.Lock()
         self._state: State = "starting"
         self._reasons: dict[str, str] = {}
@@ -58,10 +60,10 @@ class Board:
         with self._lock:
             self._state = state
 
-    def describe(self, model: str, variants: tuple[str, ...]) -> None:
+    def describe(self, model: str, variants: tuple[str, ...], repository: str) -> None:
         """Switch to another repository, whose models all answer."""
         with self._lock:
-            self.model, self.variants = model, variants
+            self.model, self.variants, self.repository = model, variants, repository
             self._reasons = {}
 
     def answering(self) -> set[str]:
@@ -94,4 +96,5 @@ class Board:
                 {name: name not in reasons for name in self.variants},
                 reasons,
                 busy=busy,
+                repository=self.repository,
             )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade.json`, the description of a repository: what it serves, and each file's hash."""
 
+import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ class Deployment:
     ops: Ops = None  # how custom ops run; None: there are none, or an older release wrote it
     policies: tuple[str, ...] = ()  # names of the policies that requests may follow
     slo_ms: float | None = None  # objective of the load-adaptive choice; None: there is none
+    # SHA-256 of the description, which has the hash of every file; empty until it was read
+    sha256: str = field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -87,7 +90,8 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
     try:
         if (size := path.stat().st_size) > MAX_DESCRIPTION_BYTES:
             raise ValueError(f"has {size} bytes, expected at most {MAX_DESCRIPTION_BYTES}")
-        content = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        content = json.loads(data)
         version = content["schema"], content["version"]
         if version != (SCHEMA, VERSION):
             raise ValueError(f"is {version}, expected {(SCHEMA, VERSION)}")
@@ -109,8 +113,9 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
         raise SaccadeError(
             f"{path}: does not describe a model repository ({_said(error)}). {_AGAIN}"
         ) from error
+    own = hashlib.sha256(data).hexdigest()
     written = Deployment(
-        Path(folder), model, variants, unmeasured, runtime, kept, ops, policies, slo_ms
+        Path(folder), model, variants, unmeasured, runtime, kept, ops, policies, slo_ms, own
     )
     return written, files
 

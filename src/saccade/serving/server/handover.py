@@ -27,10 +27,14 @@ Start = Callable[[RunFolder], ServerProcess]
 class Replacement:
     """A requested second server, until it has taken over or failed."""
 
-    def __init__(self, start: Start, model: str, variants: tuple[str, ...]) -> None:
+    def __init__(
+        self, start: Start, model: str, variants: tuple[str, ...], repository: str
+    ) -> None:
+        """`repository` is its SHA-256."""
         self.start = start
         self.model = model
         self.variants = variants
+        self.repository = repository
         self.process: ServerProcess | None = None
         self.began_s = 0.0
         self.failure: SaccadeError | None = None

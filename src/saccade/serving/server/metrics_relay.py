@@ -93,7 +93,9 @@ def service_page(watched: Watched, *, up: bool) -> str:
     of_variant = {name: f'{whole},variant="{escaped(name)}"' for name in readiness.variants}
     answering = {labels: readiness.variants[name] for name, labels in of_variant.items()}
     reloaded = {labels: reloads.get(name, 0) for name, labels in of_variant.items()}
+    served = {f'{whole},sha256="{readiness.repository}"': 1}
     families: dict[str, tuple[str, Mapping[str, int]]] = {
+        "repository_info": ("SHA-256 of the served repository's saccade.json; always 1", served),
         "server_up": ("1 if the server's own metrics were read", {whole: up}),
         "ready": ("1 if /ready answers 200", {whole: readiness.ready}),
         "router_ready": ("1 if the router answered its last probe", {whole: readiness.router}),

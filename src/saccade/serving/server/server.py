@@ -77,7 +77,7 @@ class Server:
         for attempts_left in (2, 1, 0):
             self.options = with_ports(wanted)
             check_installation(installation)
-            self._board = Board(deployment.model, deployment.variants)
+            self._board = Board(deployment.model, deployment.variants, deployment.sha256)
             log = ServerLog(self.options.server_log)
             try:
                 self._start(installation, requirements, log)
@@ -165,11 +165,17 @@ class Server:
         if not report.passed:
             raise SaccadeError(f"The repository is not ready to serve.\n{report.to_text()}")
         start = self._starter(repository, installation, requirements)
-        wanted = Replacement(start, deployment.model, deployment.variants)
+        wanted = Replacement(start, deployment.model, deployment.variants, deployment.sha256)
         supervisor.replace(wanted)
         wanted.settled.wait()
         if wanted.failure:
             raise wanted.failure
+        LOGGER.info(
+            "Serving %s, SHA-256 %.12s.",
+            repository,
+            deployment.sha256,
+            **event("replaced", repository=str(repository), repository_sha256=deployment.sha256),
+        )
 
     @property
     def model(self) -> str:
@@ -180,6 +186,11 @@ class Server:
     def variants(self) -> tuple[str, ...]:
         """The names of the variants."""
         return self._board.variants
+
+    @property
+    def repository_sha256(self) -> str:
+        """The SHA-256 of the served repository's saccade.json, which has that of every file."""
+        return self._board.repository
 
     @property
     def url(self) -> str:
@@ -336,11 +347,16 @@ def _announce(server: Server, options: ServeOptions) -> None:
         places = {"grpc": server.url, "metrics": server.metrics_url, "ready": server.ready_url}
         places |= {"http": server.http_url} if server.options.http else {}
         what = {"model": server.model, "variants": list(server.variants)}
+        what |= {
+            "repository": str(server.repository),
+            "repository_sha256": server.repository_sha256,
+        }
         LOGGER.info("Serving.", **event("serving", **what, **places))
         return
     count = len(server.variants)
     names = ", ".join(server.variants)
     _print(f"{server.model} with {count} variant{'s' * (count != 1)}: {names}")
+    _print(f"repository {server.repository}, SHA-256 {server.repository_sha256[:12]}")
     over_http = f"HTTP {server.http_url}   " if server.options.http else ""
     _print(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
     _print(f"ready: {server.ready_url}   (Ctrl-C stops)")

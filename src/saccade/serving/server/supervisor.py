@@ -281,7 +281,10 @@ class Supervisor(threading.Thread):
                 receive_callers(process)  # its index changed when the old server left
                 remove_other_copies(process.copy)
         if reload.count >= RELOADS_A_PROCESS and self._wanted is None and not reload.down():
-            self._wanted = Replacement(self._start_process, self._board.model, self._board.variants)
+            board = self._board
+            self._wanted = Replacement(
+                self._start_process, board.model, board.variants, board.repository
+            )
         wanted = self._wanted
         if wanted is None or self._drains:
             return False
@@ -291,7 +294,7 @@ class Supervisor(threading.Thread):
             receive_callers(wanted.process)
             wanted.process.find_stubs()
             self._start_process, self._process = wanted.start, wanted.process
-            self._board.describe(wanted.model, wanted.variants)
+            self._board.describe(wanted.model, wanted.variants, wanted.repository)
             self._drains.append(Drain(process, self._options))
             self.replacements += 1
             self._wanted = None
