@@ -113,9 +113,9 @@ def plan_repository(
     )
     if policies and options.on_gpu:
         note(
-            "The policies were chosen by the speeds of CPUs. Their certificates hold for the "
-            "answers of these files, but on a GPU another variant or chain may be faster: measure "
-            "there with `saccade bench --url`. To leave the policies out, pass --no-policies."
+            "The policies were chosen by the speeds of CPUs. Their certificates are about answers, "
+            "not speeds, but on a GPU another variant or chain may be faster: measure there with "
+            "`saccade bench --url`. To leave the policies out, pass --no-policies."
         )
     router = RouterPlan(
         model=variants[0].main.variant.model,
