@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from quick_gate import quick_gate
 
 from saccade.exporter.runtimes.runtime import RUNTIMES, engine_names
 from saccade.serving.commands import cli
@@ -132,7 +133,8 @@ def test_export_refuses_an_existing_folder_and_replaces_it_with_force(
     assert code == 2
     assert "--force" in err
     assert (out / "precious").read_text() == "kept"
-    code, answer, _ = saccade(*call, "--force", "--json")
+    with quick_gate():
+        code, answer, _ = saccade(*call, "--force", "--json")
     assert code == 0
     assert json.loads(answer)
     assert (out / "n-b0500-fp32.onnx").exists()

@@ -46,7 +46,7 @@ def test_file_is_the_one_on_its_card_and_small(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_file_knows_what_its_card_claims(path: Path) -> None:
-    (results,) = evaluate(path, EvaluateOptions(limit=100)).results
+    (results,) = evaluate(path, EvaluateOptions(limit=40)).results
     assert results.data == load(path).card["data"]
     assert results.scores[0].value >= AT_LEAST[path.stem]
 
