@@ -15,6 +15,7 @@ import onnx
 import torch
 from folder_store import stored
 from onnx import helper, numpy_helper
+from quick_gate import FEW_SAMPLES
 from rtx_builds import needs_rtx
 
 from saccade.errors import GateFailed, SaccadeError
@@ -41,7 +42,7 @@ COMPONENT = Component("", (), (), dict)
 def typed(tiny_checkpoint: Path) -> ExportedModel:
     def make(place: Path) -> None:
         options = ExportOptions(place / "nac", budget=("0.5",), precision=PRECISIONS)
-        export(tiny_checkpoint, options)
+        export(tiny_checkpoint, options, FEW_SAMPLES)
 
     folder = stored("typed", make) / "nac"
     return ExportedModel(folder, tuple(ArtefactFolder(folder).manifests))
@@ -155,7 +156,7 @@ def test_a_folder_holds_every_precision(typed: ExportedModel) -> None:
         ends = (*proto.graph.input, *proto.graph.output)
         assert {end.type.tensor_type.elem_type for end in ends} <= wide
     assert by_precision["bf16"].opset == 22 and by_precision["fp16"].opset == 20
-    assert verify(typed.folder).passed
+    assert verify(typed.folder, FEW_SAMPLES).passed
 
 
 def test_a_component_without_half_precision_has_no_ranges(typed: ExportedModel) -> None:
@@ -197,7 +198,7 @@ def test_the_same_bytes_again(typed: ExportedModel, tmp_path: Path) -> None:
     options = ExportOptions(tmp_path / "again", name="nac", budget=("0.5",), precision=("int8",))
     again = {
         manifest.variant.name: manifest.file.sha256
-        for manifest in export(checkpoint, options).manifests
+        for manifest in export(checkpoint, options, FEW_SAMPLES).manifests
     }
     first = {manifest.variant.name: manifest.file.sha256 for manifest in typed.manifests}
     assert again == {name: first[name] for name in again}
