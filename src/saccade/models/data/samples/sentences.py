@@ -146,7 +146,8 @@ def _image(where: str, value: Any, split: int) -> tuple[int | str, str, int, lis
                 f"{where}: found the split {own!r:.80}, expected train, val or test."
             )
         split = found
-    sentences = entry.get("sentences") or ()
+    sentences = entry.get("sentences", [])
+    sentences = sentences if isinstance(sentences, list) else [sentences]
     texts = [one.get("raw") if isinstance(one, dict) else None for one in sentences]
     raw = [text.strip() for text in texts if isinstance(text, str)]
     if len(raw) < len(texts):
