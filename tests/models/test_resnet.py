@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from saccade.errors import SaccadeError
-from saccade.models.layers import resnet
-from saccade.models.layers.resnet import BLOCKS, ResNet, feature_width, load_resnet
+from saccade.models import resnet_sizes
+from saccade.models.layers.resnet import ResNet, load_resnet
+from saccade.models.resnet_sizes import BLOCKS, feature_width
 
 # Parameters with 1,000 classes, and tensors of the state dict, as torchvision documents them.
 DOCUMENTED = {
@@ -32,7 +33,7 @@ def outline(name: str, classes: int = 0) -> ResNet:
 
 def narrow() -> ResNet:
     """A ResNet-18 with few channels."""
-    with patch.object(resnet, "_WIDTHS", (8, 8, 16, 16)):
+    with patch.object(resnet_sizes, "WIDTHS", (8, 8, 16, 16)):
         return ResNet("resnet18")
 
 

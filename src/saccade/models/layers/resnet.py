@@ -13,27 +13,12 @@ from torch import Tensor, nn
 from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.files import read_regular
+from saccade.models import resnet_sizes
 from saccade.models.checkpoint_format import EntriesRefused, check_entries, header_text, unpack
+from saccade.models.resnet_sizes import BASIC, BLOCKS, EXPANSION
 from saccade.models.torch_file import TorchFileRefused, load_torch
 
-# Blocks of the four stages. The stages of the first two have basic blocks, the others bottlenecks.
-BLOCKS: Mapping[str, tuple[int, int, int, int]] = {
-    "resnet18": (2, 2, 2, 2),
-    "resnet34": (3, 4, 6, 3),
-    "resnet50": (3, 4, 6, 3),
-    "resnet101": (3, 4, 23, 3),
-    "resnet152": (3, 8, 36, 3),
-}
-STRIDE = 32  # pixels of a cell's side
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the images that torchvision uses
-_BASIC = ("resnet18", "resnet34")
-_WIDTHS, _EXPANSION = (64, 128, 256, 512), 4
 _PREFIXES = ("", "module.", "backbone.", "resnet.")
-
-
-def feature_width(name: str) -> int:
-    """Return the number of features of a cell."""
-    return _WIDTHS[-1] * (1 if name in _BASIC else _EXPANSION)
 
 
 class _Block(nn.Module):
@@ -47,7 +32,7 @@ class _Block(nn.Module):
         # Kernel size, channels and stride of each convolution.
         shapes = [(3, width, stride), (3, width, 1)]
         if not basic:
-            shapes = [(1, width, 1), (3, width, stride), (1, _EXPANSION * width, 1)]
+            shapes = [(1, width, 1), (3, width, stride), (1, EXPANSION * width, 1)]
         channels = before
         for place, (size, wide, step) in enumerate(shapes, start=1):
             self.add_module(f"conv{place}", _convolution(channels, wide, size, step))
@@ -78,15 +63,15 @@ class ResNet(nn.Module):
     def __init__(self, name: str, *, channels: int = 3, classes: int = 0) -> None:
         super().__init__()
         self.name = name
-        self.conv1 = _convolution(channels, _WIDTHS[0], 7, 2)
-        self.bn1 = nn.BatchNorm2d(_WIDTHS[0])
-        before = _WIDTHS[0]
-        for stage, (width, count) in enumerate(zip(_WIDTHS, BLOCKS[name], strict=True)):
+        self.conv1 = _convolution(channels, resnet_sizes.WIDTHS[0], 7, 2)
+        self.bn1 = nn.BatchNorm2d(resnet_sizes.WIDTHS[0])
+        before = resnet_sizes.WIDTHS[0]
+        for stage, (width, count) in enumerate(zip(resnet_sizes.WIDTHS, BLOCKS[name], strict=True)):
             blocks = []
             for block in range(count):
                 stride = 2 if stage and not block else 1
-                blocks.append(_Block(before, width, stride, basic=name in _BASIC))
-                before = width * (1 if name in _BASIC else _EXPANSION)
+                blocks.append(_Block(before, width, stride, basic=name in BASIC))
+                before = width * (1 if name in BASIC else EXPANSION)
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
         self.fc = nn.Linear(before, classes) if classes else None
         for module in self.modules():
@@ -96,7 +81,7 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.bn1(self.conv1(x)))
         x = nn.functional.max_pool2d(x, 3, 2, 1)
-        for stage in range(1, len(_WIDTHS) + 1):
+        for stage in range(1, len(resnet_sizes.WIDTHS) + 1):
             x = self.get_submodule(f"layer{stage}")(x)
         return x
 
@@ -194,8 +179,8 @@ def _likely(found: Mapping[str, Tensor]) -> str:
     """Return the name of the network whose blocks these are, or nothing."""
     counts = tuple(
         len({key.split(".")[1] for key in found if key.startswith(f"layer{stage}.")})
-        for stage in range(1, len(_WIDTHS) + 1)
+        for stage in range(1, len(resnet_sizes.WIDTHS) + 1)
     )
     basic = "layer1.0.conv3.weight" not in found
     names = (name for name, blocks in BLOCKS.items() if blocks == counts)
-    return next((name for name in names if (name in _BASIC) == basic), "")
+    return next((name for name in names if (name in BASIC) == basic), "")

@@ -106,7 +106,8 @@ class Sentences(ListedImages):
                 f"{file}: found a caption of image_id {foreign[0]}, which is not among the "
                 f"{len(names):,} images of the file. Add the image, or remove its captions."
             )
-        folder = image_folder(file, [name for name, _ in names.values()], self._given, "captions")
+        listed = [name for name, _ in names.values()]
+        folder, _ = image_folder(file, [listed], self._given, "captions")
         root = self.add_root(folder)
         for key, (name, own) in names.items():
             if texts[key]:
