@@ -31,6 +31,39 @@ SENTENCES = ("sentence", "sentences", "caption", "captions", "text")
 _SPLITS = ("split", "subset")
 
 
+class Root:
+    """The folder in which the paths of a list begin, and which they may not leave."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._real = path, path.resolve()
+
+    def has(self, name: str) -> bool:
+        """Return whether it has a file of that name."""
+        try:
+            return (self._real / name).is_file()
+        except (OSError, ValueError):
+            return False
+
+    def read(self, name: str, most_bytes: int) -> bytes:
+        """Return the bytes of a file in it; of a larger one, the first bytes beyond the limit.
+
+        Raises: RowUnreadable if it leads out of the folder or is missing; OSError.
+        """
+        file = (self._real / name).resolve()
+        if not file.is_relative_to(self._real):
+            raise RowUnreadable(
+                f"leads out of {self.path}. Move the file into this folder, or name the folder "
+                "that contains all images with --data-root"
+            )
+        try:
+            return read_regular(file, most_bytes)
+        except FileNotFoundError:
+            raise RowUnreadable(
+                f"no such file in {self.path}, in which the paths begin. Correct the row, or name "
+                "another folder with --data-root"
+            ) from None
+
+
 class Manifest(Source):
     """A .csv with a header, or a .jsonl: columns of paths and labels, and optionally of splits.
 
@@ -40,13 +73,11 @@ class Manifest(Source):
     """
 
     def __init__(self, path: Path, given: Given) -> None:
-        self.path, self.root = path, given.root or path.parent
-        self._real_root = self.root.resolve()
+        self.path, self._root = path, Root(given.root or path.parent)
         self._files: list[str] = []
         labels, splits = LabelColumn(), array("b")
-        rows = _csv_rows(path) if path.suffix.lower() == ".csv" else _json_rows(path)
         columns: Columns | None = None
-        for row, values in enumerate(rows):
+        for row, values in enumerate(table_rows(path)):
             columns = columns or Columns.of(path, list(values))
             self._files.append("")
             self._files[row] = self._text(row, values, columns.image)
@@ -66,19 +97,7 @@ class Manifest(Source):
 
     def read(self, row: int, most_bytes: int) -> bytes:
         """Return the bytes of the file that the row names."""
-        file = (self._real_root / self._files[row]).resolve()
-        if not file.is_relative_to(self._real_root):
-            raise RowUnreadable(
-                f"leads out of {self.root}. Move the file into this folder, or name the folder "
-                "that contains all images with --data-root"
-            )
-        try:
-            return read_regular(file, most_bytes)
-        except FileNotFoundError:
-            raise RowUnreadable(
-                f"no such file in {self.root}, in which the paths begin. Correct the row, or name "
-                "another folder with --data-root"
-            ) from None
+        return self._root.read(self._files[row], most_bytes)
 
     def row_name(self, row: int) -> str:
         """Return the row's number and path."""
@@ -145,6 +164,14 @@ class Columns:
                 "the class of each image."
             )
         return cls(image, label, next((name for name in _SPLITS if name in names), None))
+
+
+def table_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Return the values of each row of a .csv with a header, or of a .jsonl, by column.
+
+    Raises: SaccadeError if the file cannot be read, naming the row.
+    """
+    return _csv_rows(path) if path.suffix.lower() == ".csv" else _json_rows(path)
 
 
 def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
