@@ -208,6 +208,8 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
     for name in ("labels", "data_root", "trunk_weights"):
         if (path := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", path.name]
+    if options.background != given.background:
+        words += ["--background", ",".join(map(str, options.background))]
     if options.init is not None:
         from saccade.models.training.start import start_name
 
