@@ -103,6 +103,10 @@ class CaptionerTask(SceneTask):
         logits, _ = self.model(batch["images"], tokens[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=PAD)
 
+    def weight(self, part: dict[str, Tensor]) -> float:
+        """Return the number of words and end tokens."""
+        return int((part["tokens"][:, 1:] != PAD).sum())
+
     def validate(self) -> dict[str, float]:
         """Return the CIDEr-D of greedy captions, and the share of captions that are true."""
         captions, _ = self._captions(self.recipe.extra["validate_images"], beam=1)

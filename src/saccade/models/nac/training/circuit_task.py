@@ -27,6 +27,7 @@ class CircuitTask(Task):
     """
 
     family = "nac"
+    undivided = ("modules",)
     model: NAC
     scored: tuple[tuple[np.ndarray, ...], np.ndarray]  # validation inputs, and their labels
     ranked: tuple[np.ndarray, ...]  # inputs for the modules' order, if it depends on them
