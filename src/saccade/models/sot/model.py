@@ -11,10 +11,11 @@ from torch.nn import functional as F
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.interface import Component, Family
+from saccade.models.layers.transformer import Block
 from saccade.models.sot.components import sot_components
 from saccade.models.sot.config import SoTConfig as SoTConfig
 from saccade.models.sot.head import Answer, Head, head_outputs
-from saccade.models.sot.swin import Swin
+from saccade.models.sot.swin import Swin, SwinBlock
 from saccade.models.sot.vit import Tokens, ViT
 
 INIT_STD = 0.02
@@ -54,6 +55,7 @@ class SoT(nn.Module, Family):
     """
 
     config_class = SoTConfig
+    repeated_blocks = (Block, SwinBlock)
 
     def __init__(self, config: SoTConfig, *, fresh: bool = True) -> None:
         """Draw the weights from config.seed; if `fresh` is false, they will be loaded."""

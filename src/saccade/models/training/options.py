@@ -46,7 +46,13 @@ class TrainOptions(PathFields):
     tune_trunk: bool = False  # train the ResNet of --trunk-weights too; else it stays as it is
     seed: int = 0  # random seed of weights, batches and dropout
     threads: int = 1  # CPU threads; small models gain nothing from more
-    device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU
+    device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU per process
+    # processes that share each batch, which stays as large; torchrun starts them itself
+    processes: int = 1
+    # parts of a process's share of a batch that are computed one after the other, to save memory
+    accumulate: int = 1
+    # compute the activations of repeated blocks again for gradients, to save memory
+    checkpoint_activations: bool = False
     resume: bool = False  # continue an interrupted run from the state next to --out
     force: bool = False  # overwrite an existing file at --out
 
