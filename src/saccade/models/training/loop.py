@@ -336,6 +336,8 @@ def _identity(task: Task, options: TrainOptions) -> dict[str, Any]:
     config: Any = task.model.config
     # Absent without --init, so that earlier states still fit.
     started = {} if options.start is None else {"--init": options.start.sha256}
+    if options.given_trunk is not None:
+        started["--trunk"] = options.given_trunk.origin.sha256
     if options.freeze:
         started["--freeze"] = ",".join(sorted(options.freeze))
     return started | {

@@ -83,8 +83,9 @@ def _run(task: Task, options: TrainOptions) -> Checkpoint:
         scores = task.report()
     task.model.cpu()
     saved = task.saved()
-    if options.start is not None and saved["preprocessing"] is not None:
-        saved["preprocessing"] = options.start.preprocessing
+    begun = options.start or options.given_trunk
+    if begun is not None and saved["preprocessing"] is not None:
+        saved["preprocessing"] = begun.preprocessing
     return save(
         options.out,
         family=task.family,
@@ -207,10 +208,11 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
     for name in ("labels", "data_root"):
         if (path := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", path.name]
-    if options.init is not None:
-        from saccade.models.training.start import start_name
+    for name in ("init", "trunk"):
+        if (path := getattr(options, name)) is not None:
+            from saccade.models.training.start import start_name
 
-        words += ["--init", start_name(options.init)]
+            words += [f"--{name}", start_name(path)]
     if options.freeze:
         words += ["--freeze", ",".join(options.freeze)]
     for name in ("skip_bad", "steps", "batch", "learning_rate", "precision", "side_px", "device"):
