@@ -7,7 +7,7 @@ samples gets the codes of all of them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -83,7 +83,7 @@ class Gradients:
         Raises: SaccadeError if the batch is too small, ProcessLost if another process has ended.
         """
         count = self.group.size * self.accumulate
-        with _recomputed(self.blocks):
+        with _recomputed(self.blocks, self.group):
             if count == 1:
                 return self._mean(step, Part(batch, Rows(0, 1, 1), 1.0))
             parts = parts_of(self.task, batch, count)
@@ -99,7 +99,7 @@ class Gradients:
         batch = self.move(part.batch)
         with self.autocast():
             loss = self.task.loss(batch, step)
-        (loss if part.share == 1 else loss * part.share).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss if part.share == 1 else loss * part.share)
         return loss.item() * part.share
 
     def _codes(self, task: ComparingTask, part: Part) -> tuple[Tensor, ...]:
@@ -121,7 +121,7 @@ class Gradients:
             loss = task.compare(every, self.move(batch), step)
         with rows_of_batch(rows if whole_pass else None):
             # Every process computes the whole loss, so each takes the same share of its gradient.
-            (loss / self.group.size).backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss / self.group.size)
         if not whole_pass:
             after = _random_states()
             _restore(before)
@@ -319,13 +319,17 @@ def blocks_of(model: Any) -> list[nn.Module]:
 
 
 @contextmanager
-def _recomputed(blocks: Sequence[Any]) -> Iterator[None]:
+def _recomputed(blocks: Sequence[Any], group: Group) -> Iterator[None]:
     """Keep only the inputs of these modules, and run them again for gradients; dropout repeats.
 
     The modules are as before after the block, because validation copies them.
     """
+
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        return nullcontext(), _OfWholeBatch(group)  # torch computes gradients outside of modes
+
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
     try:
         yield
     finally:

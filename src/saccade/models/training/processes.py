@@ -74,14 +74,14 @@ def group_of(processes: int) -> Group:
 
 
 @contextmanager
-def joined(group: Group, family: str, options: Any) -> Iterator[None]:
+def joined(group: Group, family: str, options: Any) -> Iterator[Group]:
     """Meet the other processes, start them first if needed, and leave them after the block.
 
     Raises: SaccadeError if a process fails: its error, or how it ended. Of a launcher's processes,
         only the first that fails raises; the others exit.
     """
     if group.size == 1:
-        yield
+        yield group
         return
     dist: Any = require("torch.distributed", extra="export")
     with ExitStack() as stack:
@@ -96,7 +96,7 @@ def joined(group: Group, family: str, options: Any) -> Iterator[None]:
             store = dist.FileStore(group.meeting, group.size)
         try:
             _connect(group, store, options, workers)
-            yield
+            yield group
         except BaseException as error:
             # Before the others notice that the connection is closed.
             other = _reported(error, group, store, workers)
