@@ -93,7 +93,8 @@ class TrunkShape:
         for stage, (rows, columns) in enumerate(self.stage_grids):
             side = min(rows, columns, self.window)
             if side < 1 or rows % side or columns % side:
-                return f"a window that tiles stage {stage + 1}, whose grid is {rows} x {columns} tokens"
+                grid = f"{rows} x {columns} tokens"
+                return f"a window that tiles stage {stage + 1}, whose grid is {grid}"
             if stage + 1 < len(self.stage_layers) and (rows % 2 or columns % 2):
                 return f"a size that stage {stage + 1} can halve, whose grid is {rows} x {columns}"
         return None
