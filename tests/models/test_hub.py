@@ -44,7 +44,11 @@ class Hub(ThreadingHTTPServer):
                 "rfilename": name,
                 "size": len(data),
                 "blobId": "0" * 40,
-                "lfs": {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)},
+                "lfs": {
+                    "sha256": hashlib.sha256(data).hexdigest(),
+                    "size": len(data),
+                    "pointerSize": 1,
+                },
             }
             | self.listed.get(name, {})
             for name, data in self.files.items()
@@ -198,6 +202,12 @@ DOWNLOADS: dict[str, tuple[str, dict[str, bytes], dict[str, dict[str, Any]], str
         {"a.safetensors": b"x", "b.safetensors": b"x"},
         {"a.safetensors": {"size": limits.WEIGHTS_BYTES}},
         "its files have 17,179,869,185 bytes",
+    ),
+    "another answer": (
+        "user/model",
+        {"model.safetensors": b"x"},
+        {"model.safetensors": {"lfs": {"sha256": "0"}}},
+        "the hub refused or did not answer",
     ),
     "another size": (
         "user/model",

@@ -225,7 +225,10 @@ def _refused(what: str) -> Iterator[None]:
 
     try:
         yield
-    except (errors.HfHubHTTPError, errors.HFValidationError, httpx.HTTPError, OSError) as error:
+    except (
+        *(errors.HfHubHTTPError, httpx.HTTPError, OSError),
+        *(ValueError, KeyError, TypeError),  # its answer is not what the package expects
+    ) as error:
         text = " ".join(str(error).split())
         if token := os.environ.get("HF_TOKEN"):
             text = text.replace(token, "***")

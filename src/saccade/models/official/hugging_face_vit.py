@@ -92,7 +92,7 @@ class _Place(NamedTuple):
     patches: str
     norm: str
     first: str
-    registers: str  # a tensor of their own, or empty if they follow the class tokens
+    registers: str  # a separate tensor, or empty if they follow the class tokens
     position: str
 
 
