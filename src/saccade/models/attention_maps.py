@@ -90,7 +90,7 @@ class ShowRequest:
         )
 
 
-OTHER_TOKENS = 5  # most tokens of an image that are no patches: a class token and four registers
+OTHER_TOKENS = 5  # most tokens of an image that are not patches: a class token and four registers
 
 
 def patch_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int] | None:

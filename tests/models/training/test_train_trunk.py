@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pretrained trunk under a new head: every family that takes one, from every source of one."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import labelled_sets
 import numpy as np
 import pytest
+import timm_files
 import torch
 from places import TESTS
+from safetensors.torch import save_file
 
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.checkpoint import Checkpoint, load, save
@@ -70,9 +73,9 @@ def trunk_in(checkpoint: Checkpoint) -> Any:
 @pytest.mark.parametrize(
     ("family", "name"),
     [
-        *(("sot", name) for name in ("vit-embedding", "dinov2-embedding", "clip-states", "swin")),
-        *(("sparo", name) for name in ("vit-embedding", "dinov2-embedding", "swin")),
-        *(("nac", name) for name in ("clip-states", "swin")),
+        *(("sot", name) for name in ("vit-embedding", "clip-states", "swin")),
+        *(("sparo", name) for name in ("registers-embedding", "swin")),
+        *(("nac", name) for name in ("clip-states", "swinv2")),
     ],
 )
 def test_a_frozen_trunk_answers_as_in_transformers(
@@ -91,7 +94,7 @@ def test_a_frozen_trunk_answers_as_in_transformers(
         tokens = trunk(images)
         read = WORDS[family](child.build(torch.float64), images)
     assert torch.allclose(read[:, -tokens.words.shape[1] :], tokens.words, atol=1e-12)
-    if name != "swin":
+    if f"{name}/embedding" in ANSWERS:
         class_token = torch.nn.functional.normalize(tokens.class_tokens[:, 0], dim=-1).numpy()
         assert np.abs(class_token - ANSWERS[f"{name}/embedding"]).max() < 1e-10
 
@@ -134,6 +137,28 @@ def test_a_trunk_goes_from_family_to_family(trained: Trained) -> None:
         assert torch.equal(value, weights[1][name]) and torch.equal(value, weights[2][name])
 
 
+def test_a_folder_of_timm_without_classifier(trained: Trained, tmp_path: Path) -> None:
+    """As timm's DINOv2 with registers: no head, no positions of the first tokens, layer scales."""
+    tensors = {name: value.float() for name, value in timm_files.vit_file().items()}
+    tensors = {name: value for name, value in tensors.items() if not name.startswith("head.")}
+    tensors["pos_embed"] = tensors["pos_embed"][:, 1:]
+    tensors["reg_token"] = torch.ones(1, 2, timm_files.DIM)
+    tensors |= {f"blocks.0.ls{n}.gamma": torch.full((timm_files.DIM,), 2.0) for n in (1, 2)}
+    folder = tmp_path / "vit"
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = {"architecture": "vit_tiny_patch4_reg2_dinov2", **timm_files.HINT}
+    (folder / "config.json").write_text(json.dumps(config))
+    child = trained("sot", folder, freeze=("trunk",))
+    assert child.config["registers"] == 2
+    weights = trunk_in(child).weights
+    assert torch.equal(weights["class_tokens"][1:], tensors["reg_token"][0])
+    assert torch.equal(weights["position"][3:], tensors["pos_embed"][0])
+    assert not weights["position"][:3].any()
+    narrow = tensors["blocks.0.mlp.fc2.weight"]
+    assert torch.allclose(weights["blocks.0.narrow.weight"], 2 * narrow)
+
+
 def test_fields_beside_the_trunk(trained: Trained) -> None:
     child = trained("sparo", GOLDEN / "vit-embedding", set=HEADS["sparo"] | {"reduce_depth": 1})
     assert child.card["trunk"]["tensors"] == 30 - 12  # the read-out replaces the last block
@@ -143,7 +168,12 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "two starts": ("sot", "vit", {"init": "shipped:sot-shapes"}, "--init .* both given"),
     "no trunk to take": ("vqa", "vit", {}, "vqa has no place .*nac, sparo, sot"),
     "no trunk to give": ("sot", "shipped:vqa-shapes", {}, "of vqa has no trunk of images"),
-    "another tokenizer": ("sot", "shipped:digits-sum", {}, "tokenizer of its own"),
+    "another tokenizer": (
+        "sot",
+        "shipped:digits-sum",
+        {},
+        "the tokenizer 'conv', not",
+    ),
     "a stem": ("nac", "stem", {}, "found a trunk with resnet embedding"),
     "nothing": ("sot", "nowhere", {}, "nowhere.*no such file"),
     "a folder of other things": ("sot", ".", {}, "has neither config.json with model_type"),
@@ -189,7 +219,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, trained: Trained) 
 
 @pytest.mark.parametrize(
     ("family", "name", "budgets"),
-    [("sot", "swin", ("exact",)), ("nac", "vit", (1, 0.5)), ("sparo", "dinov2", (1,))],
+    [("sot", "swinv2", ("exact",)), ("nac", "vit", (1, 0.5)), ("sparo", "registers", (1,))],
 )
 def test_the_result_is_exported_and_answers(
     family: str, name: str, budgets: tuple[Any, ...], trained: Trained, tmp_path: Path

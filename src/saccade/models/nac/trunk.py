@@ -23,8 +23,8 @@ def _read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]")
     own = NACConfig.from_dict(dict(config))
     if own.trunk is None:
         raise SaccadeError(
-            f"--trunk {name}: this NAC reads its input through a tokenizer of its own "
-            f"({own.tokenizer}), not a trunk. Pass a ViT, DeiT, DINOv2, Swin or CLIP."
+            f"--trunk {name}: this NAC reads its input through the tokenizer "
+            f"'{own.tokenizer}', not a trunk. Pass a ViT, DeiT, DINOv2, Swin or CLIP."
         )
     place = _place(own)
     tensors = {

@@ -255,17 +255,7 @@ def _rewritten(path: Path, options: ConvertOptions) -> ConversionReport:
                 "which is only written in another form. Leave it out."
             )
     checkpoint = load(path)
-    again = save(
-        options.out,
-        family=checkpoint.family,
-        config=checkpoint.config,
-        weights=checkpoint.weights,
-        preprocessing=checkpoint.preprocessing,
-        labels=checkpoint.labels,
-        calibration=checkpoint.calibration,
-        card=checkpoint.card,
-        replace=options.force,
-    )
+    again = checkpoint.save_pretrained(options.out, replace=options.force)
     return ConversionReport(
         source="saccade",
         file=path.name,

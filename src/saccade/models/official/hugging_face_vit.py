@@ -92,7 +92,7 @@ class _Place(NamedTuple):
     patches: str
     norm: str
     first: str
-    registers: str  # a tensor of their own, or empty if they follow the class tokens
+    registers: str  # a separate tensor, or empty if they follow the class tokens
     position: str
 
 
@@ -274,8 +274,10 @@ class _Conversion:
             f"positions of {own[0]} x {own[1]} patches interpolated to {grid[0]} x {grid[1]}",
         )
         patches = table.float().reshape(1, *own, -1).permute(0, 3, 1, 2)
+        # As in the models with registers, and not in those without.
+        smooth = bool(self.kind.registers)
         resampled = torch.nn.functional.interpolate(
-            patches, size=grid, mode="bicubic", align_corners=False
+            patches, size=grid, mode="bicubic", align_corners=False, antialias=smooth
         )
         return torch.cat((first, resampled[0].flatten(1).T))
 
