@@ -96,7 +96,7 @@ def test_questions_end_to_end(place: Path, tmp_path: Path, weights: Path) -> Non
     assert card["questions"] == {"train": 54, "validation": 18} and card["unknown_answers"] == 0
     assert set(card["accuracy_by_question_type"]) == {"what color is", "is it", "how many"}
     assert {"accuracy_yes_no", "accuracy_number", "accuracy_other"} < set(card["validation"])
-    assert card["trunk"]["name"] == weights.name and card["trunk"]["frozen"]
+    assert card["resnet"]["name"] == weights.name and card["resnet"]["frozen"]
     assert f"--resnet {weights.name}" in card["command"]
     stored = torch.load(weights, weights_only=True)
     kept = {name: value for name, value in stored.items() if not name.startswith("fc.")}
@@ -239,7 +239,7 @@ def test_resnet_need_a_trunk(place: Path, tmp_path: Path, weights: Path) -> None
     tuned = train("captioner", replace(options, tune_resnet=True))
     stored = torch.load(weights, weights_only=True)
     assert not tuned.weights["convolutions.conv1.weight"].equal(stored["conv1.weight"])
-    assert not tuned.card["trunk"]["frozen"] and " --tune-resnet " in tuned.card["command"]
+    assert not tuned.card["resnet"]["frozen"] and " --tune-resnet " in tuned.card["command"]
 
 
 def test_folding_keeps_a_resnet(weights: Path) -> None:
