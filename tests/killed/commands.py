@@ -26,11 +26,13 @@ class Command:
     resume: tuple[str, ...] = ()  # arguments to resume if `keeps` exists
     resumes_alone: bool = False  # same arguments resume; unfinished files are visible
     changes: tuple[str, ...] = ()  # input folders that it writes to: copied to {out}
+    forces: bool = True  # has --force, which replaces an older result as a whole
+    share: float = 1.0  # of the trials that are asked for, if one takes minutes
 
     @property
     def replaces(self) -> bool:
-        """True if it has --force, which replaces an older result as a whole."""
-        return not (set(self.results) <= set(self.changes) or self.resumes_alone)
+        """True if every other trial starts with an older result, to be replaced."""
+        return bool(self.results) and self.forces and not self.resumes_alone
 
 
 def inputs(given: Path, requirements: set[str]) -> None:
@@ -67,20 +69,12 @@ def _artefacts(given: Path) -> None:
     import_module("tiny_artefacts").artefacts(given / "artefacts")
 
 
-def _measured(given: Path) -> None:
-    """Write two variants with the same answers, and their speeds, as `saccade bench` does."""
-    tiny, files = import_module("tiny_artefacts"), import_module("policy_files")
-    parent = import_module("saccade.exporter.artefact.manifest").ParentEntry
-    folder = tiny.artefacts(given / "measured")
-    first = import_module("saccade.exporter.artefact.folder").ArtefactFolder(folder).manifests[0]
-    model = tiny.onnx_model(0)
-    model.doc_string = "the smaller one"  # other bytes, or the two would be one
-    data = model.SerializeToString()
-    manifest = tiny.manifest_of("b0500", data, parent(first.parent.name, first.parent.sha256))
-    (folder / manifest.file.name).write_bytes(data)
-    import_module("saccade.exporter.artefact.manifest").write_manifest(folder, manifest)
-    files.measured(folder, {tiny.FULL: 100.0, tiny.HALF: 1_000.0})
-    images = np.random.default_rng(0).integers(0, 256, (300, 4, 4, 1), dtype=np.uint8)
+def _calibrated(given: Path) -> None:
+    folder = given / "calibrated"
+    import_module("tiny_artefacts").artefacts(folder)
+    rates = {"tiny-b1000-fp32": 1.0, "tiny-b0500-fp32": 9.0}
+    import_module("policy_files").measured(folder, rates)
+    images = np.random.default_rng(0).integers(0, 256, (400, 4, 4, 1), dtype=np.uint8)
     np.savez(given / "noise.npz", images=images)
 
 
@@ -95,7 +89,7 @@ def _pictures(given: Path) -> None:
 
 _MAKERS = {
     "data": _data, "nac": _nac, "authors": _authors, "sparo": _sparo, "artefacts": _artefacts,
-    "measured": _measured, "pictures": _pictures,
+    "calibrated": _calibrated, "pictures": _pictures,
 }  # fmt: skip
 
 _SMALL = ("modules=8", "dim=16", "code_dim=8", "signature_dim=4", "propagator_layers=1",
@@ -205,11 +199,11 @@ COMMANDS = {
         ),
         Command(
             "calibrate",
-            ("calibrate", "{out}/measured", "--data", "{given}/noise.npz", "--risk", "0.1",
-             "--split", "all"),
-            ("measured",),
-            ("measured",),
-            changes=("measured",),
+            ("calibrate", "{out}/calibrated", "--data", "{given}/noise.npz", "--risk", "0.5"),
+            ("calibrated",),
+            ("calibrated",),
+            changes=("calibrated",),
+            forces=False,
         ),
         Command(
             "sweep", _SWEEP, ("sweep",), ("data", "nac"), _points_in_this_process, _KEEPS,
@@ -217,7 +211,7 @@ COMMANDS = {
         ),
         Command(
             "sweep, its processes", _SWEEP, ("sweep",), ("data", "nac"), keeps=_KEEPS,
-            resumes_alone=True,
+            resumes_alone=True, share=0.2,
         ),
         Command(
             "bulk",

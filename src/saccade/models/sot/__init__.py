@@ -7,11 +7,12 @@ ENTRY = FamilyEntry(
     model="saccade.models.sot.model:SoT",
     folded="saccade.models.sot.fold:FoldedSoT",
     training="saccade.models.sot.training:task",
+    trunk="saccade.models.sot.trunk:TRUNK",
     presets="saccade.models.sot.config:PRESETS",
     source="saccade.models.sot.config:SOURCE",
     tasks=("top1", "knn", "probe"),
     answers=("probabilities",),
-    trunks=("vit", "deit", "swin"),
+    architectures=("vit", "deit", "swin"),
     picture="saccade.models.sot.picture:class_token",
     focus="saccade.models.sot.picture:focus",
 )

@@ -143,7 +143,7 @@ def _families_with(trunk: str, choices: Sequence[str]) -> str:
     """Return a hint for the name of an architecture where a family is expected."""
     if set(choices) != set(FAMILIES):
         return ""
-    known = sorted(family for family, entry in entries() if trunk.lower() in entry.trunks)
+    known = sorted(family for family, entry in entries() if trunk.lower() in entry.architectures)
     return (
         f" Models with a {trunk.lower()} trunk are of family {' or '.join(known)}." if known else ""
     )
