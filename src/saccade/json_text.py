@@ -85,7 +85,7 @@ def _finite(digits: str) -> float:
 
 
 class _Text:
-    """The text of a file from one place on; more is read when a value is not complete."""
+    """The unread text of a file; more is read when a value is not complete."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file, self._text, self._at, self._ended = file, "", 0, False
@@ -101,7 +101,7 @@ class _Text:
                 return self._text[self._at : self._at + 1]
 
     def take(self, marks: str) -> str:
-        """Return the next character and go on behind it.
+        """Return the next character and skip it.
 
         Raises: ValueError if it is none of `marks`.
         """
@@ -113,7 +113,7 @@ class _Text:
         return mark
 
     def parts(self, first: str, last: str) -> Iterator[None]:
-        """Go on to each part between two brackets; the caller takes it."""
+        """Stop at each part between two brackets; the caller takes it."""
         self.take(first)
         if self.mark() == last:
             self.take(last)
@@ -123,12 +123,12 @@ class _Text:
             yield
 
     def value(self) -> Any:
-        """Return the next value and go on behind it."""
+        """Return the next value and skip it."""
         self.mark()
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
-                # A number may go on in the next piece.
+                # The next piece may have further digits of a number.
                 if end < len(self._text) or not self._more():
                     self._at = end
                     return value
@@ -154,8 +154,8 @@ def stream_json(path: Path) -> Iterator[tuple[str, Any]]:
 
     A value, or one of a list, has at most `limits.TABLE_LINE` characters, so little is in memory.
 
-    Raises: JSONRefused if a value is larger or has a field twice; another ValueError if the file is
-        no JSON object; OSError.
+    Raises: JSONRefused if a value is larger or has a field twice; another ValueError if the file
+        does not contain a JSON object; OSError.
     """
     with path.open(encoding="utf-8-sig") as file:
         text = _Text(file)

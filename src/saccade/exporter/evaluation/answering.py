@@ -182,7 +182,7 @@ def _with_known_answer(model: EvaluatedModel, asked: Questions) -> Questions:
 
 
 def _forms(model: EvaluatedModel, asked: Questions) -> list[str]:
-    """Return the model's answers as the truths have them."""
+    """Return the model's answers in the form in which `truths` has answers."""
     return [normalized(label) for label in model.labels] if asked.people else list(model.labels)
 
 

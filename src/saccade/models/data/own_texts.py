@@ -54,7 +54,7 @@ class ImageQuestions:
         return _joined(self.dataset, said)
 
     def scores(self, question: int) -> dict[str, float]:
-        """Return the accuracy of each answer that somebody gave to a question."""
+        """Return the accuracy of each answer that was given to a question."""
         return soft_scores(self.source.answers(int(self.places[question])))
 
     def named(self, question: int) -> str:

@@ -18,12 +18,13 @@ _CONTRACTED = """
 ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't
 haven't he'd he'd've he's how'd how'll how's isn't it'd it'd've it'll ma'am might've mightn't
 mightn't've must've mustn't needn't not've o'clock oughtn't 'ow's'at shan't she'd've should've
-shouldn't shouldn't've somebody'd've somebody'll somebody's someone'd someone'd've someone'll
+shouldn't shouldn't've someone'd someone'd've someone'll
 someone's something'd something'd've something'll that's there'd there'd've there're there's they'd
 they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've
 when's where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't
 would've wouldn't wouldn't've y'all y'all'd've y'all'll you'd you'd've you'll you're you've
 """
+_OF_PEOPLE = ("somebody'd've", "somebody'll", "somebody's")
 _NEEDED = 3  # people whose agreement makes an answer right
 KINDS = ("yes/no", "number", "other")
 
@@ -35,7 +36,9 @@ def _written(word: str) -> list[str]:
     return [parts[0] + "".join(map("".join, zip(mark, parts[1:], strict=True))) for mark in marks]
 
 
-_CONTRACTIONS = {written: word for word in _CONTRACTED.split() for written in _written(word)}
+_CONTRACTIONS = {
+    written: word for word in (*_CONTRACTED.split(), *_OF_PEOPLE) for written in _written(word)
+}
 
 
 @lru_cache(maxsize=2**16)
@@ -46,8 +49,8 @@ def normalized(answer: str) -> str:
     Punctuation beside a space is left out, and all of it in an answer with a number such as 1,000;
     other punctuation becomes a space. A period stays in front of a digit.
 
-    Source: the VQA evaluation (Antol et al. 2015), without its entry for `somebody'd`, which
-            removes the apostrophe. It leaves answers as they are if all ten are equal.
+    Source: the VQA evaluation (Antol et al. 2015), without the one entry that removes an
+            apostrophe. It leaves answers as they are if all ten are equal.
     """
     text = answer.replace("\n", " ").replace("\t", " ").strip()
     closed = bool(_THOUSANDS.search(text))
@@ -61,7 +64,7 @@ def normalized(answer: str) -> str:
 
 
 def soft_scores(answers: Sequence[str]) -> dict[str, float]:
-    """Return the accuracy of every answer that somebody gave, in its normalized form.
+    """Return the accuracy of every answer that was given, in its normalized form.
 
     An answer is right if 3 of the others gave it, and right in part if fewer did; this is averaged
     over leaving out each person. Of ten, 1, 2, 3 and more make 0.3, 0.6, 0.9 and 1. Of two or three
