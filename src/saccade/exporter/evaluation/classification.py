@@ -151,7 +151,7 @@ def _sequences(path: str, split: str, taken: Takes, options: EvaluateOptions) ->
     most = slice(options.limit)
     if taken.plain_tokens and Path(path).suffix.lower() in SUFFIXES:
         given = Given.of(options.labels, options.data_root)
-        texts = token_states(path, {"val": "validation"}.get(split, split), given)
+        texts = token_states(path, split, given)
         if texts.tokens.shape[1:] != (taken.most, taken.width):
             raise ShapeError(
                 f"{path}: token states are {texts.tokens.shape[1:]} (tokens, width), expected "

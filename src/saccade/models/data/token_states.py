@@ -147,7 +147,7 @@ def token_states(path: str | Path, split: str, given: Given | None = None) -> To
             f"{path}: found the class {states.class_names[0]}, expected at least two. Add samples "
             "of others."
         )
-    split = {HELD_OUT: held_out(states.split_of)}.get(split, split)
+    split = {HELD_OUT: held_out(states.split_of), "val": "validation"}.get(split, split)
     rows = chosen_rows(path, split, states.labels, states.split_of)
     lazy, length = states.tokens.part(rows), states.length[rows]
     labels, names = states.labels[rows], states.class_names
