@@ -176,20 +176,39 @@ def _own(
             f"Pass {', '.join(names)}, {EXPECTED}."
         )
     source = open_source(name, Given.of(asked.labels, asked.data_root))
-    for text in source.notes:
-        note_once(text)
     if preprocessing is None and len(source.class_names) < 2:
         raise SaccadeError(
             f"{name}: found the class {source.class_names[0]}, expected at least two. A folder "
             "needs one sub-folder per class, a table or an .npz labels of two classes."
         )
+    return split_of_source(source, name, split, preprocessing, side_px, asked)[0]
+
+
+def split_of_source(
+    source: Source,
+    name: str,
+    split: str,
+    preprocessing: Preprocessing | None,
+    side_px: int,
+    asked: DataAsked,
+) -> tuple[Dataset, np.ndarray]:
+    """Return one split of a source's images, and the rows that they are.
+
+    Unreadable rows are left out as `asked` says. Images that do not fit into KEPT_BYTES stay in
+    their files.
+
+    Shapes: -> int64 [images].
+    Raises: SaccadeError if the split is empty, or more rows cannot be read than may be left out.
+    """
+    for text in source.notes:
+        note_once(text)
     if split == HELD_OUT:
         split = held_out(source.split_of)
     rows = chosen_rows(source.path, split, source.labels, source.split_of)
     shown = Path(name).name
     if isinstance(source, ArrayFile):
         images = source.take(rows)
-        return _kept(images, source, rows, shown, split)
+        return _kept(images, source, rows, shown, split), rows
     wanted = (preprocessing or plain_preprocessing(source, side_px)).wanted()
     lazy = Images(source, rows, wanted)
     kept = readable_rows(name, split, lazy, asked.skip_bad)
@@ -200,8 +219,9 @@ def _own(
     images = fitting(lazy)
     if images is lazy:
         names = source.class_names
-        return Dataset(images, source.labels[rows], names, shown, lazy.sha256, split, skipped)
-    return _kept(images, source, rows, shown, split, skipped=skipped)
+        digest = lazy.sha256
+        return Dataset(images, source.labels[rows], names, shown, digest, split, skipped), rows
+    return _kept(images, source, rows, shown, split, skipped=skipped), rows
 
 
 def readable_rows(name: str, split: str, images: Images, most: int) -> np.ndarray:

@@ -45,7 +45,7 @@ def open_source(name: str, given: Given) -> Source:
     if path.is_dir():
         return _folder(path, given)
     if not path.exists():
-        return _packed(path, _matching(name), given)
+        return _packed(path, matching(name), given)
     _check_files([path])
     suffix = path.suffix.lower()
     if suffix == ".npz":
@@ -80,9 +80,9 @@ def tables_of(name: str) -> list["Table"]:
     elif path.suffix.lower() != ".parquet":
         return []
     else:
-        files = [path] if path.exists() else _matching(name)
+        files = [path] if path.exists() else matching(name)
     _check_files(files)
-    splits = _splits(path, files)
+    splits = splits_of(path, files)
     return [columnar.ParquetFile(file, split) for file, split in zip(files, splits, strict=True)]
 
 
@@ -109,7 +109,7 @@ def _packed(path: Path, files: Sequence[Path], given: Given) -> Source:
             "them, or a pattern such as 'data/*.tar'."
         )
     _check_files(files)
-    splits = _splits(path, files)
+    splits = splits_of(path, files)
     if kinds == {".tar"}:
         return Shards(path, files, splits, given)
     from saccade.models.data.samples import columnar
@@ -126,7 +126,7 @@ def _check_files(files: Sequence[Path]) -> None:
             )
 
 
-def _splits(path: Path, files: Sequence[Path]) -> list[int]:
+def splits_of(path: Path, files: Sequence[Path]) -> list[int]:
     """Return the split that each file's name contains, or -1 for all if none contains one."""
     named = []
     for file in files:
@@ -145,7 +145,7 @@ def _splits(path: Path, files: Sequence[Path]) -> list[int]:
     return named
 
 
-def _matching(pattern: str) -> list[Path]:
+def matching(pattern: str) -> list[Path]:
     """Return the files that a pattern with *, ?, {a,b} or {000..009} names, each list sorted.
 
     Raises: SaccadeError if a part of it names no file.

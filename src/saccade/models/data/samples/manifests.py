@@ -31,6 +31,39 @@ SENTENCES = ("sentence", "sentences", "caption", "captions", "text")
 SPLIT_COLUMNS = ("split", "subset")
 
 
+class Root:
+    """The folder in which the paths of a list begin, and which they may not leave."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._real = path, path.resolve()
+
+    def has(self, name: str) -> bool:
+        """Return whether it has a file of that name."""
+        try:
+            return (self._real / name).is_file()
+        except (OSError, ValueError):
+            return False
+
+    def read(self, name: str, most_bytes: int) -> bytes:
+        """Return the bytes of a file in it; of a larger one, the first bytes beyond the limit.
+
+        Raises: RowUnreadable if it leads out of the folder or is missing; OSError.
+        """
+        file = (self._real / name).resolve()
+        if not file.is_relative_to(self._real):
+            raise RowUnreadable(
+                f"leads out of {self.path}. Move the file into this folder, or name the folder "
+                "that contains all images with --data-root"
+            )
+        try:
+            return read_regular(file, most_bytes)
+        except FileNotFoundError:
+            raise RowUnreadable(
+                f"no such file in {self.path}, in which the paths begin. Correct the row, or name "
+                "another folder with --data-root"
+            ) from None
+
+
 class Manifest(Source):
     """A .csv with a header, or a .jsonl: columns of paths and labels, and optionally of splits.
 
@@ -69,32 +102,6 @@ class Manifest(Source):
     def row_name(self, row: int) -> str:
         """Return the row's number and path."""
         return numbered(row, self._files[row])
-
-
-class Root:
-    """The folder in which the paths of a manifest begin, and which they do not leave."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._real = folder, folder.resolve()
-
-    def read(self, name: str, most_bytes: int) -> bytes:
-        """Return the bytes of a file.
-
-        Raises: RowUnreadable if it is outside or missing, OSError.
-        """
-        file = (self._real / name).resolve()
-        if not file.is_relative_to(self._real):
-            raise RowUnreadable(
-                f"leads out of {self.folder}. Move the file into this folder, or name the folder "
-                "that contains all images with --data-root"
-            )
-        try:
-            return read_regular(file, most_bytes)
-        except FileNotFoundError:
-            raise RowUnreadable(
-                f"no such file in {self.folder}, in which the paths begin. Correct the row, or "
-                "name another folder with --data-root"
-            ) from None
 
 
 def path_in(row: int, values: Mapping[str, Any], column: str, refused: Refused) -> str:

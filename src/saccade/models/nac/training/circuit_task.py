@@ -28,6 +28,7 @@ class CircuitTask(Task):
     """
 
     family = "nac"
+    undivided = ("modules",)
     model: NAC
     scored: tuple[Arguments, np.ndarray]  # validation inputs, and their labels
     ranked: Arguments  # inputs for the modules' order, if it depends on them

@@ -137,12 +137,19 @@ class ListOpsTask(CircuitTask):
         logits = self.model(batch["characters"], batch["length"], modules=batch.get("modules"))
         loss = self.with_graph_prior(F.cross_entropy(logits, batch["labels"]))
         if self.extra["values_weight"]:
-            loss = loss + self.extra["values_weight"] * self.auxiliary.loss(batch["values"])
+            share = batch.get("lists_share", 1.0)
+            loss = loss + self.extra["values_weight"] * share * self.auxiliary.loss(batch["values"])
         return loss
 
     def _read(self, drawn: Expressions) -> Expressions:
         """Return the expressions as the model reads them."""
         return as_bytes(drawn, self.most) if self.text else drawn
+
+    def part(self, batch: Any, index: int, count: int) -> Any:
+        """Return a part, whose mean over lists counts as much as it has lists per expression."""
+        part = super().part(batch, index, count)
+        lists, whole = (float((each["values"] >= 0).double().mean()) for each in (part, batch))
+        return part | {"lists_share": torch.tensor(lists / whole)}
 
     def _order(self) -> Tensor:
         return self.model.rank_now().cpu()
