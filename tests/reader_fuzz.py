@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import labelled_sets
+import masked_sets
 import numpy as np
 import torch
 from changed_files import changed_bytes, changed_safetensors, changed_text, changed_zip
@@ -23,6 +24,9 @@ from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manif
 from saccade.models.catalogue import presets
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import load_data
+from saccade.models.data.samples.point_clouds import read_points
+from saccade.models.data.samples.source import RowUnreadable
+from saccade.models.data.segmented import segmented_images
 from saccade.models.data.token_states import token_states
 from saccade.models.families import FAMILIES, family_class
 from saccade.models.image_decoding import ImageRefused, decode
@@ -85,6 +89,33 @@ def _labelled(path: Path) -> Any:
     return load_data(path, "train", preprocessing=Preprocessing(8, 8, 1, (0.0,), (1.0,)))
 
 
+def _masked(path: Path) -> Any:
+    fitted = Preprocessing(8, 8, 3, (0.0,) * 3, (1.0,) * 3)
+    data = segmented_images(str(path), "all", preprocessing=fitted)
+    return np.asarray(data.masks)
+
+
+def _coco(path: Path) -> None:
+    written = Path(masked_sets.coco_json(path.parent, masked_sets.scenes(2)))
+    written.rename(path)
+
+
+def _points(path: Path) -> Any:
+    try:
+        return read_points(path.read_bytes(), path.suffix)
+    except RowUnreadable as error:
+        raise SaccadeError(str(error)) from error
+
+
+def _mesh(path: Path) -> None:
+    path.write_text("OFF\n3 1 0\n0 0 0\n4 0 0\n4 1 0\n3 0 1 2\n")
+
+
+def _cloud(path: Path) -> None:
+    header = "ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\n"
+    path.write_text(f"{header}property float z\nend_header\n0 1 2\n3 4 5\n")
+
+
 def _samples(form: str) -> Callable[[Path], Any]:
     return lambda path: labelled_sets.FORMATS[form](path.parent, labelled_sets.noise())
 
@@ -143,6 +174,9 @@ def readers() -> dict[str, Reader]:
         "samples .parquet": Reader(_labelled, _samples("Parquet"), changed_bytes, "mine.parquet"),
         "samples .tar": Reader(_labelled, _samples("shards"), changed_bytes, "train-000.tar"),
         "token states .npz": Reader(lambda p: token_states(p, "train"), _tokens, changed_zip),
+        "masks .json": Reader(_masked, _coco, name="coco.json", **text),
+        "points .off": Reader(_points, _mesh, changed_bytes, "mesh.off"),
+        "points .ply": Reader(_points, _cloud, changed_bytes, "cloud.ply"),
         "embeddings .npz": Reader(load_embeddings, _embeddings, changed_zip),
         "weights .npz": Reader(read_tensors, _images, changed_zip),
         "weights .pt": Reader(read_tensors, _torch, changed_zip),

@@ -235,7 +235,7 @@ BAD_JSON: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "odd text": (
         {"annotations": [TRIANGLE | {"segmentation": {"counts": "\u00e9"}}]},
-        "annotation 5: its counts are no run lengths",
+        "annotation 5: its counts are not run lengths",
     ),
     "half a number": (
         {"annotations": [TRIANGLE | {"segmentation": {"counts": "1o"}}]},

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts as token states: the file, training on it, scores of what was trained, its graph."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,8 @@ from saccade.errors import SaccadeError  # noqa: E402
 from saccade.exporter.evaluation.evaluate import evaluate  # noqa: E402
 from saccade.exporter.evaluation.options import EvaluateOptions  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
+from saccade.models.data import token_states as text_file  # noqa: E402
+from saccade.models.data.samples.source import Given  # noqa: E402
 from saccade.models.data.token_states import token_states  # noqa: E402
 from saccade.models.training.options import TrainOptions  # noqa: E402
 from saccade.models.training.train import train  # noqa: E402
@@ -83,7 +88,7 @@ def test_a_text_classifier_is_trained_and_scored(trained, states):
 def test_what_the_training_cannot_use_is_said_at_once(states, tmp_path):
     out = tmp_path / "x.safetensors"
     for data, fields, message in (
-        (None, {}, "Pass --data with an .npz of tokens, lengths and labels"),
+        (None, {}, "Pass --data with an .npz, .safetensors or .parquet of tokens"),
         ("shapes", {}, "data 'shapes': is not a file"),
         (str(states), {"dim": 8}, "--set dim=8: the data has 10"),
     ):
@@ -118,3 +123,144 @@ def test_a_file_that_cannot_be_used_is_named(changes, message, tmp_path):
     path.write_bytes(b"no zip")
     with pytest.raises(SaccadeError, match="of plain arrays"):
         token_states(path, "train")
+
+
+def in_safetensors(path, **changes):
+    from safetensors.numpy import save_file
+
+    content = arrays() | changes
+    names = content.pop("class_names").tolist()
+    save_file(
+        {name: np.ascontiguousarray(value) for name, value in content.items() if value is not None},
+        path,
+        {"class_names": json.dumps(names)},
+    )
+    return path
+
+
+def in_parquet(path, **columns):
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[bulk]'")
+    import pyarrow.parquet as pq
+
+    own = arrays()
+    rows = zip(own["tokens"], own["lengths"], strict=True)
+    table = {"tokens": [states[:length].tolist() for states, length in rows]}
+    table["label"] = own["class_names"][own["labels"]].tolist()
+    pq.write_table(pa.table(table | columns), path)
+    return path
+
+
+def with_mask(path, **changes):
+    """Padding before and between the tokens of a text, as a tokenizer's mask marks it."""
+    own, rng = arrays(), np.random.default_rng(1)
+    mask = np.zeros((TEXTS, MOST), np.int64)
+    tokens = np.full_like(own["tokens"], np.nan)
+    for row, length in enumerate(own["lengths"]):
+        places = np.sort(rng.permutation(MOST)[:length])
+        mask[row, places], tokens[row, places] = 1, own["tokens"][row, :length]
+    return written(path, tokens=tokens, attention_mask=mask, lengths=None, **changes)
+
+
+FORMS = {"a.safetensors": in_safetensors, "a.parquet": in_parquet, "a.npz": with_mask}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_format_gives_the_same_states(name, states, tmp_path, monkeypatch):
+    path = FORMS[name](tmp_path / name)
+    for split in ("train", "test", "held-out"):
+        expected = token_states(states, split)
+        for most in (2**30, 0):  # in memory, and from the file
+            monkeypatch.setattr(text_file, "KEPT_BYTES", most)
+            found = token_states(path, split)
+            assert isinstance(found.tokens, np.ndarray) == bool(most)
+            words = [np.array(own.class_names)[own.labels] for own in (found, expected)]
+            if name != "a.parquet":  # names are sorted where the file does not order them
+                assert found.sha256 == expected.sha256
+                assert np.array_equal(np.asarray(found.tokens), expected.tokens)
+            assert {*words[0]} == {*words[1]} and len(words[0]) == len(words[1])
+    rows = np.array([5, 0])
+    assert np.array_equal(found.tokens[rows], np.asarray(found.tokens)[rows])
+    assert np.array_equal(np.asarray(found.tokens[2:4]), np.asarray(found.tokens)[2:4])
+    assert np.array_equal(found.tokens[3], np.asarray(found.tokens)[3])
+
+
+def test_states_in_a_file_are_read_when_they_are_used(tmp_path, monkeypatch):
+    """Training does not hold the states of all texts."""
+    monkeypatch.setattr(text_file, "KEPT_BYTES", 0)
+    most, whole = 0, text_file.StateRows.__getitem__
+
+    def counted(rows, key):
+        nonlocal most
+        found = whole(rows, key)
+        most = max(most, len(found)) if isinstance(found, np.ndarray) else most
+        return found
+
+    monkeypatch.setattr(text_file.StateRows, "__getitem__", counted)
+    path = in_safetensors(tmp_path / "a.safetensors")
+    options = TrainOptions(tmp_path / "m.safetensors", data=str(path), set=SMALL, steps=2, batch=8)
+    lazy = train("sot", options)
+    (result,) = evaluate(lazy.path, EvaluateOptions(data=str(path), budget=("exact",))).results
+    assert 0 < most <= 256 and result.scores[0].n == 60
+    monkeypatch.setattr(text_file, "KEPT_BYTES", 2**30)
+    other = replace(options, out=tmp_path / "n.safetensors")
+    assert (
+        train("sot", other)
+        .weights["head.class_fc.weight"]
+        .equal(lazy.weights["head.class_fc.weight"])
+    )
+
+
+def test_given_splits_are_kept(tmp_path):
+    names = ["train"] * 200 + ["test"] * 100
+    for path in (
+        written(tmp_path / "a.npz", split=np.array(names)),
+        in_parquet(tmp_path / "a.parquet", split=names),
+    ):
+        sizes = [len(token_states(path, split).labels) for split in ("train", "val", "test")]
+        assert sizes == [180, 20, 100]
+    named = in_parquet(tmp_path / "test-00.parquet")
+    assert len(token_states(named, "held-out").labels) == TEXTS
+
+
+def test_labels_may_be_named(tmp_path):
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    given = Given.of(tmp_path / "labels.txt", None)
+    assert token_states(written(tmp_path / "a.npz"), "test", given).class_names == ("a", "b", "c")
+
+
+LISTS = [[[0.0, 1.0]]] * TEXTS
+WRONG = {
+    "no tensor": ("a.safetensors", {"tokens": None}, "tokens is missing"),
+    "no lengths": ("a.safetensors", {"lengths": None}, "found neither lengths nor a mask"),
+    "doubles": ("a.safetensors", {"tokens": np.zeros((9, 2, 2))}, "tokens are F64, expected"),
+    "a mask's shape": (
+        "a.npz", {"attention_mask": np.ones((TEXTS, 2)), "lengths": None}, "attention_mask is",
+    ),
+    "a mask of twos": (
+        "a.npz",
+        {"attention_mask": np.full((TEXTS, MOST), 2), "lengths": None},
+        "expected 0 or 1 for each",
+    ),
+    "an empty mask": (
+        "a.npz",
+        {"mask": np.zeros((TEXTS, MOST), int), "lengths": None},
+        "lengths range from 0 to 0",
+    ),
+    "splits": ("a.npz", {"split": np.array(["x"] * TEXTS)}, "row 1: found the split 'x'"),
+    "no list": ("a.parquet", {"tokens": [None, *LISTS[1:]]}, "row 1: found no list of equal"),
+    "words": ("a.parquet", {"tokens": [[["a"]]] * TEXTS}, "row 1: tokens are not numbers"),
+    "two widths": ("a.parquet", {"tokens": [*LISTS[1:], [[0.0] * 3]]}, "row 300: tokens are"),
+    "uneven": ("a.parquet", {"tokens": [*LISTS[1:], [[0.0] * 3, [0.0]]]}, "several lengths"),
+    "a label": ("a.parquet", {"label": [None] * TEXTS}, "row 1: found the label None"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_states_of_other_formats_are_refused(case, tmp_path):
+    name, changes, words = WRONG[case]
+    write = {**FORMS, "a.npz": written}[name]
+    with pytest.raises(SaccadeError, match=words):
+        token_states(write(tmp_path / name, **changes), "train")
+    (tmp_path / name).write_bytes(b"damaged")
+    with pytest.raises(SaccadeError, match=f"{name}: "):
+        token_states(tmp_path / name, "train")

@@ -151,7 +151,7 @@ def _sequences(path: str, split: str, taken: Takes, options: EvaluateOptions) ->
     most = slice(options.limit)
     if taken.plain_tokens and Path(path).suffix.lower() in SUFFIXES:
         given = Given.of(options.labels, options.data_root)
-        texts = token_states(path, {"val": "validation"}.get(split, split), given)
+        texts = token_states(path, split, given)
         if texts.tokens.shape[1:] != (taken.most, taken.width):
             raise ShapeError(
                 f"{path}: token states are {texts.tokens.shape[1:]} (tokens, width), expected "
@@ -290,7 +290,7 @@ def _as_text(model: EvaluatedModel, inputs: dict[str, np.ndarray]) -> list[str]:
     rows = zip(inputs[kind], inputs["length"], strict=True)
     if kind == "bytes":
         return [bytes(row[: int(length)]).decode(errors="replace") for row, length in rows]
-    # Symbols of a formal language are words, letters of a text are not.
+    # Symbols of a formal language are words, letters are not.
     words = (*model.runtime_metadata["vocabulary"], "\N{REPLACEMENT CHARACTER}")
     between = "" if all(len(word) == 1 for word in words) else " "
     return [between.join(words[code] for code in row[: int(length)]) for row, length in rows]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of labeled samples that are no images: what a model takes, and rows of that."""
+"""Sources of labeled samples other than images: what a model takes, and rows of that."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -304,7 +304,9 @@ class PointRows(_FileRows):
         """Return the points in the unit sphere."""
         suffix = Path(self._source.row_name(row)).suffix.lower()
         if suffix not in READERS:
-            raise RowUnreadable(f"is no file of points ({' '.join(sorted(READERS))}). Convert it")
+            raise RowUnreadable(
+                f"is not a file of points ({' '.join(sorted(READERS))}). Convert it"
+            )
         points = read_points(self._source.read(row, FILE_BYTES), suffix)
         return (in_unit_sphere(points)[:, : self._most],)
 

@@ -29,7 +29,7 @@ SUFFIXES = (".npz", ".safetensors", ".parquet")
 class StateRows:
     """The states of some texts, read when they are indexed; indexed like float32 [n t d].
 
-    States of tokens that are no part of a text are 0. With a mask, the tokens of a text are moved
+    States of tokens outside a text are 0. With a mask, the tokens of a text are moved
     to the beginning.
     """
 
@@ -147,7 +147,7 @@ def token_states(path: str | Path, split: str, given: Given | None = None) -> To
             f"{path}: found the class {states.class_names[0]}, expected at least two. Add samples "
             "of others."
         )
-    split = {HELD_OUT: held_out(states.split_of)}.get(split, split)
+    split = {HELD_OUT: held_out(states.split_of), "val": "validation"}.get(split, split)
     rows = chosen_rows(path, split, states.labels, states.split_of)
     lazy, length = states.tokens.part(rows), states.length[rows]
     labels, names = states.labels[rows], states.class_names
@@ -227,7 +227,7 @@ def _words(path: Path, text: str) -> np.ndarray:
         words = parse_json(text)
     except ValueError as error:
         raise SaccadeError(
-            f"{path}: class_names in its metadata are no JSON ({error}). Write a list of text."
+            f"{path}: class_names in its metadata are not JSON ({error}). Write a list of text."
         ) from error
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise SaccadeError(f"{path}: class_names are {words!r:.80}, expected a list of text.")
@@ -295,7 +295,7 @@ def _text_states(path: Path, row: int, value: Any) -> np.ndarray:
     try:
         states = flat.to_numpy(zero_copy_only=False).astype(np.float32)
     except (TypeError, ValueError) as error:
-        raise _refused(path, row, f"tokens are no numbers ({error!s:.80}).") from error
+        raise _refused(path, row, f"tokens are not numbers ({error!s:.80}).") from error
     if sizes != {len(flat) // len(tokens)}:
         raise _refused(path, row, "found lists of several lengths in tokens, expected one width.")
     return cast(np.ndarray, states.reshape(len(tokens), -1))

@@ -17,6 +17,7 @@ from saccade.models.budget import ComputeBudget
 from saccade.models.data.augment import Augmentation
 from saccade.models.data.datasets import calibration_rows, load_data, pixel_moments
 from saccade.models.data.samples.images import read_ahead
+from saccade.models.data.samples.source import Given
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
 from saccade.models.data.token_states import TokenStates, token_states
@@ -138,16 +139,19 @@ def _rows(data: TokenStates, rows: np.ndarray) -> Labelled:
 
 
 def text_source(options: TrainOptions, *, calibration: int) -> Source:
-    """Return the token states in the .npz that the options name.
+    """Return the token states in the file that the options name.
 
     Raises: SaccadeError if there is none, if it cannot be used, or `--set` contradicts it.
     """
     if options.data is None:
         raise SaccadeError(
             "--set input=tokens: texts are given as the states of a language model, which saccade "
-            "does not generate. Pass --data with an .npz of tokens, lengths and labels."
+            "does not generate. Pass --data with an .npz, .safetensors or .parquet of tokens, "
+            "lengths and labels."
         )
-    train, held_out = (token_states(options.data, split) for split in ("train", "validation"))
+    given = Given.of(options.labels, options.data_root)
+    splits = ("train", "validation")
+    train, held_out = (token_states(options.data, split, given) for split in splits)
     _, most, width = train.tokens.shape
     fields = {
         "input": "tokens",
@@ -184,7 +188,7 @@ SHIPPED = Recipe(
 def task(options: TrainOptions) -> "SoTTask":
     """Train a SoT on shapes (the default: color and shape of one object), digits or own images.
 
-    `--set input=tokens` trains it on an .npz of token states. All heads have the same recipe;
+    `--set input=tokens` trains it on a file of token states. All heads have the same recipe;
     `--set fusion=class` is the baseline.
     Raises: SaccadeError if the data or the configuration cannot be used.
     """

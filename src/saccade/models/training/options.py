@@ -26,7 +26,7 @@ class TrainOptions(PathFields):
     labels: Path | None = None  # names of the data's classes, one per line, in order
     data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
     skip_bad: int = 0  # leave out at most this many unreadable rows of each split
-    background: tuple[int, ...] = (0,)  # values of masks that are no object, such as 0,255
+    background: tuple[int, ...] = (0,)  # values of masks that are background, such as 0,255
     # training recipe: at most 10 minutes (quick) or 150 minutes (shipped) on two cores
     recipe: Literal["quick", "shipped"] = "quick"
     # fields of the model's configuration, such as dim=64

@@ -78,7 +78,7 @@ class CocoInstances(MaskSource):
         height, width = self._sizes[2 * row], self._sizes[2 * row + 1]
         if height * width > wanted.max_megapixels * 1e6:
             raise RowUnreadable(
-                f"the JSON says {width} x {height} pixels, expected at most "
+                f"the JSON declares {width} x {height} pixels, expected at most "
                 f"{wanted.max_megapixels} megapixels. Make the image smaller"
             )
         drawn = []
@@ -188,7 +188,7 @@ def run_lengths(text: str) -> np.ndarray:
     for letter in text:
         code = ord(letter) - 48
         if not 0 <= code < 64 or shift > 35:
-            raise ValueError(f"its counts are no run lengths (at {letter!r})")
+            raise ValueError(f"its counts are not run lengths (at {letter!r})")
         value |= (code & 31) << shift
         shift += 5
         if code & 32:

@@ -222,7 +222,7 @@ class MaskFolders(MaskSource):
         self._without_classes(len(self._files))
         if -1 not in splits:
             self.split_of = np.array(splits, dtype=np.int8)
-        self.notes = left_out(path, strays, "that are no images, or masks of none")
+        self.notes = left_out(path, strays, "that are neither images nor their masks")
 
     def read(self, row: int, most_bytes: int) -> bytes:
         """Return the bytes of the image."""

@@ -56,7 +56,7 @@ def on_surface(points: np.ndarray, triangles: np.ndarray, count: int) -> np.ndar
     """Draw points that are distributed evenly over the triangles.
 
     Shapes: points [n 3], triangles [m 3] -> [count 3].
-    Raises: ValueError if a corner is no point or the mesh has no area.
+    Raises: ValueError for a corner beyond the points, or a mesh without area.
     """
     if triangles.min() < 0 or triangles.max() >= len(points):
         raise ValueError(f"a face has corner {triangles.max()}, expected 0 to {len(points) - 1}")

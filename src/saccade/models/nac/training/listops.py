@@ -80,8 +80,19 @@ class ListOpsTask(CircuitTask):
         recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
         known = ("depth", "arguments")
         sizes = {name: options.set[name] for name in known if name in options.set}
+        kind = options.value("input", "characters")
+        if kind not in ("characters", "bytes"):
+            raise SaccadeError(
+                f"--set input={kind}: listops are expressions, which are read as characters or "
+                "bytes. Leave it out, or pass other --data."
+            )
+        if (sets := options.value("input_sets", 1)) != 1:
+            raise SaccadeError(
+                f"--set input_sets={sets}: listops are single expressions. Leave it out, or pass "
+                "--data with pairs."
+            )
         most = options.value("max_tokens", 0)
-        self.text = options.value("input", "characters") == "bytes"
+        self.text = kind == "bytes"
         tokens = most_tokens(most) if self.text else most
         self.grammar = Grammar(max_tokens=tokens if most else 100, **sizes)
         self.most = most or (most_bytes(100) if self.text else 100)
