@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load the user's images with sentences: one row per image, however many sentences it has."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from saccade.errors import SaccadeError
+from saccade.models.data.asked import DataAsked
+from saccade.models.data.datasets import HELD_OUT, plain_preprocessing, readable_images
+from saccade.models.data.samples.columnar import is_saved
+from saccade.models.data.samples.formats import has_texts, is_data, matching, open_source
+from saccade.models.data.samples.images import Images, fitting, pixels_sha256
+from saccade.models.data.samples.manifests import table_rows, told_by
+from saccade.models.data.samples.sentences import USUAL, open_sentences
+from saccade.models.data.samples.source import Given, Source
+from saccade.models.data.splits import chosen_rows, held_out
+from saccade.models.preprocessing import Preprocessing
+from saccade.verbosity import note_once
+
+_LISTED = (".json", ".csv", ".jsonl", ".ndjson")
+_LISTS = ("", "annotations")  # the folders that these are in
+EXPECTED = (
+    "a .csv or .jsonl of images and sentences, a COCO captions .json, .parquet with a column of "
+    "sentences, or WebDataset .tar with .txt"
+)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The images of one split, each with one or more sentences.
+
+    Shapes: images [n h w c] uint8, an array or `samples.images.Images`; rows [n], of `source`.
+    """
+
+    images: np.ndarray
+    rows: np.ndarray
+    source: Source
+    name: str
+    split: str
+    skipped: int  # unreadable rows that were left out
+    digest: Callable[[], str] = field(repr=False, compare=False)
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.rows)
+
+    def texts(self, place: int) -> tuple[str, ...]:
+        """Return the sentences of the image at a place."""
+        assert self.source.texts is not None
+        return self.source.texts[int(self.rows[place])]
+
+    def spread(self) -> tuple[list[str], np.ndarray]:
+        """Return all sentences, and the place of the image of each.
+
+        Shapes: -> [m] int64.
+        """
+        texts = [self.texts(place) for place in range(len(self))]
+        owner = np.repeat(np.arange(len(self)), [len(own) for own in texts])
+        return [text for own in texts for text in own], owner
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of the pixels and of the sentences."""
+        return self.digest()
+
+    def first(self, count: int | None) -> "Pairs":
+        """Return the first images; the hash stays that of the split."""
+        most = slice(count)
+        return Pairs(
+            self.images[most],
+            self.rows[most],
+            self.source,
+            self.name,
+            self.split,
+            self.skipped,
+            self.digest,
+        )
+
+
+def load_pairs(
+    name: str, split: str, asked: DataAsked, preprocessing: Preprocessing | None, side_px: int = 32
+) -> Pairs:
+    """Load one split of the user's images with sentences; splits are drawn by image.
+
+    Images are resized to the trained model's `preprocessing`, or to `side_px` for a new model.
+    Raises: SaccadeError if there are no sentences, or a row cannot be used.
+    """
+    if asked.labels is not None:
+        raise SaccadeError(
+            f"--labels {asked.labels}: {name} has sentences, which need no names of classes. "
+            "Leave it out."
+        )
+    source = _open(name, asked)
+    for text in source.notes:
+        note_once(text)
+    split = {HELD_OUT: held_out(source.split_of), "val": "validation"}.get(split, split)
+    rows = chosen_rows(source.path, split, source.labels, source.split_of)
+    wanted = (preprocessing or plain_preprocessing(source, side_px)).wanted()
+    images, skipped = readable_images(Images(source, rows, wanted), asked.skip_bad, name, split)
+    pixels = fitting(images)
+
+    def digest() -> str:
+        whole = hashlib.sha256(pixels_sha256(pixels).encode())
+        assert source.texts is not None
+        for row in images.rows.tolist():
+            whole.update(repr(source.texts[row]).encode())
+        return whole.hexdigest()
+
+    return Pairs(pixels, images.rows, source, Path(name).name, split, skipped, digest)
+
+
+def has_sentences(name: str) -> bool:
+    """Return whether this is data of the user with sentences, from its first row."""
+    path = Path(name)
+    suffix = path.suffix.lower()
+    try:
+        if suffix == ".json" or _has_lists(path):
+            return path.exists() or bool(matching(name))
+        if suffix in _LISTED:
+            first = path if path.exists() else matching(name)[0]
+            return first.is_file() and told_by(list(next(iter(table_rows(first)), {})))
+        return is_data(name) and has_texts(name)
+    except SaccadeError:
+        return False  # the reader of labels says what is wrong
+
+
+def _has_lists(path: Path) -> bool:
+    """Return whether a folder has JSON files of captions with their usual names."""
+    if not path.is_dir() or is_saved(path):
+        return False
+    return any(USUAL.search(file.name) for inside in _LISTS for file in (path / inside).glob("*"))
+
+
+def _open(name: str, asked: DataAsked) -> Source:
+    given = Given(root=asked.data_root, sentences=True)
+    if Path(name).suffix.lower() in _LISTED or _has_lists(Path(name)):
+        return open_sentences(name, given)
+    if not is_data(name):
+        kind = "a file of another kind" if Path(name).is_file() else "neither a name nor a path"
+        raise SaccadeError(f"data '{name}': found {kind}. Pass {EXPECTED}.")
+    source = open_source(name, given)
+    if source.texts is None:
+        raise SaccadeError(f"{name}: found images without sentences, expected {EXPECTED}.")
+    return source
