@@ -131,6 +131,28 @@ FORMATS: dict[str, Callable[[Path, Sequence[Pair]], str]] = {
 }
 
 
+def negatives(folder: Path, count: int = 8, side_px: int = 16) -> str:
+    """SugarCrepe: one JSON per kind; here, the color is another one, or both colors swap."""
+    (folder / "images").mkdir()
+    wrong = {"red": "green", "green": "blue", "blue": "yellow", "yellow": "red"}
+    drawn = scenes("test", count, side_px=side_px, objects=(1, 1))
+    entries = {}
+    for place, (image, (one,)) in enumerate(zip(drawn.images, drawn.objects, strict=True)):
+        (folder / "images" / f"{place}.png").write_bytes(_png(image))
+        entries[str(place)] = {
+            "filename": f"{place}.png",
+            "caption": f"a {one.colour} {one.shape}",
+            "negative_caption": f"a {wrong[one.colour]} {one.shape}",
+        }
+    added = {
+        key: entry | {"negative_caption": f"{entry['caption']} and a cross"}
+        for key, entry in list(entries.items())[: count // 2]
+    }
+    (folder / "replace_att.json").write_text(json.dumps(entries))
+    (folder / "add_obj.json").write_text(json.dumps(added))
+    return str(folder)
+
+
 if __name__ == "__main__":
     for name, write in FORMATS.items():
         place = Path(sys.argv[1]) / name.lower().replace(" ", "-")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load the user's images with sentences: one row per image, however many sentences it has."""
+"""Load the user's images with sentences, true and false: one row per image."""
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,9 @@ from saccade.models.data.samples.columnar import is_saved
 from saccade.models.data.samples.formats import has_texts, is_data, matching, open_source
 from saccade.models.data.samples.images import Images, fitting, pixels_sha256
 from saccade.models.data.samples.manifests import table_rows, told_by
+from saccade.models.data.samples.negatives import Negative, open_negatives
 from saccade.models.data.samples.sentences import USUAL, open_sentences
-from saccade.models.data.samples.source import Given, Source
+from saccade.models.data.samples.source import Given, Source, Texts
 from saccade.models.data.splits import chosen_rows, held_out
 from saccade.models.preprocessing import Preprocessing
 from saccade.verbosity import note_once
@@ -30,15 +31,14 @@ EXPECTED = (
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """The images of one split, each with one or more sentences.
+class Told:
+    """The images of one split of a source with texts.
 
-    Shapes: images [n h w c] uint8, an array or `samples.images.Images`; rows [n], of `source`.
+    Shapes: images [n h w c] uint8, an array or `samples.images.Images`; rows [n], of the source.
     """
 
     images: np.ndarray
     rows: np.ndarray
-    source: Source
     name: str
     split: str
     skipped: int  # unreadable rows that were left out
@@ -48,10 +48,21 @@ class Pairs:
         """Return the number of images."""
         return len(self.rows)
 
+    @property
+    def sha256(self) -> str:
+        """Return the hash of the pixels and of the sentences."""
+        return self.digest()
+
+
+@dataclass(frozen=True)
+class Pairs(Told):
+    """The images of one split, each with one or more sentences."""
+
+    sentences: Sequence[tuple[str, ...]] | Texts  # of each row of the source
+
     def texts(self, place: int) -> tuple[str, ...]:
         """Return the sentences of the image at a place."""
-        assert self.source.texts is not None
-        return self.source.texts[int(self.rows[place])]
+        return self.sentences[int(self.rows[place])]
 
     def spread(self) -> tuple[list[str], np.ndarray]:
         """Return all sentences, and the place of the image of each.
@@ -62,39 +73,83 @@ class Pairs:
         owner = np.repeat(np.arange(len(self)), [len(own) for own in texts])
         return [text for own in texts for text in own], owner
 
-    @property
-    def sha256(self) -> str:
-        """Return the hash of the pixels and of the sentences."""
-        return self.digest()
-
     def first(self, count: int | None) -> "Pairs":
         """Return the first images; the hash stays that of the split."""
         most = slice(count)
-        return Pairs(
-            self.images[most],
-            self.rows[most],
-            self.source,
-            self.name,
-            self.split,
-            self.skipped,
-            self.digest,
-        )
+        return replace(self, images=self.images[most], rows=self.rows[most])
+
+
+@dataclass(frozen=True)
+class Contrasts(Told):
+    """The images of one split, with true and false sentences about them.
+
+    Shapes: owner [m], the place of the image of each pair of sentences.
+    """
+
+    owner: np.ndarray
+    captions: list[str]
+    negatives: list[str]
+    kinds: list[str]
 
 
 def load_pairs(
-    name: str, split: str, asked: DataAsked, preprocessing: Preprocessing | None, side_px: int = 32
+    name: str,
+    split: str,
+    asked: DataAsked,
+    preprocessing: Preprocessing | None,
+    *,
+    side_px: int = 32,
 ) -> Pairs:
     """Load one split of the user's images with sentences; splits are drawn by image.
 
     Images are resized to the trained model's `preprocessing`, or to `side_px` for a new model.
     Raises: SaccadeError if there are no sentences, or a row cannot be used.
     """
-    if asked.labels is not None:
-        raise SaccadeError(
-            f"--labels {asked.labels}: {name} has sentences, which need no names of classes. "
-            "Leave it out."
-        )
     source = _open(name, asked)
+    assert source.texts is not None
+    texts = source.texts
+    told = _told(name, split, asked, source, preprocessing, side_px, lambda row: repr(texts[row]))
+    return Pairs(**vars(told), sentences=texts)
+
+
+def load_contrasts(
+    name: str, split: str | None, asked: DataAsked, preprocessing: Preprocessing, limit: int | None
+) -> Contrasts:
+    """Load images with true and false sentences, of `limit` images at most.
+
+    Without `split`, these are all images if the files name no splits, as in a benchmark.
+    Raises: SaccadeError if there are no false sentences, or a row cannot be used.
+    """
+    source = open_negatives(name, _given(name, asked))
+    by_row: dict[int, list[Negative]] = {}
+    for one in source.negatives:
+        by_row.setdefault(one.row, []).append(one)
+    usual = "all" if source.split_of is None else HELD_OUT
+    told = _told(
+        name, split or usual, asked, source, preprocessing, 0, lambda row: repr(by_row[row])
+    )
+    most = slice(limit)
+    rows = told.rows[most]
+    own = [(place, one) for place, row in enumerate(rows.tolist()) for one in by_row[row]]
+    return Contrasts(
+        **vars(replace(told, images=told.images[most], rows=rows)),
+        owner=np.array([place for place, _ in own]),
+        captions=[one.caption for _, one in own],
+        negatives=[one.negative for _, one in own],
+        kinds=[one.kind for _, one in own],
+    )
+
+
+def _told(
+    name: str,
+    split: str,
+    asked: DataAsked,
+    source: Source,
+    preprocessing: Preprocessing | None,
+    side_px: int,
+    text_of: Callable[[int], str],
+) -> Told:
+    """Return the images of a split; `text_of` returns what to hash besides the image of a row."""
     for text in source.notes:
         note_once(text)
     split = {HELD_OUT: held_out(source.split_of), "val": "validation"}.get(split, split)
@@ -105,12 +160,20 @@ def load_pairs(
 
     def digest() -> str:
         whole = hashlib.sha256(pixels_sha256(pixels).encode())
-        assert source.texts is not None
         for row in images.rows.tolist():
-            whole.update(repr(source.texts[row]).encode())
+            whole.update(text_of(row).encode())
         return whole.hexdigest()
 
-    return Pairs(pixels, images.rows, source, Path(name).name, split, skipped, digest)
+    return Told(pixels, images.rows, Path(name).name, split, skipped, digest)
+
+
+def _given(name: str, asked: DataAsked) -> Given:
+    if asked.labels is not None:
+        raise SaccadeError(
+            f"--labels {asked.labels}: {name} has sentences, which need no names of classes. "
+            "Leave it out."
+        )
+    return Given(root=asked.data_root, sentences=True)
 
 
 def has_sentences(name: str) -> bool:
@@ -136,7 +199,7 @@ def _has_lists(path: Path) -> bool:
 
 
 def _open(name: str, asked: DataAsked) -> Source:
-    given = Given(root=asked.data_root, sentences=True)
+    given = _given(name, asked)
     if Path(name).suffix.lower() in _LISTED or _has_lists(Path(name)):
         return open_sentences(name, given)
     if not is_data(name):

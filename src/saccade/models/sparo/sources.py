@@ -203,7 +203,7 @@ class PairsSource:
         self, data: str, validation: int, side_px: int, asked: DataAsked, start: Checkpoint | None
     ) -> None:
         self.pairs = {
-            split: load_pairs(data, split, asked, asked.preprocessing, side_px)
+            split: load_pairs(data, split, asked, asked.preprocessing, side_px=side_px)
             for split in ("train", "validation")
         }
         train = self.pairs["train"]
@@ -243,7 +243,7 @@ class PairsSource:
         return {"r1": (found["text_r1"] + found["image_r1"]) / 2} | found
 
     def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return images of a split, each of a class of its own, the same on every call."""
+        """Return images of a split, each a separate class, the same on every call."""
         images = self.pairs[split].images
         if split == "validation":
             chosen = np.array(list(self.first.values()))

@@ -142,7 +142,7 @@ class SparoTask(Task):
     def finish(self) -> None:
         """Order slots by the zero-shot accuracy of each alone, on validation images.
 
-        With the user's sentences, each image is a class of its own.
+        With the user's sentences, each image is a separate class.
         """
         if self.model.config.pooling != "sparo":
             return

@@ -92,7 +92,7 @@ def load_start(task: Task, options: TrainOptions) -> None:
 def _redrawn(
     task: Task, start: Checkpoint, own: dict[str, Any]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the tensors of the parts that the task trains anew, and those of the checkpoint only.
+    """Return the tensors of the new parts, and those that only the checkpoint has.
 
     The card lists all of them.
     """
