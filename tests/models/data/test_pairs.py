@@ -236,7 +236,7 @@ NOT_CONTRASTS: dict[str, tuple[Make, str]] = {
         sugar({"0": ONE, "1": {**ONE, "negative_caption": ""}}),
         "'1': found '' in col",
     ),
-    "no such image": (sugar({"0": {**ONE, "filename": "b.png"}}), "no image: 'b.png'"),
+    "no such image": (sugar({"0": {**ONE, "filename": "b.png"}}), "no images: 'b.png'"),
     "a list": (sugar([ONE]), "cannot be read"),
     "no objects": (sugar({"0": 3}), "'0': found 3, expected SugarCrepe's objects"),
     "nothing": (sugar({}), "found no rows"),

@@ -10,17 +10,14 @@ import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
-from saccade.models.data.datasets import HELD_OUT, plain_preprocessing, readable_images
+from saccade.models.data.datasets import HELD_OUT, split_of_source
 from saccade.models.data.samples.columnar import is_saved
 from saccade.models.data.samples.formats import has_texts, is_data, matching, open_source
-from saccade.models.data.samples.images import Images, fitting, pixels_sha256
 from saccade.models.data.samples.manifests import table_rows, told_by
 from saccade.models.data.samples.negatives import Negative, open_negatives
 from saccade.models.data.samples.sentences import USUAL, open_sentences
 from saccade.models.data.samples.source import Given, Source, Texts
-from saccade.models.data.splits import chosen_rows, held_out
 from saccade.models.preprocessing import Preprocessing
-from saccade.verbosity import note_once
 
 _LISTED = (".json", ".csv", ".jsonl", ".ndjson")
 _LISTS = ("", "annotations")  # the folders that these are in
@@ -105,9 +102,7 @@ def load_pairs(
     Images are resized to the trained model's `preprocessing`, or to `side_px` for a new model.
     Raises: SaccadeError if there are no sentences, or a row cannot be used.
     """
-    source = _open(name, asked)
-    assert source.texts is not None
-    texts = source.texts
+    source, texts = _open(name, asked)
     told = _told(name, split, asked, source, preprocessing, side_px, lambda row: repr(texts[row]))
     return Pairs(**vars(told), sentences=texts)
 
@@ -150,21 +145,16 @@ def _told(
     text_of: Callable[[int], str],
 ) -> Told:
     """Return the images of a split; `text_of` returns what to hash besides the image of a row."""
-    for text in source.notes:
-        note_once(text)
-    split = {HELD_OUT: held_out(source.split_of), "val": "validation"}.get(split, split)
-    rows = chosen_rows(source.path, split, source.labels, source.split_of)
-    wanted = (preprocessing or plain_preprocessing(source, side_px)).wanted()
-    images, skipped = readable_images(Images(source, rows, wanted), asked.skip_bad, name, split)
-    pixels = fitting(images)
+    split = "validation" if split == "val" else split
+    data, rows = split_of_source(source, name, split, preprocessing, side_px, asked)
 
     def digest() -> str:
-        whole = hashlib.sha256(pixels_sha256(pixels).encode())
-        for row in images.rows.tolist():
+        whole = hashlib.sha256(data.sha256.encode())
+        for row in rows.tolist():
             whole.update(text_of(row).encode())
         return whole.hexdigest()
 
-    return Told(pixels, images.rows, Path(name).name, split, skipped, digest)
+    return Told(data.images, rows, data.name, data.split, data.skipped, digest)
 
 
 def _given(name: str, asked: DataAsked) -> Given:
@@ -198,14 +188,16 @@ def _has_lists(path: Path) -> bool:
     return any(USUAL.search(file.name) for inside in _LISTS for file in (path / inside).glob("*"))
 
 
-def _open(name: str, asked: DataAsked) -> Source:
+def _open(name: str, asked: DataAsked) -> tuple[Source, Sequence[tuple[str, ...]] | Texts]:
+    """Return the images, and the sentences of each row."""
     given = _given(name, asked)
     if Path(name).suffix.lower() in _LISTED or _has_lists(Path(name)):
-        return open_sentences(name, given)
+        listed = open_sentences(name, given)
+        return listed, listed.texts
     if not is_data(name):
         kind = "a file of another kind" if Path(name).is_file() else "neither a name nor a path"
         raise SaccadeError(f"data '{name}': found {kind}. Pass {EXPECTED}.")
     source = open_source(name, given)
-    if source.texts is None:
+    if source.sentences is None:
         raise SaccadeError(f"{name}: found images without sentences, expected {EXPECTED}.")
-    return source
+    return source, source.sentences

@@ -338,6 +338,8 @@ def _identity(task: Task, options: TrainOptions) -> dict[str, Any]:
     started = {} if options.start is None else {"--init": options.start.sha256}
     if options.freeze:
         started["--freeze"] = ",".join(sorted(options.freeze))
+    if "trunk" in task.card:
+        started["--trunk-weights"] = str(sorted(task.card["trunk"].items()))
     return started | {
         "family": task.family,
         "recipe": asdict(task.recipe),

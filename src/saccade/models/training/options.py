@@ -40,6 +40,9 @@ class TrainOptions(PathFields):
     init: Path | None = None
     # parts of the model that keep the weights of --init, such as trunk
     freeze: tuple[str, ...] = ()
+    # weights of a ResNet in the model, with torchvision's names: a .safetensors or .pth file
+    trunk_weights: Path | None = None
+    tune_trunk: bool = False  # train the ResNet of --trunk-weights too; else it stays as it is
     seed: int = 0  # random seed of weights, batches and dropout
     threads: int = 1  # CPU threads; small models gain nothing from more
     device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU
@@ -82,6 +85,21 @@ def chosen_recipe(options: TrainOptions, *, quick: Recipe, shipped: Recipe) -> R
         if getattr(options, name) is not None
     }
     return replace(shipped if options.recipe == "shipped" else quick, **given)
+
+
+def with_counts(options: TrainOptions, recipe: Recipe, names: Sequence[str]) -> Recipe:
+    """Return the recipe with those of its `extra` numbers that `--set` gives.
+
+    Raises: SaccadeError if one is not a whole number of at least 1.
+    """
+    given = {name: options.set[name] for name in names if name in options.set}
+    for name, value in given.items():
+        if type(value) is not int or value < 1:
+            raise SaccadeError(
+                f"--set {name}={value}: expected a whole number of at least 1. Correct it, or "
+                f"leave it out for {recipe.extra[name]:,}."
+            )
+    return replace(recipe, extra={**recipe.extra, **given})
 
 
 def chosen_config(

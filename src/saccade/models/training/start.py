@@ -9,9 +9,11 @@ from typing import Any
 from torch import nn
 
 from saccade.errors import SaccadeError, ShapeError
+from saccade.files import sha256_of
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_name
 from saccade.models.families import outline
+from saccade.models.layers.resnet import ResNet, load_resnet
 from saccade.models.shipped import SHIPPED
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import Task
@@ -112,6 +114,31 @@ def _is_in(name: str, parts: Sequence[str]) -> bool:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def load_trunk(task: Task, options: TrainOptions) -> None:
+    """Give the model's ResNet the weights of `--trunk-weights`, and record them in the card.
+
+    It is frozen unless `--tune-trunk` is given.
+
+    Raises: SaccadeError if the model has no ResNet, or the file does not fit it.
+    """
+    path = options.trunk_weights
+    if path is None:
+        if options.tune_trunk:
+            raise SaccadeError("--tune-trunk: found no --trunk-weights. Pass both, or neither.")
+        return
+    networks = [module for module in task.model.modules() if isinstance(module, ResNet)]
+    if not networks:
+        raise SaccadeError(
+            f"--trunk-weights {path}: the model has no ResNet. Pass --set encoder=resnet50 (for "
+            "vqa and captioner), or leave it out."
+        )
+    for network in networks:
+        load_resnet(network, path)
+        network.requires_grad_(options.tune_trunk)
+    trunk = {"name": path.name, "sha256": sha256_of(path), "frozen": not options.tune_trunk}
+    task.card = {**task.card, "trunk": trunk}
 
 
 def _new_head(task: Task, start: Checkpoint) -> tuple[str, ...]:

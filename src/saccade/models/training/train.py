@@ -73,9 +73,10 @@ def _run(task: Task, options: TrainOptions) -> Checkpoint:
     import torch
 
     from saccade.models.training.loop import fit
-    from saccade.models.training.start import load_start
+    from saccade.models.training.start import load_start, load_trunk
 
     load_start(task, options)
+    load_trunk(task, options)
     check_exportable(task)
     fitted = fit(task, options)
     with torch.no_grad():
@@ -204,7 +205,7 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
     if options.set:
         words += ["--set", *overrides_words(options.set)]
     # As with --data, only the names of files: the folders are this machine's.
-    for name in ("labels", "data_root"):
+    for name in ("labels", "data_root", "trunk_weights"):
         if (path := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", path.name]
     if options.init is not None:
@@ -213,6 +214,8 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
         words += ["--init", start_name(options.init)]
     if options.freeze:
         words += ["--freeze", ",".join(options.freeze)]
+    if options.tune_trunk:
+        words += ["--tune-trunk"]
     for name in ("skip_bad", "steps", "batch", "learning_rate", "precision", "side_px", "device"):
         if getattr(options, name) != getattr(given, name):
             words += [f"--{name.replace('_', '-')}", f"{getattr(options, name)}"]

@@ -138,7 +138,7 @@ class Tables(Source):
             columns = Columns.of(tables[0].path, first.names, IMAGES, sentences=given.sentences)
         self._image = columns.image
         labels = LabelColumn()
-        self.texts: Texts | None = Texts() if given.sentences else None
+        self.sentences = Texts() if given.sentences else None
         self._starts: list[int] = []
         counted = 0
         splits: list[int] = []
@@ -185,14 +185,14 @@ class Tables(Source):
         written = table.column(columns.value)
         start = self._starts[-1]
         for row, value in enumerate(written.to_pylist()):
-            if self.texts is not None:
+            if self.sentences is not None:
                 try:
                     texts = sentences_in(value)
                 except ValueError as error:
                     raise SaccadeError(
                         f"{table.path}: {numbered(row)}: {error} in column {columns.value!r}."
                     ) from error
-                self.texts.append(texts)
+                self.sentences.append(texts)
                 labels.add(0)
                 continue
             if isinstance(value, bool) or not isinstance(value, str | int) or value == "":

@@ -21,6 +21,7 @@ from saccade.models.data.samples.source import (
     split_named,
 )
 from saccade.models.data.splits import SPLITS
+from saccade.spelling import did_you_mean
 
 TABLES = (".csv", ".jsonl", ".ndjson")
 _COCO_NAME = re.compile(r"COCO_([a-z]+\d{4})_")
@@ -164,15 +165,18 @@ def checked_id(where: str, value: Any, field: str) -> int | str:
     return value
 
 
-def image_folder(path: Path, names: Sequence[str], given: Given, what: str) -> Path:
-    """Return the folder of the images that a JSON file names, beside it or in --data-root.
+def image_folder(
+    path: Path, namings: Sequence[Sequence[str]], given: Given, what: str
+) -> tuple[Path, int]:
+    """Return the folder of a JSON file's images, and which of the namings its files have.
 
-    It may be called as the file's subset, such as train2014, and be in a folder `images`.
+    The folder is beside the file or in --data-root. It may be called as the file's subset, such as
+    train2014, and be in a folder `images`.
 
     Raises: SaccadeError if no such folder has one of the first images.
     """
     subsets = ["", path.stem.rpartition("_")[2]]
-    if match := _COCO_NAME.match(names[0]):
+    if match := _COCO_NAME.match(namings[0][0]):
         subsets.append(match[1])
     beside = [path.parent, path.parent.parent]
     folders = dict.fromkeys(
@@ -182,10 +186,13 @@ def image_folder(path: Path, names: Sequence[str], given: Given, what: str) -> P
         for subset in subsets
     )
     for folder in folders:
-        if any(Root(folder).has(name) for name in names[:_TRIED]):
-            return folder
+        root = Root(folder)
+        for naming, names in enumerate(namings):
+            if any(root.has(name) for name in names[:_TRIED]):
+                return folder, naming
+    first = " or ".join(repr(names[0])[:120] for names in namings)
     raise SaccadeError(
-        f"{path}: found {what}, but no image: {names[0]!r:.120} and the next ones are in none of "
+        f"{path}: found {what}, but no images: {first} and the next ones are in none of "
         f"{', '.join(map(str, folders))}. Put the folder of images beside the file, or name it "
         "with --data-root."
     )
@@ -205,8 +212,13 @@ def listed_files(name: str, usual: re.Pattern[str], expected: str) -> list[tuple
         found = [folder / entry.name for folder in inside for entry in visible(folder)]
         files = [file for file in found if usual.search(file.name)]
         files = files or [file for file in found if file.suffix.lower() in TABLES]
-    else:
+    elif path.exists() or set("*?[{") & set(name):
         files = [path] if path.exists() else matching(name)
+    else:
+        raise SaccadeError(
+            f"data '{name}': found neither a name nor a path.{did_you_mean(name, ('shapes',))} "
+            f"Pass shapes, or {expected}."
+        )
     kinds = {file.suffix.lower() for file in files}
     if not files or not kinds <= {".json", *TABLES} or (".json" in kinds and len(kinds) > 1):
         shown = ", ".join(sorted(file.name for file in files)[:3]) or "no such file"

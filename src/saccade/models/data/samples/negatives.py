@@ -60,7 +60,8 @@ class HardNegatives(ListedImages):
         if file.suffix.lower() == ".json":
             names = [values.get(columns["images"]) for _, values in found]
             named = [name for name in names if isinstance(name, str) and name]
-            root = self.add_root(image_folder(file, named or [""], self._given, "sentences"))
+            folder, _ = image_folder(file, [named or [""]], self._given, "sentences")
+            root = self.add_root(folder)
         else:
             root = self.add_root(self._given.root or file.parent)
         for where, values in found:

@@ -106,7 +106,8 @@ class Sentences(ListedImages):
                 f"{file}: found a caption of image_id {foreign[0]}, which is not among the "
                 f"{len(names):,} images of the file. Add the image, or remove its captions."
             )
-        folder = image_folder(file, [name for name, _ in names.values()], self._given, "captions")
+        listed = [name for name, _ in names.values()]
+        folder, _ = image_folder(file, [listed], self._given, "captions")
         root = self.add_root(folder)
         for key, (name, own) in names.items():
             if texts[key]:
@@ -146,7 +147,8 @@ def _image(where: str, value: Any, split: int) -> tuple[int | str, str, int, lis
                 f"{where}: found the split {own!r:.80}, expected train, val or test."
             )
         split = found
-    sentences = entry.get("sentences") or ()
+    sentences = entry.get("sentences", [])
+    sentences = sentences if isinstance(sentences, list) else [sentences]
     texts = [one.get("raw") if isinstance(one, dict) else None for one in sentences]
     raw = [text.strip() for text in texts if isinstance(text, str)]
     if len(raw) < len(texts):

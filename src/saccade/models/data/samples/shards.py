@@ -63,14 +63,14 @@ class Shards(Source):
         self._keys: list[str] = []
         self._shard, self._offset, self._size = array("q"), array("q"), array("q")
         labels = LabelColumn()
-        self.texts: Texts | None = Texts() if given.sentences else None
+        self.sentences = Texts() if given.sentences else None
         self._kind = _SENTENCE if given.sentences else _LABEL
         self._form: frozenset[str] = frozenset()
         for index, shard in enumerate(shards):
             for key, members, value in _samples_of(shard, self._kind):
                 image = self._checked(shard, key, members)
-                if self.texts is not None:
-                    self.texts.append(_texts(shard, key, value))
+                if self.sentences is not None:
+                    self.sentences.append(_texts(shard, key, value))
                 self._keys.append(key)
                 self._shard.append(index)
                 self._offset.append(image.offset)

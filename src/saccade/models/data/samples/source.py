@@ -94,7 +94,7 @@ class Source(ABC):
     path: Path
     labels: np.ndarray
     class_names: tuple[str, ...]
-    texts: Sequence[tuple[str, ...]] | Texts | None = None  # the sentences of each row
+    sentences: Texts | None = None  # of each row
     split_of: np.ndarray | None = None
     notes: tuple[str, ...] = ()  # what was left out while listing
 
