@@ -22,8 +22,8 @@ else:
 class EvaluateOptions(PathFields):
     """How to score a checkpoint or the variants of an artefact folder."""
 
-    # a name, or your own data: a folder, .npz, .csv, .jsonl, .parquet or .tar (see docs/data.md);
-    # default: the training data
+    # a name, or your own data: a folder, .npz, .csv, .jsonl, .json, .parquet or .tar (see
+    # docs/data.md); default: the training data
     data: str | None = None
     # which samples to score; without splits of its own, data is split 70 % train, 10 % validation,
     # 20 % test. Default: test, or validation if the data has no test samples

@@ -20,8 +20,8 @@ class TrainOptions(PathFields):
     """Options of training; defaults come from the family's recipe."""
 
     out: Path  # checkpoint to write, a .safetensors file; a .csv log is written next to it
-    # name of a data set, or your own data: a folder, .npz, .csv, .jsonl, .parquet or .tar (see
-    # docs/data.md); default: data that the family generates or that comes with a library
+    # name of a data set, or your own data: a folder, .npz, .csv, .jsonl, .json, .parquet or .tar
+    # (see docs/data.md); default: data that the family generates or that comes with a library
     data: str | None = None
     labels: Path | None = None  # names of the data's classes, one per line, in order
     data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own

@@ -216,8 +216,8 @@ def listed_files(name: str, usual: re.Pattern[str], expected: str) -> list[tuple
         files = [path] if path.exists() else matching(name)
     else:
         raise SaccadeError(
-            f"data '{name}': found neither a name nor a path.{did_you_mean(name, ('shapes',))} "
-            f"Pass shapes, or {expected}."
+            f"--data {name}: found no such file or folder.{did_you_mean(name, ('shapes',))} Pass "
+            f"shapes, or {expected}."
         )
     kinds = {file.suffix.lower() for file in files}
     if not files or not kinds <= {".json", *TABLES} or (".json" in kinds and len(kinds) > 1):
