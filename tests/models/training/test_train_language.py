@@ -81,7 +81,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def resnet_options(family: str, data: Path, out: Path, weights: Path) -> TrainOptions:
     given = {**TINY[family], "encoder": "resnet18"}
-    return options_for(family, data, out, set=given, side_px=64, trunk_weights=weights)
+    return options_for(family, data, out, set=given, side_px=64, resnet=weights)
 
 
 # One end to end for each family, through a ResNet.
@@ -96,8 +96,8 @@ def test_questions_end_to_end(place: Path, tmp_path: Path, weights: Path) -> Non
     assert card["questions"] == {"train": 54, "validation": 18} and card["unknown_answers"] == 0
     assert set(card["accuracy_by_question_type"]) == {"what color is", "is it", "how many"}
     assert {"accuracy_yes_no", "accuracy_number", "accuracy_other"} < set(card["validation"])
-    assert card["trunk"]["name"] == weights.name and card["trunk"]["frozen"]
-    assert f"--trunk-weights {weights.name}" in card["command"]
+    assert card["resnet"]["name"] == weights.name and card["resnet"]["frozen"]
+    assert f"--resnet {weights.name}" in card["command"]
     stored = torch.load(weights, weights_only=True)
     kept = {name: value for name, value in stored.items() if not name.startswith("fc.")}
     for name, value in kept.items():
@@ -229,17 +229,17 @@ def test_a_resnet_takes_whole_cells(place: Path, tmp_path: Path, given: Any, mes
             train(family, options)
 
 
-def test_trunk_weights_need_a_trunk(place: Path, tmp_path: Path, weights: Path) -> None:
+def test_resnet_need_a_trunk(place: Path, tmp_path: Path, weights: Path) -> None:
     out = tmp_path / "x.safetensors"
-    with pytest.raises(SaccadeError, match=r"--trunk-weights .*: the model has no ResNet"):
-        train("vqa", options_for("vqa", place / "vqa", out, trunk_weights=weights))
-    with pytest.raises(SaccadeError, match="--tune-trunk: found no --trunk-weights"):
-        train("vqa", options_for("vqa", place / "vqa", out, tune_trunk=True))
+    with pytest.raises(SaccadeError, match=r"--resnet .*: the model has no ResNet"):
+        train("vqa", options_for("vqa", place / "vqa", out, resnet=weights))
+    with pytest.raises(SaccadeError, match="--tune-resnet: found no --resnet"):
+        train("vqa", options_for("vqa", place / "vqa", out, tune_resnet=True))
     options = resnet_options("captioner", place / "coco", out, weights)
-    tuned = train("captioner", replace(options, tune_trunk=True))
+    tuned = train("captioner", replace(options, tune_resnet=True))
     stored = torch.load(weights, weights_only=True)
     assert not tuned.weights["convolutions.conv1.weight"].equal(stored["conv1.weight"])
-    assert not tuned.card["trunk"]["frozen"] and " --tune-trunk " in tuned.card["command"]
+    assert not tuned.card["resnet"]["frozen"] and " --tune-resnet " in tuned.card["command"]
 
 
 def test_folding_keeps_a_resnet(weights: Path) -> None:

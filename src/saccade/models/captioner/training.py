@@ -161,6 +161,10 @@ class CaptionerTask(CaptionTask, SceneTask):
         texts = [caption(self.training.objects[row], rng) for row in rows]
         return self._batch(self.training.images[rows], texts)
 
+    def weight(self, part: dict[str, Tensor]) -> float:
+        """Return the number of words and end tokens."""
+        return int((part["tokens"][:, 1:] != PAD).sum())
+
     def validate(self) -> dict[str, float]:
         """Return the CIDEr-D of greedy captions, and the share of captions that are true."""
         images = self.validation.images[: self.recipe.extra["validate_images"]]

@@ -118,6 +118,7 @@ class VQA(nn.Module, Family):
     """
 
     config_class = VQAConfig
+    repeated_blocks = (EncoderLayer, DecoderLayer)
 
     def __init__(self, config: VQAConfig, *, fresh: bool = True) -> None:
         """Draw the weights from config.seed; if `fresh` is false, they will be loaded."""

@@ -154,7 +154,7 @@ class Tables(Source):
                 counted += self._add(table, columns, labels, splits)
         if not counted:
             raise SaccadeError(f"{path}: found no rows, expected one per image.")
-        known = None if given.sentences else _class_names(tables[0].path, first, columns.value)
+        known = None if given.sentences else class_names_in(tables[0].path, first, columns.value)
         self.labels, self.class_names = labels.classes(given, self.refused, known)
         if -1 not in splits:
             self.split_of = np.array(splits, dtype=np.int8)
@@ -281,7 +281,7 @@ def _object(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _class_names(path: Path, schema: Any, column: str) -> list[str] | None:
+def class_names_in(path: Path, schema: Any, column: str) -> list[str] | None:
     """Return the names of the classes that Hugging Face writes into the schema, if any."""
     text = (schema.metadata or {}).get(b"huggingface")
     try:

@@ -5,6 +5,7 @@ import glob
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from saccade.errors import SaccadeError
 from saccade.models.data.samples.arrays import ArrayFile
@@ -12,6 +13,9 @@ from saccade.models.data.samples.folders import ClassFolders, visible
 from saccade.models.data.samples.manifests import Manifest, told_by
 from saccade.models.data.samples.shards import Shards, has_text
 from saccade.models.data.samples.source import Given, Source, split_in, split_named
+
+if TYPE_CHECKING:
+    from saccade.models.data.samples.columnar import Table
 
 EXPECTED = (
     "a folder of class folders, an .npz, .csv, .jsonl, .parquet or .tar file, or a folder that "
@@ -79,6 +83,28 @@ def _folder(path: Path, given: Given) -> Source:
 
 def _packed_in(path: Path) -> list[Path]:
     return [file for file in _files(path) if file.suffix.lower() in _PACKED]
+
+
+def tables_of(name: str) -> list["Table"]:
+    """Return the tables of Parquet files, or of a folder of Hugging Face.
+
+    Empty if the path is none of these.
+    Raises: SaccadeError if a pattern names no file, or the files are of several kinds.
+    """
+    from saccade.models.data.samples import columnar
+
+    path = Path(name)
+    if path.is_dir():
+        if columnar.is_saved(path):
+            return columnar.saved_tables(path)
+        files = [file for file in _files(path) if file.suffix.lower() == ".parquet"]
+    elif path.suffix.lower() != ".parquet":
+        return []
+    else:
+        files = [path] if path.exists() else matching(name)
+    _check_files(files)
+    splits = splits_of(path, files)
+    return [columnar.ParquetFile(file, split) for file, split in zip(files, splits, strict=True)]
 
 
 def _files(path: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.files import read_regular
 from saccade.json_text import parse_json
-from saccade.models.data.samples.labels import LabelColumn
+from saccade.models.data.samples.labels import LabelColumn, Refused
 from saccade.models.data.samples.source import (
     SPLIT_NAMES,
     Given,
@@ -28,7 +28,7 @@ from saccade.models.data.samples.source import (
 PATHS = ("path", "file", "file_name", "filename", "image", "image_path", "filepath")
 LABELS = ("label", "labels", "class", "category", "target", "cls", "fine_label")
 SENTENCES = ("sentence", "sentences", "caption", "captions", "text")
-_SPLITS = ("split", "subset")
+SPLIT_COLUMNS = ("split", "subset")
 
 
 class Root:
@@ -80,10 +80,10 @@ class Manifest(Source):
         for row, values in enumerate(table_rows(path)):
             columns = columns or Columns.of(path, list(values))
             self._files.append("")
-            self._files[row] = self._text(row, values, columns.image)
-            labels.add(self._label(row, values, columns.value))
+            self._files[row] = path_in(row, values, columns.image, self.refused)
+            labels.add(label_in(row, values, columns.value, self.refused))
             if columns.split is not None:
-                splits.append(self._split(row, values, columns.split))
+                splits.append(split_in_row(row, values, columns.split, self.refused))
         if columns is None:
             raise SaccadeError(
                 f"{path}: found no rows, expected one per image. For CSV, the first line names "
@@ -103,32 +103,47 @@ class Manifest(Source):
         """Return the row's number and path."""
         return numbered(row, self._files[row])
 
-    def _text(self, row: int, values: Mapping[str, Any], column: str) -> str:
-        value = values.get(column)
-        if not isinstance(value, str) or not value or "\0" in value:
-            raise self.refused(row, f"found {value!r:.80} in column {column!r}, expected a path.")
+
+def path_in(row: int, values: Mapping[str, Any], column: str, refused: Refused) -> str:
+    """Return the path in a column of a row.
+
+    Raises: SaccadeError if there is none.
+    """
+    value = values.get(column)
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise refused(row, f"found {value!r:.80} in column {column!r}, expected a path.")
+    return value
+
+
+def label_in(row: int, values: Mapping[str, Any], column: str, refused: Refused) -> str | int:
+    """Return the label in a column of a row.
+
+    Raises: SaccadeError if there is none.
+    """
+    value = values.get(column)
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    if isinstance(value, int) and not isinstance(value, bool):
         return value
+    raise refused(
+        row, f"found {value!r:.80} in column {column!r}, expected a label, as text or number."
+    )
 
-    def _label(self, row: int, values: Mapping[str, Any], column: str) -> str | int:
-        value = values.get(column)
-        if isinstance(value, str) and value.strip():
-            return value.strip()
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        raise self.refused(
-            row, f"found {value!r:.80} in column {column!r}, expected a label, as text or number."
+
+def split_in_row(row: int, values: Mapping[str, Any], column: str, refused: Refused) -> int:
+    """Return the index in SPLITS of the split in a column of a row.
+
+    Raises: SaccadeError if it is not the name of a split.
+    """
+    value = values.get(column)
+    split = split_named(value) if isinstance(value, str) else None
+    if split is None:
+        raise refused(
+            row,
+            f"found {value!r:.80} in column {column!r}, expected one of "
+            f"{', '.join(SPLIT_NAMES)}. Correct the row, or remove the column.",
         )
-
-    def _split(self, row: int, values: Mapping[str, Any], column: str) -> int:
-        value = values.get(column)
-        split = split_named(value) if isinstance(value, str) else None
-        if split is None:
-            raise self.refused(
-                row,
-                f"found {value!r:.80} in column {column!r}, expected one of "
-                f"{', '.join(SPLIT_NAMES)}. Correct the row, or remove the column.",
-            )
-        return split
+    return split
 
 
 class Columns:
@@ -177,7 +192,7 @@ class Columns:
                 f"{path}: found {what}, expected a column of labels: {', '.join(LABELS)}. Add "
                 "the class of each image."
             )
-        return cls(image, value, next((name for name in _SPLITS if name in names), None))
+        return cls(image, value, next((name for name in SPLIT_COLUMNS if name in names), None))
 
 
 def told_by(columns: Sequence[str]) -> bool:
@@ -186,9 +201,9 @@ def told_by(columns: Sequence[str]) -> bool:
 
 
 def table_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Return the values of each row of a .csv with a header, or of a .jsonl, by column.
+    """Return the rows of a .csv with a header, or of JSON lines, one after the other.
 
-    Raises: SaccadeError if the file cannot be read, naming the row.
+    Raises: SaccadeError if the file or a row cannot be read.
     """
     return _csv_rows(path) if path.suffix.lower() == ".csv" else _json_rows(path)
 
