@@ -131,10 +131,11 @@ def test_linear_probe_separates_what_is_linear():
     rng = np.random.default_rng(0)
     codes = rng.standard_normal((300, 5)) * (1, 10, 1e-3, 1, 0)
     labels = (codes[:, 1] > 0).astype(np.int64)
-    predicted = probe_predict(codes[:200], labels[:200], codes[200:])
-    assert np.mean(predicted == labels[200:]) > 0.95
+    parts = codes[:150], labels[:150], codes[150:200], labels[150:200]
+    predicted, penalty = probe_predict(*parts, codes[200:])
+    assert np.mean(predicted == labels[200:]) > 0.95 and 1e-6 <= penalty < 1e6
     with pytest.raises(SaccadeError, match="one class"):
-        probe_predict(codes, np.zeros(300, np.int64), codes)
+        probe_predict(codes, np.zeros(300, np.int64), codes, labels, codes)
 
 
 def test_retrieval_both_ways():

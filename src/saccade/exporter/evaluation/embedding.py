@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score an embedding with nearest neighbors and with a linear probe."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from saccade.errors import SaccadeError
@@ -8,6 +10,7 @@ from saccade.exporter.evaluation.classification import Labelled, labelled_inputs
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.data.datasets import HELD_OUT
+from saccade.models.data.splits import stratified_split
 from saccade.models.scores.classification import knn_predict, probe_predict
 from saccade.models.scores.results import EvaluationResult, proportion
 
@@ -17,20 +20,57 @@ def knn(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
 
     Source: Caron et al. 2021, Emerging Properties in Self-Supervised Vision Transformers.
     """
-    train, test, codes = _embedded(model, options)
-    labels = knn_predict(codes[0], train.labels, codes[1], classes=len(test.class_names))
-    return _result(model, "knn", "20-NN top-1", test, labels)
+    train, test = (_coded(model, options, split) for split in ("train", _scored(options)))
+    classes = len(test.data.class_names)
+    labels = knn_predict(*train.pair, test.codes, classes=classes)
+    return _result(model, "knn", "20-NN top-1", test.data, labels)
 
 
 def probe(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
-    """Score top-1 of logistic regression on the frozen embedding."""
-    train, test, codes = _embedded(model, options)
-    labels = probe_predict(codes[0], train.labels, codes[1])
-    return _result(model, "probe", "linear probe top-1", test, labels)
+    """Score top-1 of logistic regression on the frozen embedding.
+
+    The validation samples choose the penalty, and are then learned from as well; if they are the
+    ones to score, a tenth of the training samples chooses it.
+    """
+    train, test = (_coded(model, options, split) for split in ("train", _scored(options)))
+    if own := test.data.split == "validation":
+        tenth = max(1, len(train.data.labels) // 10)
+        parts = stratified_split(train.data.labels, validation=tenth, test=0)
+        train, validation = train.part(parts["train"]), train.part(parts["validation"])
+    else:
+        validation = _coded(model, options, "validation")
+    labels, penalty = probe_predict(*train.pair, *validation.pair, test.codes)
+    chosen = "a tenth of the training samples" if own else "the validation samples"
+    protocol = f"L2 penalty {penalty:.3g}, chosen on {chosen}"
+    return _result(model, "probe", "linear probe top-1", test.data, labels, protocol)
+
+
+@dataclass(frozen=True)
+class _Coded:
+    """Samples and their embeddings.
+
+    Shapes: codes [n e], labels [n].
+    """
+
+    data: Labelled
+    codes: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def pair(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.codes, self.labels
+
+    def part(self, rows: np.ndarray) -> "_Coded":
+        return _Coded(self.data, self.codes[rows], self.labels[rows])
 
 
 def _result(
-    model: EvaluatedModel, task: str, name: str, test: Labelled, labels: np.ndarray
+    model: EvaluatedModel,
+    task: str,
+    name: str,
+    test: Labelled,
+    labels: np.ndarray,
+    protocol: str = "",
 ) -> EvaluationResult:
     right = labels == test.labels
     scores = (proportion(name, right),)
@@ -41,21 +81,22 @@ def _result(
         test.sha256,
         scores,
         right.astype(np.float64),
+        protocol=protocol,
         split=test.split,
         skipped=test.skipped,
     )
 
 
-def _embedded(
-    model: EvaluatedModel, options: EvaluateOptions
-) -> tuple[Labelled, Labelled, tuple[np.ndarray, np.ndarray]]:
+def _scored(options: EvaluateOptions) -> str:
     if options.split in ("train", "all"):
         raise SaccadeError(
             f"--split {options.split}: this task learns from the training samples, expected others "
             "to score. Pass --split validation or --split test."
         )
-    component = model.component("", "image")
-    train = labelled_inputs(model, options, "train")
-    test = labelled_inputs(model, options, options.split or HELD_OUT)
-    train_codes, test_codes = (component(split.inputs)["embedding"] for split in (train, test))
-    return train, test, (train_codes, test_codes)
+    return options.split or HELD_OUT
+
+
+def _coded(model: EvaluatedModel, options: EvaluateOptions, split: str) -> _Coded:
+    data = labelled_inputs(model, options, split)
+    codes = model.component("", "image")(data.inputs)["embedding"]
+    return _Coded(data, codes, data.labels)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score images against texts: zero-shot classification, retrieval, hard negatives."""
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,11 +15,13 @@ from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import described_scenes
 from saccade.files import read_lines
+from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import HELD_OUT, load_data
+from saccade.models.data.pairs import Contrasts, has_sentences, load_contrasts, load_pairs
 from saccade.models.interface import Arrays
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
-from saccade.models.scores.retrieval import cosines, ranks
+from saccade.models.scores.retrieval import ranks_of_pairs
 from saccade.models.sparo.text_tokens import encode_texts
 from saccade.models.sparo.zero_shot import (
     default_templates,
@@ -27,6 +29,8 @@ from saccade.models.sparo.zero_shot import (
     prompts,
     zero_shot_logits,
 )
+
+_SCENES = (None, "shapes")  # data that is generated, with sentences
 
 
 def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -82,63 +86,110 @@ def _classifier(
     Shapes: images [n e], embeddings -> [n names].
     """
     classes = encode_classes(
-        lambda texts: _text_codes(model, texts), names, _templates(model, options)
+        lambda texts: _text_codes(model, texts, truncate=False),
+        names,
+        _templates(model, options),
     )
     scale = float(model.runtime_metadata["logit_scale"])
     return lambda images: zero_shot_logits(images, classes, scale)
 
 
-def retrieval(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
-    """Score R@1 and R@5, from images to texts and from texts to images.
+@dataclass(frozen=True)
+class _Said:
+    """Images and sentences about them: generated scenes, or the user's.
 
-    If a sentence is true of several scenes, each of them counts as correct.
+    Shapes: images [n h w c] uint8, owner [m], the place of the image of each sentence.
     """
-    scenes = described_scenes(model.images(), options)
-    images = model.component("image")({"image": scenes.images})["embedding"]
-    similarity = cosines(images, _text_codes(model, scenes.captions))
-    saying: dict[str, set[int]] = defaultdict(set)
-    for index, text in enumerate(scenes.captions):
-        saying[text].add(index)
-    truth = [saying[text] for text in scenes.captions]
-    of_texts, of_images = ranks(similarity, truth), ranks(similarity.T, truth)
+
+    images: np.ndarray
+    sentences: list[str]
+    owner: np.ndarray
+    data: str
+    sha256: Callable[[], str]
+    split: str = ""
+    skipped: int = 0
+
+
+def _said(model: EvaluatedModel, options: EvaluateOptions) -> _Said:
+    if options.data in _SCENES:
+        drawn = described_scenes(model.images(), options)
+        owner = np.arange(len(drawn.images))
+        return _Said(drawn.images, drawn.captions, owner, drawn.data, lambda: drawn.sha256)
+    split = options.split or HELD_OUT
+    pairs = load_pairs(options.data or "", split, options.asked, model.images())
+    pairs = pairs.first(options.limit)
+    return _Said(
+        pairs.images, *pairs.spread(), pairs.name, pairs.digest, pairs.split, pairs.skipped
+    )
+
+
+def retrieval(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
+    """Score R@1, R@5 and R@10, from images to texts and from texts to images.
+
+    If a sentence is about several images, each of them counts as correct.
+    """
+    said = _said(model, options)
+    images = model.component("image")({"image": said.images})["embedding"]
+    texts = _text_codes(model, said.sentences)
+    of_texts, of_images = ranks_of_pairs(images, texts, said.sentences, said.owner)
     scores = [
         proportion(f"{wanted} R@{top}", ranks <= top)
         for wanted, ranks in (("text", of_texts), ("image", of_images))
-        for top in (1, 5)
+        for top in (1, 5, 10)
     ]
-    samples = (of_texts <= 1).astype(np.float64)
     return EvaluationResult(
-        model.name, "retrieval", scenes.data, scenes.sha256, tuple(scores), samples
+        model.name,
+        "retrieval",
+        said.data,
+        said.sha256(),
+        tuple(scores),
+        (of_texts <= 1).astype(np.float64),
+        split=said.split,
+        skipped=said.skipped,
     )
 
 
 def hard_negatives(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Score the share of false sentences less similar to the image than the true one, by kind."""
-    scenes = described_scenes(model.images(), options)
-    images = model.component("image")({"image": scenes.images})["embedding"]
-    truth = (images * _text_codes(model, scenes.captions)).sum(-1)
-    codes = _text_codes(model, scenes.negatives)
-    right = truth[scenes.owner] > (images[scenes.owner] * codes).sum(-1)
-    kinds = np.array(scenes.kinds)
+    if options.data in _SCENES:
+        scenes = described_scenes(model.images(), options)
+        captions = [scenes.captions[owner] for owner in scenes.owner]
+        told = Contrasts(
+            scenes.images, scenes.owner, scenes.data, "", 0, lambda: scenes.sha256, scenes.owner,
+            captions, scenes.negatives, scenes.kinds,
+        )  # fmt: skip
+    else:
+        given = options.data or "", options.split, options.asked
+        told = load_contrasts(*given, model.images(), options.limit)
+    images = model.component("image")({"image": told.images})["embedding"][told.owner]
+    true, false = (_text_codes(model, texts) for texts in (told.captions, told.negatives))
+    right = (images * true).sum(-1) > (images * false).sum(-1)
+    kinds = np.array(told.kinds)
     scores = [proportion("hard-negative accuracy", right)]
-    scores += [proportion(kind, right[kinds == kind]) for kind in sorted(set(kinds))]
+    scores += [proportion(kind, right[kinds == kind]) for kind in sorted(set(told.kinds))]
     return EvaluationResult(
         model.name,
         "hard-negatives",
-        scenes.data,
-        scenes.sha256,
+        told.name,
+        told.sha256,
         tuple(scores),
         right.astype(np.float64),
+        split=told.split,
+        skipped=told.skipped,
     )
 
 
-def _text_codes(model: EvaluatedModel, texts: Sequence[str]) -> np.ndarray:
-    """Compute the embeddings of texts.
+def _text_codes(
+    model: EvaluatedModel, texts: Sequence[str], *, truncate: bool = True
+) -> np.ndarray:
+    """Compute the embeddings of texts, of each only once; long ones are cut, as in CLIP.
 
     Shapes: -> [texts e].
     """
-    tokens = encode_texts(model.runtime_metadata, texts)
-    return model.component("text")({"tokens": tokens})["embedding"]
+    place = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+    tokens = encode_texts(model.runtime_metadata, list(place), truncate=truncate)
+    codes = model.component("text")({"tokens": tokens})["embedding"]
+    return codes[[place[text] for text in texts]]
 
 
 def _templates(model: EvaluatedModel, options: EvaluateOptions) -> tuple[str, ...]:
@@ -148,15 +199,20 @@ def _templates(model: EvaluatedModel, options: EvaluateOptions) -> tuple[str, ..
 
 
 def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
-    """Return the first labeled images, and prompts of the labels if the model takes text.
+    """Return the first images, and their sentences or prompts of their labels if it takes text.
 
     Shapes: image [n h w c], n at most `count`; tokens [prompts t].
     Raises: SaccadeError if the model takes no image.
     """
-    dataset = load_data(data, HELD_OUT, preprocessing=images_of(variant))
-    inputs = {variant.main.variant.role: {"image": dataset.images[:count]}}
+    preprocessing, metadata = images_of(variant), variant.runtime_metadata
+    role = variant.main.variant.role
+    if has_sentences(data):
+        pairs = load_pairs(data, HELD_OUT, DataAsked(), preprocessing).first(count)
+        tokens = encode_texts(metadata, pairs.spread()[0][:count], truncate=True)
+        return {role: {"image": np.asarray(pairs.images)}, "text": {"tokens": tokens}}
+    dataset = load_data(data, HELD_OUT, preprocessing=preprocessing)
+    inputs = {role: {"image": dataset.images[:count]}}
     if "text" in variant.components:
-        metadata = variant.runtime_metadata
         written = prompts(dataset.class_names, default_templates(metadata["tokenizer"]))
         tokens = encode_texts(metadata, [text for sentences in written for text in sentences])
         inputs["text"] = {"tokens": tokens}

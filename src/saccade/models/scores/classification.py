@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accuracy of classification: from logits, from nearest neighbors, from a linear probe."""
 
+import warnings
+from typing import Any
+
 import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError, require
 
 _CHUNK = 512
+_ITERATIONS = 1_000  # of a probe
 
 
 def correct(scores: np.ndarray, labels: np.ndarray, *, top: int = 1) -> np.ndarray:
@@ -56,29 +60,65 @@ def knn_predict(
     return np.concatenate(predicted) if predicted else np.zeros(0, np.int64)
 
 
+# Weights of the penalty: 8 per decade; the search begins at every second decade.
+_PENALTIES = np.logspace(-6, 6, 97)
+_FIRST_STEP = 16
+
+
 def probe_predict(
     train: np.ndarray,
     train_labels: np.ndarray,
+    validation: np.ndarray,
+    validation_labels: np.ndarray,
     test: np.ndarray,
-    *,
-    strength: float = 1.0,
-    max_iterations: int = 1_000,
-) -> np.ndarray:
-    """Predict the class by logistic regression on codes scaled to mean 0 and variance 1.
+) -> tuple[np.ndarray, float]:
+    """Predict classes by logistic regression on codes of length 1; return them and the penalty.
 
-    Units:  strength is the inverse of the L2 penalty's weight.
-    Shapes: train [n d], train_labels [n], test [m d] -> [m] int64.
+    The weight of the L2 penalty is the one with the highest accuracy on the validation codes (the
+    largest of several): seven weights from 1e-6 to 1e6, then halved distances around the best, down
+    to 8 per decade. In the end, the validation codes are learned from, too.
+
+    Shapes: train [n d], train_labels [n], validation [v d], validation_labels [v], test [m d] ->
+            [m] int64.
+    Units:  the penalty is lambda / 2 |w|^2, added to the sum of the losses.
     Raises: ShapeError if the shapes do not fit, SaccadeError for fewer than two classes.
+    Source: Radford et al. 2021 (CLIP), appendix A.3, whose sweep Vani et al. 2024 (SPARO, appendix
+            C.1) follow.
     """
-    _check_labels("codes", train, train_labels)
+    for codes, labels in ((train, train_labels), (validation, validation_labels)):
+        _check_labels("codes", codes, labels)
     if len(np.unique(train_labels)) < 2:
         raise SaccadeError("linear probe: found one class in the data, expected at least two.")
-    model = require("sklearn.linear_model", extra="bench")
-    mean, spread = train.mean(0), train.std(0)
-    spread = np.where(spread > 0, spread, 1.0)
-    probe = model.LogisticRegression(C=strength, max_iter=max_iterations)
-    probe.fit((train - mean) / spread, train_labels)
-    return np.asarray(probe.predict((test - mean) / spread), dtype=np.int64)
+    train, validation, test = _unit(train), _unit(validation), _unit(test)
+    accuracies: dict[int, float] = {}
+
+    def accuracy(place: int) -> float:
+        if place not in accuracies:
+            probe = _fitted(train, train_labels, float(_PENALTIES[place]))
+            right = probe.predict(validation) == validation_labels
+            accuracies[place] = float(np.mean(right))
+        return accuracies[place]
+
+    def best_of(places: range | tuple[int, ...]) -> int:
+        return max(places, key=lambda place: (accuracy(place), place))
+
+    last = len(_PENALTIES) - 1
+    best, step = best_of(range(0, last + 1, _FIRST_STEP)), _FIRST_STEP // 2
+    while step:
+        best = best_of((max(0, best - step), best, min(last, best + step)))
+        step //= 2
+    penalty = float(_PENALTIES[best])
+    both = np.concatenate([train_labels, validation_labels])
+    probe = _fitted(np.concatenate([train, validation]), both, penalty)
+    return np.asarray(probe.predict(test), dtype=np.int64), penalty
+
+
+def _fitted(codes: np.ndarray, labels: np.ndarray, penalty: float) -> Any:
+    linear = require("sklearn.linear_model", extra="bench")
+    with warnings.catch_warnings():
+        # Weak penalties stop at the limit of iterations, as in CLIP's protocol.
+        warnings.simplefilter("ignore")
+        return linear.LogisticRegression(C=1 / penalty, max_iter=_ITERATIONS).fit(codes, labels)
 
 
 def _unit(codes: np.ndarray) -> np.ndarray:

@@ -7,6 +7,8 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
 
+_BLOCK_VALUES = 2**22  # similarities at a time: 32 MiB, and a few arrays of this size beside them
+
 
 def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return the cosine of every pair of codes.
@@ -51,6 +53,44 @@ def ranks(similarity: np.ndarray, truth: np.ndarray | Sequence[Collection[int]])
     return np.where(lost, similarity.shape[1] + 1, 1 + before).astype(np.int64)
 
 
+def nearest_ranks(
+    one: np.ndarray, other: np.ndarray, truth: np.ndarray | Sequence[Collection[int]]
+) -> np.ndarray:
+    """Return the rank of each code's best right code among the others, by cosine, as `ranks`.
+
+    Similarities are computed for a block of rows at a time, so memory does not grow with n.
+
+    Shapes: one [n d], other [m d], truth as in `ranks` -> [n] int64.
+    Raises: as `cosines` and `ranks`.
+    """
+    rows = max(1, _BLOCK_VALUES // max(1, len(other)))
+    other = _unit(other) if other.ndim == 2 else other  # not once per block
+    starts = range(0, max(1, len(one)), rows)
+    blocks = [(one[start : start + rows], truth[start : start + rows]) for start in starts]
+    return np.concatenate([ranks(cosines(part, other), right) for part, right in blocks])
+
+
+def ranks_of_pairs(
+    images: np.ndarray, texts: np.ndarray, sentences: Sequence[str], image_of: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rank of each image's best sentence, and of each sentence's best image.
+
+    A sentence that several images have is right for each of them.
+
+    Shapes: images [n d], texts [m d], sentences m, image_of [m] -> [n], [m] int64.
+    Raises: as `nearest_ranks`.
+    """
+    images_of: dict[str, set[int]] = {}
+    for text, image in zip(sentences, image_of.tolist(), strict=True):
+        images_of.setdefault(text, set()).add(image)
+    texts_of: list[list[int]] = [[] for _ in range(len(images))]
+    for place, text in enumerate(sentences):
+        for image in images_of[text]:
+            texts_of[image].append(place)
+    own = [images_of[text] for text in sentences]
+    return nearest_ranks(images, texts, texts_of), nearest_ranks(texts, images, own)
+
+
 def recalls(
     images: np.ndarray, texts: np.ndarray, image_of: np.ndarray | None = None
 ) -> dict[str, float]:
@@ -61,9 +101,11 @@ def recalls(
     Raises: as `cosines` and `ranks`.
     """
     image_of = np.arange(len(texts)) if image_of is None else np.asarray(image_of)
-    similarity = cosines(images, texts)
     texts_of = [np.flatnonzero(image_of == image) for image in range(len(images))]
-    both = {"text": ranks(similarity, texts_of), "image": ranks(similarity.T, image_of)}
+    both = {
+        "text": nearest_ranks(images, texts, texts_of),
+        "image": nearest_ranks(texts, images, image_of),
+    }
     return {
         f"{name}_r{top}": float(np.mean(ranks <= top))
         for name, ranks in both.items()

@@ -25,13 +25,13 @@ def image_slots(model: Sparo, images: np.ndarray) -> np.ndarray:
 
 
 @torch.no_grad()
-def text_slots(model: Sparo, texts: Sequence[str]) -> np.ndarray:
-    """Return the codes of texts, by slot if there are slots.
+def text_slots(model: Sparo, texts: Sequence[str], *, truncate: bool = False) -> np.ndarray:
+    """Return the codes of texts, by slot if there are slots; `truncate` cuts texts that are long.
 
     Shapes: -> [len(texts) l v], or [len(texts) 1 e] for a baseline.
     """
     device = model.image.position.device
-    tokens = torch.from_numpy(encode_texts(model.runtime_metadata(), texts))
+    tokens = torch.from_numpy(encode_texts(model.runtime_metadata(), texts, truncate=truncate))
     return _gathered([model.encode_text(part.to(device)) for part in tokens.split(_CHUNK)])
 
 

@@ -70,27 +70,33 @@ class TextEncoder:
         return row
 
 
-def encode_texts(
-    metadata: Mapping[str, Any], texts: Sequence[str], *, truncate: bool = False
-) -> np.ndarray:
-    """Return the ids of texts for the model with this runtime metadata
-    (`Sparo.runtime_metadata`).
+def text_encoder(metadata: Mapping[str, Any]) -> TextEncoder:
+    """Return the encoder of the model with this runtime metadata (`Sparo.runtime_metadata`).
 
-    Shapes: -> [len(texts) context_length] int64.
     Raises: SaccadeError if the model has no text tower, or as TextEncoder.
     """
     if "tokenizer" not in metadata:
         raise SaccadeError(
             "this model has no text tower. Use one that has, such as CLIP with SPARO."
         )
-    encoder = TextEncoder(
+    return TextEncoder(
         metadata["tokenizer"],
         metadata["context_length"],
         words=metadata["words"],
         merges=metadata["merges"],
         vocabulary=metadata["vocabulary"],
     )
-    return encoder(texts, truncate=truncate)
+
+
+def encode_texts(
+    metadata: Mapping[str, Any], texts: Sequence[str], *, truncate: bool = False
+) -> np.ndarray:
+    """Return the ids of texts for the model with this runtime metadata.
+
+    Shapes: -> [len(texts) context_length] int64.
+    Raises: as `text_encoder` and TextEncoder.
+    """
+    return text_encoder(metadata)(texts, truncate=truncate)
 
 
 def clean(text: str) -> str:

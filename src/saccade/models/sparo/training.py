@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training of SPARO and its baselines: two towers learn which sentence belongs to which scene."""
 
-import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,197 +13,28 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
-from saccade.models.data.asked import DataAsked
-from saccade.models.data.captions import (
-    CAPTION_TOKENS,
-    CAPTION_WORDS,
-    CaptionedScenes,
-    caption,
-    captioned,
-)
-from saccade.models.data.datasets import CALIBRATION_SAMPLES, Dataset, load_data, pixel_moments
+from saccade.models.data.datasets import CALIBRATION_SAMPLES
+from saccade.models.data.pairs import has_sentences
 from saccade.models.data.samples.images import read_ahead
-from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
-from saccade.models.data.shapes import Scenes, scenes
 from saccade.models.families import new_model
-from saccade.models.scores.retrieval import recalls
 from saccade.models.sparo.codes import image_slots, text_slots
 from saccade.models.sparo.config import SMALL, SparoConfig
 from saccade.models.sparo.model import Sparo
 from saccade.models.sparo.ranking import rank_slots
-from saccade.models.sparo.text_tokens import encode_texts
-from saccade.models.sparo.zero_shot import encode_classes, prompts, zero_shot_logits
+from saccade.models.sparo.sources import LabelsSource, PairsSource, ShapesSource, Source
+from saccade.models.sparo.text_tokens import text_encoder
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.task import ComparingTask, Recipe, Task
-from saccade.models.word_tokens import split_words
+from saccade.verbosity import note
 
-TEMPLATES = ("a {}",)
-
-
-class Source(Protocol):
-    """Images, sentences about them, and scores on validation data.
-
-    Shapes: images [n h w c] uint8.
-    """
-
-    name: str
-    images: np.ndarray
-    fields: dict[str, Any]  # fields of the configuration that the data decides
-    labels: tuple[str, ...]
-    sha256: dict[str, str]
-    card: dict[str, Any]
-
-    def sentences(self, chosen: np.ndarray, rng: np.random.Generator) -> list[str]:
-        """Draw one sentence for each chosen image."""
-        ...
-
-    def scores(self, model: Sparo) -> dict[str, float]:
-        """Return scores on validation data; the first one chooses the best step."""
-        ...
-
-    def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return at most `count` images and their classes.
-
-        Shapes: -> [n h w c] uint8, [n] int64.
-        """
-        ...
-
-
-def sha256_of_scenes(drawn: Scenes) -> str:
-    """Return the SHA-256 of the pixels and of their descriptions."""
-    digest = hashlib.sha256(np.ascontiguousarray(drawn.images).tobytes())
-    digest.update(repr(drawn.objects).encode())
-    return digest.hexdigest()
-
-
-def matching_scores(model: Sparo, data: CaptionedScenes) -> dict[str, float]:
-    """Return R@1 and R@5 both ways over different sentences, and the hard-negative accuracy.
-
-    `r1` is the mean of R@1 both ways; hard negatives: how often the true sentence is nearer.
-    """
-    images = image_slots(model, data.images).reshape(len(data.images), -1)
-    first = {text: i for i, text in reversed(list(enumerate(data.captions)))}
-    kept = np.array(sorted(first.values()))
-    texts = text_slots(model, data.captions).reshape(len(images), -1)
-    scores = recalls(images[kept], texts[kept])
-    false = text_slots(model, data.negatives).reshape(len(data.negatives), -1)
-    images_of = images[data.owner]
-    right = (images_of * texts[data.owner]).sum(1) > (images_of * false).sum(1)
-    by_kind = {
-        f"hard_negatives_{kind}": float(right[np.array(data.kinds) == kind].mean())
-        for kind in sorted(set(data.kinds))
-    }
-    r1 = (scores["text_r1"] + scores["image_r1"]) / 2
-    return {"r1": r1, **scores, "hard_negatives": float(right.mean()), **by_kind}
-
-
-def zero_shot_top1(
-    model: Sparo, images: np.ndarray, labels: np.ndarray, names: Sequence[str]
-) -> float:
-    """Return the share of images whose class has the nearest prompt.
-
-    Shapes: images [n h w c] uint8, labels [n].
-    """
-    classes = encode_classes(
-        lambda texts: text_slots(model, texts).reshape(len(texts), -1), names, TEMPLATES
-    )
-    codes = image_slots(model, images).reshape(len(images), -1)
-    return float((zero_shot_logits(codes, classes, 1.0).argmax(1) == labels).mean())
-
-
-def vocabulary_fields(words: tuple[str, ...], context_length: int) -> dict[str, Any]:
-    """Return the fields of a model whose texts consist of these words."""
-    return {"words": words, "vocabulary": len(words) + 4, "context_length": context_length}
-
-
-class ShapesSource:
-    """Scenes drawn once, with a new sentence at every request."""
-
-    name = "shapes"
-    labels = SCENE_LABELS
-
-    def __init__(self, count: int, validation: int, side_px: int) -> None:
-        self.training = scenes("train", count, side_px=side_px)
-        held_out = scenes("validation", validation, side_px=side_px)
-        self.images, self.side_px = self.training.images, side_px
-        self.validation = captioned(held_out)
-        self.fields = vocabulary_fields(CAPTION_WORDS, CAPTION_TOKENS)
-        self.sha256 = {
-            "train": sha256_of_scenes(self.training),
-            "validation": sha256_of_scenes(held_out),
-        }
-        self.card = {"chance_r1": 1 / len(set(self.validation.captions))}
-
-    def sentences(self, chosen: np.ndarray, rng: np.random.Generator) -> list[str]:
-        """Draw a true sentence for each chosen scene."""
-        return [caption(self.training.objects[index], rng) for index in chosen]
-
-    def scores(self, model: Sparo) -> dict[str, float]:
-        """Return mean R@1, hard negatives by kind, and zero-shot top-1 of one-object scenes."""
-        images = self.labelled("validation", len(self.validation.images))
-        zero_shot = zero_shot_top1(model, *images, self.labels)
-        return matching_scores(model, self.validation) | {"zero_shot_top1": zero_shot}
-
-    def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return scenes of one object and their classes."""
-        drawn = scenes(split, count, side_px=self.side_px, objects=(1, 1))
-        return drawn.images, np.array([scene_label(objects) for objects in drawn.objects], np.int64)
-
-
-class LabelsSource:
-    """A folder of class folders, an .npz or digits; the sentence of an image names its class."""
-
-    def __init__(self, data: str, validation: int, side_px: int, asked: DataAsked) -> None:
-        self.data: dict[str, Dataset] = {
-            split: load_data(data, split, side_px=side_px, asked=asked)
-            for split in ("train", "validation")
-        }
-        train = self.data["train"]
-        self.name, self.images, self.labels = train.name, train.images, train.class_names
-        self.count = validation
-        said = [
-            split_words(template.format(name)) for name in self.labels for template in TEMPLATES
-        ]
-        words = tuple(sorted({word for words in said for word in words}))
-        _, height, width, channels = self.images.shape
-        mean, std = pixel_moments(self.images)
-        self.fields = vocabulary_fields(words, max(map(len, said)) + 2) | {
-            "height_px": height,
-            "width_px": width,
-            "channels": channels,
-            "mean": mean,
-            "std": std,
-            "patch_px": _patch(height, width),
-        }
-        self.sha256 = {split: dataset.sha256 for split, dataset in self.data.items()}
-        self.card = {"sentences": list(TEMPLATES)}
-
-    def sentences(self, chosen: np.ndarray, rng: np.random.Generator) -> list[str]:
-        """Draw a template for each chosen image, with the name of its class."""
-        places = rng.integers(len(TEMPLATES), size=len(chosen))
-        names = [self.labels[label] for label in self.data["train"].labels[chosen]]
-        return [TEMPLATES[i].format(name) for i, name in zip(places, names, strict=True)]
-
-    def scores(self, model: Sparo) -> dict[str, float]:
-        """Return zero-shot top-1."""
-        images, labels = self.labelled("validation", self.count)
-        return {"zero_shot_top1": zero_shot_top1(model, images, labels, self.labels)}
-
-    def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return images of a split and their classes, the same on every call."""
-        dataset = self.data[split]
-        chosen = np.random.default_rng(0).permutation(len(dataset.labels))[:count]
-        return dataset.images[chosen], dataset.labels[chosen]
-
-
-def _patch(height: int, width: int) -> int:
-    """Return the smallest patch size that gives an image at most 64 patches."""
-    fitting = [
-        side for side in range(1, min(height, width) + 1) if not (height % side + width % side)
-    ]
-    return next(side for side in fitting if height * width // side**2 <= 64 or side == fitting[-1])
-
-
+_POOLED = ("image_pool", "text_pool", "codebook", "logit_scale", "slot_order", "slot_mask")
+# Fields that change what a pooling computes, or the shape of its weights.
+_POOLING = (
+    "pooling", "text_pooling", "embed_dim", "bottleneck_dim", "codes", "queries", "pooler_heads",
+    "mean_of_queries", "text_queries", "text_pooler_heads", "text_mean_of_queries", "slots",
+    "slot_dim", "attn_dim", "value_dim", "slot_heads", "share_kv", "share_queries", "sparo_type",
+    "kept", "masked",
+)  # fmt: skip
 LARGEST_SCALE = math.log(100)  # of the logits, limited as in CLIP
 _RECIPE = {
     "without_decay": ("bias", "norm", "position", "class_token", "logit_scale"),
@@ -224,7 +54,9 @@ SHIPPED = replace(QUICK, steps=4_000, extra={"scenes": 40_000, "validation_image
 
 
 def task(options: TrainOptions) -> Task:
-    """Train a small CLIP on generated scenes, or on images whose sentences name their class.
+    """Train a small CLIP on generated scenes, on images with sentences, or on images of classes.
+
+    The sentence of an image of a class names the class.
 
     `--set pooling=cls` or gap trains a comparable baseline. With slots, the read-out replaces the
     last block of both towers (reduce_depth); a baseline keeps that block.
@@ -251,7 +83,13 @@ class SparoTask(ComparingTask):
                 f"the images are {self.source.images.shape[1]} px high and have sentences, but "
                 f"--set has height_px {config.height_px} and text {config.text}. Change --set."
             )
+        if options.start is not None and config.pooling != "sparo" and "pooling" not in options.set:
+            note(
+                f"the checkpoint of --init has no slots (pooling {config.pooling}), and stays so. "
+                "--set pooling=sparo puts SPARO's read-out on its towers."
+            )
         self.model = new_model(Sparo, config)
+        self.encode = text_encoder(self.model.runtime_metadata())
         self.data, self.data_sha256 = self.source.name, self.source.sha256
         self.labels = self.source.labels
         sizes = {"pooling": config.pooling, "training_images": len(self.source.images)}
@@ -261,7 +99,7 @@ class SparoTask(ComparingTask):
         """Return images [b h w c] uint8 and tokens [b n] int64."""
         total = len(self.source.images)
         chosen = rng.choice(total, min(self.recipe.batch, total), replace=False)
-        tokens = encode_texts(self.model.runtime_metadata(), self.source.sentences(chosen, rng))
+        tokens = self.encode(self.source.sentences(chosen, rng), truncate=True)
         images = torch.from_numpy(self.source.images[chosen])
         read_ahead(
             self.source.images,
@@ -291,16 +129,32 @@ class SparoTask(ComparingTask):
         first = next(iter(scores))
         return {name: scores[name] for name in (first, "hard_negatives") if name in scores}
 
+    def redrawn(self, before: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the poolings if they differ, with the scale of their cosines, and left-out blocks.
+
+        A read-out can so be trained on the towers of a CLIP that has none.
+        """
+        config = self.model.config
+        now, usual = config.to_dict(), SparoConfig().to_dict()
+        changed = any(now[name] != before.get(name, usual[name]) for name in _POOLING)
+        parts: tuple[str, ...] = _POOLED if changed else ()
+        for tower, layers in (("image", config.image_layers), ("text", config.text_layers)):
+            kept = range(layers - config.reduce_depth, layers)
+            parts += tuple(f"{tower}.blocks.{index}" for index in kept)
+        return parts
+
     def finish(self) -> None:
-        """Order slots by the zero-shot accuracy of each alone, on validation images."""
+        """Order slots by the zero-shot accuracy of each alone, on validation images.
+
+        With the user's sentences, each image is a separate class.
+        """
         if self.model.config.pooling != "sparo":
             return
         images, labels = self.source.labelled("validation", self._validation)
-        texts = [
-            text for prompt_set in prompts(self.source.labels, TEMPLATES) for text in prompt_set
-        ]
-        classes = text_slots(self.model, texts)
-        classes = classes.reshape(len(self.source.labels), len(TEMPLATES), *classes.shape[1:])
+        named = self.source.named()
+        texts = [text for sentences in named for text in sentences]
+        classes = text_slots(self.model, texts, truncate=True)
+        classes = classes.reshape(len(named), -1, *classes.shape[1:])
         order, _ = rank_slots(image_slots(self.model, images), labels, classes)
         self.model.slot_order.copy_(torch.tensor(order))
 
@@ -314,14 +168,14 @@ class SparoTask(ComparingTask):
         return count
 
     def calibration(self) -> dict[str, np.ndarray]:
-        """Return images with their classes, and sentences (about other images)."""
+        """Return images, with their classes if they have any, and sentences of other images."""
         images, labels = self.source.labelled("train", CALIBRATION_SAMPLES)
         again = np.arange(CALIBRATION_SAMPLES) % len(images)  # a small data set has fewer
         images, labels = images[again], labels[again]
         rng = np.random.default_rng(0)
         texts = self.source.sentences(np.arange(len(images)) % len(self.source.images), rng)
-        tokens = encode_texts(self.model.runtime_metadata(), texts)
-        return {"image": images, "labels": labels, "tokens": tokens}
+        arrays = {"image": images, "tokens": self.encode(texts, truncate=True)}
+        return arrays | ({"labels": labels} if self.source.labels else {})
 
 
 def _source(options: TrainOptions, recipe: Recipe) -> Source:
@@ -329,4 +183,6 @@ def _source(options: TrainOptions, recipe: Recipe) -> Source:
     if options.data in (None, "shapes"):
         side_px = options.value("height_px", recipe.config["height_px"])
         return ShapesSource(recipe.extra["scenes"], count, side_px)
+    if has_sentences(options.data):
+        return PairsSource(options.data, count, options.side_px, options.asked, options.start)
     return LabelsSource(options.data, count, options.side_px, options.asked)

@@ -24,6 +24,7 @@ from saccade.spelling import did_you_mean
 from saccade.verbosity import note
 
 _CLASS_FIELDS = ("classes", "answers")  # the field of a configuration that counts classes
+_SHOWN = 12  # tensors in a note; the card lists all
 # Reads a folder of a model hub; a later package, so it is imported by its name.
 _FOLDER_READER = "saccade.models.official.convert:read_folder"
 _TRUNK = "trunk"  # in --freeze: all tensors of --trunk, whatever the family calls them
@@ -148,11 +149,13 @@ def load_start(task: Task, options: TrainOptions) -> None:
     start: Checkpoint | None = options.start
     if start is None or options.init is None:
         return
-    new = _new_head(task, start)
     own = task.model.state_dict()
-    _check_fit(start, own, new)
+    redrawn, left_out = _redrawn(task, start, own)
+    new = (*_new_head(task, start), *redrawn)
+    given = {name: value for name, value in start.weights.items() if name not in left_out}
+    _check_fit(start, given, own, new)
     task.model.load_state_dict(
-        own | {name: value for name, value in start.weights.items() if name not in new}
+        own | {name: value for name, value in given.items() if name not in new}
     )
     freeze(task.model, options.freeze, new)
     task.card = {
@@ -160,7 +163,33 @@ def load_start(task: Task, options: TrainOptions) -> None:
         "init": {"name": start_name(options.init), "sha256": start.sha256},
         "new_head": list(new),
         "frozen": list(options.freeze),
+        **({"left_out": list(left_out)} if left_out else {}),
     }
+
+
+def _redrawn(
+    task: Task, start: Checkpoint, own: dict[str, Any]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the tensors of the new parts, and those that only the checkpoint has.
+
+    The card lists all of them.
+    """
+    parts = task.redrawn(start.config)
+    new = tuple(name for name in own if _is_in(name, parts))
+    left_out = tuple(name for name in start.weights if _is_in(name, parts) and name not in own)
+    if new:
+        note(f"new: {len(new)} tensors ({_listed(new)})")
+    if left_out:
+        note(f"left out of the checkpoint: {len(left_out)} tensors ({_listed(left_out)})")
+    return new, left_out
+
+
+def _is_in(name: str, parts: Sequence[str]) -> bool:
+    return any(is_within(name, part) for part in parts)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
 def load_resnet_weights(task: Task, options: TrainOptions) -> None:
@@ -252,9 +281,11 @@ def _new_head(task: Task, start: Checkpoint) -> tuple[str, ...]:
     return new
 
 
-def _check_fit(start: Checkpoint, own: dict[str, Any], new: Sequence[str]) -> None:
-    for name in sorted((own.keys() | start.weights.keys()) - set(new)):
-        found = _shape(start.weights.get(name))
+def _check_fit(
+    start: Checkpoint, given: dict[str, Any], own: dict[str, Any], new: Sequence[str]
+) -> None:
+    for name in sorted((own.keys() | given.keys()) - set(new)):
+        found = _shape(given.get(name))
         expected = _shape(own.get(name))
         if found != expected:
             raise ShapeError(
@@ -285,8 +316,7 @@ def freeze(model: nn.Module, parts: Sequence[str], new: Sequence[str] = ()) -> N
             )
         if drawn := sorted(set(chosen) & set(new)):
             raise SaccadeError(
-                f"--freeze {part}: {drawn[0]} is new, for the classes of the data, so it must be "
-                "trained. Freeze other parts."
+                f"--freeze {part}: {drawn[0]} is new, so it must be trained. Freeze other parts."
             )
         for name, parameter in model.named_parameters():
             if name in chosen:

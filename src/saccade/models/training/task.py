@@ -101,6 +101,14 @@ class Task(ABC):
     def calibration(self) -> dict[str, np.ndarray]:
         """Return samples of the training data, as in `checkpoint.Checkpoint.calibration`."""
 
+    def redrawn(self, before: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the parts that a checkpoint of this configuration cannot provide.
+
+        They are beginnings of tensor names, up to a dot: the model's tensors in them are new, and
+        the checkpoint's are left out. The tensors of another number of classes need not be named.
+        """
+        return ()
+
     def finish(self) -> None:  # noqa: B027  most families need nothing
         """Do what the chosen weights still need, such as ordering the modules."""
 

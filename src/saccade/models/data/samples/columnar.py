@@ -20,7 +20,9 @@ from saccade.models.data.samples.source import (
     Given,
     RowUnreadable,
     Source,
+    Texts,
     numbered,
+    sentences_in,
     split_named,
 )
 from saccade.models.data.splits import SPLITS
@@ -133,9 +135,10 @@ class Tables(Source):
         self.path, self._tables = path, tuple(tables)
         with readable(tables[0].path, "a table"):
             first = tables[0].schema()
-            columns = Columns.of(tables[0].path, first.names, IMAGES)
+            columns = Columns.of(tables[0].path, first.names, IMAGES, sentences=given.sentences)
         self._image = columns.image
         labels = LabelColumn()
+        self.sentences = Texts() if given.sentences else None
         self._starts: list[int] = []
         counted = 0
         splits: list[int] = []
@@ -151,7 +154,7 @@ class Tables(Source):
                 counted += self._add(table, columns, labels, splits)
         if not counted:
             raise SaccadeError(f"{path}: found no rows, expected one per image.")
-        known = class_names_in(tables[0].path, first, columns.label)
+        known = None if given.sentences else class_names_in(tables[0].path, first, columns.value)
         self.labels, self.class_names = labels.classes(given, self.refused, known)
         if -1 not in splits:
             self.split_of = np.array(splits, dtype=np.int8)
@@ -179,15 +182,25 @@ class Tables(Source):
 
     def _add(self, table: Table, columns: Columns, labels: LabelColumn, splits: list[int]) -> int:
         """Add the labels and splits of a table's rows and return their number."""
-        written = table.column(columns.label)
+        written = table.column(columns.value)
         start = self._starts[-1]
-        for row, label in enumerate(written.to_pylist()):
-            if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
+        for row, value in enumerate(written.to_pylist()):
+            if self.sentences is not None:
+                try:
+                    texts = sentences_in(value)
+                except ValueError as error:
+                    raise SaccadeError(
+                        f"{table.path}: {numbered(row)}: {error} in column {columns.value!r}."
+                    ) from error
+                self.sentences.append(texts)
+                labels.add(0)
+                continue
+            if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
                 raise SaccadeError(
-                    f"{table.path}: {numbered(row)}: found {label!r:.80} in column "
-                    f"{columns.label!r}, expected a label, as text or number."
+                    f"{table.path}: {numbered(row)}: found {value!r:.80} in column "
+                    f"{columns.value!r}, expected a label, as text or number."
                 )
-            labels.add(label)
+            labels.add(value)
         own = [table.split] * len(written)
         if columns.split is not None:
             own = [

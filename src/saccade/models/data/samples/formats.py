@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from saccade.errors import SaccadeError
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.folders import ClassFolders, visible
-from saccade.models.data.samples.manifests import Manifest
-from saccade.models.data.samples.shards import Shards
+from saccade.models.data.samples.manifests import Manifest, told_by
+from saccade.models.data.samples.shards import Shards, has_text
 from saccade.models.data.samples.source import Given, Source, split_in, split_named
 
 if TYPE_CHECKING:
@@ -55,13 +55,34 @@ def open_source(name: str, given: Given) -> Source:
     return Manifest(path, given)
 
 
+def has_texts(name: str) -> bool:
+    """Return whether these are tables or shards with sentences, from the first of them.
+
+    Raises: SaccadeError if it cannot be read.
+    """
+    from saccade.models.data.samples import columnar
+
+    path = Path(name)
+    if path.is_dir() and columnar.is_saved(path):
+        return told_by(columnar.saved_tables(path)[0].schema().names)
+    files = _packed_in(path) if path.is_dir() else [path] if path.exists() else matching(name)
+    first = next((file for file in files if file.is_file()), path)
+    if first.suffix.lower() == ".parquet":
+        return told_by(columnar.ParquetFile(first, -1).schema().names)
+    return first.suffix.lower() == ".tar" and has_text(first)
+
+
 def _folder(path: Path, given: Given) -> Source:
     from saccade.models.data.samples import columnar
 
     if columnar.is_saved(path):
         return columnar.Tables(path, columnar.saved_tables(path), given)
-    packed = [file for file in _files(path) if file.suffix.lower() in _PACKED]
+    packed = _packed_in(path)
     return _packed(path, packed, given) if packed else ClassFolders(path, given)
+
+
+def _packed_in(path: Path) -> list[Path]:
+    return [file for file in _files(path) if file.suffix.lower() in _PACKED]
 
 
 def tables_of(name: str) -> list["Table"]:

@@ -54,9 +54,11 @@ class ListedImages(Source):
         return f"{self._listed[row]}: {self._files[row]}"
 
     def add_root(self, folder: Path) -> int:
-        """Add a folder of images and return its number."""
-        self._roots.append(Root(folder))
-        return len(self._roots) - 1
+        """Add a folder of images and return its number; files may share one."""
+        places = [place for place, root in enumerate(self._roots) if root.path == folder]
+        if not places:
+            self._roots.append(Root(folder))
+        return places[0] if places else len(self._roots) - 1
 
     def image(self, root: int, file: str, split: int, listed: str) -> int:
         """Return the row of an image, which may be new; `split` is an index into SPLITS, or -1.

@@ -81,7 +81,7 @@ class Manifest(Source):
             columns = columns or Columns.of(path, list(values))
             self._files.append("")
             self._files[row] = path_in(row, values, columns.image, self.refused)
-            labels.add(label_in(row, values, columns.label, self.refused))
+            labels.add(label_in(row, values, columns.value, self.refused))
             if columns.split is not None:
                 splits.append(split_in_row(row, values, columns.split, self.refused))
         if columns is None:
@@ -147,38 +147,57 @@ def split_in_row(row: int, values: Mapping[str, Any], column: str, refused: Refu
 
 
 class Columns:
-    """The columns of a table that are used."""
+    """The columns of a table that are used; the values are labels or sentences."""
 
-    def __init__(self, image: str, label: str, split: str | None) -> None:
-        self.image, self.label, self.split = image, label, split
+    def __init__(self, image: str, value: str, split: str | None) -> None:
+        self.image, self.value, self.split = image, value, split
 
     @property
     def used(self) -> tuple[str, ...]:
         """Return the names of the columns."""
-        return tuple(filter(None, (self.image, self.label, self.split)))
+        return tuple(filter(None, (self.image, self.value, self.split)))
 
     @classmethod
-    def of(cls, path: Path, names: Sequence[str], images: Sequence[str] = PATHS) -> "Columns":
+    def of(
+        cls,
+        path: Path,
+        names: Sequence[str],
+        images: Sequence[str] = PATHS,
+        *,
+        sentences: bool = False,
+    ) -> "Columns":
         """Find the columns by their usual names.
 
-        Raises: SaccadeError if there is none of images or labels.
+        Raises: SaccadeError if there is none of images, or none of labels or sentences.
         """
-        image = next((name for name in images if name in names), None)
-        label = next((name for name in LABELS if name in names), None)
+        image, label, told = (
+            next((name for name in usual if name in names), None)
+            for usual in (images, LABELS, SENTENCES)
+        )
         shown = ", ".join(repr(name)[:60] for name in names[:20])
         if image is None:
             raise SaccadeError(
                 f"{path}: found the columns {shown}, expected one of images: "
                 f"{', '.join(images)}. Rename the column of images."
             )
-        if label is None:
-            sentences = next((name for name in SENTENCES if name in names), None)
-            what = f"sentences ({sentences}) without labels" if sentences else f"columns {shown}"
+        value = told if sentences else label
+        if value is None and sentences:
+            raise SaccadeError(
+                f"{path}: found the columns {shown}, expected one of sentences: "
+                f"{', '.join(SENTENCES)}. Add the sentence about each image."
+            )
+        if value is None:
+            what = f"sentences ({told}) without labels" if told else f"columns {shown}"
             raise SaccadeError(
                 f"{path}: found {what}, expected a column of labels: {', '.join(LABELS)}. Add "
                 "the class of each image."
             )
-        return cls(image, label, next((name for name in SPLIT_COLUMNS if name in names), None))
+        return cls(image, value, next((name for name in SPLIT_COLUMNS if name in names), None))
+
+
+def told_by(columns: Sequence[str]) -> bool:
+    """Return whether one of these columns has sentences."""
+    return any(column in SENTENCES for column in columns)
 
 
 def table_rows(path: Path) -> Iterator[Mapping[str, Any]]:

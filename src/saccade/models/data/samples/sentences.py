@@ -24,7 +24,7 @@ EXPECTED = (
     "captions: a COCO captions JSON such as captions_train2014.json, a .csv or .jsonl with columns "
     "of images and captions, or a folder with these"
 )
-_USUAL = re.compile(r"^(captions_.*|dataset_?.*)\.json$")
+USUAL = re.compile(r"^(captions_.*|dataset_?.*)\.json$")
 _JSON = "COCO's captions, with images and annotations"
 _RESTVAL = "restval"  # Karpathy's split of COCO's validation images that are for training
 
@@ -122,7 +122,7 @@ def open_sentences(name: str, given: Given) -> Sentences:
     Raises: SaccadeError if there is none, or they cannot be used.
     """
     source = Sentences(Path(name), given)
-    for file, split in listed_files(name, _USUAL, EXPECTED):
+    for file, split in listed_files(name, USUAL, EXPECTED):
         source.add_file(file, split)
     source.finish()
     return source

@@ -13,11 +13,29 @@ from saccade.errors import SaccadeError
 from saccade.json_text import parse_json
 from saccade.models.data.samples.folders import SUFFIXES
 from saccade.models.data.samples.labels import LabelColumn
-from saccade.models.data.samples.source import Given, RowUnreadable, Source, is_hidden
+from saccade.models.data.samples.manifests import SENTENCES
+from saccade.models.data.samples.source import (
+    Given,
+    RowUnreadable,
+    Source,
+    Texts,
+    is_hidden,
+    sentences_in,
+)
 
-_LABEL_BYTES, _JSON_BYTES = 4096, 2**20
-_LABELLED = (".cls", ".json")  # members with a label: a number or a name, or an object
-_LABEL_FIELDS = ("label", "cls", "class", "class_name")
+_TEXT_BYTES, _JSON_BYTES = 4096, 2**20
+
+
+class _Kind(NamedTuple):
+    """What is wanted beside an image: the members that contain it, and the fields of an object."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    fields: tuple[str, ...]
+
+
+_LABEL = _Kind("label", (".cls", ".json"), ("label", "cls", "class", "class_name"))
+_SENTENCE = _Kind("sentence", (".txt", ".json"), SENTENCES)
 
 
 class Member(NamedTuple):
@@ -30,7 +48,7 @@ class Member(NamedTuple):
 
 
 class Shards(Source):
-    """Images with labels in uncompressed tar files; `splits` gives the split of each file or -1.
+    """Images with labels or sentences in uncompressed tar files; `splits` are theirs, or -1.
 
     The files are read once from beginning to end, without the images. Then each image is read from
     its place.
@@ -45,17 +63,24 @@ class Shards(Source):
         self._keys: list[str] = []
         self._shard, self._offset, self._size = array("q"), array("q"), array("q")
         labels = LabelColumn()
+        self.sentences = Texts() if given.sentences else None
+        self._kind = _SENTENCE if given.sentences else _LABEL
         self._form: frozenset[str] = frozenset()
         for index, shard in enumerate(shards):
-            for key, members, label in samples_of(shard):
+            for key, members, value in _samples_of(shard, self._kind):
                 image = self._checked(shard, key, members)
+                if self.sentences is not None:
+                    self.sentences.append(_texts(shard, key, value))
                 self._keys.append(key)
                 self._shard.append(index)
                 self._offset.append(image.offset)
                 self._size.append(image.size)
-                labels.add(_label(shard, key, label))
+                labels.add(0 if given.sentences else _label(shard, key, value))
         if not self._keys:
-            raise SaccadeError(f"{path}: found no samples, expected pairs such as a.jpg and a.cls.")
+            raise SaccadeError(
+                f"{path}: found no samples, expected pairs such as a.jpg and "
+                f"a{self._kind.suffixes[0]}."
+            )
         self.labels, self.class_names = labels.classes(given, self.refused)
         if splits and splits[0] >= 0:
             self.split_of = np.array(splits, dtype=np.int8)[np.array(self._shard)]
@@ -77,12 +102,14 @@ class Shards(Source):
     def _checked(self, shard: Path, key: str, members: Mapping[str, Member]) -> Member:
         """Return the image of a sample; all samples have members of the same kinds."""
         images = [suffix for suffix in members if suffix in SUFFIXES]
-        labels = [suffix for suffix in members if suffix in _LABELLED]
+        kind = self._kind
+        labels = [suffix for suffix in members if suffix in kind.suffixes]
         shown = " ".join(sorted(members))
         if len(images) != 1 or not labels:
             raise SaccadeError(
                 f"{shard}: sample {key!r} has {shown}, expected one image ({', '.join(SUFFIXES)}) "
-                "and its label (.cls, or .json with a label). Write the shard again."
+                f"and its {kind.name} ({kind.suffixes[0]}, or .json with a {kind.name}). Write the "
+                "shard again."
             )
         form = frozenset({*members} - {*images} | {"image"})
         self._form = self._form or form
@@ -95,21 +122,29 @@ class Shards(Source):
         return members[images[0]]
 
 
-def samples_of(shard: Path) -> Iterator[tuple[str, dict[str, Member], Any]]:
+def has_text(shard: Path) -> bool:
+    """Return whether the first sample of a shard has sentences.
+
+    Raises: as `Shards`.
+    """
+    return next((value is not None for _, _, value in _samples_of(shard, _SENTENCE)), False)
+
+
+def _samples_of(shard: Path, kind: _Kind = _LABEL) -> Iterator[tuple[str, dict[str, Member], Any]]:
     """Return the key of each sample, its members by suffix, and its label as written or None.
 
     Raises: SaccadeError if the file is not an uncompressed tar file, or a key occurs again.
     """
     seen: set[str] = set()
     sample: dict[str, Member] = {}
-    key, label = "", None
+    key, value = "", None
     try:
         with shard.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member, info in members_of(tar):
                 if member.key != key or not sample:
                     if sample:
-                        yield key, sample, label
-                    key, sample, label = member.key, {}, None
+                        yield key, sample, value
+                    key, sample, value = member.key, {}, None
                     if key in seen:
                         raise SaccadeError(
                             f"{shard}: sample {key!r} occurs again after others, expected its "
@@ -117,14 +152,17 @@ def samples_of(shard: Path) -> Iterator[tuple[str, dict[str, Member], Any]]:
                         )
                     seen.add(key)
                 sample[member.suffix] = member
-                if member.suffix in _LABELLED:
-                    label = _written(shard, member, tar.extractfile(info))
+                # Of a text and an object, the text counts.
+                if member.suffix in kind.suffixes and (
+                    value is None or member.suffix == kind.suffixes[0]
+                ):
+                    value = _written(shard, member, tar.extractfile(info), kind)
             # tarfile takes the end of a file for the end of the archive.
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError("it has no end, so that samples may be missing")
         if sample:
-            yield key, sample, label
+            yield key, sample, value
     except (tarfile.TarError, OSError, UnicodeDecodeError) as error:
         raise SaccadeError(
             f"{shard}: cannot be read as a tar file ({error}), expected an uncompressed one. "
@@ -149,32 +187,44 @@ def key_and_suffix(member: str) -> tuple[str, str]:
     return folder + slash + key, (point + suffix).lower()
 
 
-def _written(shard: Path, member: Member, file: IO[bytes] | None) -> Any:
-    """Return the label in a member: text, or the field of an object."""
-    most = _JSON_BYTES if member.suffix == ".json" else _LABEL_BYTES
+def _written(shard: Path, member: Member, file: IO[bytes] | None, kind: _Kind) -> Any:
+    """Return the label or sentence in a member: text, or the field of an object."""
+    most = _JSON_BYTES if member.suffix == ".json" else _TEXT_BYTES
     if file is None or member.size > most:
         raise SaccadeError(
-            f"{shard}: {member.key}{member.suffix} has {member.size} bytes, expected a label of at "
-            f"most {most}. Write the shard again."
+            f"{shard}: {member.key}{member.suffix} has {member.size} bytes, expected a {kind.name} "
+            f"of at most {most}. Write the shard again."
         )
     data = file.read()
-    if member.suffix == ".cls":
+    if member.suffix != ".json":
         return data.decode().strip()
     try:
         values = parse_json(data)
     except ValueError as error:
         raise SaccadeError(
             f"{shard}: {member.key}.json cannot be read ({error}), expected a JSON object with a "
-            "label. Write the shard again."
+            f"{kind.name}. Write the shard again."
         ) from error
     fields = values if isinstance(values, dict) else {}
-    return next((fields[name] for name in _LABEL_FIELDS if name in fields), None)
+    return next((fields[name] for name in kind.fields if name in fields), None)
 
 
 def _label(shard: Path, key: str, label: Any) -> str | int:
     if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
         raise SaccadeError(
             f"{shard}: sample {key!r} has the label {label!r:.80}, expected a name or a number in "
-            f".cls, or in the field {_LABEL_FIELDS[0]!r} of .json. Write the shard again."
+            f".cls, or in the field {_LABEL.fields[0]!r} of .json. Write the shard again."
         )
     return label
+
+
+def _texts(shard: Path, key: str, written: Any) -> list[str]:
+    """Return the sentences of a sample: the lines of a text, or the field of an object."""
+    lines = written.splitlines() if isinstance(written, str) else written
+    try:
+        return sentences_in([line for line in lines if line] if isinstance(lines, list) else lines)
+    except ValueError as error:
+        raise SaccadeError(
+            f"{shard}: sample {key!r}: {error}, in .txt, one per line, or in the field "
+            "'caption' of .json. Write the shard again."
+        ) from error

@@ -3,9 +3,12 @@
 
 import re
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +37,7 @@ class Given:
     labels: tuple[str, ...] | None = None  # names of the classes, in order
     labels_path: Path | None = None  # the file that they are from
     root: Path | None = None  # folder in which the paths of a manifest begin
+    sentences: bool = False  # the samples are wanted with their sentences, not their labels
 
     @classmethod
     def of(cls, labels: Path | None, root: Path | None) -> "Given":
@@ -53,8 +57,35 @@ class Given:
         return cls(names, labels, root)
 
 
+class Texts:
+    """The sentences of each row, one or more, stored as bytes: millions of them stay small."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._ends, self._rows = array("q"), array("q")
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._rows)
+
+    def append(self, texts: Sequence[str]) -> None:
+        """Add the sentences of the next row."""
+        for text in texts:
+            self._text += text.encode()
+            self._ends.append(len(self._text))
+        self._rows.append(len(self._ends))
+
+    def __getitem__(self, row: int) -> tuple[str, ...]:
+        """Return the sentences of a row."""
+        first = self._rows[row - 1] if row else 0
+        ends = [self._ends[first - 1] if first else 0, *self._ends[first : self._rows[row]]]
+        return tuple(self._text[a:b].decode() for a, b in pairwise(ends))
+
+
 class Source(ABC):
     """Labeled samples in the order of their files; a row is read when it is asked for.
+
+    If sentences were asked for instead of labels, all rows are of one class without a name.
 
     Shapes: labels [n] int64, indices into class_names; split_of [n] int8, indices into SPLITS, or
             None if the data does not say which split a row is in.
@@ -63,6 +94,7 @@ class Source(ABC):
     path: Path
     labels: np.ndarray
     class_names: tuple[str, ...]
+    sentences: Texts | None = None  # of each row
     split_of: np.ndarray | None = None
     notes: tuple[str, ...] = ()  # what was left out while listing
 
@@ -85,6 +117,17 @@ class Source(ABC):
     def refused(self, row: int, reason: str) -> SaccadeError:
         """Return the error about a row."""
         return SaccadeError(f"{self.path}: {self.row_name(row)}: {reason}")
+
+
+def sentences_in(value: Any) -> list[str]:
+    """Return the sentences of a cell: one text, or a list of them.
+
+    Raises: ValueError if there is none, or one of them is empty; the message names what was found.
+    """
+    texts = value if isinstance(value, list) else [value]
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError(f"found {value!r:.80}, expected a sentence or a list of them")
+    return [text.strip() for text in texts]
 
 
 def numbered(row: int, name: str = "") -> str:
