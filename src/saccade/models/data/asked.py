@@ -16,6 +16,8 @@ class DataAsked:
     data_root: Path | None = None
     skip_bad: int = 0
     preprocessing: Preprocessing | None = None  # of the checkpoint that training starts from
+    shots: int | None = None  # training samples per class, drawn with `seed`; default: all
+    seed: int = 0
 
 
 def check_skip_bad(rows: int) -> None:

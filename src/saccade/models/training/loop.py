@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from saccade.files import write_atomically
 from saccade.json_text import parse_json
 from saccade.models.torch_file import load_torch
 from saccade.models.training.options import TrainOptions
+from saccade.models.training.scalars import Scalars
 from saccade.models.training.task import Recipe, Task
 from saccade.progress import Advance, progress_of
 
@@ -134,6 +135,7 @@ class FitResult:
     best_step: int
     seconds: float  # of training and validation, over all sessions of a resumed run
     log: TrainingLog  # to write next to the checkpoint
+    last_weights: Mapping[str, Tensor]  # those that the last step was validated with
 
 
 def fit(task: Task, options: TrainOptions) -> FitResult:
@@ -148,15 +150,18 @@ def fit(task: Task, options: TrainOptions) -> FitResult:
     recipe = task.recipe
     if options.resume:
         run.restore(read_state(options.state_path, run.identity))
-    with progress_of(f"train {task.family} on {task.data}", recipe.steps) as advance:
+    progress = progress_of(f"train {task.family} on {task.data}", recipe.steps)
+    with run.scalars, progress as advance:
         advance(run.done)
         while run.done < recipe.steps:
             run.step()
             advance()
             run.after_step(advance)
+    with run.averaged():
+        last_weights = _copied(task.model.state_dict())
     task.model.load_state_dict(run.best_weights)
     task.model.eval()
-    return FitResult(run.best_step, run.seconds(), run.log)
+    return FitResult(run.best_step, run.seconds(), run.log, last_weights)
 
 
 class Run:
@@ -185,6 +190,11 @@ class Run:
         self.losses: list[float] = []  # since the last row of the log
         self.begin = self.kept = time.monotonic()
         self.identity = _identity(task, options)
+        self.scalars = Scalars(options, json.loads(_text(self.identity)))
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Give the model the weights to validate and save inside the block."""
+        return nullcontext() if self.average is None else self.average.in_place()
 
     def seconds(self) -> float:
         """Return the seconds since the run began, without the time between its sessions."""
@@ -234,6 +244,7 @@ class Run:
                 "seconds": round(self.seconds(), 1),
             }
             self.log.add(row, scores)
+            self.scalars.add(row, scores)
             self.losses = []
         if not last and time.monotonic() - self.kept >= SAVE_EVERY_S:
             write_state(self.options.state_path, self.state(), self.identity)
@@ -242,9 +253,8 @@ class Run:
 
     def _validate(self) -> dict[str, float]:
         model = self.task.model.eval()
-        averaged = nullcontext() if self.average is None else self.average.in_place()
         # Random draws of the validation must not change how training continues.
-        with averaged, torch.no_grad(), torch.random.fork_rng(devices=gpus(self.device)):
+        with self.averaged(), torch.no_grad(), torch.random.fork_rng(devices=gpus(self.device)):
             scores = self.task.validate()
             score = next(iter(scores.values()))
             if score >= self.best_score or not self.best_step:
@@ -271,6 +281,7 @@ class Run:
             "log": self.log.rows,
             "losses": self.losses,
             "seconds": self.seconds(),
+            "scalars": self.scalars.state(),
         }
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -290,6 +301,7 @@ class Run:
         torch.random.set_rng_state(state["torch"])
         self.log.rows, self.losses = state["log"], state["losses"]
         self.begin = time.monotonic() - state["seconds"]
+        self.scalars.restore(state.get("scalars", {}), self.done)
         if "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self.device)
         if self.auxiliary is not None:

@@ -19,7 +19,9 @@ from saccade.spelling import did_you_mean
 class TrainOptions(PathFields):
     """Options of training; defaults come from the family's recipe."""
 
-    out: Path  # checkpoint to write, a .safetensors file; a .csv log is written next to it
+    # checkpoint to write: a .safetensors file, with a .csv log next to it; or a run folder (a name
+    # without an ending), with everything that repeats the run and its curves
+    out: Path
     # name of a data set, or your own data: a folder, .npz, .csv, .jsonl, .parquet or .tar (see
     # docs/data.md); default: data that the family generates or that comes with a library
     data: str | None = None
@@ -33,6 +35,8 @@ class TrainOptions(PathFields):
     steps: int | None = None  # number of optimizer steps; default: the recipe's
     batch: int | None = None  # samples per step; default: the recipe's
     learning_rate: float | None = None  # peak learning rate; default: the recipe's
+    # train on this many samples of each class, drawn with --seed (few-shot); default: all
+    shots: int | None = None
     # precision of matrix products; bf16 uses autocast, also on a CPU
     precision: Literal["fp32", "bf16"] | None = None
     side_px: int = 32  # side in pixels that image files are resized to
@@ -43,8 +47,10 @@ class TrainOptions(PathFields):
     seed: int = 0  # random seed of weights, batches and dropout
     threads: int = 1  # CPU threads; small models gain nothing from more
     device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU
+    # also log to: tensorboard, wandb (offline: files only), wandb-online
+    log_to: tuple[str, ...] = ()
     resume: bool = False  # continue an interrupted run from the state next to --out
-    force: bool = False  # overwrite an existing file at --out
+    force: bool = False  # replace what exists at --out
 
     start: ClassVar[Any] = None  # the checkpoint of --init, see `start.StartedOptions`
 
@@ -56,7 +62,8 @@ class TrainOptions(PathFields):
     def asked(self) -> DataAsked:
         """Return the options of the user's data."""
         preprocessing = None if self.start is None else self.start.preprocessing
-        return DataAsked(self.labels, self.data_root, self.skip_bad, preprocessing)
+        given = (self.labels, self.data_root, self.skip_bad, preprocessing)
+        return DataAsked(*given, self.shots, self.seed)
 
     def value(self, name: str, default: Any) -> Any:
         """Return a configuration field of `--set`, or else of the checkpoint of `--init`."""
@@ -69,9 +76,21 @@ class TrainOptions(PathFields):
         return self.out.with_name(f"{self.out.stem}.resume.pt")
 
     @property
+    def is_folder(self) -> bool:
+        """Whether the run is written as a folder, see `run_folder.write_run`."""
+        return not self.out.suffix
+
+    @property
     def log_path(self) -> Path:
-        """Path of the log."""
+        """Path of the log; of a run folder, until it is written."""
+        if self.is_folder:
+            return self.out.with_name(f"{self.out.name}.resume.csv")
         return self.out.with_suffix(".csv")
+
+    @property
+    def logs_path(self) -> Path:
+        """Folder of `--log-to`; of a run folder, until it is written."""
+        return self.out.with_name(f"{self.out.stem}.logs")
 
 
 def chosen_recipe(options: TrainOptions, *, quick: Recipe, shipped: Recipe) -> Recipe:
