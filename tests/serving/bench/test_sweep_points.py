@@ -22,13 +22,17 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '
 
 
 def task_in(
-    place: Path, checkpoint: Path, data: str | None = None, limit: int | None = None, split: Any = None
+    place: Path,
+    checkpoint: Path,
+    data: str | None = None,
+    limit: int | None = None,
+    split: Any = None,
 ) -> Task:
     """A budget of one half."""
     return Task(
         checkpoint=str(checkpoint), name=None, slots=None, data=data, split=split, task=None,
-        limit=limit, runtime="onnxruntime", op_library=True, place=str(place), folder=str(place / "export"),
-        budget="0.5", precision="fp32",
+        limit=limit, runtime="onnxruntime", op_library=True, place=str(place),
+        folder=str(place / "export"), budget="0.5", precision="fp32",
     )  # fmt: skip
 
 

@@ -70,8 +70,8 @@ def read_state(path: Path, run: dict[str, Any]) -> dict[str, Any]:
     if differing:
         raise SaccadeError(
             f"{path}: the state is from another run: {', '.join(differing)} differ. Use the "
-            "options of the interrupted run (--threads and --force may differ), or start again "
-            "with --force."
+            "options of the interrupted run (--threads, --force and --log-to may differ), or start "
+            "again with --force."
         )
     return state
 
