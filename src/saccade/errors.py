@@ -65,6 +65,7 @@ _EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "nicegui": "explore",
+    "huggingface_hub": "hub",
     "pyarrow": "bulk",
     "ray": "bulk",
     "opentelemetry": "trace",

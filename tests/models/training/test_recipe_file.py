@@ -16,9 +16,11 @@ from saccade.serving.commands.models import recipe_defaults
 
 FULL = TrainOptions(
     Path("a b.safetensors"), data='my "data"', labels=Path("l.txt"), data_root=Path("root"),
-    skip_bad=2, recipe="shipped", set={"dim": 64, "mean": [0.5, 1], "graph_prior": "none"},
-    steps=3, batch=4, learning_rate=1e-05, shots=5, precision="bf16", side_px=64,
-    init=Path("shipped:digits-sum"), freeze=("trunk", "head.a"), seed=7, threads=2, device="cuda",
+    skip_bad=2, background=(0, 255), recipe="shipped",
+    set={"dim": 64, "mean": [0.5, 1], "graph_prior": "none"}, steps=3, batch=4,
+    learning_rate=1e-05, shots=5, precision="bf16", side_px=64, init=Path("shipped:digits-sum"),
+    trunk=Path("t"), freeze=("trunk", "head.a"), resnet=Path("r"), tune_resnet=True, seed=7,
+    threads=2, device="cuda", processes=2, accumulate=2, checkpoint_activations=True,
     log_to=("wandb",), resume=True, force=True,
 )  # fmt: skip
 

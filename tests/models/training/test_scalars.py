@@ -126,7 +126,7 @@ def test_a_run_that_fails_at_once_leaves_no_logs_and_old_ones_are_kept(
 
 def test_only_wandb_online_sends_anything(calls: list[Any], tmp_path: Path) -> None:
     for name, mode in (("wandb", "offline"), ("wandb-online", "online")):
-        scalars = Scalars(TrainOptions(tmp_path / "a.safetensors", log_to=(name,)), {})
+        scalars = Scalars(TrainOptions(tmp_path / "a.safetensors"), (name,), {})
         scalars.restore({"id": "abc"}, 7)
         with scalars:
             scalars.add({"step": 8, "loss": 1.0, "learning_rate": 0.1}, {})

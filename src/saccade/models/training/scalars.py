@@ -109,8 +109,10 @@ def remove_logs(folder: Path) -> None:
 class Scalars:
     """The logs of `--log-to`; nothing is opened before the first row."""
 
-    def __init__(self, options: TrainOptions, facts: Mapping[str, Any]) -> None:
-        self._options, self._facts = options, facts
+    def __init__(
+        self, options: TrainOptions, names: Sequence[str], facts: Mapping[str, Any]
+    ) -> None:
+        self._options, self._names, self._facts = options, names, facts
         self._writers: list[Writer] | None = None
         self._resumed_at = 0
         self._id = ""
@@ -126,7 +128,7 @@ class Scalars:
     def add(self, row: Mapping[str, float], scores: Mapping[str, float]) -> None:
         """Add a row of the log, with the scores if its step was validated."""
         if self._writers is None:
-            self._writers = [self._opened(name) for name in self._options.log_to]
+            self._writers = [self._opened(name) for name in self._names]
         values = {f"train/{name}": row[name] for name in ("loss", "learning_rate")}
         values |= {f"validation/{name}": score for name, score in scores.items()}
         for writer in self._writers:

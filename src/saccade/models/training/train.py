@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,19 @@ from saccade.models.entry import imported
 from saccade.models.families import entry_of
 from saccade.models.training.options import TrainOptions as TrainOptions
 from saccade.models.training.options import overrides_words
+from saccade.models.training.processes import (
+    Follower,
+    Group,
+    ProcessLost,
+    followers_options,
+    group_of,
+    joined,
+)
 from saccade.models.training.run_folder import write_run
 from saccade.models.training.scalars import check_log_to, remove_logs
 from saccade.models.training.task import Task
 from saccade.progress import Report, bar, reporting
-from saccade.verbosity import note
+from saccade.verbosity import note, verbosity
 
 if TYPE_CHECKING:
     from saccade.models.training.loop import FitResult
@@ -36,17 +45,42 @@ _PACKAGES = ("saccade", "torch", "numpy", "safetensors")
 def train(family: str, options: TrainOptions, *, progress: Report | None = bar) -> Checkpoint:
     """Train a model; write it with calibration samples and a card, and a log next to it.
 
+    Under a launcher such as torchrun, processes other than the first exit when it is trained.
+
     Raises: SaccadeError if the family, an option, the data or the output path cannot be used, or
         if the loss is no longer finite.
     """
     _check(options)
+    group = group_of(options.processes)
+    if group.rank:
+        _follow(family, options, group)
+        raise SystemExit
     with reporting(progress), only_writer(options.out):
         _forget_unfinished(options)
         _check_place(options)
-        return _trained(family, options)
+        with joined(group, family, options):
+            trained = _trained(family, options, group)
+    assert trained is not None, "the first process writes the checkpoint"
+    return trained
 
 
-def _trained(family: str, options: TrainOptions) -> Checkpoint:
+def main(request: Follower) -> bool:
+    """Take part in a run that another process started; return False if it ended too early."""
+    options = followers_options(TrainOptions, request.options)
+    try:
+        _follow(request.family, options, request.group)
+    except ProcessLost:
+        return False
+    return True
+
+
+def _follow(family: str, options: TrainOptions, group: Group) -> None:
+    """Take part in a run without writing or printing anything."""
+    with verbosity(quiet=True), reporting(None), joined(group, family, options):
+        _trained(family, options, group)
+
+
+def _trained(family: str, options: TrainOptions, group: Group) -> Checkpoint | None:
     torch: Any = require("torch", extra="export")
     from saccade.models.training.start import started
 
@@ -62,37 +96,43 @@ def _trained(family: str, options: TrainOptions) -> Checkpoint:
     try:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(options.seed)
-            checkpoint = _run(make(options), options)
+            checkpoint = _run(make(options), options, group)
     except BaseException as error:
-        if not options.state_path.exists():
+        if not options.state_path.exists() and not group.rank:
             _remove_logs(options)
         elif isinstance(error, KeyboardInterrupt):
             note("The state of the run is saved. To continue, run the same command with --resume.")
         raise
     finally:
         torch.set_num_threads(threads)
-    if options.is_folder:  # both are in it now
-        options.log_path.unlink(missing_ok=True)
-        _remove_logs(options)
-    options.state_path.unlink(missing_ok=True)
+    if not group.rank:
+        if options.is_folder:  # both are in it now
+            options.log_path.unlink(missing_ok=True)
+            _remove_logs(options)
+        options.state_path.unlink(missing_ok=True)
     return checkpoint
 
 
-def _run(task: Task, options: TrainOptions) -> Checkpoint:
+def _run(task: Task, options: TrainOptions, group: Group) -> Checkpoint | None:
     from saccade.models.training.loop import fit
-    from saccade.models.training.start import load_start
+    from saccade.models.training.start import load_resnet_weights, load_start
 
     check_shots(task, options)
     load_start(task, options)
+    load_resnet_weights(task, options)
     check_exportable(task)
-    fitted = fit(task, options)
-    finished = partial(_finished, task, options, fitted)
+    fitted = fit(task, options, group)
+    if group.rank:
+        return None
+    finished = partial(_finished, task, options, fitted, group)
     if options.is_folder:
         return write_run(task, options, fitted, finished)
     return save(options.out, beside={fitted.log.path: fitted.log.content()}, **finished())
 
 
-def _finished(task: Task, options: TrainOptions, fitted: "FitResult") -> dict[str, Any]:
+def _finished(
+    task: Task, options: TrainOptions, fitted: "FitResult", group: Group
+) -> dict[str, Any]:
     """Return the arguments of `save`, except places, for the weights that the model has."""
     import torch
 
@@ -102,12 +142,13 @@ def _finished(task: Task, options: TrainOptions, fitted: "FitResult") -> dict[st
         scores = task.report()
     task.model.cpu()
     saved = task.saved()
-    if options.start is not None and saved["preprocessing"] is not None:
-        saved["preprocessing"] = options.start.preprocessing
+    begun = options.start or options.given_trunk
+    if begun is not None and saved["preprocessing"] is not None:
+        saved["preprocessing"] = begun.preprocessing
     return saved | {
         "family": task.family,
         "weights": task.model.state_dict(),
-        "card": _card(task, options, fitted, scores),
+        "card": _card(task, options, fitted, scores, group),
     }
 
 
@@ -143,13 +184,17 @@ def check_exportable(task: Task) -> None:
 
 
 def _card(
-    task: Task, options: TrainOptions, fitted: "FitResult", scores: dict[str, float]
+    task: Task,
+    options: TrainOptions,
+    fitted: "FitResult",
+    scores: dict[str, float],
+    group: Group,
 ) -> dict[str, Any]:
     return {
         "data": task.data,
         "data_sha256": dict(task.data_sha256),
         "seed": options.seed,
-        "command": command_line(task.family, options, task.data),
+        "command": command_line(task.family, replace(options, processes=group.size), task.data),
         "recipe": options.recipe,
         "steps": task.recipe.steps,
         "batch": task.recipe.batch,
@@ -157,6 +202,7 @@ def _card(
         "best_step": fitted.best_step,
         "validation": scores,
         "device": _device(options),
+        **({"processes": group.size} if group.size > 1 else {}),
         "about_minutes": min(ABOUT_MINUTES, key=lambda minutes: abs(minutes - fitted.seconds / 60)),
         "versions": {name: version_of(name) for name in _PACKAGES}
         | {"python": platform.python_version()},
@@ -188,6 +234,7 @@ def _check(options: TrainOptions) -> None:
     if options.is_folder:
         require("matplotlib", extra="bench")
     limits = {"steps": 1, "batch": 1, "shots": 1, "side_px": 4, "seed": 0, "threads": 1}
+    limits |= {"processes": 1, "accumulate": 1}
     for name, least in limits.items():
         value = getattr(options, name)
         if value is not None and value < least:
@@ -249,18 +296,25 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
     if options.set:
         words += ["--set", *overrides_words(options.set)]
     # As with --data, only the names of files: the folders are this machine's.
-    for name in ("labels", "data_root"):
+    for name in ("labels", "data_root", "resnet"):
         if (path := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", path.name]
-    if options.init is not None:
-        from saccade.models.training.start import start_name
+    if options.background != given.background:
+        words += ["--background", ",".join(map(str, options.background))]
+    for name in ("init", "trunk"):
+        if (path := getattr(options, name)) is not None:
+            from saccade.models.training.start import start_name
 
-        words += ["--init", start_name(options.init)]
+            words += [f"--{name}", start_name(path)]
     if options.freeze:
         words += ["--freeze", ",".join(options.freeze)]
+    if options.tune_resnet:
+        words += ["--tune-resnet"]
     numbers = ("shots", "steps", "batch", "learning_rate", "precision", "side_px", "device")
-    for name in ("skip_bad", *numbers):
+    for name in ("skip_bad", *numbers, "processes", "accumulate"):
         if getattr(options, name) != getattr(given, name):
             words += [f"--{name.replace('_', '-')}", f"{getattr(options, name)}"]
+    if options.checkpoint_activations:
+        words.append("--checkpoint-activations")
     words += ["--seed", f"{options.seed}", "--threads", f"{options.threads}"]
     return shlex.join(words)
