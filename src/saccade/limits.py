@@ -10,6 +10,9 @@ TEXT_BYTES = 32 * 2**20
 LABELS = 100_000  # ImageNet-21k has 21,843
 LABEL_CHARACTERS = 1_000
 
+# A file of a training run's options.
+RECIPE_BYTES = 2**20
+
 # Weights. The largest families here have 10**9 parameters in 2,000 tensors.
 WEIGHTS_BYTES = 16 * 2**30
 TENSORS = 100_000

@@ -155,6 +155,16 @@ COMMANDS = {
             resume=("--resume",),
         ),
         Command(
+            "train, a run folder",
+            ("train", "nac", "--out", "{out}/m", *_DATA, "--steps", "2", "--batch", "8",
+             "--shots", "2", "--set", *_SMALL),
+            ("m",),
+            ("data",),
+            _keep_at_every_step,
+            keeps=("m.resume.pt", "m.resume.csv"),
+            resume=("--resume",),
+        ),
+        Command(
             "convert",
             ("convert", "vit", "{given}/authors/model.pth", "--out", "{out}/m.safetensors",
              "--config", "{given}/authors/config.json", "--labels", "{given}/authors/labels.txt"),

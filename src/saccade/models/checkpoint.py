@@ -159,10 +159,12 @@ def save(
     card: dict[str, Any],
     beside: Mapping[Path, bytes] | None = None,
     replace: bool = True,
+    called: str | None = None,
 ) -> Checkpoint:
     """Write a checkpoint, after the files of `beside`; the same content gives the same bytes.
 
     A path that ends in .safetensors becomes one file, any other a folder of Hugging Face's names.
+    `called` is the name of the folder in its card; by default, its own.
 
     Raises: SaccadeError if the file cannot be written or would not load again, or if it exists
         and `replace` is false.
@@ -184,7 +186,7 @@ def save(
     path = Path(path)
     written = {path: data}
     if path.suffix != ".safetensors":
-        written = folder_files(path, read_header(path, data), data)
+        written = folder_files(path, read_header(path, data), data, called)
     checkpoint = _parse(list(written)[-1], data)
     write_together({**(beside or {}), **written}, replace=replace)
     return checkpoint

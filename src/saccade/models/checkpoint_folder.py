@@ -75,11 +75,13 @@ def check_config(path: Path, header: Header) -> None:
             )
 
 
-def folder_files(folder: Path, header: Header, weights: bytes) -> dict[Path, bytes]:
-    """Return the content of a folder by path; the weights are last."""
+def folder_files(
+    folder: Path, header: Header, weights: bytes, name: str | None = None
+) -> dict[Path, bytes]:
+    """Return the content of a folder by path; the weights are last. `name` is that in its card."""
     return {
         folder / CONFIG: json_bytes(_config_of(header)),
-        folder / CARD: _card_of(folder.resolve().name, header).encode(),
+        folder / CARD: _card_of(name or folder.resolve().name, header).encode(),
         folder / WEIGHTS: weights,
     }
 

@@ -18,6 +18,7 @@ from saccade.errors import MissingPackage, SaccadeError, ShapeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import read_frontier
 from saccade.exporter.evaluation.evaluated_model import trained_on
+from saccade.models.data.datasets import load_data
 from saccade.serving.bench import bench as bench_module
 from saccade.serving.bench import in_process
 from saccade.serving.bench.bench import BenchReport, bench
@@ -157,8 +158,15 @@ def test_a_quick_look_leaves_the_full_measurement(
     assert (tmp_path / "quick" / "report.html").exists()
     assert looked.to_dict()["frontier_kept"][0] == ("nac-b1000-fp32: 20 instead of 80 test samples")
     assert "--replace-frontier" in rendered(looked)
-    options = BenchOptions(tmp_path / "again", str(data), replace_frontier=True, **quick)
-    assert bench(folder, options).to_dict()["frontier_kept"] == []
+    options = BenchOptions(
+        tmp_path / "again", str(data), split="val", replace_frontier=True, **quick
+    )
+    again = bench(folder, options)
+    assert again.to_dict()["frontier_kept"] == []
+    report = json.loads((tmp_path / "again" / "report.json").read_bytes())
+    held_out = load_data(str(data), "validation").sha256
+    assert (report["data"]["split"], report["data"]["sha256"]) == ("validation", held_out)
+    assert "on the validation split of" in rendered(again)
     assert {one.score.n for one in read_frontier(folder / "frontier.json").entries} == {20}
 
 
@@ -178,6 +186,8 @@ def test_a_server_that_runs_is_measured_as_it_is(server: Any, data: Path, tmp_pa
         bench(tmp_path, BenchOptions(tmp_path / "other", url=server.url))
     with pytest.raises(SaccadeError, match="found neither, expected a folder"):
         bench(None, BenchOptions(tmp_path / "other"))
+    with pytest.raises(SaccadeError, match="--split val: found no --data"):
+        bench(None, BenchOptions(tmp_path / "other", url=server.url, split="val"))
     with pytest.raises(SaccadeError, match="no model 'nothing'"):
         bench(None, BenchOptions(tmp_path / "other", url=server.url, model="nothing"))
 

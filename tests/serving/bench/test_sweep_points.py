@@ -22,25 +22,30 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '
 
 
 def task_in(
-    place: Path, checkpoint: Path, data: str | None = None, limit: int | None = None
+    place: Path,
+    checkpoint: Path,
+    data: str | None = None,
+    limit: int | None = None,
+    split: Any = None,
 ) -> Task:
     """A budget of one half."""
     return Task(
-        checkpoint=str(checkpoint), name=None, slots=None, data=data, task=None, limit=limit,
-        runtime="onnxruntime", op_library=True, place=str(place), folder=str(place / "export"),
-        budget="0.5", precision="fp32",
+        checkpoint=str(checkpoint), name=None, slots=None, data=data, split=split, task=None,
+        limit=limit, runtime="onnxruntime", op_library=True, place=str(place),
+        folder=str(place / "export"), budget="0.5", precision="fp32",
     )  # fmt: skip
 
 
 def test_a_point_is_exported_through_the_gate_in_a_child(tiny_nac, tmp_path: Path) -> None:
     checkpoint = tiny_nac(tmp_path / "nac.safetensors", modules=2, propagator_layers=1).path
-    task = task_in(tmp_path / "point", checkpoint, data="digits", limit=20)
+    task = task_in(tmp_path / "point", checkpoint, data="digits", limit=20, split="val")
     with Worker(point_process.__name__) as worker:
         assert worker.ask(task, Refusal) == Refusal()
     (manifest,) = ArtefactFolder(tmp_path / "point" / "export").manifests
     assert manifest.parity.passed and manifest.variant.kept == 1
     result = ready.read_result(json.loads((tmp_path / "point" / "score.json").read_bytes()))
     assert result.samples.shape == (20,) and result.scores[0].n == 20
+    assert result.split == "validation"
     (tmp_path / "point" / "score.json").unlink()
     (tmp_path / "point" / "export" / manifest.file.name).unlink()
     answer = point_process.main(task)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 else:
     TaskName = Literal[task_names()]
 
+SplitName = Literal["train", "validation", "val", "test", "all"]
+
 
 @dataclass(frozen=True)
 class EvaluateOptions(PathFields):
@@ -27,7 +29,7 @@ class EvaluateOptions(PathFields):
     data: str | None = None
     # which samples to score; without splits of its own, data is split 70 % train, 10 % validation,
     # 20 % test. Default: test, or validation if the data has no test samples
-    split: Literal["train", "validation", "val", "test", "all"] | None = None
+    split: SplitName | None = None
     labels: Path | None = None  # names of the data's classes, one per line, in order
     data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
     skip_bad: int = 0  # leave out at most this many unreadable rows; they are counted

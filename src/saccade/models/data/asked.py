@@ -17,6 +17,8 @@ class DataAsked:
     skip_bad: int = 0
     background: tuple[int, ...] = (0,)  # values of masks that are background
     preprocessing: Preprocessing | None = None  # of the checkpoint that training starts from
+    shots: int | None = None  # training samples per class, drawn with `seed`; default: all
+    seed: int = 0
 
 
 def check_skip_bad(rows: int) -> None:

@@ -14,7 +14,7 @@ from saccade.models.data.asked import DataAsked
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.images import Images, fitting, is_gray
 from saccade.models.data.samples.source import Source
-from saccade.models.data.splits import SPLITS, chosen_rows, held_out
+from saccade.models.data.splits import SPLITS, chosen_rows, few_of_each, held_out
 from saccade.models.preprocessing import Preprocessing
 from saccade.spelling import did_you_mean
 from saccade.verbosity import note_once
@@ -65,8 +65,8 @@ def load_data(
     `shapes` are scenes of one object, with the size of `preprocessing`, else 64 px. The user's
     images are resized to the trained model's `preprocessing`, or for a new model to `side_px` by
     `side_px`, gray if every image is gray; pixels in arrays are not resized. The split `all` is
-    every sample, those of training first. `also` lists further names that the caller accepts, for
-    the message.
+    every sample, those of training first. Of the split `train`, `asked.shots` samples of each class
+    are drawn. `also` lists further names that the caller accepts, for the message.
     Raises: SaccadeError if there is no such data or it cannot be used, ShapeError if images do
         not have the shape that `preprocessing` requires.
     """
@@ -78,7 +78,7 @@ def load_data(
     name = str(name_or_path)
     if name in _GENERATED:
         split = "test" if split == HELD_OUT else split
-        data = _generated(name, split, preprocessing)
+        data = _generated(name, split, preprocessing, asked or DataAsked())
     else:
         data = _own(name, split, preprocessing, side_px, also, asked or DataAsked())
     if preprocessing is not None:
@@ -136,7 +136,9 @@ _GENERATED = ("digits", "digits-sum", "shapes")
 _Parts = tuple[np.ndarray, np.ndarray, tuple[str, ...]]
 
 
-def _generated(name: str, split: str, preprocessing: Preprocessing | None) -> Dataset:
+def _generated(
+    name: str, split: str, preprocessing: Preprocessing | None, asked: DataAsked
+) -> Dataset:
     from saccade.models.data.digits import digits, digits_sum
 
     sources: dict[str, Callable[[str], _Parts]] = {
@@ -147,6 +149,10 @@ def _generated(name: str, split: str, preprocessing: Preprocessing | None) -> Da
     drawn = [sources[name](part) for part in (SPLITS if split == "all" else (split,))]
     images, labels = (np.concatenate(arrays) for arrays in list(zip(*drawn, strict=True))[:2])
     class_names = drawn[0][2]
+    if asked.shots is not None and split == "train":
+        rows = few_of_each(name, labels, class_names, asked.shots, asked.seed)
+        images, labels = images[rows], labels[rows]
+        drawn = [(images, labels, class_names)]
     hashes = [_digest(*part) for part in drawn]
     return Dataset(images, labels, class_names, name, lambda: joined_sha256(hashes), split)
 
@@ -207,14 +213,15 @@ def split_of_source(
     rows = chosen_rows(source.path, split, source.labels, source.split_of)
     shown = Path(name).name
     if isinstance(source, ArrayFile):
+        rows = _few(source, rows, asked, split)
         images = source.take(rows)
         return _kept(images, source, rows, shown, split), rows
     wanted = (preprocessing or plain_preprocessing(source, side_px)).wanted()
     lazy = Images(source, rows, wanted)
     kept = readable_rows(name, split, lazy, asked.skip_bad)
     skipped = len(rows) - len(kept)
-    if skipped:
-        rows = kept
+    rows = _few(source, kept, asked, split)
+    if len(rows) < len(lazy):
         lazy = Images(source, rows, wanted)
     images = fitting(lazy)
     if images is lazy:
@@ -236,6 +243,14 @@ def readable_rows(name: str, split: str, images: Images, most: int) -> np.ndarra
         count = f"{len(unreadable)} of {len(images):,} rows"
         note_once(f"{name}: left out {count} of the split {split}")
     return np.delete(images.rows, [place for place, _ in unreadable])
+
+
+def _few(source: Source, rows: np.ndarray, asked: DataAsked, split: str) -> np.ndarray:
+    """Return the rows of `asked.shots` samples per class, of the training split only."""
+    if asked.shots is None or split != "train":
+        return rows
+    where, names = str(source.path), source.class_names
+    return rows[few_of_each(where, source.labels[rows], names, asked.shots, asked.seed)]
 
 
 def _kept(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits of samples, given or stratified, the same on every machine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,27 @@ def chosen_rows(
             f"split ({', '.join(filled)}) where the command has --split."
         )
     return rows
+
+
+def few_of_each(
+    where: str, labels: np.ndarray, class_names: Sequence[str], shots: int, seed: int
+) -> np.ndarray:
+    """Draw `shots` samples of each class; with one seed, fewer shots are a part of more.
+
+    Shapes: labels [n] int64, indices into class_names -> ascending rows [classes * shots] int64.
+    Raises: SaccadeError naming the first class that has fewer samples.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for index, name in enumerate(class_names):
+        rows = rng.permutation(np.flatnonzero(labels == index))
+        if len(rows) < shots:
+            raise SaccadeError(
+                f"{where}: found {len(rows)} training samples of the class {name!r:.80}, expected "
+                f"at least {shots} for --shots {shots}. Lower --shots, or add samples of it."
+            )
+        drawn.append(rows[:shots])
+    return np.sort(np.concatenate(drawn))
 
 
 def _take_evenly(items: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

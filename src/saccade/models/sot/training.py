@@ -48,6 +48,7 @@ class Source:
     draw: Callable[[np.random.Generator, int], Labelled]
     validation: Labelled
     calibration: Labelled
+    shots: int | None = None  # training samples per class, if it chose them
 
 
 def _image_fields(images: np.ndarray, seen: np.ndarray, classes: int) -> dict[str, Any]:
@@ -94,6 +95,7 @@ def image_source(options: TrainOptions, *, validation: int, calibration: int) ->
         draw=draw,
         validation=({"image": held_out.images}, held_out.labels),
         calibration=({"image": images[some]}, labels[some]),
+        shots=options.shots,
     )
 
 
@@ -208,7 +210,7 @@ class SoTTask(Task):
 
     def __init__(self, options: TrainOptions, recipe: Recipe, source: Source) -> None:
         config = chosen_config(SoTConfig, options, recipe.config, source.fields)
-        self.recipe, self.source = recipe, source
+        self.recipe, self.source, self.shots = recipe, source, source.shots
         self.data, self.data_sha256 = source.name, source.sha256
         self.labels = source.class_names
         kind = "texts" if config.input == "tokens" else "images"

@@ -92,6 +92,7 @@ class SparoTask(ComparingTask):
         self.encode = text_encoder(self.model.runtime_metadata())
         self.data, self.data_sha256 = self.source.name, self.source.sha256
         self.labels = self.source.labels
+        self.shots = options.shots if isinstance(self.source, LabelsSource) else None
         sizes = {"pooling": config.pooling, "training_images": len(self.source.images)}
         self.card = sizes | self.source.card
 

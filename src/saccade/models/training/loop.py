@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from saccade.models.torch_file import load_torch
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.parts import Gradients, blocks_of, check_norms
 from saccade.models.training.processes import ALONE, Group
+from saccade.models.training.scalars import Scalars
 from saccade.models.training.task import Recipe, Task
 from saccade.progress import Advance, progress_of
 
@@ -72,8 +73,8 @@ def read_state(path: Path, run: dict[str, Any]) -> dict[str, Any]:
     if differing:
         raise SaccadeError(
             f"{path}: the state is from another run: {', '.join(differing)} differ. Use the "
-            "options of the interrupted run (--threads and --force may differ), or start again "
-            "with --force."
+            "options of the interrupted run (--threads, --force and --log-to may differ), or start "
+            "again with --force."
         )
     return state
 
@@ -137,6 +138,7 @@ class FitResult:
     best_step: int
     seconds: float  # of training and validation, over all sessions of a resumed run
     log: TrainingLog  # to write next to the checkpoint
+    last_weights: Mapping[str, Tensor]  # those that the last step was validated with
 
 
 def fit(task: Task, options: TrainOptions, group: Group = ALONE) -> FitResult:
@@ -151,15 +153,18 @@ def fit(task: Task, options: TrainOptions, group: Group = ALONE) -> FitResult:
     recipe = task.recipe
     if options.resume:
         run.restore(read_state(options.state_path, run.identity))
-    with progress_of(f"train {task.family} on {task.data}", recipe.steps) as advance:
+    progress = progress_of(f"train {task.family} on {task.data}", recipe.steps)
+    with run.scalars, progress as advance:
         advance(run.done)
         while run.done < recipe.steps:
             run.step()
             advance()
             run.after_step(advance)
+    with run.averaged():
+        last_weights = _copied(task.model.state_dict())
     task.model.load_state_dict(run.best_weights)
     task.model.eval()
-    return FitResult(run.best_step, run.seconds(), run.log)
+    return FitResult(run.best_step, run.seconds(), run.log, last_weights)
 
 
 class Run:
@@ -189,6 +194,12 @@ class Run:
         self.begin = self.kept = time.monotonic()
         self.identity = _identity(task, options, group)
         self.gradients = self._gradients()
+        logs = () if group.rank else options.log_to
+        self.scalars = Scalars(options, logs, json.loads(_text(self.identity)))
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Give the model the weights to validate and save inside the block."""
+        return nullcontext() if self.average is None else self.average.in_place()
 
     def seconds(self) -> float:
         """Return the seconds since the run began, without the time between its sessions."""
@@ -235,6 +246,7 @@ class Run:
                 "seconds": round(self.seconds(), 1),
             }
             self.log.add(row, scores)
+            self.scalars.add(row, scores)
             self.losses = []
         due = time.monotonic() - self.kept >= SAVE_EVERY_S
         if due and not last and not self.group.rank:
@@ -244,9 +256,8 @@ class Run:
 
     def _validate(self) -> dict[str, float]:
         model = self.task.model.eval()
-        averaged = nullcontext() if self.average is None else self.average.in_place()
         # Random draws of the validation must not change how training continues.
-        with averaged, torch.no_grad(), torch.random.fork_rng(devices=gpus(self.device)):
+        with self.averaged(), torch.no_grad(), torch.random.fork_rng(devices=gpus(self.device)):
             scores = self.task.validate()
             score = next(iter(scores.values()))
             if score >= self.best_score or not self.best_step:
@@ -283,6 +294,7 @@ class Run:
             "log": self.log.rows,
             "losses": self.losses,
             "seconds": self.seconds(),
+            "scalars": self.scalars.state(),
         }
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -302,6 +314,7 @@ class Run:
         torch.random.set_rng_state(state["torch"])
         self.log.rows, self.losses = state["log"], state["losses"]
         self.begin = time.monotonic() - state["seconds"]
+        self.scalars.restore(state.get("scalars", {}), self.done)
         if "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self.device)
         if self.auxiliary is not None:

@@ -19,7 +19,9 @@ from saccade.spelling import did_you_mean
 class TrainOptions(PathFields):
     """Options of training; defaults come from the family's recipe."""
 
-    out: Path  # checkpoint to write, a .safetensors file; a .csv log is written next to it
+    # checkpoint to write: a .safetensors file, with a .csv log next to it; or a run folder (a name
+    # without an ending), with everything that repeats the run and its curves
+    out: Path
     # name of a data set, or your own data: a folder, .npz, .csv, .jsonl, .json, .parquet or .tar
     # (see docs/data.md); default: data that the family generates or that comes with a library
     data: str | None = None
@@ -34,6 +36,8 @@ class TrainOptions(PathFields):
     steps: int | None = None  # number of optimizer steps; default: the recipe's
     batch: int | None = None  # samples per step; default: the recipe's
     learning_rate: float | None = None  # peak learning rate; default: the recipe's
+    # train on this many samples of each class, drawn with --seed (few-shot); default: all
+    shots: int | None = None
     # precision of matrix products; bf16 uses autocast, also on a CPU
     precision: Literal["fp32", "bf16"] | None = None
     side_px: int = 32  # side in pixels that image files are resized to
@@ -56,8 +60,10 @@ class TrainOptions(PathFields):
     accumulate: int = 1
     # compute the activations of repeated blocks again for gradients, to save memory
     checkpoint_activations: bool = False
+    # also log to: tensorboard, wandb (offline: files only), wandb-online
+    log_to: tuple[str, ...] = ()
     resume: bool = False  # continue an interrupted run from the state next to --out
-    force: bool = False  # overwrite an existing file at --out
+    force: bool = False  # replace what exists at --out
 
     start: ClassVar[Any] = None  # the checkpoint of --init, see `start.StartedOptions`
     given_trunk: ClassVar[Any] = None  # that of --trunk, see `start.TrunkOptions`
@@ -71,7 +77,8 @@ class TrainOptions(PathFields):
         """Return the options of the user's data."""
         begun = self.start or self.given_trunk
         preprocessing = None if begun is None else begun.preprocessing
-        return DataAsked(self.labels, self.data_root, self.skip_bad, self.background, preprocessing)
+        given = (self.labels, self.data_root, self.skip_bad, self.background, preprocessing)
+        return DataAsked(*given, self.shots, self.seed)
 
     def value(self, name: str, default: Any) -> Any:
         """Return a field of `--set`, or else of the checkpoint of `--init`, or of `--trunk`."""
@@ -86,9 +93,21 @@ class TrainOptions(PathFields):
         return self.out.with_name(f"{self.out.stem}.resume.pt")
 
     @property
+    def is_folder(self) -> bool:
+        """Whether the run is written as a folder, see `run_folder.write_run`."""
+        return not self.out.suffix
+
+    @property
     def log_path(self) -> Path:
-        """Path of the log."""
+        """Path of the log; of a run folder, until it is written."""
+        if self.is_folder:
+            return self.out.with_name(f"{self.out.name}.resume.csv")
         return self.out.with_suffix(".csv")
+
+    @property
+    def logs_path(self) -> Path:
+        """Folder of `--log-to`; of a run folder, until it is written."""
+        return self.out.with_name(f"{self.out.stem}.logs")
 
 
 def chosen_recipe(options: TrainOptions, *, quick: Recipe, shipped: Recipe) -> Recipe:

@@ -53,6 +53,7 @@ class Task(ABC):
     data_sha256: Mapping[str, str]  # by split
     labels: tuple[str, ...] = ()  # of the classes or answers
     card: Mapping[str, Any] = {}
+    shots: int | None = None  # of `--shots`, if the task applies it to its data
     auxiliary: Any = None  # a module trained along with the model, not in the checkpoint
     undivided: tuple[str, ...] = ()  # entries of a batch that every part of it keeps whole
 

@@ -7,6 +7,8 @@ import platform
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError, require
@@ -26,6 +28,8 @@ from saccade.models.training.processes import (
     group_of,
     joined,
 )
+from saccade.models.training.run_folder import write_run
+from saccade.models.training.scalars import check_log_to, remove_logs
 from saccade.models.training.task import Task
 from saccade.progress import Report, bar, reporting
 from saccade.verbosity import note, verbosity
@@ -93,29 +97,46 @@ def _trained(family: str, options: TrainOptions, group: Group) -> Checkpoint | N
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(options.seed)
             checkpoint = _run(make(options), options, group)
-    except KeyboardInterrupt:
-        if options.state_path.exists():
+    except BaseException as error:
+        if not options.state_path.exists() and not group.rank:
+            _remove_logs(options)
+        elif isinstance(error, KeyboardInterrupt):
             note("The state of the run is saved. To continue, run the same command with --resume.")
         raise
     finally:
         torch.set_num_threads(threads)
     if not group.rank:
+        if options.is_folder:  # both are in it now
+            options.log_path.unlink(missing_ok=True)
+            _remove_logs(options)
         options.state_path.unlink(missing_ok=True)
     return checkpoint
 
 
 def _run(task: Task, options: TrainOptions, group: Group) -> Checkpoint | None:
-    import torch
-
     from saccade.models.training.loop import fit
     from saccade.models.training.start import load_resnet_weights, load_start
 
+    check_shots(task, options)
     load_start(task, options)
     load_resnet_weights(task, options)
     check_exportable(task)
     fitted = fit(task, options, group)
     if group.rank:
         return None
+    finished = partial(_finished, task, options, fitted, group)
+    if options.is_folder:
+        return write_run(task, options, fitted, finished)
+    return save(options.out, beside={fitted.log.path: fitted.log.content()}, **finished())
+
+
+def _finished(
+    task: Task, options: TrainOptions, fitted: "FitResult", group: Group
+) -> dict[str, Any]:
+    """Return the arguments of `save`, except places, for the weights that the model has."""
+    import torch
+
+    task.model.to(options.device)
     with torch.no_grad():
         task.finish()
         scores = task.report()
@@ -124,14 +145,24 @@ def _run(task: Task, options: TrainOptions, group: Group) -> Checkpoint | None:
     begun = options.start or options.given_trunk
     if begun is not None and saved["preprocessing"] is not None:
         saved["preprocessing"] = begun.preprocessing
-    return save(
-        options.out,
-        family=task.family,
-        weights=task.model.state_dict(),
-        card=_card(task, options, fitted, scores, group),
-        beside={fitted.log.path: fitted.log.content()},
-        **saved,
-    )
+    return saved | {
+        "family": task.family,
+        "weights": task.model.state_dict(),
+        "card": _card(task, options, fitted, scores, group),
+    }
+
+
+def check_shots(task: Task, options: TrainOptions) -> None:
+    """Check that the task trains on the samples that `--shots` chooses.
+
+    Raises: SaccadeError if its data has no classes, or is drawn anew in each step.
+    """
+    if task.shots != options.shots:
+        raise SaccadeError(
+            f"--shots {options.shots}: {task.family} cannot choose samples by class from the data "
+            f"'{task.data}': it draws new ones in each step, or they have no classes. Pass --data "
+            "with images of classes, or leave --shots out."
+        )
 
 
 def check_exportable(task: Task) -> None:
@@ -194,9 +225,15 @@ def _task_of(family: str) -> Callable[[TrainOptions], Task]:
 
 def _check(options: TrainOptions) -> None:
     out = options.out
-    if out.suffix != ".safetensors":
-        raise SaccadeError(f"--out is {out}, expected a name that ends in .safetensors.")
-    limits = {"steps": 1, "batch": 1, "side_px": 4, "seed": 0, "threads": 1}
+    if out.suffix not in (".safetensors", ""):
+        raise SaccadeError(
+            f"--out is {out}, expected a name that ends in .safetensors, or one without an ending "
+            "for a run folder."
+        )
+    check_log_to(options.log_to)
+    if options.is_folder:
+        require("matplotlib", extra="bench")
+    limits = {"steps": 1, "batch": 1, "shots": 1, "side_px": 4, "seed": 0, "threads": 1}
     limits |= {"processes": 1, "accumulate": 1}
     for name, least in limits.items():
         value = getattr(options, name)
@@ -227,8 +264,10 @@ def _forget_unfinished(options: TrainOptions) -> None:
 
 def _check_place(options: TrainOptions) -> None:
     out = options.out
-    refuse_existing(out, force=options.force)
-    if out.is_dir():
+    given = (options.data, options.init, options.labels, options.data_root)
+    inputs = [Path(path) for path in given if path is not None and options.is_folder]
+    refuse_existing(out, force=options.force, inputs=inputs)
+    if out.is_dir() and not options.is_folder:
         raise SaccadeError(f"--out is the folder {out}, expected a file. Choose a file name.")
     if options.resume:
         return
@@ -238,6 +277,14 @@ def _check_place(options: TrainOptions) -> None:
             "Continue it with --resume, or start again with --force."
         )
     refuse_existing(options.log_path, force=options.force)
+    if options.log_to:
+        refuse_existing(options.logs_path, force=options.force)
+        _remove_logs(options)
+
+
+def _remove_logs(options: TrainOptions) -> None:
+    if options.log_to:
+        remove_logs(options.logs_path)
 
 
 def command_line(family: str, options: TrainOptions, data: str) -> str:
@@ -263,8 +310,8 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
         words += ["--freeze", ",".join(options.freeze)]
     if options.tune_resnet:
         words += ["--tune-resnet"]
-    named = ("skip_bad", "steps", "batch", "learning_rate", "precision", "side_px", "device")
-    for name in (*named, "processes", "accumulate"):
+    numbers = ("shots", "steps", "batch", "learning_rate", "precision", "side_px", "device")
+    for name in ("skip_bad", *numbers, "processes", "accumulate"):
         if getattr(options, name) != getattr(given, name):
             words += [f"--{name.replace('_', '-')}", f"{getattr(options, name)}"]
     if options.checkpoint_activations:

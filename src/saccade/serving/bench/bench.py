@@ -250,7 +250,9 @@ def _workload(folder: ArtefactFolder | Path | str, options: BenchOptions) -> _Wo
     if options.server:
         check_served_here(runtime)
     models = subjects_of_folder(folder, runtime, kernels=options.op_library)
-    asked = EvaluateOptions(options.data, task=options.task, limit=options.limit)
+    asked = EvaluateOptions(
+        options.data, split=options.split, task=options.task, limit=options.limit
+    )
     scores = scores_of(models, asked, lambda: folder.checkpoint)
     results = {score.variant: score for score in scores}
     runners = {

@@ -121,6 +121,12 @@ def cost_of(variant: dict[str, Any]) -> float:
     return float(variant["embedding_bytes"]) if saves_bytes(variant) else throughput_of(variant)[0]
 
 
+def split_text(data: dict[str, Any]) -> str:
+    """Return which samples of the report's data were scored."""
+    split = data.get("split") or "test"  # absent in reports from before the option
+    return "all samples" if split == "all" else f"the {split} split"
+
+
 def works(variant: dict[str, Any]) -> list[tuple[str, dict[str, Any], dict[str, Any] | None]]:
     """Return each kind of request: its title, and its figures in process and through gRPC."""
     beside = [

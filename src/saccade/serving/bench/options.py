@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import SaccadeError
-from saccade.exporter.evaluation.options import TaskName
+from saccade.exporter.evaluation.options import SplitName, TaskName
 from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
 from saccade.path_fields import PathFields
 
@@ -16,9 +16,12 @@ class MeasureOptions(PathFields):
     """Options of a measurement: subject, duration, and where the report goes."""
 
     out: Path  # folder for report.json, report.html and frontier.png
-    # digits, digits-sum, shapes, tetrominoes, a folder of class folders, or an .npz; its test
-    # part is used; default: the training data of the model, or else the family's generated data
+    # digits, digits-sum, shapes, tetrominoes, or your own data as for `saccade evaluate`; default:
+    # the training data of the model, or else the family's generated data
     data: str | None = None
+    # which samples to score, as for `saccade evaluate`; default: test, or validation if the data
+    # has no test samples
+    split: SplitName | None = None
     force: bool = False  # replace an existing folder at --out
     task: TaskName | None = None  # task to score; default: the family's main task
     limit: int | None = None  # most test samples to score

@@ -12,6 +12,7 @@ from saccade.serving.bench.figures import (
     saves_bytes,
     score_text,
     shown,
+    split_text,
     throughput_of,
 )
 from saccade.serving.bench.report_charts import short_name
@@ -265,7 +266,7 @@ def _dress(axes: Any, report: dict[str, Any]) -> None:
     speed = f"inferences per second, {throughput_of(first)[1]}"
     axes.set_xlabel("bytes per embedding" if saves_bytes(first) else speed)
     sign = ", %" if is_share(first["score"]) else ""
-    axes.set_ylabel(f"{first['score']['name']} on the test split{sign}")
+    axes.set_ylabel(f"{first['score']['name']} on {split_text(report['data'])}{sign}")
     axes.margins(y=0.12)
     axes.grid(True, color=_GRID, lw=0.8)
     axes.set_axisbelow(True)

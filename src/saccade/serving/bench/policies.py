@@ -197,7 +197,7 @@ def _loaded(
     runs, logits = {}, {}
     for model in models:
         if model.name in needed:
-            decider = decide(model, options, "test")
+            decider = decide(model, options, options.split or "test")
             runs[model.name], logits[model.name] = decider.run, decider.logits()
     order = np.random.default_rng(options.seed).permutation(len(logits[found[0][1].full]))
     inputs = {name: array[order[:_SAMPLES]] for name, array in decider.inputs.items()}

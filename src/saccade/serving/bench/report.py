@@ -22,6 +22,7 @@ from saccade.serving.bench.figures import (
     saves_bytes,
     score_text,
     shown,
+    split_text,
     throughput_of,
 )
 from saccade.serving.bench.picture import frontier_png
@@ -69,7 +70,7 @@ def summary(report: dict[str, Any]) -> str:
     served = f"; server: {report['server']}" if report["server"] else "; without a server"
     ops = f", {text}" if (text := ops_text(report)) else ""
     return (
-        f"{report['model']} on the test split of {data['name']} ({data['n']} samples). "
+        f"{report['model']} on {split_text(data)} of {data['name']} ({data['n']} samples). "
         f"{machine['runtime']}, one thread{ops}, on {machine['device']}{served}. {report['date']}."
         f" {noise_text(report)}".rstrip()
     )

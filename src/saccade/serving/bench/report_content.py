@@ -52,6 +52,7 @@ def content(measured: Sequence[Measurement], options: MeasureOptions) -> dict[st
         "data": {
             "name": first.result.data,
             "sha256": first.result.data_sha256,
+            "split": first.result.split,
             "n": len(first.result.samples),
         },
         "options": {key: getattr(options, key) for key in _REPORTED_OPTIONS},

@@ -30,7 +30,7 @@ def shown_examples(
 ) -> dict[str, Any]:
     """Return some samples with each variant's answer, and how many samples scored differently."""
     data = options.data or results[models[0].name].data
-    asked = EvaluateOptions(data, task=options.task, limit=options.limit)
+    asked = EvaluateOptions(data, split=options.split, task=options.task, limit=options.limit)
     values = {model.name: results[model.name].samples for model in models}
     examples = examples_of(models, asked, values)
     stacked = np.stack(list(values.values()))

@@ -19,7 +19,7 @@ from typing import Any
 
 from saccade.errors import SaccadeError, require
 from saccade.escaped import escaped
-from saccade.serving.bench.figures import is_share
+from saccade.serving.bench.figures import is_share, split_text
 from saccade.serving.bench.report_charts import charts, short_name
 from saccade.serving.bench.report_policies import sentences
 from saccade.serving.bench.report_tables import WORDS, Table, tables
@@ -165,7 +165,10 @@ def _machine(report: dict[str, Any]) -> str:
         for variant in report["variants"]
         for file in variant["files"]
     ]
-    hashes = [(f"{report['data']['name']} (test split)", report["data"]["sha256"]), *files]
+    hashes = [
+        (f"{report['data']['name']} ({split_text(report['data'])})", report["data"]["sha256"]),
+        *files,
+    ]
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td class="hash">{escape(sha256)}</td></tr>'
         for name, sha256 in hashes

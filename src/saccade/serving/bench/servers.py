@@ -230,9 +230,14 @@ def _only_router(url: str) -> str:
 def _images(view: RouterView, options: BenchOptions) -> tuple[np.ndarray, np.ndarray | None]:
     height, width = view.image_size()
     if options.data is None:
+        if options.split is not None:
+            raise SaccadeError(
+                f"--split {options.split}: found no --data, expected the data to split. Pass "
+                "--data, or leave --split out."
+            )
         noise = np.random.default_rng(options.seed)
         return noise.integers(0, 256, (_DISTINCT, height, width, 3), dtype=np.uint8), None
-    data = load_data(options.data, HELD_OUT, side_px=max(height, width))
+    data = load_data(options.data, options.split or HELD_OUT, side_px=max(height, width))
     return data.images[: options.limit], data.labels[: options.limit]
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from itertools import takewhile
 from typing import Annotated, Any, Literal
@@ -47,6 +47,8 @@ _VERBS: tuple[Verb, ...] = (
     artefacts.inspect, artefacts.demo, artefacts.ops, artefacts.doctor,
 )  # fmt: skip
 COMMANDS = {verb.__name__: verb for verb in _VERBS}
+# Arguments that a file among the words may give, by command.
+_DEFAULTS = {models.train.__name__: models.recipe_defaults}
 OUR_BUG = 70
 _MANNERS = ("-q", "--quiet", "-v", "--verbose")  # also accepted in front of the command
 
@@ -119,7 +121,8 @@ def _dispatch(arguments: Sequence[str]) -> Outcome:
     _refuse_twice(words, "--set")
     try:
         with in_words(command, flags_of(COMMANDS[command]), first_example(command), words):
-            return _parsed(_with_signs(words, "--move"))
+            defaults = {command: read(words)} if (read := _DEFAULTS.get(command)) else {}
+            return _parsed(_with_signs(words, "--move"), defaults)
     except SystemExit as end:
         if not end.code and {"-h", "--help"} & set(words):
             print(epilogue(command))
@@ -135,9 +138,12 @@ def _silence_grpc(words: Sequence[str]) -> None:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-def _parsed(words: Sequence[str]) -> Outcome:
+def _parsed(
+    words: Sequence[str], defaults: Mapping[str, Mapping[str, Any]] | None = None
+) -> Outcome:
+    given = defaults or {}
     outcome: Outcome = tyro.extras.subcommand_cli_from_dict(
-        {name: as_command(verb) for name, verb in COMMANDS.items()},
+        {name: as_command(verb, given.get(name)) for name, verb in COMMANDS.items()},
         prog="saccade",
         description="Turn a checkpoint of an attention-structured vision model into a served one.",
         args=words,

@@ -38,7 +38,9 @@ def closing_of(command: str, given: Mapping[str, Any], result: Any) -> Closing |
     return describe(given, result) if describe is not None else None
 
 
-def _trained(given: Mapping[str, Any], result: Any) -> Closing:
+def _trained(given: Mapping[str, Any], result: Any) -> Closing | None:
+    if given.get("print_recipe"):
+        return None
     out = given["options"].out
     # A checkpoint may be a folder itself.
     folder = out.with_suffix("") if out.suffix else out.with_name(f"{out.name}-export")

@@ -9,7 +9,7 @@ has `--json`, `-q` and `-v`.
 import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -86,8 +86,8 @@ Images = Annotated[
 ]
 
 
-def as_command(verb: Verb) -> Callable[..., Outcome]:
-    """Wrap a verb into the function that the parser calls."""
+def as_command(verb: Verb, defaults: Mapping[str, Any] | None = None) -> Callable[..., Outcome]:
+    """Wrap a verb into the function that the parser calls; `defaults` replace its arguments'."""
 
     def command(
         *values: Any, json: bool = False, quiet: bool = False, verbose: bool = False, **named: Any
@@ -107,7 +107,10 @@ def as_command(verb: Verb) -> Callable[..., Outcome]:
 
     hints, signature = get_type_hints(verb, include_extras=True), inspect.signature(verb)
     own = [
-        parameter.replace(annotation=_flat(hints[parameter.name], parameter.default))
+        parameter.replace(
+            annotation=_flat(hints[parameter.name], parameter.default),
+            default=(defaults or {}).get(parameter.name, parameter.default),
+        )
         for parameter in signature.parameters.values()
     ]
     for_all = [

@@ -2,10 +2,12 @@
 """Verbs on checkpoints: train, convert, list, score, select."""
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from dataclasses import replace
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from tyro import MISSING
 from tyro.conf import Positional, arg
 
 from saccade.errors import SaccadeError
@@ -15,6 +17,7 @@ from saccade.models.hub import DownloadOptions, UploadOptions
 from saccade.models.official.convert import SOURCES, ConvertOptions
 from saccade.models.sparo.select import SelectOptions
 from saccade.models.training.options import TrainOptions
+from saccade.models.training.recipe_file import read_recipe, recipe_example
 from saccade.serving.commands.command import Answer, Result
 from saccade.verbosity import is_quiet
 
@@ -29,8 +32,20 @@ else:
 def train(
     family: Annotated[Positional[FamilyName], arg(help="family of the model to train")],
     options: TrainOptions,
+    *,
+    recipe_file: Annotated[
+        Path | None, arg(help="TOML or YAML file of these options; those given here win")
+    ] = None,
+    print_recipe: Annotated[
+        bool, arg(help="print these options as a recipe file, and do not train")
+    ] = False,
 ) -> Result:
     """Train a model and write a checkpoint."""
+    if recipe_file is not None:
+        options = _with_recipe(recipe_file, family, options)
+    if print_recipe:
+        text = recipe_example(family, options)
+        return Answer({"family": family, "recipe": text}, text.rstrip())
     from saccade.models.training.train import train
 
     checkpoint = train(family, options)
@@ -40,6 +55,43 @@ def train(
     lines = [f"{options.out}: trained on {checkpoint.card['data']}, validation {by}:"]
     lines += [f"  {name:>12}  {float(score):.4f}" for name, score in scores.items()]
     return Answer(data, "\n".join(lines))
+
+
+def recipe_defaults(words: Sequence[str]) -> dict[str, Any]:
+    """Return the values that a recipe file among the words gives to arguments of `train`."""
+    words = [word.partition("=")[0].replace("_", "-") + word[len(word.partition("=")[0]) :]
+             if word.startswith("--") else word for word in words]  # fmt: skip
+    given = [
+        *(word.partition("=")[2] for word in words if word.startswith(f"{_RECIPE_FLAG}=")),
+        *(after for word, after in pairwise(words) if word == _RECIPE_FLAG and after[:1] != "-"),
+    ]
+    defaults: dict[str, Any] = {}
+    values: dict[str, Any] = {"out": MISSING}
+    if "--print-recipe" in words:
+        named = next((word for word in words if word in FAMILIES), "model")
+        values["out"] = Path("build") / f"{named}.safetensors"
+    if given:
+        family, read = read_recipe(Path(given[-1]))
+        # A flag has no opposite on the command line, so `_with_recipe` adds those of the file.
+        values |= {name: value for name, value in read.items() if value is not True}
+        defaults |= {} if family is None else {"family": family}
+    if given or "--print-recipe" in words:
+        defaults["options"] = TrainOptions(**values)
+    return defaults
+
+
+_RECIPE_FLAG = "--recipe-file"
+
+
+def _with_recipe(path: Path, family: str, options: TrainOptions) -> TrainOptions:
+    """Return the options of the command line with the file's flags and fields of `set`."""
+    named, values = read_recipe(path)
+    if named not in (None, family):
+        raise SaccadeError(
+            f"{path}: family is {named}, but the command line has {family}. Leave one of them out."
+        )
+    flags = {name: True for name, value in values.items() if value is True}
+    return replace(options, set=values.get("set", {}) | options.set, **flags)
 
 
 def convert(

@@ -212,6 +212,8 @@ class NACTask(CircuitTask):
         self.scored = (validation.images,), validation.labels
         self.ranked = (np.asarray(training.images[:CALIBRATION_SAMPLES]),)
         self.few = self.extra["validate_images"]
+        # Canvases are composed of all training digits.
+        self.shots = None if self.extra["canvases"] else options.shots
         self.auxiliary = Auxiliary(self.model) if self.extra["counts_weight"] else None
         self.batches = ImageBatches(self.recipe, training)
         self._order: Tensor | None = None

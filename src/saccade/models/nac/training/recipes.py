@@ -137,13 +137,16 @@ def with_extra(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
 
 
 def with_epochs(recipe: Recipe, samples: int, *, steps: int | None) -> Recipe:
-    """Return the recipe with its epochs converted to steps for this many training samples."""
+    """Return the recipe with its epochs converted to steps for this many training samples.
+
+    It is validated once per epoch, but at most a hundred times.
+    """
     epoch_steps = recipe.extra["epoch_steps"] or -(-samples // recipe.batch)
-    epochs = recipe.extra["epochs"]
+    total = steps or recipe.extra["epochs"] * epoch_steps or recipe.steps
     return replace(
         recipe,
-        steps=steps or epochs * epoch_steps or recipe.steps,
-        validate_every=recipe.validate_every or epoch_steps,
+        steps=total,
+        validate_every=recipe.validate_every or max(epoch_steps, -(-total // 100)),
         extra={**recipe.extra, "epoch_steps": epoch_steps},
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.exporter.evaluation.evaluate import evaluate
-from saccade.exporter.evaluation.options import EvaluateOptions, TaskName
+from saccade.exporter.evaluation.options import EvaluateOptions, SplitName, TaskName
 from saccade.exporter.exported import ExportOptions, export
 from saccade.files import write_atomically
 from saccade.models.scores.results import EvaluationResult
@@ -22,6 +22,7 @@ class Task:
     name: str | None
     slots: str | None
     data: str | None
+    split: SplitName | None
     task: TaskName | None
     limit: int | None
     runtime: str
@@ -51,6 +52,7 @@ def main(task: Task) -> Refusal:
         if not (place / "score.json").exists():
             options = EvaluateOptions(
                 task.data,
+                split=task.split,
                 task=task.task,
                 limit=task.limit,
                 runtime=task.runtime,

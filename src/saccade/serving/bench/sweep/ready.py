@@ -76,6 +76,7 @@ def _task(state: SweepFolder, point: Point, checkpoint: Checkpoint, options: Swe
         name=options.name,
         slots=str(options.slots) if options.slots else None,
         data=options.data,
+        split=options.split,
         task=options.task,
         limit=options.limit,
         runtime=options.runtime,

@@ -197,7 +197,7 @@ def _try_data(checkpoint: Checkpoint, options: SweepOptions) -> None:
     task_asked(checkpoint.family, options.task, checkpoint.path)
     if options.task is None:
         limit = min(options.limit or _TRIED_SAMPLES, _TRIED_SAMPLES)
-        evaluate(checkpoint.path, EvaluateOptions(options.data, limit=limit))
+        evaluate(checkpoint.path, EvaluateOptions(options.data, split=options.split, limit=limit))
 
 
 def _none_passed(failures: Sequence[Failure]) -> str:
