@@ -77,6 +77,13 @@ class Family:
     config_class: Any
     config: Any
 
+    def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
+        """Return the beginnings of parameter names by layer, from the input to the output.
+
+        Parameters of no layer belong to the last. It is empty for a model without layers.
+        """
+        return ()
+
     def components(self) -> tuple[Component, ...]:
         """Return its components, first the one that answers a plain request."""
         raise NotImplementedError

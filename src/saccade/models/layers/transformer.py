@@ -21,6 +21,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def dropped(branch: Tensor, share: float, training: bool) -> Tensor:
+    """Drop a residual branch for a random `share` of the samples; the others are scaled up.
+
+    Shapes: branch [b ...] -> the same.
+    Source: Huang et al. 2016, stochastic depth, scaled so that the mean stays the same.
+    """
+    if not (training and share):
+        return branch
+    ones = (branch.shape[0], *[1] * (branch.dim() - 1))
+    kept = torch.rand(ones, device=branch.device) >= share
+    return branch * (kept.to(branch.dtype) / (1 - share))
+
+
 class SelfAttention(nn.Module):
     """Multi-head self-attention; one layer produces queries, keys and values, in that order.
 
@@ -64,8 +77,10 @@ class Block(nn.Module):
         self.widen = nn.Linear(dim, hidden)
         self.narrow = nn.Linear(hidden, dim)
         self.activation = activation
+        self.drop_path = 0.0  # share of samples, set by training
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        x = x + self.attention(self.norm_attention(x), bias)
+        attended = self.attention(self.norm_attention(x), bias)
+        x = x + dropped(attended, self.drop_path, self.training)
         hidden = ACTIVATIONS[self.activation](self.widen(self.norm_mlp(x)))
-        return x + self.narrow(hidden)
+        return x + dropped(self.narrow(hidden), self.drop_path, self.training)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.models.layers.pixels import PixelScale
+from saccade.models.layers.transformer import dropped
 from saccade.models.sot.config import SoTConfig
 from saccade.models.sot.vit import Tokens
 
@@ -75,6 +76,7 @@ class SwinBlock(nn.Module):
         hidden = 4 * dim
         self.widen = nn.Linear(dim, hidden)
         self.narrow = nn.Linear(hidden, dim)
+        self.drop_path = 0.0  # share of samples, set by training
 
     def forward(self, x: Tensor) -> Tensor:
         _, rows, columns, _ = x.shape
@@ -86,8 +88,9 @@ class SwinBlock(nn.Module):
         inner = _joined(inner, side, rows, columns)
         if shift:
             inner = _roll(inner, -shift)
-        x = x + inner
-        return x + self.narrow(F.gelu(self.widen(self.norm_mlp(x))))
+        x = x + dropped(inner, self.drop_path, self.training)
+        hidden = self.narrow(F.gelu(self.widen(self.norm_mlp(x))))
+        return x + dropped(hidden, self.drop_path, self.training)
 
 
 class Merging(nn.Module):

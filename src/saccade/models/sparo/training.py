@@ -23,7 +23,7 @@ from saccade.models.data.captions import (
     captioned,
 )
 from saccade.models.data.datasets import CALIBRATION_SAMPLES, Dataset, load_data, pixel_moments
-from saccade.models.data.samples.images import read_ahead
+from saccade.models.data.samples.images import Images
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scenes
 from saccade.models.families import new_model
@@ -35,6 +35,7 @@ from saccade.models.sparo.ranking import rank_slots
 from saccade.models.sparo.text_tokens import encode_texts
 from saccade.models.sparo.zero_shot import encode_classes, prompts, zero_shot_logits
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.regularization import ImageChanges
 from saccade.models.training.task import Recipe, Task
 from saccade.models.word_tokens import split_words
 
@@ -49,6 +50,7 @@ class Source(Protocol):
 
     name: str
     images: np.ndarray
+    originals: Images | None  # the same images in the size of their files, if they have one
     fields: dict[str, Any]  # fields of the configuration that the data decides
     labels: tuple[str, ...]
     sha256: dict[str, str]
@@ -122,6 +124,7 @@ class ShapesSource:
 
     name = "shapes"
     labels = SCENE_LABELS
+    originals = None
 
     def __init__(self, count: int, validation: int, side_px: int) -> None:
         self.training = scenes("train", count, side_px=side_px)
@@ -161,6 +164,7 @@ class LabelsSource:
         }
         train = self.data["train"]
         self.name, self.images, self.labels = train.name, train.images, train.class_names
+        self.originals = train.originals
         self.count = validation
         said = [
             split_words(template.format(name)) for name in self.labels for template in TEMPLATES
@@ -238,6 +242,7 @@ class SparoTask(Task):
     """A `training.task.Task` that draws a new sentence for an image in every step."""
 
     family = "sparo"
+    regularized_by = ("augment",)
     model: Sparo
 
     def __init__(self, options: TrainOptions) -> None:
@@ -251,6 +256,9 @@ class SparoTask(Task):
                 f"the images are {self.source.images.shape[1]} px high and have sentences, but "
                 f"--set has height_px {config.height_px} and text {config.text}. Change --set."
             )
+        self.changes = ImageChanges(
+            self.recipe, images=self.source.images, originals=self.source.originals
+        )
         self.model = new_model(Sparo, config)
         self.data, self.data_sha256 = self.source.name, self.source.sha256
         self.labels = self.source.labels
@@ -262,12 +270,11 @@ class SparoTask(Task):
         total = len(self.source.images)
         chosen = rng.choice(total, min(self.recipe.batch, total), replace=False)
         tokens = encode_texts(self.model.runtime_metadata(), self.source.sentences(chosen, rng))
-        images = torch.from_numpy(self.source.images[chosen])
-        read_ahead(
-            self.source.images,
-            lambda: deepcopy(rng).choice(total, min(self.recipe.batch, total), replace=False),
+        images = self.changes.pixels_at(chosen, rng)
+        self.changes.ahead(
+            lambda: deepcopy(rng).choice(total, min(self.recipe.batch, total), replace=False)
         )
-        return {"image": images, "tokens": torch.from_numpy(tokens)}
+        return {"image": torch.from_numpy(images), "tokens": torch.from_numpy(tokens)}
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
         """Return the cross entropy both ways; equal sentences in a batch share the target.

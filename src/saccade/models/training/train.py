@@ -15,8 +15,8 @@ from saccade.machine import version_of
 from saccade.models.checkpoint import Checkpoint, save
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
+from saccade.models.training.options import REGULARIZATION, overrides_words
 from saccade.models.training.options import TrainOptions as TrainOptions
-from saccade.models.training.options import overrides_words
 from saccade.models.training.task import Task
 from saccade.progress import Report, bar, reporting
 from saccade.verbosity import note
@@ -73,8 +73,10 @@ def _run(task: Task, options: TrainOptions) -> Checkpoint:
     import torch
 
     from saccade.models.training.loop import fit
+    from saccade.models.training.regularization import check_regularization
     from saccade.models.training.start import load_start
 
+    check_regularization(task, options)
     load_start(task, options)
     check_exportable(task)
     fitted = fit(task, options)
@@ -148,6 +150,19 @@ def _task_of(family: str) -> Callable[[TrainOptions], Task]:
     return make
 
 
+_Fits = Callable[[float], bool]
+_POSITIVE: tuple[_Fits, str] = (lambda x: x >= 0, "of at least 0")
+_SHARE: tuple[_Fits, str] = (lambda x: 0 <= x < 1, "from 0 to below 1")
+_FACTORS: dict[str, tuple[_Fits, str]] = {
+    "weight_decay": _POSITIVE,
+    "mixup": _POSITIVE,
+    "cutmix": _POSITIVE,
+    "label_smoothing": _SHARE,
+    "drop_path": _SHARE,
+    "layer_decay": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
+}
+
+
 def _check(options: TrainOptions) -> None:
     out = options.out
     if out.suffix != ".safetensors":
@@ -161,6 +176,11 @@ def _check(options: TrainOptions) -> None:
     rate = options.learning_rate
     if rate is not None and not (math.isfinite(rate) and rate > 0):
         raise SaccadeError(f"--learning-rate is {rate}, expected a number above 0.")
+    for name, (fits, expected) in _FACTORS.items():
+        factor = getattr(options, name)
+        if factor is not None and not (math.isfinite(factor) and fits(factor)):
+            flag = name.replace("_", "-")
+            raise SaccadeError(f"--{flag} is {factor}, expected a number {expected}.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -213,8 +233,11 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
         words += ["--init", start_name(options.init)]
     if options.freeze:
         words += ["--freeze", ",".join(options.freeze)]
-    for name in ("skip_bad", "steps", "batch", "learning_rate", "precision", "side_px", "device"):
-        if getattr(options, name) != getattr(given, name):
-            words += [f"--{name.replace('_', '-')}", f"{getattr(options, name)}"]
+    numbers = ("steps", "batch", "learning_rate", "precision", "side_px", "device")
+    for name in ("skip_bad", *numbers, "weight_decay", *REGULARIZATION):
+        value = getattr(options, name)
+        if value != getattr(given, name):
+            text = ",".join(value) if isinstance(value, tuple) else f"{value}"
+            words += [f"--{name.replace('_', '-')}", text]
     words += ["--seed", f"{options.seed}", "--threads", f"{options.threads}"]
     return shlex.join(words)
