@@ -39,7 +39,7 @@ def test_crops_are_drawn_as_documented() -> None:
     assert max(shares) > 0.97
     assert min(ratios) >= 0.74
     assert max(ratios) <= 1.35
-    # Boxes of at most 3/4 of 3/4 of the area always fit: of these, areas and log ratios are uniform.
+    # Boxes of at most 9/16 of the area always fit: of these, areas and log ratios are uniform.
     small = np.array(shares) < 0.56
     assert np.mean(np.array(shares)[small]) == pytest.approx(0.405, abs=0.02)
     assert np.quantile(np.log(ratios)[small], 0.25) == pytest.approx(np.log(0.75) / 2, abs=0.03)
@@ -130,7 +130,7 @@ def test_ops_that_move_pixels_reach_as_far_as_documented() -> None:
     moved = np.asarray(OPS["TranslateX"](RAMP, 1.0, 1))[0]
     np.testing.assert_allclose(moved[:140], ramp[:140] + 115.2, atol=1)
     assert (moved[145:] == 128).all(), "gray where nothing comes from"
-    sheared = np.asarray(OPS["ShearX"](RAMP, 1.0, -1))
+    sheared = np.asarray(OPS["ShearX"](RAMP, 1.0, -1)).astype(int)
     assert sheared[7, 100] - sheared[0, 100] == pytest.approx(-0.3 * 7, abs=1)
     dot = np.zeros((41, 41), np.uint8)
     dot[20, 38:] = 255
@@ -208,7 +208,7 @@ def test_with_both_each_is_drawn_for_half_of_the_batches() -> None:
 
 
 REFUSED = {
-    "flop": "--augment flop: found no such change. Did you mean 'flip'?",
+    "flop": "--augment flop: found no such change. Did you mean flip.",
     "crop=2": "--augment crop=2: expected a number above 0 and at most 1 .least share of the",
     "flip=0": "expected a number above 0",
     "jitter=": "expected a number above 0",
@@ -277,8 +277,8 @@ def test_crops_are_cut_from_the_original(exif: bool, monkeypatch: pytest.MonkeyP
     for _ in range(2):
         found = originals.each(np.array([0, 2]), form, [numbers(), numbers()])
         originals.ahead(np.array([1]))
-    expected = np.indices((16, 16)).sum(0) % 2 * 255
-    assert (np.abs(found - expected[None, ..., None]) == 0).all()
+    for axis in (1, 2):
+        assert (np.abs(np.diff(found.astype(int), axis=axis)) == 255).all()
     assert set(sizes) == {(100, 300) if exif else (300, 100)}
     originals.each(np.array([1]), form, [numbers()])
     assert source.reads == 3, "each row once: those that were used stay in memory"

@@ -21,17 +21,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def dropped(branch: Tensor, share: float, training: bool) -> Tensor:
-    """Drop a residual branch for a random `share` of the samples; the others are scaled up.
+def dropped_path(residual: Tensor, rate: float, *, training: bool) -> Tensor:
+    """In training, set a share `rate` of samples' residuals to 0 and scale up the others.
 
-    Shapes: branch [b ...] -> the same.
-    Source: Huang et al. 2016, stochastic depth, scaled so that the mean stays the same.
+    Shapes: residual [b ...] -> same.
+    Source: Huang et al. 2016 (arXiv 1603.09382), with the same expectation as in evaluation.
     """
-    if not (training and share):
-        return branch
-    ones = (branch.shape[0], *[1] * (branch.dim() - 1))
-    kept = torch.rand(ones, device=branch.device) >= share
-    return branch * (kept.to(branch.dtype) / (1 - share))
+    if not training or rate == 0:
+        return residual
+    shape = (residual.shape[0],) + (1,) * (residual.dim() - 1)
+    keep = torch.floor(1 - rate + torch.rand(shape, dtype=residual.dtype, device=residual.device))
+    return residual * keep / (1 - rate)
 
 
 class SelfAttention(nn.Module):
@@ -77,10 +77,10 @@ class Block(nn.Module):
         self.widen = nn.Linear(dim, hidden)
         self.narrow = nn.Linear(hidden, dim)
         self.activation = activation
-        self.drop_path = 0.0  # share of samples, set by training
+        self.stochastic_depth = 0.0  # rate of `dropped_path`, set by training
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         attended = self.attention(self.norm_attention(x), bias)
-        x = x + dropped(attended, self.drop_path, self.training)
-        hidden = ACTIVATIONS[self.activation](self.widen(self.norm_mlp(x)))
-        return x + dropped(self.narrow(hidden), self.drop_path, self.training)
+        x = x + dropped_path(attended, self.stochastic_depth, training=self.training)
+        hidden = self.narrow(ACTIVATIONS[self.activation](self.widen(self.norm_mlp(x))))
+        return x + dropped_path(hidden, self.stochastic_depth, training=self.training)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.models.layers.pixels import PixelScale
-from saccade.models.layers.transformer import dropped
+from saccade.models.layers.transformer import dropped_path
 from saccade.models.sot.config import SoTConfig
 from saccade.models.sot.vit import Tokens
 
@@ -76,7 +76,7 @@ class SwinBlock(nn.Module):
         hidden = 4 * dim
         self.widen = nn.Linear(dim, hidden)
         self.narrow = nn.Linear(hidden, dim)
-        self.drop_path = 0.0  # share of samples, set by training
+        self.stochastic_depth = 0.0  # rate of `dropped_path`, set by training
 
     def forward(self, x: Tensor) -> Tensor:
         _, rows, columns, _ = x.shape
@@ -88,9 +88,9 @@ class SwinBlock(nn.Module):
         inner = _joined(inner, side, rows, columns)
         if shift:
             inner = _roll(inner, -shift)
-        x = x + dropped(inner, self.drop_path, self.training)
+        x = x + dropped_path(inner, self.stochastic_depth, training=self.training)
         hidden = self.narrow(F.gelu(self.widen(self.norm_mlp(x))))
-        return x + dropped(hidden, self.drop_path, self.training)
+        return x + dropped_path(hidden, self.stochastic_depth, training=self.training)
 
 
 class Merging(nn.Module):

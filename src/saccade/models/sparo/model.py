@@ -91,7 +91,7 @@ class Sparo(nn.Module, Family):
             )
             for index in range(max(counts))
         ]
-        return (towers, *blocks, tuple(f"{tower}.norm" for tower in towers))
+        return (towers, *blocks, ("image_pool", "text_pool"))
 
     def components(self) -> tuple[Component, ...]:
         """Return the image tower and, if there is one, the text tower."""

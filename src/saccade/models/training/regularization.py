@@ -52,16 +52,16 @@ def set_drop_path(model: nn.Module, share: float) -> None:
     """
     trunks: dict[str, list[Any]] = {}
     for name, module in model.named_modules():
-        if hasattr(module, "drop_path"):
+        if hasattr(module, "stochastic_depth"):
             trunks.setdefault(name.partition(".")[0], []).append(module)
     if not trunks:
         raise SaccadeError(
             f"--drop-path {share:g}: this model has no transformer blocks whose branches could be "
-            "dropped. Leave it out; a NAC drops modules (--set module_dropout)."
+            "dropped. Leave it out; a NAC has fields for this (--set drop_path or module_dropout)."
         )
     for blocks in trunks.values():
         for index, block in enumerate(blocks):
-            block.drop_path = share * index / max(1, len(blocks) - 1)
+            block.stochastic_depth = share * index / (len(blocks) - 1) if index else 0.0
 
 
 def rate_factors(
