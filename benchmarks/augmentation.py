@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure what augmentation and other regularization do on few labeled digits.
 
-    OMP_NUM_THREADS=1 python benchmarks/augmentation.py [--seeds 5 --shots 10 --steps 300]
+    OMP_NUM_THREADS=1 python benchmarks/augmentation.py [--seeds 5 --shots 10 --steps 200]
 
-For each seed, a few digits of each class are drawn from the training split. A small SoT is trained
+For each seed, a few digits of each class are drawn from the training split. A small ViT is trained
 on them once per row of RUNS, with the same initial weights, and scored on the test split of
 digits. A row's result is its difference from training without any of it, per seed, with the 95 % t
 interval over the seeds. It goes to results/augmentation.json.
@@ -26,21 +26,17 @@ from saccade.models.data.datasets import load_data
 from saccade.models.sot.training import score
 from saccade.models.training.train import TrainOptions, train
 
-SIZES = {"dim": 32, "layers": 2, "heads": 4, "mlp_dim": 64, "pool_heads": 2, "m": 4, "n": 4}
+# The class token's head alone: the decomposition in exact svPN would take most of the time.
+SIZES = {"dim": 32, "layers": 2, "heads": 2, "mlp_dim": 64, "fusion": "class"}
 PLAIN: dict[str, Any] = {"augment": ("none",)}
 # The last row is the recipe of SoT's table S-2, with the family's small shifts instead of crops
 # and flips, which change what a digit is.
 RUNS: dict[str, dict[str, Any]] = {
     "none": PLAIN,
     "affine (default)": {},
-    "flip": {"augment": ("flip",)},
-    "crop": {"augment": ("crop=0.6",)},
-    "randaugment": {"augment": ("randaugment",)},
     "erasing": {"augment": ("erasing",)},
     "mixup": PLAIN | {"mixup": 0.8},
     "cutmix": PLAIN | {"cutmix": 1.0},
-    "label smoothing": PLAIN | {"label_smoothing": 0.1},
-    "drop path": PLAIN | {"drop_path": 0.2},
     "recipe of SoT": {
         "augment": ("affine", "randaugment", "erasing"),
         "mixup": 0.8,
@@ -76,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--shots", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
     test = load_data("digits", "test")
@@ -98,6 +94,12 @@ def main() -> None:
                 top1 = score(model, ({"image": test.images}, test.labels), model.budgets()[:1])
                 scores[name].append(100 * top1["exact"])
                 print(f"seed {seed}, {name}: {scores[name][-1]:.1f} %", flush=True)
+            if seed:
+                write_result(given.out, result_of(scores, given))
+
+
+def result_of(scores: dict[str, list[float]], given: argparse.Namespace) -> dict[str, Any]:
+    """Return the scores of the seeds so far, and the differences from the first row."""
     plain = np.array(scores["none"])
     differences = {
         name: over_seeds((np.array(values) - plain).tolist())
@@ -105,17 +107,15 @@ def main() -> None:
         if name != "none"
     }
     for name, difference in differences.items():
-        print(f"{name}: {spoken(difference)}")
-    result = {
+        print(f"{name}: {spoken(difference)}", flush=True)
+    return {
         "machine": this_machine().to_dict(),
         "shots": given.shots,
         "steps": given.steps,
-        "test_digits": len(test.labels),
         "configuration": SIZES,
         "top1_percent": scores,
         "points_over_none": differences,
     }
-    write_result(given.out, result)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,8 @@ class Component:
     # there are no right answers; None: top-1 accuracy if there are logits and labels.
     score: Callable[[Arrays, Arrays], float] | None = None
     invariants: Mapping[str, Invariant] = field(default_factory=dict)  # by name (lower case, _)
+    # Why many samples can be sensitive to rounding, and what to change in the model or the export.
+    remedy: str = ""
 
     def samples(self, arrays: Arrays) -> Arrays:
         """Return the inputs, among others, that come from a checkpoint's calibration arrays."""

@@ -14,6 +14,10 @@ INVARIANT_SAMPLES = 64  # the invariant recomputes their spectra
 # Relative to the largest: allowed distance of a singular value from s^alpha, after raising both to
 # the power 1/alpha, where rounding is about the same for small and large values.
 INVARIANT_TOLERANCE = 1e-3
+REMEDY = (
+    "Exact svPN amplifies rounding where a sample's covariance has singular values near 0. Export "
+    "--budget fast,class, or bound the slope in training: saccade train sot --set svpn_ridge=0.001."
+)
 
 
 def sot_components(model: Any) -> tuple[Component, ...]:
@@ -42,6 +46,7 @@ def sot_components(model: Any) -> tuple[Component, ...]:
             run=run_text if text else run_image,
             random=_random_text(config) if text else None,
             invariants=invariants,
+            remedy=REMEDY if invariants and not config.svpn_ridge else "",
         ),
     )
 
