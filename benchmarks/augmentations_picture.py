@@ -19,7 +19,7 @@ from saccade.models.image_decoding import fit
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.training.regularization import AFFINE
 
-SIDE = 160
+SIDE = 112
 DRAWS = 3
 WANTED = Preprocessing(SIDE, SIDE, 3, (0.0,) * 3, (1.0,) * 3).wanted()
 # Shifts are in pixels: here those of an image of SIDE instead of 32.
@@ -65,7 +65,7 @@ def main() -> None:
     names = [name for name in drawn if not name[-1].isdigit() or name.endswith("=1")]
     names.remove("original")
     figure, axes = plt.subplots(
-        len(names), DRAWS + 1, figsize=(6.4, 1.55 * len(names)), layout="constrained"
+        len(names), DRAWS + 1, figsize=(5.2, 1.25 * len(names)), layout="constrained"
     )
     for row, name in zip(axes, names, strict=True):
         for index, axis in enumerate(row):
@@ -73,10 +73,11 @@ def main() -> None:
             axis.set_yticks([])
             axis.imshow(drawn["original"][0] if index == 0 else drawn[name][index - 1])
             if index and name in ("mixup", "cutmix"):
-                own, other = drawn[f"{name}{index - 1}"][0]
-                axis.set_xlabel(f"{own:.2f} temple, {other:.2f} flower", fontsize=8)
+                axis.set_xlabel(f"{drawn[f'{name}{index - 1}'][0][0]:.0%} temple", fontsize=8)
         row[0].set_ylabel(name.replace(", ", ",\n"), fontsize=9)
-    figure.savefig(TARGET, dpi=100, pil_kwargs={"optimize": True})
+    figure.canvas.draw()
+    whole = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
+    whole.quantize(256).save(TARGET, optimize=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class Recipe:
     precision: str = ""  # of matrix products: bf16 or fp32; empty: bf16 on a GPU that has it
     ema: float = 0.0  # decay of the weight average that is validated and saved; 0: no average
     validate_every: int = 0  # steps; 0: ten times per run
-    augment: tuple[str, ...] | None = None  # words of `data.augment.Augment`; None: the family's
+    augment: tuple[str, ...] = ()  # words of `data.augment.Augment`; none: the family's changes
     mixup: float = 0.0  # alpha of mixup and of cutmix; 0: none
     cutmix: float = 0.0
     label_smoothing: float = 0.0
