@@ -36,7 +36,7 @@ class TrainOptions(PathFields):
     weight_decay: float | None = None  # of matrices; default: the recipe's
     # random changes of training images: affine, crop, flip, jitter, randaugment, erasing, each
     # with a number if you like (crop=0.35), or none; default: the family's
-    augment: tuple[str, ...] | None = None
+    augment: tuple[str, ...] = ()
     mixup: float | None = None  # mix two images and their labels: alpha, such as 0.8; default: 0
     cutmix: float | None = None  # paste a box of another image: alpha, such as 1.0; default: 0
     label_smoothing: float | None = None  # share of a label spread over all classes
@@ -92,7 +92,9 @@ RECIPE_FIELDS = ("steps", "batch", "learning_rate", "weight_decay", "precision",
 def chosen_recipe(options: TrainOptions, *, quick: Recipe, shipped: Recipe) -> Recipe:
     """Return the recipe that the options name, with the fields that they give."""
     given = {
-        name: getattr(options, name) for name in RECIPE_FIELDS if getattr(options, name) is not None
+        name: getattr(options, name)
+        for name in RECIPE_FIELDS
+        if getattr(options, name) not in (None, ())
     }
     return replace(shipped if options.recipe == "shipped" else quick, **given)
 

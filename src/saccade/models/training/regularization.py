@@ -30,7 +30,7 @@ def check_regularization(task: Task, options: TrainOptions) -> None:
     """
     for name, needed in NEEDS.items():
         value = getattr(options, name)
-        if value is not None and name not in task.regularized_by:
+        if value not in (None, ()) and name not in task.regularized_by:
             text = ",".join(value) if isinstance(value, tuple) else f"{value:g}"
             raise SaccadeError(
                 f"--{name.replace('_', '-')} {text}: expected training on {needed}, but "
@@ -114,7 +114,7 @@ class ImageChanges:
         self.recipe, self.usual, self.classes = recipe, usual, classes
         words = recipe.augment
         limits = AFFINE if usual == NO_CHANGE else usual
-        self._augment = None if words is None else Augment.of(words, limits)
+        self._augment = Augment.of(words, limits) if words else None
         self._images, self._originals = images, None
         if originals is not None and self._augment is not None and self._augment.crop:
             self._originals = Originals(originals)
