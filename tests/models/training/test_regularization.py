@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
 from saccade.models.checkpoint import load
+from saccade.models.data.datasets import load_data
 from saccade.models.data.samples import images as image_file
 from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of
@@ -156,6 +157,20 @@ def test_every_image_of_a_batch_has_its_own_numbers() -> None:
     assert len({one.tobytes() for one in found}) == 4
     first = ImageChanges(recipe).pixels(images[:2], np.random.default_rng(0))
     np.testing.assert_array_equal(first, found[:2], "the batch's size does not matter")
+
+
+def test_crops_of_own_images_come_from_their_files(photographs: str) -> None:
+    data = load_data(photographs, "train", side_px=8)
+    black = np.zeros_like(data.images)
+    for words, cut in ((("crop",), True), (("flip",), False)):
+        recipe = Recipe(1, 1, 1.0, augment=words)
+        changes = ImageChanges(recipe, images=black, originals=data.originals)
+        found, labels = changes.drawn(np.arange(3), data.labels[:3], np.random.default_rng(0))
+        assert found.any() == cut
+        np.testing.assert_array_equal(labels, data.labels[:3])
+    assert data.originals is not None
+    np.testing.assert_array_equal(np.asarray(data.originals), data.images)
+    assert len(data.first(2).originals or ()) == 2
 
 
 class Plain(Task):
