@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact svPN with a ridge: its formula, and why models with nearly lost ranks need it."""
 
-from pathlib import Path
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from quick_gate import FEW_SAMPLES
 from tiny_families import CONFIGS
 
 from saccade.errors import SaccadeError
-from saccade.exporter.exported import ExportOptions, GateFailed, export
-from saccade.models.checkpoint import Checkpoint, save
-from saccade.models.preprocessing import Preprocessing
+from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS, row_errors
 from saccade.models.sot.config import SoTConfig
 from saccade.models.sot.head import ExactSvPN
 from saccade.models.sot.model import SoT
@@ -57,32 +54,28 @@ def test_a_head_without_exact_svpn_has_no_ridge(others: dict[str, Any]) -> None:
         SoTConfig(svpn_ridge=0.1, **others)
 
 
-def nearly_singular(path: Path, ridge: float) -> Checkpoint:
+def nearly_singular(ridge: float) -> SoT:
     """A tiny model whose covariances have two rows that differ by a few roundings."""
-    config = SoTConfig(**CONFIGS["sot"], svpn_ridge=ridge)
-    model = SoT(config).eval()
+    model = SoT(SoTConfig(**CONFIGS["sot"], svpn_ridge=ridge)).eval()
     with torch.no_grad():
         weight = model.head.pool.project.weight  # type: ignore[union-attr]
         weight[1] = weight[0] * (1 + 3e-7 * torch.randn(24, generator=torch.manual_seed(0)))
-    images = np.random.default_rng(0).integers(0, 256, (256, 16, 16, 3), dtype=np.uint8)
-    return save(
-        path,
-        family="sot",
-        config=config.to_dict(),
-        weights=model.state_dict(),
-        preprocessing=Preprocessing.of(config),
-        labels=tuple("abcde"),
-        calibration={"image": images},
-        card={},
-    )
+    return model
 
 
-def test_a_nearly_lost_rank_is_refused_with_a_remedy_that_works(tmp_path: Path) -> None:
-    plain = nearly_singular(tmp_path / "plain.safetensors", 0.0)
-    with pytest.raises(GateFailed, match=r"sensitive rows is .*--set svpn_ridge=0\.001"):
-        export(plain, ExportOptions(tmp_path / "plain", budget=("exact",)), FEW_SAMPLES)
-    bounded = nearly_singular(tmp_path / "bounded.safetensors", 0.001)
-    exported = export(bounded, ExportOptions(tmp_path / "out", budget=("exact",)), FEW_SAMPLES)
-    (manifest,) = exported.manifests
-    assert manifest.parity.figures.get("sensitive_rows", 0) == 0
-    assert manifest.parity.figures["op_laws"] < 0.1
+@torch.no_grad()
+def test_a_ridge_is_the_remedy_for_a_nearly_lost_rank() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (16, 16, 16, 3), dtype=np.uint8)
+    worst = {}
+    for ridge in (0.0, 1e-3):
+        model = nearly_singular(ridge)
+        answers = {key: value.numpy() for key, value in model.outputs(torch.tensor(image)).items()}
+        wide = deepcopy(model).double().outputs(torch.tensor(image))
+        expected = {"embedding": wide["embedding"].numpy()}
+        worst[ridge] = row_errors([answers], expected, FLOORS["fp32"])["embedding"].max()
+        (component,) = model.components()
+        (invariant,) = component.invariants.values()
+        assert invariant({"image": image}, answers, expected) < 0.1
+        assert ("--set svpn_ridge=0.001" in component.remedy) == (ridge == 0)
+    assert worst[0.0] > 3 * THRESHOLDS["fp32"]["relative_error"]
+    assert worst[1e-3] < THRESHOLDS["fp32"]["relative_error"] / 3
