@@ -78,6 +78,8 @@ class Family:
     # `__post_init__`; `config` is an instance of it.
     config_class: Any
     config: Any
+    # Classes of the repeated layers whose activations training may compute again.
+    repeated_blocks: "tuple[type[nn.Module], ...]" = ()
 
     def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
         """Return the beginnings of parameter names by layer, from the input to the output.

@@ -8,14 +8,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saccade.models.layers.batch_rows import drawn
+
 
 def quick_gelu(x: Tensor) -> Tensor:
     """Return x sigmoid(1.702 x), the activation of OpenAI's CLIP."""
     return x * torch.sigmoid(1.702 * x)
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return the approximation of GELU by a tanh, the activation of SigLIP."""
+    return F.gelu(x, approximate="tanh")
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
     "quick_gelu": quick_gelu,
     "relu": F.relu,
 }
@@ -30,7 +38,7 @@ def dropped_path(residual: Tensor, rate: float, *, training: bool) -> Tensor:
     if not training or rate == 0:
         return residual
     shape = (residual.shape[0],) + (1,) * (residual.dim() - 1)
-    keep = torch.floor(1 - rate + torch.rand(shape, dtype=residual.dtype, device=residual.device))
+    keep = torch.floor(1 - rate + drawn(torch.rand, shape, residual))
     return residual * keep / (1 - rate)
 
 

@@ -4,16 +4,19 @@
 import torch
 from torch import Tensor
 
+from saccade.models.layers.batch_rows import drawn
+
 
 def noised(code: Tensor, share: float, *, training: bool) -> Tensor:
     """In training, move each component of a code uniformly by up to `share` of its size.
 
     The move is constant with respect to the gradient.
 
-    Shapes: code [... c] -> same.
+    Shapes: code [u c], the same move for all samples, or [b u c] -> same.
     Source: the authors' code; the paper has none.
     """
     if not training or share == 0:
         return code
     size = code.detach().abs()
-    return code + (2 * torch.rand_like(size) - 1) * (share * size)
+    uniform = drawn(torch.rand, size.shape, size, by_row=code.dim() == 3)
+    return code + (2 * uniform - 1) * (share * size)
