@@ -35,7 +35,7 @@ from saccade.exporter.gate.gate import (
     folded_float32,
     measure,
 )
-from saccade.exporter.gate.metrics import thresholds_of
+from saccade.exporter.gate.metrics import exceeded, thresholds_of
 from saccade.exporter.gate.report import GateReport, VariantReport, loosened
 from saccade.exporter.graph.samples import GateSizes
 from saccade.exporter.graph.trial import made_here
@@ -315,9 +315,11 @@ def _proved(
     parity = measure(candidates, expected, entry.precision, overrides, advance=advance)
     if not parity.passed:
         problems = "; ".join(VariantReport.of(entry.name, parity).problems)
+        sensitive = "sensitive_rows" in exceeded(parity.figures, parity.thresholds)
+        remedy = f"{expected.component.remedy} " if sensitive else ""
         raise GateFailed(
             f"{entry.name}: the exported file differs from the model: {problems}. Nothing was "
-            "written. If this difference is acceptable, raise the limit with --threshold, "
-            f"for example --threshold {loosened(parity)} LIMIT."
+            f"written. {remedy.lstrip()}If this difference is acceptable, raise the limit with "
+            f"--threshold, for example --threshold {loosened(parity)} LIMIT."
         )
     return parity

@@ -3,11 +3,13 @@
 
 import io
 import re
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
 
+T = TypeVar("T")
 FORMATS = ("JPEG", "PNG", "WEBP")
 SIGNATURES = {
     "JPEG": re.compile(rb"\xff\xd8\xff"),
@@ -65,6 +67,14 @@ def decode(data: bytes, wanted: Wanted) -> np.ndarray:
     Shapes: bytes -> uint8 [h w c].
     Raises: ImageRefused; if the reason is a cap, before any pixel is decoded.
     """
+    return opened(data, wanted, fit)
+
+
+def opened(data: bytes, wanted: Wanted, use: Callable[[Image.Image, Wanted], T]) -> T:
+    """Decode one image and return what `use` makes of it.
+
+    Raises: as `decode`.
+    """
     if not data:
         raise ImageRefused("image has 0 bytes, expected a JPEG, PNG or WebP file: save it again")
     if len(data) > wanted.max_image_mib * 2**20:
@@ -76,7 +86,7 @@ def decode(data: bytes, wanted: Wanted) -> np.ndarray:
     _check_size(image, wanted)
     try:
         image.load()
-        return fit(image, wanted)
+        return use(image, wanted)
     except ImageRefused:
         raise
     except Exception as error:
@@ -93,14 +103,8 @@ def fit(image: Image.Image, wanted: Wanted) -> np.ndarray:
     Shapes: -> uint8 [h w c].
     Raises: ImageRefused if it is smaller than the region to cut out.
     """
-    # Applying the rotation costs more than decoding a small image: first check if there is one.
-    if wanted.exif and any(key in image.info for key in ("exif", "xmp", "XML:com.adobe.xmp")):
-        image = ImageOps.exif_transpose(image)
+    image = upright(image, wanted)
     mode = "L" if wanted.channels == 1 else "RGB"
-    image = _opaque(image, wanted.alpha)
-    image = _cut(image, *wanted.cut) if wanted.cut else image
-    if wanted.conversion == "before":
-        image = _converted(image, mode)
     size, window = _geometry(image.size, wanted)
     resize = _pillow if wanted.antialias else _sampled
     pixels = np.asarray(_converted(resize(image, size, window, wanted.interpolation), mode))
@@ -108,6 +112,20 @@ def fit(image: Image.Image, wanted: Wanted) -> np.ndarray:
     if wanted.channel_order == "bgr":
         pixels = pixels[..., ::-1]
     return np.ascontiguousarray(_padded(pixels, wanted))
+
+
+def upright(image: Image.Image, wanted: Wanted) -> Image.Image:
+    """Return the rotated, opaque image that will be resized, or its cut.
+
+    Raises: ImageRefused if it is smaller than the region to cut out.
+    """
+    # Applying the rotation costs more than decoding a small image: first check if there is one.
+    if wanted.exif and any(key in image.info for key in ("exif", "xmp", "XML:com.adobe.xmp")):
+        image = ImageOps.exif_transpose(image)
+    image = _opaque(image, wanted.alpha)
+    image = _cut(image, *wanted.cut) if wanted.cut else image
+    mode = "L" if wanted.channels == 1 else "RGB"
+    return _converted(image, mode) if wanted.conversion == "before" else image
 
 
 def _open(data: bytes, wanted: Wanted) -> Image.Image:

@@ -55,6 +55,8 @@ class Component:
     # there are no right answers; None: top-1 accuracy if there are logits and labels.
     score: Callable[[Arrays, Arrays], float] | None = None
     invariants: Mapping[str, Invariant] = field(default_factory=dict)  # by name (lower case, _)
+    # Why many samples can be sensitive to rounding, and what to change in the model or the export.
+    remedy: str = ""
 
     def samples(self, arrays: Arrays) -> Arrays:
         """Return the inputs, among others, that come from a checkpoint's calibration arrays."""
@@ -78,6 +80,13 @@ class Family:
     config: Any
     # Classes of the repeated layers whose activations training may compute again.
     repeated_blocks: "tuple[type[nn.Module], ...]" = ()
+
+    def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
+        """Return the beginnings of parameter names by layer, from the input to the output.
+
+        Parameters of no layer belong to the last. It is empty for a model without layers.
+        """
+        return ()
 
     def components(self) -> tuple[Component, ...]:
         """Return its components, first the one that answers a plain request."""

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
 from saccade.models.checkpoint import load
+from saccade.models.layers.transformer import dropped_path
 from saccade.models.nac.graph_orders import hungarian_order
 from saccade.models.nac.graph_priors import (
     GraphStructure,
@@ -23,7 +24,7 @@ from saccade.models.nac.graph_priors import (
     target_links,
 )
 from saccade.models.nac.model import NAC, NACConfig
-from saccade.models.nac.noise import dropped_path, noised
+from saccade.models.nac.noise import noised
 from saccade.models.nac.skmdpa import evaluation_bias, sampled_bias, signature_distance, skmdpa
 from saccade.models.training.train import TrainOptions, train
 

@@ -142,8 +142,9 @@ def test_worlds_have_a_slot_for_each_object_and_the_background(tmp_path):
     from saccade.models.slot_attention.training import scene_source
 
     kinds = {"tetrominoes": ("t-sa", 4), "shapes": ("ts-sa", 5)}
+    recipe = replace(training.QUICK, extra={"validation": 2})
     for name, (attention, slots) in kinds.items():
-        source = scene_source(TrainOptions(out=tmp_path / "m.safetensors", data=name), 2)
+        source = scene_source(TrainOptions(out=tmp_path / "m.safetensors", data=name), recipe)
         assert (source.fields["attention"], source.fields["slots"]) == (attention, slots)
 
 

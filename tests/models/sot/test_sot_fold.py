@@ -38,6 +38,7 @@ SWIN = {
 }
 FORMS = {
     "naive": {},
+    "ridge": {"svpn_ridge": 0.01},
     "late": {"fusion": "late", "normalization": "epn"},
     "projected": {"class_projection": 9, "class_activation": "tanh"},
     "aggr-all": {"fusion": "aggr-all", "pooling": "gcp"},

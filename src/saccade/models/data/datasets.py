@@ -39,6 +39,8 @@ class Dataset:
     digest: Callable[[], str] = field(repr=False, compare=False)
     split: str = "test"
     skipped: int = 0  # unreadable rows that were left out
+    # The same images in the size of their files; None if they have none of their own.
+    originals: Images | None = field(default=None, repr=False, compare=False)
 
     @property
     def sha256(self) -> str:
@@ -48,7 +50,10 @@ class Dataset:
     def first(self, count: int | None) -> "Dataset":
         """Return the first samples; the hash stays that of the split."""
         most = slice(count)
-        return replace(self, images=self.images[most], labels=self.labels[most])
+        originals = None if self.originals is None else self.originals[most]
+        return replace(
+            self, images=self.images[most], labels=self.labels[most], originals=originals
+        )
 
 
 def load_data(
@@ -227,8 +232,10 @@ def split_of_source(
     if images is lazy:
         names = source.class_names
         digest = lazy.sha256
-        return Dataset(images, source.labels[rows], names, shown, digest, split, skipped), rows
-    return _kept(images, source, rows, shown, split, skipped=skipped), rows
+        labels = source.labels[rows]
+        return Dataset(images, labels, names, shown, digest, split, skipped, lazy), rows
+    kept = _kept(images, source, rows, shown, split, skipped=skipped)
+    return replace(kept, originals=lazy), rows
 
 
 def readable_rows(name: str, split: str, images: Images, most: int) -> np.ndarray:

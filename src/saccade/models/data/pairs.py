@@ -13,6 +13,7 @@ from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import HELD_OUT, split_of_source
 from saccade.models.data.samples.columnar import is_saved
 from saccade.models.data.samples.formats import has_texts, is_data, matching, open_source
+from saccade.models.data.samples.images import Images
 from saccade.models.data.samples.manifests import table_rows, told_by
 from saccade.models.data.samples.negatives import Negative, open_negatives
 from saccade.models.data.samples.sentences import USUAL, open_sentences
@@ -39,6 +40,7 @@ class Told:
     name: str
     split: str
     skipped: int  # unreadable rows that were left out
+    originals: Images | None  # the same images in the size of their files, if they have one
     digest: Callable[[], str] = field(repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -154,7 +156,7 @@ def _told(
             whole.update(text_of(row).encode())
         return whole.hexdigest()
 
-    return Told(data.images, rows, data.name, data.split, data.skipped, digest)
+    return Told(data.images, rows, data.name, data.split, data.skipped, data.originals, digest)
 
 
 def _given(name: str, asked: DataAsked) -> Given:

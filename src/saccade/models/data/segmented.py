@@ -58,6 +58,8 @@ class SegmentedImages:
     digests: tuple[Callable[[], str], ...] = field(repr=False, compare=False)  # images, masks
     split: str = "test"
     skipped: int = 0  # unreadable rows that were left out
+    # The same images in the size of their files; None if they have none of their own.
+    originals: Images | None = field(default=None, repr=False, compare=False)
 
     @property
     def sha256(self) -> str:
@@ -112,7 +114,7 @@ def segmented_images(
 
     digests = tuple(part.sha256 for part in (lazy, masks) if part is not None)
     pixels, true = fitting(lazy), cast(np.ndarray | None, masks)
-    return SegmentedImages(pixels, true, shown, digests, split, skipped)
+    return SegmentedImages(pixels, true, shown, digests, split, skipped, lazy)
 
 
 def _of_arrays(

@@ -2,6 +2,7 @@
 """The trunk of Swin: windowed attention, shifted in every other block; stages halve the grid."""
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.models.layers.pixels import PixelScale
+from saccade.models.layers.transformer import dropped_path
 from saccade.models.layers.vit import PatchTokens, Tokens, ViT
 from saccade.models.trunks import TrunkShape
 
@@ -125,6 +127,7 @@ class SwinBlock(nn.Module):
         hidden = 4 * dim
         self.widen = nn.Linear(dim, hidden)
         self.narrow = nn.Linear(hidden, dim)
+        self.stochastic_depth = 0.0  # rate of `dropped_path`, set by training
 
     def forward(self, x: Tensor) -> Tensor:
         _, rows, columns, _ = x.shape
@@ -136,11 +139,12 @@ class SwinBlock(nn.Module):
         inner = _joined(inner, side, rows, columns)
         if shift:
             inner = _roll(inner, -shift)
+        dropped = partial(dropped_path, rate=self.stochastic_depth, training=self.training)
         if not self.norm_first:
-            x = x + self.norm_attention(inner)
-            return x + self.norm_mlp(self.narrow(F.gelu(self.widen(x))))
-        x = x + inner
-        return x + self.narrow(F.gelu(self.widen(self.norm_mlp(x))))
+            x = x + dropped(self.norm_attention(inner))
+            return x + dropped(self.norm_mlp(self.narrow(F.gelu(self.widen(x)))))
+        x = x + dropped(inner)
+        return x + dropped(self.narrow(F.gelu(self.widen(self.norm_mlp(x)))))
 
 
 class Merging(nn.Module):

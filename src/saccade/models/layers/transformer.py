@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saccade.models.layers.batch_rows import drawn
+
 
 def quick_gelu(x: Tensor) -> Tensor:
     """Return x sigmoid(1.702 x), the activation of OpenAI's CLIP."""
@@ -25,6 +27,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": quick_gelu,
     "relu": F.relu,
 }
+
+
+def dropped_path(residual: Tensor, rate: float, *, training: bool) -> Tensor:
+    """In training, set a share `rate` of samples' residuals to 0 and scale up the others.
+
+    Shapes: residual [b ...] -> same.
+    Source: Huang et al. 2016 (arXiv 1603.09382), with the same expectation as in evaluation.
+    """
+    if not training or rate == 0:
+        return residual
+    shape = (residual.shape[0],) + (1,) * (residual.dim() - 1)
+    keep = torch.floor(1 - rate + drawn(torch.rand, shape, residual))
+    return residual * keep / (1 - rate)
 
 
 class SelfAttention(nn.Module):
@@ -70,8 +85,10 @@ class Block(nn.Module):
         self.widen = nn.Linear(dim, hidden)
         self.narrow = nn.Linear(hidden, dim)
         self.activation = activation
+        self.stochastic_depth = 0.0  # rate of `dropped_path`, set by training
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        x = x + self.attention(self.norm_attention(x), bias)
-        hidden = ACTIVATIONS[self.activation](self.widen(self.norm_mlp(x)))
-        return x + self.narrow(hidden)
+        attended = self.attention(self.norm_attention(x), bias)
+        x = x + dropped_path(attended, self.stochastic_depth, training=self.training)
+        hidden = self.narrow(ACTIVATIONS[self.activation](self.widen(self.norm_mlp(x))))
+        return x + dropped_path(hidden, self.stochastic_depth, training=self.training)

@@ -82,6 +82,14 @@ class NAC(nn.Module, Family):
         self.head_norm = norm_where(config.head_norm, config.dim)
         self.head = last_layer(config)
 
+    def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
+        """Return tokenizer, read-in, each propagator, and the read-out with the head.
+
+        Codes and signatures take part in several layers and belong to the last.
+        """
+        propagators = ((f"propagators.{index}",) for index in range(len(self.propagators)))
+        return (("tokenizer",), ("read_in",), *propagators, ("read_out", "head"))
+
     def forward(
         self,
         x: Tensor,

@@ -22,6 +22,7 @@ from saccade.models.slot_attention.fold import reordered_attention
 from saccade.models.slot_attention.initial import initial_states
 from saccade.models.slot_attention.model import SlotModel, random_pose
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.regularization import ImageChanges
 from saccade.models.training.task import Recipe, Task
 
 SOURCE_FIELDS = ("positions", "side_px")  # keys of --set, for generated scenes
@@ -50,24 +51,24 @@ class SceneSource:
     calibration: Callable[[int], dict[str, np.ndarray]]
 
 
-def scene_source(options: TrainOptions, validation: int) -> SceneSource:
+def scene_source(options: TrainOptions, recipe: Recipe) -> SceneSource:
     """Return the source that the options name; by default tetrominoes.
 
     Raises: SaccadeError if there is no such data, or --set has fields that it lacks.
     """
-    name = options.data or "tetrominoes"
+    name, validation = options.data or "tetrominoes", recipe.extra["validation"]
     if name in _SIDES:
-        return _generated(name, options, validation)
+        return _generated(name, options, recipe, validation)
     given = sorted(set(SOURCE_FIELDS) & set(options.set))
     if given:
         raise SaccadeError(
             f"--set {given[0]}: only generated scenes have it, but the data is '{name}'. "
             "Leave it out, or pass --data tetrominoes or shapes."
         )
-    return _pictures(name, options, validation)
+    return _pictures(name, options, recipe, validation)
 
 
-def _generated(name: str, options: TrainOptions, validation: int) -> SceneSource:
+def _generated(name: str, options: TrainOptions, recipe: Recipe, validation: int) -> SceneSource:
     side = options.set.get("side_px", options.value("height_px", _SIDES[name]))
     if type(side) is not int:
         raise SaccadeError(f"--set side_px={side}: expected a whole number, such as 20, 24 or 35.")
@@ -79,9 +80,11 @@ def _generated(name: str, options: TrainOptions, validation: int) -> SceneSource
         other = splits("validation", validation, side_px=side)
         scored.append(("_anywhere", other.images, other.masks))
 
+    changes = ImageChanges(recipe)
+
     def draw(rng: np.random.Generator, count: int) -> np.ndarray:
-        images: np.ndarray = batches(rng, count, side_px=side, positions=positions).images
-        return images
+        drawn = batches(rng, count, side_px=side, positions=positions)
+        return changes.pixels(drawn.images, rng)
 
     def calibration(count: int) -> dict[str, np.ndarray]:
         some = splits("train", count, side_px=side, positions=positions)
@@ -116,12 +119,14 @@ def _fields(name: str, side: int) -> dict[str, Any]:
     return fields
 
 
-def _pictures(name: str, options: TrainOptions, validation: int) -> SceneSource:
+def _pictures(name: str, options: TrainOptions, recipe: Recipe, validation: int) -> SceneSource:
     asked, side_px = options.asked, options.side_px
     known = tuple(_SIDES)
     training = segmented_images(name, "train", side_px=side_px, also=known, asked=asked)
     held_out = segmented_images(name, "validation", side_px=side_px, also=known, asked=asked)
     images, true = training.images, training.masks
+    # The masks are not changed with the images, but training does not see them.
+    changes = ImageChanges(recipe, images=images, originals=training.originals)
     _, height, width, channels = images.shape
     fields = _fields("shapes", height) | {"width_px": width, "decoder_width": width}
     fields |= {"channels": channels, "mean": (0.0,) * channels, "std": (1.0,) * channels}
@@ -138,7 +143,7 @@ def _pictures(name: str, options: TrainOptions, validation: int) -> SceneSource:
         # The masks of the training images are not all read: only those for calibration are used.
         sha256={"train": training.images_sha256, "validation": held_out.sha256},
         fields=fields,
-        draw=lambda rng, count: images[rng.integers(len(images), size=count)],
+        draw=lambda rng, count: changes.pixels_at(rng.integers(len(images), size=count), rng),
         validation=(("", np.asarray(scored.images), masks),),
         calibration=calibration,
     )
@@ -202,7 +207,7 @@ def task(options: TrainOptions) -> "SlotTask":
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
     recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
-    source = scene_source(options, recipe.extra["validation"])
+    source = scene_source(options, recipe)
     return SlotTask(options, recipe, source)
 
 
@@ -210,6 +215,7 @@ class SlotTask(Task):
     """A `training.task.Task`. Initial positions and scales are drawn in every step."""
 
     family = "slot-attention"
+    regularized_by = ("augment",)
     model: SlotModel
 
     def __init__(self, options: TrainOptions, recipe: Recipe, source: SceneSource) -> None:

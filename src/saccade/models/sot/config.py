@@ -101,6 +101,8 @@ class SoTConfig(ConfigValues):
     alpha: Annotated[float, Range(0, 1, above=True)] = 0.5
     singular_values: Natural = 1  # found by svpn-fast; 0: all, without a remainder
     iterations: Count = 1
+    # of exact svPN: share of a matrix's Frobenius norm that bounds its slope, see `ExactSvPN`
+    svpn_ridge: Annotated[float, Range(0, 1, below=True)] = 0.0
     # in the last division of svpn-fast; the authors: 1e-5
     svpn_epsilon: Annotated[float, Range(0, 1, below=True)] = 0.0
     learned_start: bool = False  # of svpn-fast; False: ones
@@ -190,6 +192,8 @@ class SoTConfig(ConfigValues):
             self.class_projection == 0 or (not wordy and self.fusion != "concat"),
             "0 unless the class token has its own classifier",
         )
+        exact = self.second_order and self.normalization == "svpn"
+        self._expect("svpn_ridge", not self.svpn_ridge or exact, "0 unless the head has exact svPN")
         most = min(self.m, self.n)
         fits = not self.second_order or self.singular_values <= most
         self._expect("singular_values", fits, f"at most {most}, the smaller of m and n")

@@ -13,18 +13,30 @@ from saccade.plugins.ops import svpn, svpn_fast
 
 
 class ExactSvPN(nn.Module):
-    """Exact svPN: singular values to the power alpha.
+    """Exact svPN: singular values s to the power alpha.
+
+    The slope of s^alpha is unbounded at 0: where a covariance has nearly lost a rank, it turns a
+    rounding into a visible change. With a ridge r, a share of the matrix's Frobenius norm, s
+    becomes s (s^2 + r^2)^((alpha - 1)/2), whose slope is at most r^(alpha - 1). Values far above r
+    change little.
 
     Shapes: q [... m n] -> the same.
-    Source: Xie et al. 2021, eq. 5.
+    Source: Xie et al. 2021, eq. 5; the ridge is ours.
     """
 
-    def __init__(self, alpha: float) -> None:
+    def __init__(self, alpha: float, ridge: float = 0.0) -> None:
         super().__init__()
-        self.alpha = alpha
+        self.alpha, self.ridge = alpha, ridge
 
     def forward(self, q: Tensor) -> Tensor:
-        return svpn(q, alpha=self.alpha)
+        if not self.ridge:
+            return svpn(q, alpha=self.alpha)
+        # Q above r I has the right singular vectors of Q, and the singular values
+        # sqrt(s^2 + r^2). The first rows of its svPN are the formula above.
+        m, n = q.shape[-2:]
+        length = torch.linalg.vector_norm(q, dim=(-2, -1), keepdim=True)
+        below = self.ridge * length * torch.eye(n, dtype=q.dtype, device=q.device)
+        return svpn(torch.cat((q, below), -2), alpha=self.alpha)[..., :m, :]
 
 
 class FastSvPN(nn.Module):
@@ -99,7 +111,7 @@ def normalization(config: SoTConfig) -> nn.Module:
     """Create the normalization that the configuration names."""
     name = config.normalization
     if name == "svpn":
-        return ExactSvPN(config.alpha)
+        return ExactSvPN(config.alpha, config.svpn_ridge)
     if name == "svpn-fast":
         return FastSvPN(config)
     if name in ("scale", "scale-learned"):

@@ -2,6 +2,7 @@
 """Second-order transformers: a trunk, and a head that reads class token and word tokens."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,22 +82,44 @@ class SoT(nn.Module, Family):
         """Return the logits of both kinds of tokens, which training with late fusion needs."""
         return answer_of(self, x, length)[0]
 
-    def loss(self, x: Tensor, labels: Tensor, length: Tensor | None = None) -> Tensor:
+    def loss(
+        self,
+        x: Tensor,
+        labels: Tensor,
+        length: Tensor | None = None,
+        *,
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
         """Return the cross entropy; with late fusion, the sum of both classifiers'.
 
-        Shapes: labels [b] int64 -> scalar.
+        Shapes: labels [b] int64, or targets [b classes] that sum to 1 -> scalar.
         """
+        crossed = partial(F.cross_entropy, target=labels, label_smoothing=label_smoothing)
         answer = self.answer(x, length)
         given = [
             logits for logits in (answer.class_logits, answer.word_logits) if logits is not None
         ]
         if self.config.fusion == "late":
-            return torch.stack([F.cross_entropy(logits, labels) for logits in given]).sum()
-        return F.cross_entropy(torch.stack(given).sum(0), labels)
+            return torch.stack([crossed(logits) for logits in given]).sum()
+        return crossed(torch.stack(given).sum(0))
 
     def outputs(self, x: Tensor, length: Tensor | None = None) -> dict[str, Tensor]:
         """Return all exported outputs of one pass."""
         return outputs_of(self, x, length)
+
+    def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
+        """Return the trunk before its blocks, each block, and what follows them."""
+        blocks = ()
+        if isinstance(self.trunk, ViT):
+            blocks = tuple((f"trunk.blocks.{index}",) for index in range(self.config.layers))
+        elif isinstance(self.trunk, Swin):
+            blocks = tuple(
+                # A merging follows the last block of its stage.
+                (f"trunk.stages.{stage}.{index}", *([f"trunk.mergings.{stage}"] * (index == last)))
+                for stage, last in enumerate(count - 1 for count in self.config.stage_layers)
+                for index in range(last + 1)
+            )
+        return (("trunk",), *blocks, ("trunk.norm", "head")) if blocks else ()
 
     def components(self) -> tuple[Component, ...]:
         """Return the only component: image, or tokens and length, to logits and embedding."""
@@ -106,11 +129,11 @@ class SoT(nn.Module, Family):
         """Return the model with that head and its own copy of the weights."""
         config = self.config
         if budget.label == "class":
-            config = replace(config, fusion="class")
+            config = replace(config, fusion="class", svpn_ridge=0.0)
         elif budget.label != config.own_head:
             exact = budget.label == "exact"
             name = "svpn" if exact else "svpn-fast"
-            config = replace(config, normalization=name, learned_start=False)
+            config = replace(config, normalization=name, learned_start=False, svpn_ridge=0.0)
         other = SoT(config, fresh=False).to(next(self.parameters()))
         weights = self.state_dict()
         other.load_state_dict({name: weights[name] for name in other.state_dict()})

@@ -16,7 +16,6 @@ from saccade.errors import SaccadeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.data.augment import Augmentation
 from saccade.models.data.datasets import calibration_rows, load_data, pixel_moments
-from saccade.models.data.samples.images import read_ahead
 from saccade.models.data.samples.source import Given
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
@@ -25,6 +24,7 @@ from saccade.models.families import new_model
 from saccade.models.sot.config import SMALL
 from saccade.models.sot.model import SoT, SoTConfig
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.regularization import ImageChanges
 from saccade.models.training.task import Recipe, Task
 
 Labelled = tuple[dict[str, np.ndarray], np.ndarray]  # inputs by name, labels
@@ -37,8 +37,9 @@ _ONE = (1, 1)  # objects per scene
 class Source:
     """A source of training and validation samples.
 
-    Shapes: draw returns inputs by name, such as {"image": [n h w c] uint8}, and labels [n] int64;
-            so do validation and calibration.
+    Shapes: draw returns inputs by name, such as {"image": [n h w c] uint8}, and labels [n] int64
+            or, of mixed images, targets [n classes] float32; validation and calibration the same
+            with labels.
     """
 
     name: str
@@ -66,32 +67,38 @@ def _image_fields(images: np.ndarray, seen: np.ndarray, classes: int) -> dict[st
     }
 
 
-def image_source(options: TrainOptions, *, validation: int, calibration: int) -> Source:
+def image_source(
+    options: TrainOptions, recipe: Recipe, *, validation: int, calibration: int
+) -> Source:
     """Return the source that the options name: `shapes` (default), digits, a folder or an .npz.
 
     Raises: SaccadeError if there is no such data.
     """
     name = options.data or "shapes"
     if name == "shapes":
-        return _shapes(validation, calibration)
+        return _shapes(recipe, validation, calibration)
     asked, side_px = options.asked, options.side_px
     training = load_data(name, "train", side_px=side_px, asked=asked)
     held_out = load_data(name, "validation", side_px=side_px, asked=asked)
     images, labels = training.images, training.labels
-    jitter = Augmentation(shift_px=images.shape[1] / 12, degrees=10, zoom=0.1)
+    usual = Augmentation(shift_px=images.shape[1] / 12, degrees=10, zoom=0.1)
+    classes = len(training.class_names)
+    changes = ImageChanges(
+        recipe, usual, classes=classes, images=images, originals=training.originals
+    )
 
     def draw(rng: np.random.Generator, count: int) -> Labelled:
         chosen = rng.integers(len(labels), size=count)
-        drawn = jitter(images[chosen], rng)
-        read_ahead(images, lambda: deepcopy(rng).integers(len(labels), size=count))
-        return {"image": drawn}, labels[chosen]
+        drawn, targets = changes.drawn(chosen, labels[chosen], rng)
+        changes.ahead(lambda: deepcopy(rng).integers(len(labels), size=count))
+        return {"image": drawn}, targets
 
     some = calibration_rows(len(labels), calibration)
     return Source(
         name=training.name,
         sha256={"train": training.sha256, "validation": held_out.sha256},
         class_names=training.class_names,
-        fields=_image_fields(held_out.images, images[:_SEEN], len(training.class_names)),
+        fields=_image_fields(held_out.images, images[:_SEEN], classes),
         draw=draw,
         validation=({"image": held_out.images}, held_out.labels),
         calibration=({"image": images[some]}, labels[some]),
@@ -109,12 +116,16 @@ def patch_side(height: int, width: int) -> int:
     return min(divisors, key=lambda side: abs(side - max(height, width) / 8))
 
 
-def _shapes(validation: int, calibration: int) -> Source:
+def _shapes(recipe: Recipe, validation: int, calibration: int) -> Source:
     held_out = scenes("validation", validation, side_px=SCENE_PX, objects=_ONE)
     known = scenes("train", calibration, side_px=SCENE_PX, objects=_ONE)
 
+    changes = ImageChanges(recipe, classes=len(SCENE_LABELS))
+
     def draw(rng: np.random.Generator, count: int) -> Labelled:
-        return _labelled(scene_batch(rng, count, side_px=SCENE_PX, objects=_ONE))
+        drawn, labels = _labelled(scene_batch(rng, count, side_px=SCENE_PX, objects=_ONE))
+        images, targets = changes.batch(drawn["image"], labels, rng)
+        return {"image": images}, targets
 
     return Source(
         name="shapes",
@@ -198,7 +209,7 @@ def task(options: TrainOptions) -> "SoTTask":
     if options.value("input", None) == "tokens":
         source = text_source(options, calibration=CALIBRATION)
     else:
-        source = image_source(options, validation=VALIDATION, calibration=CALIBRATION)
+        source = image_source(options, recipe, validation=VALIDATION, calibration=CALIBRATION)
     return SoTTask(options, recipe, source)
 
 
@@ -214,18 +225,25 @@ class SoTTask(Task):
         self.data, self.data_sha256 = source.name, source.sha256
         self.labels = source.class_names
         kind = "texts" if config.input == "tokens" else "images"
+        self.regularized_by = ("label_smoothing",)
+        if kind == "images":
+            self.regularized_by += ("augment", "mixup", "cutmix")
         self.card = {f"validation_{kind}": len(source.validation[1])}
         self.model = new_model(SoT, config)
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        """Return the model's inputs by name, such as image [b h w c] uint8, and labels [b]."""
+        """Return the model's inputs by name, such as image [b h w c] uint8, and labels.
+
+        Labels are [b] int64 or, of mixed images, targets [b classes] float32.
+        """
         inputs, labels = self.source.draw(rng, self.recipe.batch)
         return _tensors(inputs | {"labels": labels})
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
         """Return the cross entropy of the fused logits; with late fusion, of each classifier."""
         x, length = _given(batch)
-        return self.model.loss(x, batch["labels"], length)
+        smoothing = self.recipe.label_smoothing
+        return self.model.loss(x, batch["labels"], length, label_smoothing=smoothing)
 
     def validate(self) -> dict[str, float]:
         """Return top-1 of the model as trained."""

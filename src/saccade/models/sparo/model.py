@@ -80,6 +80,21 @@ class Sparo(nn.Module, Family):
             @ self.encode_text(tokens).code.mT
         )
 
+    def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
+        """Return both towers before their blocks, their blocks by index, and what follows them."""
+        towers = ("image", "text") if self.config.text else ("image",)
+        counts = [len(self.get_submodule(f"{tower}.blocks")) for tower in towers]
+        # The shorter tower ends where the longer one does.
+        blocks = [
+            tuple(
+                f"{tower}.blocks.{index - max(counts) + count}"
+                for tower, count in zip(towers, counts, strict=True)
+                if index >= max(counts) - count
+            )
+            for index in range(max(counts))
+        ]
+        return (towers, *blocks, ("image_pool", "text_pool"))
+
     def components(self) -> tuple[Component, ...]:
         """Return the image tower and, if there is one, the text tower."""
         return components_of(self)

@@ -19,6 +19,7 @@ from saccade.models.data.captions import (
 )
 from saccade.models.data.datasets import Dataset, load_data, pixel_moments
 from saccade.models.data.pairs import load_pairs
+from saccade.models.data.samples.images import Images
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scenes
 from saccade.models.scores.retrieval import ranks_of_pairs, recalls
@@ -39,6 +40,7 @@ class Source(Protocol):
 
     name: str
     images: np.ndarray
+    originals: Images | None  # the same images in the size of their files, if they have one
     fields: dict[str, Any]  # fields of the configuration that the data decides
     labels: tuple[str, ...]
     sha256: dict[str, str]
@@ -116,6 +118,7 @@ class ShapesSource:
 
     name = "shapes"
     labels = SCENE_LABELS
+    originals = None
 
     def __init__(self, count: int, validation: int, side_px: int) -> None:
         self.training = scenes("train", count, side_px=side_px)
@@ -159,7 +162,7 @@ class LabelsSource:
         }
         train = self.data["train"]
         self.name, self.images, self.labels = train.name, train.images, train.class_names
-        self.count = validation
+        self.originals, self.count = train.originals, validation
         said = [
             split_words(template.format(name)) for name in self.labels for template in TEMPLATES
         ]
@@ -208,6 +211,7 @@ class PairsSource:
         }
         train = self.pairs["train"]
         self.name, self.images, self.count = train.name, train.images, validation
+        self.originals = train.originals
         texts, _ = train.spread()
         if start is None:
             self.fields = self._fields(texts)

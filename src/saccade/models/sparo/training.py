@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from saccade.errors import SaccadeError
 from saccade.models.data.datasets import CALIBRATION_SAMPLES
 from saccade.models.data.pairs import has_sentences
-from saccade.models.data.samples.images import read_ahead
 from saccade.models.families import new_model
 from saccade.models.sparo.codes import image_slots, text_slots
 from saccade.models.sparo.config import SMALL, SparoConfig
@@ -24,6 +23,7 @@ from saccade.models.sparo.ranking import rank_slots
 from saccade.models.sparo.sources import LabelsSource, PairsSource, ShapesSource, Source
 from saccade.models.sparo.text_tokens import text_encoder
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.regularization import ImageChanges
 from saccade.models.training.task import ComparingTask, Recipe, Task
 from saccade.verbosity import note
 
@@ -70,6 +70,7 @@ class SparoTask(ComparingTask):
     """A `training.task.Task` that draws a new sentence for an image in every step."""
 
     family = "sparo"
+    regularized_by = ("augment",)
     model: Sparo
 
     def __init__(self, options: TrainOptions) -> None:
@@ -88,6 +89,9 @@ class SparoTask(ComparingTask):
                 f"the checkpoint of --init has no slots (pooling {config.pooling}), and stays so. "
                 "--set pooling=sparo puts SPARO's read-out on its towers."
             )
+        self.changes = ImageChanges(
+            self.recipe, images=self.source.images, originals=self.source.originals
+        )
         self.model = new_model(Sparo, config)
         self.encode = text_encoder(self.model.runtime_metadata())
         self.data, self.data_sha256 = self.source.name, self.source.sha256
@@ -101,12 +105,11 @@ class SparoTask(ComparingTask):
         total = len(self.source.images)
         chosen = rng.choice(total, min(self.recipe.batch, total), replace=False)
         tokens = self.encode(self.source.sentences(chosen, rng), truncate=True)
-        images = torch.from_numpy(self.source.images[chosen])
-        read_ahead(
-            self.source.images,
-            lambda: deepcopy(rng).choice(total, min(self.recipe.batch, total), replace=False),
+        images = self.changes.pixels_at(chosen, rng)
+        self.changes.ahead(
+            lambda: deepcopy(rng).choice(total, min(self.recipe.batch, total), replace=False)
         )
-        return {"image": images, "tokens": torch.from_numpy(tokens)}
+        return {"image": torch.from_numpy(images), "tokens": torch.from_numpy(tokens)}
 
     def codes(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the codes of the images and of the sentences, both [b d]."""

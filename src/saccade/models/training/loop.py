@@ -6,7 +6,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from saccade.models.torch_file import load_torch
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.parts import Gradients, blocks_of, check_norms
 from saccade.models.training.processes import ALONE, Group
+from saccade.models.training.regularization import rate_factors
 from saccade.models.training.scalars import Scalars
 from saccade.models.training.task import Recipe, Task
 from saccade.progress import Advance, progress_of
@@ -184,7 +185,7 @@ class Run:
         named = list(task.model.named_parameters())
         if self.auxiliary is not None:
             named += list(self.auxiliary.to(self.device).train().named_parameters())
-        self.optimizer = adamw(recipe, named)
+        self.optimizer = adamw(recipe, named, layers=task.model.parameter_layers())
         self.average = Average(task.model, recipe.ema) if recipe.ema else None
         self.rng = np.random.default_rng(options.seed)
         self.log = TrainingLog(options.log_path)
@@ -213,7 +214,7 @@ class Run:
         batch = self.task.batch(self.done, self.rng)
         rate = rate_at(self.recipe, self.done)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("factor", 1.0)  # states of older runs have none
         self.optimizer.zero_grad()
         value = self.gradients(batch, self.done)
         if not math.isfinite(value):
@@ -242,7 +243,7 @@ class Run:
             row = {
                 "step": self.done,
                 "loss": sum(self.losses) / len(self.losses),
-                "learning_rate": self.optimizer.param_groups[0]["lr"],
+                "learning_rate": rate_at(self.recipe, self.done - 1),
                 "seconds": round(self.seconds(), 1),
             }
             self.log.add(row, scores)
@@ -379,15 +380,27 @@ def _identity(task: Task, options: TrainOptions, group: Group) -> dict[str, Any]
     }
 
 
-def adamw(recipe: Recipe, named: list[tuple[str, nn.Parameter]]) -> torch.optim.AdamW:
-    """Create the optimizer: matrices decay; vectors, and what the recipe names, do not."""
+def adamw(
+    recipe: Recipe,
+    named: list[tuple[str, nn.Parameter]],
+    *,
+    layers: Sequence[Sequence[str]] = (),
+) -> torch.optim.AdamW:
+    """Create the optimizer: matrices decay; vectors, and what the recipe names, do not.
+
+    With `layer_decay`, each of the `layers` has its own factor on the learning rate.
+    """
     used = [(name, parameter) for name, parameter in named if parameter.requires_grad]
-    free = [parameter for name, parameter in used if _is_free(name, parameter, recipe)]
-    bound = [parameter for name, parameter in used if not _is_free(name, parameter, recipe)]
-    groups = [
-        {"params": bound, "weight_decay": recipe.weight_decay},
-        {"params": free, "weight_decay": 0.0},
-    ]
+    factors = rate_factors(layers, [name for name, _ in used], recipe.layer_decay)
+    groups: list[dict[str, Any]] = []
+    for factor in sorted(set(factors.values()), reverse=True):
+        own = [pair for pair in used if factors[pair[0]] == factor]
+        free = [parameter for name, parameter in own if _is_free(name, parameter, recipe)]
+        bound = [parameter for name, parameter in own if not _is_free(name, parameter, recipe)]
+        groups += [
+            {"params": bound, "weight_decay": recipe.weight_decay, "factor": factor},
+            {"params": free, "weight_decay": 0.0, "factor": factor},
+        ]
     return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, fused=True)
 
 

@@ -38,6 +38,16 @@ class TrainOptions(PathFields):
     learning_rate: float | None = None  # peak learning rate; default: the recipe's
     # train on this many samples of each class, drawn with --seed (few-shot); default: all
     shots: int | None = None
+    weight_decay: float | None = None  # of matrices; default: the recipe's
+    # random changes of training images: affine, crop, flip, jitter, randaugment, erasing, each
+    # with a number if you like (crop=0.35), or none; default: the family's
+    augment: tuple[str, ...] = ()
+    mixup: float | None = None  # mix two images and their labels: alpha, such as 0.8; default: 0
+    cutmix: float | None = None  # paste a box of another image: alpha, such as 1.0; default: 0
+    label_smoothing: float | None = None  # share of a label spread over all classes
+    drop_path: float | None = None  # stochastic depth: share of dropped branches in the last block
+    # factor on the learning rate from each layer of the trunk to the one before, such as 0.75
+    layer_decay: float | None = None
     # precision of matrix products; bf16 uses autocast, also on a CPU
     precision: Literal["fp32", "bf16"] | None = None
     side_px: int = 32  # side in pixels that image files are resized to
@@ -110,12 +120,17 @@ class TrainOptions(PathFields):
         return self.out.with_name(f"{self.out.stem}.logs")
 
 
+# Options that replace a field of the recipe, those of regularization last.
+REGULARIZATION = ("augment", "mixup", "cutmix", "label_smoothing", "drop_path", "layer_decay")
+RECIPE_FIELDS = ("steps", "batch", "learning_rate", "weight_decay", "precision", *REGULARIZATION)
+
+
 def chosen_recipe(options: TrainOptions, *, quick: Recipe, shipped: Recipe) -> Recipe:
-    """Return the recipe that the options name, with their steps, batch, rate and precision."""
+    """Return the recipe that the options name, with the fields that they give."""
     given = {
         name: getattr(options, name)
-        for name in ("steps", "batch", "learning_rate", "precision")
-        if getattr(options, name) is not None
+        for name in RECIPE_FIELDS
+        if getattr(options, name) not in (None, ())
     }
     return replace(shipped if options.recipe == "shipped" else quick, **given)
 

@@ -35,6 +35,12 @@ class Recipe:
     precision: str = ""  # of matrix products: bf16 or fp32; empty: bf16 on a GPU that has it
     ema: float = 0.0  # decay of the weight average that is validated and saved; 0: no average
     validate_every: int = 0  # steps; 0: ten times per run
+    augment: tuple[str, ...] = ()  # words of `data.augment.Augment`; none: the family's changes
+    mixup: float = 0.0  # alpha of mixup and of cutmix; 0: none
+    cutmix: float = 0.0
+    label_smoothing: float = 0.0
+    drop_path: float = 0.0  # share of dropped branches in the last block; 0 in the first
+    layer_decay: float = 1.0  # of the learning rate, from each layer to the one before
     extra: Mapping[str, Any] = field(default_factory=dict)  # read by this family's task only
 
 
@@ -54,6 +60,7 @@ class Task(ABC):
     labels: tuple[str, ...] = ()  # of the classes or answers
     card: Mapping[str, Any] = {}
     shots: int | None = None  # of `--shots`, if the task applies it to its data
+    regularized_by: tuple[str, ...] = ()  # options of `regularization.NEEDS` that it applies
     auxiliary: Any = None  # a module trained along with the model, not in the checkpoint
     undivided: tuple[str, ...] = ()  # entries of a batch that every part of it keeps whole
 

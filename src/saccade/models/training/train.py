@@ -18,8 +18,8 @@ from saccade.machine import version_of
 from saccade.models.checkpoint import Checkpoint, save
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
+from saccade.models.training.options import REGULARIZATION, overrides_words
 from saccade.models.training.options import TrainOptions as TrainOptions
-from saccade.models.training.options import overrides_words
 from saccade.models.training.processes import (
     Follower,
     Group,
@@ -115,9 +115,11 @@ def _trained(family: str, options: TrainOptions, group: Group) -> Checkpoint | N
 
 def _run(task: Task, options: TrainOptions, group: Group) -> Checkpoint | None:
     from saccade.models.training.loop import fit
+    from saccade.models.training.regularization import check_regularization
     from saccade.models.training.start import load_resnet_weights, load_start
 
     check_shots(task, options)
+    check_regularization(task, options)
     load_start(task, options)
     load_resnet_weights(task, options)
     check_exportable(task)
@@ -223,6 +225,19 @@ def _task_of(family: str) -> Callable[[TrainOptions], Task]:
     return make
 
 
+_Fits = Callable[[float], bool]
+_POSITIVE: tuple[_Fits, str] = (lambda x: x >= 0, "of at least 0")
+_SHARE: tuple[_Fits, str] = (lambda x: 0 <= x < 1, "from 0 to below 1")
+_FACTORS: dict[str, tuple[_Fits, str]] = {
+    "weight_decay": _POSITIVE,
+    "mixup": _POSITIVE,
+    "cutmix": _POSITIVE,
+    "label_smoothing": _SHARE,
+    "drop_path": _SHARE,
+    "layer_decay": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
+}
+
+
 def _check(options: TrainOptions) -> None:
     out = options.out
     if out.suffix not in (".safetensors", ""):
@@ -243,6 +258,11 @@ def _check(options: TrainOptions) -> None:
     rate = options.learning_rate
     if rate is not None and not (math.isfinite(rate) and rate > 0):
         raise SaccadeError(f"--learning-rate is {rate}, expected a number above 0.")
+    for name, (fits, expected) in _FACTORS.items():
+        factor = getattr(options, name)
+        if factor is not None and not (math.isfinite(factor) and fits(factor)):
+            flag = name.replace("_", "-")
+            raise SaccadeError(f"--{flag} is {factor}, expected a number {expected}.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -310,10 +330,12 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
         words += ["--freeze", ",".join(options.freeze)]
     if options.tune_resnet:
         words += ["--tune-resnet"]
-    numbers = ("shots", "steps", "batch", "learning_rate", "precision", "side_px", "device")
-    for name in ("skip_bad", *numbers, "processes", "accumulate"):
-        if getattr(options, name) != getattr(given, name):
-            words += [f"--{name.replace('_', '-')}", f"{getattr(options, name)}"]
+    named = ("skip_bad", "shots", "steps", "batch", "learning_rate", "weight_decay", "precision")
+    for name in (*named, "side_px", "device", "processes", "accumulate", *REGULARIZATION):
+        value = getattr(options, name)
+        if value != getattr(given, name):
+            text = ",".join(value) if isinstance(value, tuple) else f"{value}"
+            words += [f"--{name.replace('_', '-')}", text]
     if options.checkpoint_activations:
         words.append("--checkpoint-activations")
     words += ["--seed", f"{options.seed}", "--threads", f"{options.threads}"]

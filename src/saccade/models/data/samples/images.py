@@ -7,15 +7,16 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from PIL import Image
 
 from saccade.errors import SaccadeError
 from saccade.models.data.samples.source import RowUnreadable, Source
-from saccade.models.image_decoding import FORMATS, ImageRefused, Wanted, decode
+from saccade.models.image_decoding import FORMATS, ImageRefused, Wanted, fit, opened, upright
 
+T = TypeVar("T")
 KEPT_BYTES = 512 * 2**20  # images that fit into it are decoded once; others when they are used
 _MOST_WORKERS = 8
 _BLOCK = 64  # images of a pass over all
@@ -127,9 +128,13 @@ class Images:
         return pixels
 
     def _one(self, row: int) -> np.ndarray:
-        """Decode an image with the router's own code."""
+        return self.opened(row, fit)
+
+    def opened(self, row: int, use: Callable[[Image.Image, Wanted], T]) -> T:
+        """Decode a row's image with the router's own code, and return what `use` makes of it."""
         try:
-            return decode(self.source.read(row, self.wanted.max_image_mib * 2**20), self.wanted)
+            data = self.source.read(row, self.wanted.max_image_mib * 2**20)
+            return opened(data, self.wanted, use)
         except (ImageRefused, RowUnreadable, OSError) as error:
             raise self.source.refused(row, f"{error}, or remove it.") from error
 
@@ -139,6 +144,53 @@ class Images:
         except SaccadeError as error:
             return str(error)
         return None
+
+
+class Originals:
+    """Images in the size of their files, for crops that are new in every step.
+
+    Those that fit into KEPT_BYTES stay in memory after they were first used.
+    """
+
+    def __init__(self, images: Images) -> None:
+        self._images, self._room = images, KEPT_BYTES
+        self._kept: dict[int, Image.Image] = {}
+        self._ahead: dict[int, Future[Image.Image]] = {}
+
+    def each(
+        self,
+        places: np.ndarray,
+        use: Callable[[Image.Image, Wanted, np.random.Generator], np.ndarray],
+        numbers: Sequence[np.random.Generator],
+    ) -> np.ndarray:
+        """Return what `use` makes of each image, with its generator.
+
+        Shapes: places [n] -> uint8 [n h w c].
+        """
+        ready, self._ahead = self._ahead, {}
+
+        def made(row: int, rng: np.random.Generator) -> np.ndarray:
+            image = ready[row].result() if row in ready else self._opened(row)
+            return use(image, self._images.wanted, rng)
+
+        # The images ahead were submitted before, so a worker never waits for a later task.
+        return np.stack([*_pool().map(made, self._images.rows[places].tolist(), numbers)])
+
+    def ahead(self, places: np.ndarray) -> None:
+        """Begin to decode the images at these places, which will be asked for next."""
+        rows = dict.fromkeys(self._images.rows[places].tolist())
+        missing = [row for row in rows if row not in self._kept]
+        self._ahead = {row: _pool().submit(self._opened, row) for row in missing}
+
+    def _opened(self, row: int) -> Image.Image:
+        image = self._kept.get(row)
+        if image is None:
+            image = self._images.opened(row, upright)
+            size = image.width * image.height * len(image.getbands())
+            if size <= self._room:
+                self._room -= size
+                self._kept[row] = image
+        return image
 
 
 _GRAY_MODES = {"1", "L", "I", "I;16", "I;16B", "F"}

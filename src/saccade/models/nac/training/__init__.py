@@ -18,13 +18,13 @@ from saccade.models.data.datasets import (
     pixel_moments,
 )
 from saccade.models.data.digits import QUADRANTS, compose, digits
-from saccade.models.data.samples.images import read_ahead
 from saccade.models.nac.model import NAC
 from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules
 from saccade.models.nac.training.recipes import SETTABLE, recipe_for, with_epochs, with_extra
 from saccade.models.nac.training.sequences import takes_sequences
 from saccade.models.nac.training.sequences import task as sequence_task
 from saccade.models.training.options import TrainOptions, chosen_recipe
+from saccade.models.training.regularization import ImageChanges
 from saccade.models.training.task import Recipe, Task
 
 _AUGMENTED_COPIES = 3  # of the training digits, drawn again in each epoch
@@ -45,16 +45,24 @@ class ImageBatches:
         if self.canvases:
             self._images, self._labels, _ = digits("train")
         self._epoch: np.ndarray | None = None  # an order, or the copies
+        self._augmentation = recipe.extra["augmentation"]
+        self._changes = ImageChanges(
+            recipe,
+            self._augmentation,
+            classes=len(data.class_names),
+            images=data.images,
+            originals=data.originals,
+        )
 
     def at(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
         """Return the batch of a step; steps count from 0.
 
-        Shapes: images [b h w c] uint8, labels [b] int64, counts [b 10] float32 (digits-sum only).
+        Shapes: images [b h w c] uint8, labels [b] int64 or, of mixed images, targets [b classes]
+                float32, counts [b 10] float32 (digits-sum only).
         """
-        augmentation = self.recipe.extra["augmentation"]
         if step % self.steps == 0 or self._epoch is None:
             if self.canvases:
-                copies = [augmentation(self._images, rng) for _ in range(_AUGMENTED_COPIES)]
+                copies = [self._augmentation(self._images, rng) for _ in range(_AUGMENTED_COPIES)]
                 self._epoch = np.concatenate(copies)
             else:
                 self._epoch = rng.permutation(len(self._labels))
@@ -62,13 +70,10 @@ class ImageBatches:
             return self._canvases(step // self.steps, rng)
         parts, place = np.array_split(self._epoch, self.steps), step % self.steps
         part = parts[place]
-        images = augmentation(self._images[part], rng)
+        images, targets = self._changes.drawn(part, self._labels[part], rng)
         later = parts[place + 1] if place + 1 < len(parts) else part[:0]
-        read_ahead(self._images, lambda: later)
-        return {
-            "images": torch.from_numpy(images),
-            "labels": torch.from_numpy(self._labels[part]),
-        }
+        self._changes.ahead(lambda: later)
+        return {"images": torch.from_numpy(images), "labels": torch.from_numpy(targets)}
 
     def _canvases(self, epoch: int, rng: np.random.Generator) -> dict[str, Tensor]:
         images = np.concatenate([self._images, self._epoch])
@@ -209,6 +214,9 @@ class NACTask(CircuitTask):
             "classes": len(training.class_names),
         }
         super().__init__(options, recipe, given, SETTABLE)
+        self.regularized_by = ("label_smoothing",)
+        if not self.extra["canvases"]:  # which are composed of augmented digits, and are counted
+            self.regularized_by += ("augment", "mixup", "cutmix")
         self.scored = (validation.images,), validation.labels
         self.ranked = (np.asarray(training.images[:CALIBRATION_SAMPLES]),)
         self.few = self.extra["validate_images"]
@@ -227,7 +235,7 @@ class NACTask(CircuitTask):
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
         """Return the loss of the class, the graph prior, and the digits if they are known."""
         logits = self.model(batch["images"], modules=batch.get("modules")).float()
-        smoothing = self.extra["label_smoothing"]
+        smoothing = self.recipe.label_smoothing
         loss = F.cross_entropy(logits, batch["labels"], label_smoothing=smoothing)
         if self.auxiliary is not None:
             loss = loss + self.extra["counts_weight"] * self.auxiliary.loss(batch["counts"])

@@ -16,7 +16,6 @@ SETTABLE = ("counts_weight",)  # keys below that `--set` accepts besides the mod
 EXTRA: dict[str, Any] = {
     "epochs": 0,  # passes over the data, if no steps are given
     "epoch_steps": 0,  # steps per epoch; 0: one pass over the data
-    "label_smoothing": 0.0,
     "graph_weight": 0.1,  # weight of the graph structure regularizer
     "keep": (4, 32),  # fewest and most modules in a step with module dropout
     "whole_share": 0.0,  # last share of the steps, in which all modules may be kept

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draw docs/augmentations.png: every augmentation on photographs that scikit-learn ships.
+
+python benchmarks/augmentations_picture.py
+"""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import sklearn
+from PIL import Image
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from saccade.models.data.augment import CHANGES, Augment, mixed
+from saccade.models.image_decoding import fit
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.training.regularization import AFFINE
+
+SIDE = 112
+DRAWS = 3
+WANTED = Preprocessing(SIDE, SIDE, 3, (0.0,) * 3, (1.0,) * 3).wanted()
+# Shifts are in pixels: here those of an image of SIDE instead of 32.
+USUAL = type(AFFINE)(AFFINE.shift_px * SIDE / 32, AFFINE.degrees, AFFINE.zoom)
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "augmentations.png"
+
+
+def photograph(name: str) -> Image.Image:
+    """Return one of scikit-learn's two photographs."""
+    path = Path(sklearn.__file__).parent / "datasets" / "images" / f"{name}.jpg"
+    return Image.open(path).convert("RGB")
+
+
+def rows() -> dict[str, list[np.ndarray]]:
+    """Return the pictures by name: the resized original, each word, mixup and cutmix."""
+    china, flower = photograph("china"), photograph("flower")
+    resized = np.stack([fit(china, WANTED), fit(flower, WANTED)])
+    drawn = {"original": [resized[0]]}
+    for word in (*CHANGES, "crop,flip,randaugment,erasing=1"):
+        # Rare changes are drawn always, to be seen.
+        shown = {"flip": "flip=1", "erasing": "erasing=1"}.get(word, word)
+        augment = Augment.of(shown.split(","), USUAL)
+        numbers = [np.random.default_rng((2, index)) for index in range(DRAWS)]
+        drawn[word.replace(",", ", ")] = [
+            augment.from_original(china, WANTED, rng) if augment.crop else augment(resized[0], rng)
+            for rng in numbers
+        ]
+    for name in ("mixup", "cutmix"):
+        alphas = {"mixup": 0.0, "cutmix": 0.0} | {name: 1.0}
+        drawn[name] = []
+        for index in range(DRAWS):
+            images, targets = mixed(
+                resized, np.arange(2), 2, np.random.default_rng((7, index)), **alphas
+            )
+            drawn[name].append(images[0])
+            drawn[name + str(index)] = [targets[0]]
+    return drawn
+
+
+def main() -> None:
+    """Draw a row of pictures per change."""
+    drawn = rows()
+    names = [name for name in drawn if not name[-1].isdigit() or name.endswith("=1")]
+    names.remove("original")
+    figure, axes = plt.subplots(
+        len(names), DRAWS + 1, figsize=(5.2, 1.25 * len(names)), layout="constrained"
+    )
+    for row, name in zip(axes, names, strict=True):
+        for index, axis in enumerate(row):
+            axis.set_xticks([])
+            axis.set_yticks([])
+            axis.imshow(drawn["original"][0] if index == 0 else drawn[name][index - 1])
+            if index and name in ("mixup", "cutmix"):
+                axis.set_xlabel(f"{drawn[f'{name}{index - 1}'][0][0]:.0%} temple", fontsize=8)
+        row[0].set_ylabel(name.replace(", ", ",\n"), fontsize=9)
+    figure.canvas.draw()
+    whole = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
+    whole.quantize(256).save(TARGET, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
