@@ -248,7 +248,7 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
         return F.dropout(x, p, training, inplace)
     each = x.shape[0] // rows.count
     # Numbers are drawn in the order of memory, which is the part's.
-    order = sorted(range(x.dim()), key=lambda axis: (-x.stride(axis), axis))
+    order = sorted(range(x.dim()), key=lambda axis: (-x.stride()[axis], axis))
     shape = (each * rows.total, *x.shape[1:])
     ones = x.new_ones([shape[axis] for axis in order])
     kept = F.dropout(ones.permute([order.index(axis) for axis in range(x.dim())]), p)

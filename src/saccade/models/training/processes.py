@@ -149,7 +149,7 @@ def _connect(group: Group, store: Any, options: Any, workers: Sequence[Worker]) 
             raise ProcessLost
         time.sleep(_POLL_S)
     backend = "cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo"
-    place = {"store": dist.PrefixStore("group", store), "rank": group.rank}
+    place: Any = {"store": dist.PrefixStore("group", store), "rank": group.rank}
     with _loopback(not group.launched):
         try:
             dist.init_process_group(backend, world_size=group.size, timeout=_LOST_AFTER, **place)
