@@ -3,7 +3,7 @@
 
     python benchmarks/training_memory.py [--batch 8]
 
-Each variant runs in a process of its own, on one thread. A figure is the peak of the resident
+Each variant runs in a separate process, on one thread. A figure is the peak of the resident
 memory above what the process needed before the step; it includes the gradients. CPU time is that
 of the step.
 """

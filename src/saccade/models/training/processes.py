@@ -159,7 +159,7 @@ def _connect(group: Group, store: Any, options: Any, workers: Sequence[Worker]) 
 
 @contextmanager
 def _loopback(wanted: bool) -> Iterator[None]:
-    """Listen to this machine only, unless the environment says otherwise."""
+    """Listen to this machine only, unless the environment names an interface."""
     name = "GLOO_SOCKET_IFNAME"
     if not wanted or name in os.environ:
         yield
