@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from saccade.models.catalogue import catalogue as list_models  # noqa: F401
     from saccade.models.checkpoint import Checkpoint as Checkpoint
     from saccade.models.checkpoint import load as load
+    from saccade.models.hub import DownloadOptions as DownloadOptions
+    from saccade.models.hub import UploadOptions as UploadOptions
+    from saccade.models.hub import download as download
+    from saccade.models.hub import upload as upload
     from saccade.models.official.convert import ConvertOptions as ConvertOptions
     from saccade.models.official.convert import convert as convert
     from saccade.models.sparo.select import SelectOptions as SelectOptions
@@ -101,6 +105,7 @@ _HOME = {
     "Client": "saccade.serving.client.client",
     "ConvertOptions": "saccade.models.official.convert",
     "DemoOptions": "saccade.serving.commands.demo",
+    "DownloadOptions": "saccade.models.hub",
     "EditOptions": "saccade.serving.client.call_options",
     "EmbedOptions": "saccade.serving.client.call_options",
     "EvaluateOptions": "saccade.exporter.evaluation.options",
@@ -121,6 +126,7 @@ _HOME = {
     "Step": "saccade.progress",
     "SweepOptions": "saccade.serving.bench.sweep.options",
     "TrainOptions": "saccade.models.training.options",
+    "UploadOptions": "saccade.models.hub",
     "answer": "saccade.serving.commands.calls",
     "bench": "saccade.serving.bench.bench",
     "bisect": "saccade.exporter.gate.bisect",
@@ -134,6 +140,7 @@ _HOME = {
     "demo": "saccade.serving.commands.demo",
     "deploy": "saccade.serving.repository.deploy",
     "doctor": "saccade.serving.commands.doctor",
+    "download": "saccade.models.hub",
     "edit": "saccade.serving.commands.calls",
     "embed": "saccade.serving.commands.calls",
     "evaluate": "saccade.exporter.evaluation.evaluate",
@@ -155,6 +162,7 @@ _HOME = {
     "show": "saccade.serving.commands.calls",
     "sweep": "saccade.serving.bench.sweep.sweep",
     "train": "saccade.models.training.train",
+    "upload": "saccade.models.hub",
     "verify": "saccade.exporter.gate.gate",
 }
 

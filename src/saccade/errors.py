@@ -62,6 +62,7 @@ _EXTRAS = {
     "matplotlib": "bench",
     "plotly": "bench",
     "nicegui": "explore",
+    "huggingface_hub": "hub",
     "pyarrow": "bulk",
     "ray": "bulk",
     "opentelemetry": "trace",

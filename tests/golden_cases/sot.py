@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from saccade.models.layers.transformer import Block
+from saccade.models.layers.vit import sinusoid
 from saccade.models.official import sot as official
 from saccade.models.official.conversion import Official, Reading
 from saccade.models.official.sot import read_embedding
@@ -31,7 +32,6 @@ from saccade.models.sot.head import (
 )
 from saccade.models.sot.model import SoT
 from saccade.models.sot.tokens import token_embedding
-from saccade.models.sot.vit import sinusoid
 from saccade.plugins.ops import svpn_fast
 
 Arrays = Mapping[str, np.ndarray]

@@ -56,6 +56,8 @@ def lines(artefact, out):
             ["sot", artefact + "/nac.safetensors", "--out", f"{out}/c.safetensors"],
             "export",
         ),
+        "upload": (["no-folder", "--repo", "a/b"], None),
+        "download": (["a/b", "--out", f"{out}/hub"], "hub"),
         "models": (["nac"], None),
         "select": (["shipped:sparo-shapes", "--data", "shapes", "--out", f"{out}/s"], "export"),
         "evaluate": ([shipped], "export"),

@@ -28,7 +28,7 @@ OTHERWISE = {
 }
 SHOWS_PROGRESS = {
     "train", "evaluate", "export", "verify", "build", "bench", "sweep", "calibrate",
-    "preflight", "bulk",
+    "preflight", "bulk", "download",
 }  # fmt: skip
 VERBS = sorted(set(cli.COMMANDS) - OF_THE_COMMAND_LINE)
 

@@ -90,14 +90,21 @@ class ShowRequest:
         )
 
 
-def patch_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int] | None:
-    """Return the rows and columns of an image's patches; up to two tokens may be of another kind.
+OTHER_TOKENS = 5  # most tokens of an image that are not patches: a class token and four registers
 
-    Units: size is height and width in pixels..
+
+def patch_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int] | None:
+    """Return the rows and columns of an image's patches; up to five tokens may be of another kind.
+
+    These are class tokens and registers.
+    Units: size is height and width in pixels.
     """
     height, width = size
     for rows in range(int(tokens**0.5) + height, 0, -1):
-        if rows * width % height == 0 and 0 <= tokens - rows * (rows * width // height) <= 2:
+        if (
+            rows * width % height == 0
+            and 0 <= tokens - rows * (rows * width // height) <= OTHER_TOKENS
+        ):
             return rows, rows * width // height
     return None
 

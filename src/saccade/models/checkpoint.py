@@ -67,6 +67,25 @@ class Checkpoint:
         model.load_state_dict(self.weights)
         return model.to(dtype or torch.float32).eval()
 
+    def save_pretrained(self, folder: Path | str, *, replace: bool = True) -> "Checkpoint":
+        """Write the checkpoint as a folder: config.json, model.safetensors, README.md (its card).
+
+        A path that ends in .safetensors becomes one file. The same checkpoint gives the same bytes.
+
+        Raises: SaccadeError as `save`.
+        """
+        return save(
+            folder,
+            family=self.family,
+            config=self.config,
+            weights=self.weights,
+            preprocessing=self.preprocessing,
+            labels=self.labels,
+            calibration=self.calibration,
+            card=self.card,
+            replace=replace,
+        )
+
 
 def load(path: Path | str, *, check: Callable[[Header], None] | None = None) -> Checkpoint:
     """Read a checkpoint: a file, a folder, or a shipped one (`shipped:NAME`).

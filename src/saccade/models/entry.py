@@ -38,6 +38,7 @@ class FamilyEntry:
     source: str  # module:name, the paper
     tasks: tuple[str, ...]  # for `saccade evaluate`, the family's own score first
     answers: tuple[str, ...]  # outputs that callers request; large maps only if they are the answer
+    trunk: str = ""  # module:name, a `trunks.TrunkPort` if the model has a trunk of images
     own_tasks: Mapping[str, EvaluationTask] = field(default_factory=dict)  # besides the usual ones
     validation: str = "scores"  # what the scores of a training run are called
     embedding_saved: bool = False  # True if a budget saves embedding bytes, hardly time

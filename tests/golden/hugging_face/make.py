@@ -34,6 +34,8 @@ SWIN = {
     "window_size": 4,
     "qkv_bias": True,
 }
+# Windows of 4 in a grid of 8, with offsets as in windows of 3, then one window of 4.
+SWIN2 = SWIN | {"pretrained_window_sizes": [3, 0]}
 TEXT = {
     "vocab_size": 60,
     "hidden_size": 16,
@@ -66,6 +68,8 @@ def models() -> dict[str, tuple]:
     )
     vit = hf.ViTConfig(**TRUNK, **LABELS)
     distilled = hf.DeiTConfig(**TRUNK, **LABELS)
+    registered = hf.Dinov2WithRegistersConfig(**DINO, num_register_tokens=2, **LABELS)
+    registered_alone = hf.Dinov2WithRegistersConfig(**DINO, num_register_tokens=3)
     alone = hf.CLIPVisionConfig(**vision, projection_dim=12)
     return {
         "vit": (hf.ViTForImageClassification(vit), squash),
@@ -78,6 +82,9 @@ def models() -> dict[str, tuple]:
         "clip": (hf.CLIPModel(clip), crop),
         "clip-projection": (hf.CLIPVisionModelWithProjection(alone), crop),
         "clip-states": (hf.CLIPVisionModel(alone), crop),
+        "registers": (hf.Dinov2WithRegistersForImageClassification(registered), bit),
+        "registers-embedding": (hf.Dinov2WithRegistersModel(registered_alone), bit),
+        "swinv2": (hf.Swinv2ForImageClassification(hf.Swinv2Config(**SWIN2, **LABELS)), squash),
     }
 
 

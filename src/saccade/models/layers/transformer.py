@@ -14,8 +14,14 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return the approximation of GELU by a tanh, the activation of SigLIP."""
+    return F.gelu(x, approximate="tanh")
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
     "quick_gelu": quick_gelu,
     "relu": F.relu,
 }

@@ -7,6 +7,7 @@ ENTRY = FamilyEntry(
     model="saccade.models.nac.model:NAC",
     folded="saccade.models.nac.fold:FoldedNAC",
     training="saccade.models.nac.training:task",
+    trunk="saccade.models.nac.trunk:TRUNK",
     presets="saccade.models.nac.config:PRESETS",
     source="saccade.models.nac.config:SOURCE",
     tasks=("top1", "knn", "probe"),

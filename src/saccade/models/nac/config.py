@@ -2,11 +2,12 @@
 """The configuration of a Neural Attentive Circuit, and its named sizes."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from saccade.models.budget import Budget, ComputeBudget, fraction_budget
 from saccade.models.config_values import ConfigValues
 from saccade.models.data.listops import VOCABULARY
+from saccade.models.trunks import Activation, Kind, TrunkShape
 from saccade.schema import Count, Natural, NonNegative, Positive, Probability, Range, Share
 
 _COLOUR: dict[str, Any] = {"channels": 3, "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
@@ -76,9 +77,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 Input = Literal["image", "tokens", "points", "characters", "bytes"]
-Tokenizer = Literal["patch", "conv", "convnext"]
+Tokenizer = Literal["patch", "conv", "convnext", "vit", "swin", "swinv2"]
 Positions = Literal["learned", "sinusoidal", "concat", "none"]
-Activation = Literal["gelu", "relu"]
+ModuleActivation = Literal["gelu", "relu"]
 FfnGate = Literal["none", "geglu"]
 GraphPrior = Literal["scale-free", "planted-partition", "ring-of-cliques", "erdos-renyi"]
 PriorForm = Literal["standard", "official"]
@@ -108,13 +109,14 @@ class NACConfig(ConfigValues):
     """
 
     called = "NAC"
-    layer_counts = ("local_layers", "propagator_layers", "convnext_blocks")
+    layer_counts = ("local_layers", "propagator_layers", "convnext_blocks", "trunk_layers")
 
     # image: uint8 values [b, h, w, c]; tokens: [b, n, token_dim]; points: [b, n, 3]; characters:
     # indices into the vocabulary [b, n]; bytes: uint8 [b, n]. All but images come with a length.
     input: Input = "image"
     input_sets: int = 1  # 2: a pair (image and image_b), each marked by a vector
-    # for images: one linear layer per patch, three small convolutions, or the stages of a ConvNeXt
+    # for images: one linear layer per patch, three small convolutions, the stages of a ConvNeXt, or
+    # a trunk (vit, swin, swinv2), whose patches are the tokens
     tokenizer: Tokenizer = "patch"
     height_px: Count = 8
     width_px: Count = 8
@@ -139,7 +141,7 @@ class NACConfig(ConfigValues):
     heads: Count = 4  # of the propagators; read-in and read-out have `read_heads`
     ffn_dim: Count = 128
     classes: Count = 10
-    activation: Activation = "gelu"  # between the two layers of a ModFFN
+    activation: ModuleActivation = "gelu"  # between the two layers of a ModFFN
     # geglu: a first layer of width 2 ffn_dim, one half times the GELU of the other
     ffn_gate: FfnGate = "none"
     alpha: float = 0.1  # initial strength of a ModFC's modulation; learned
@@ -216,6 +218,19 @@ class NACConfig(ConfigValues):
     sender_norm: bool = False  # a separate LayerNorm for a propagator's senders
     head: Head = "linear"  # modulated: a ModFC with the first read-out code
     head_norm: bool = False  # LayerNorm before the head
+    # The trunk, if it is the tokenizer: one value of a ViT's layers and heads, one per stage of a
+    # Swin's. Its tokens before the patches (class token, registers) are not read.
+    trunk_dim: Natural = 0
+    trunk_layers: tuple[Natural, ...] = ()
+    trunk_heads: tuple[Count, ...] = ()
+    trunk_mlp_dim: Natural = 0
+    trunk_first: Count = 1
+    trunk_pre_norm: bool = False
+    trunk_activation: Activation = "gelu"
+    trunk_qkv_bias: bool = True
+    trunk_epsilon: Positive = 1e-6
+    trunk_window: Count = 7
+    trunk_windows_before: tuple[Natural, ...] = ()
     seed: int = 0  # of the initial weights
 
     def __post_init__(self) -> None:
@@ -302,12 +317,25 @@ class NACConfig(ConfigValues):
     def _check_image(self) -> None:
         if self.tokenizer == "convnext":
             self._check_convnext()
+        if self.trunk is not None:
+            self._check_trunk(self.trunk)
         side = self.token_px
         fits = self.height_px % side == 0 and self.width_px % side == 0
         size = f"a divisor of height_px ({self.height_px}) and width_px ({self.width_px})"
         name = "patch_px" if self.tokenizer != "convnext" else "convnext_widths"
         self._expect(name, fits, size if name == "patch_px" else f"stages that give {side}, {size}")
         self._check_pixels()
+
+    def _check_trunk(self, trunk: TrunkShape) -> None:
+        counts = len(self.trunk_layers)
+        self._expect("trunk_dim", self.trunk_dim >= 1, f"at least 1 with tokenizer {trunk.trunk}")
+        wanted = "one value" if trunk.is_vit else "one value per stage"
+        self._expect("trunk_layers", counts == 1 if trunk.is_vit else counts >= 1, wanted)
+        self._expect("trunk_heads", len(self.trunk_heads) == counts, f"{counts} values")
+        self._expect("trunk_heads", trunk.heads_fit(), "divisors of the widths")
+        self._expect("trunk_mlp_dim", self.trunk_mlp_dim >= 1, "at least 1")
+        self._expect("trunk_window", trunk.tiled() is None, trunk.tiled() or "")
+        self._expect("token_width", self.tokens_width == trunk.width, f"{trunk.width}, the trunk's")
 
     def _check_links(self) -> None:
         self._expect("p_min", self.p_min < self.p_max, f"below p_max ({self.p_max})")
@@ -328,7 +356,36 @@ class NACConfig(ConfigValues):
         """Side in pixels of the square that a token of an image represents."""
         if self.tokenizer == "convnext":
             return 4 * 2 ** (len(self.convnext_widths) - 1)
-        return self.patch_px
+        return self.patch_px if self.trunk is None else self.trunk.token_px
+
+    @property
+    def trunk(self) -> TrunkShape | None:
+        """The trunk that makes the tokens, if there is one."""
+        if self.input != "image" or self.tokenizer not in get_args(Kind):
+            return None
+        vit = self.tokenizer == "vit"
+        return TrunkShape(
+            height_px=self.height_px,
+            width_px=self.width_px,
+            channels=self.channels,
+            mean=self.mean,
+            std=self.std,
+            patch_px=self.patch_px,
+            dim=self.trunk_dim,
+            trunk=self.tokenizer,  # type: ignore[arg-type]
+            registers=self.trunk_first - 1,
+            pre_norm=self.trunk_pre_norm,
+            activation=self.trunk_activation,
+            qkv_bias=self.trunk_qkv_bias,
+            layer_norm_epsilon=self.trunk_epsilon,
+            layers=sum(self.trunk_layers) if vit else 0,
+            heads=self.trunk_heads[0] if vit and self.trunk_heads else 1,
+            mlp_dim=self.trunk_mlp_dim,
+            stage_layers=() if vit else self.trunk_layers,
+            stage_heads=() if vit else self.trunk_heads,
+            window=self.trunk_window,
+            trained_windows=self.trunk_windows_before,
+        )
 
     @property
     def tokens_width(self) -> int:

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers: from any input to tokens of the model's width, with their positions."""
 
+from typing import get_args
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.errors import ShapeError
 from saccade.models.layers.pixels import PixelScale
+from saccade.models.layers.swin import trunk_of
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.modulation import linear
 from saccade.models.nac.sequence_tokenizers import POSITION_STD, sequence_tokenizer
+from saccade.models.trunks import Kind
 
 EPSILON = 1e-6  # of the inner LayerNorms
 _GAMMA = 1e-6  # initial value
@@ -182,6 +186,23 @@ def patches(pixels: Tensor, side_px: int) -> Tensor:
     return grid.reshape(b, rows * columns, side_px * side_px * c)
 
 
+class TrunkTokenizer(nn.Module):
+    """The patches of a ViT or Swin after its last norm; positions are the trunk's own.
+
+    Shapes: image [b h w c], values 0 to 255 of any type -> tokens [b n tokens_width], row by row.
+    Source: Weiss et al. 2022, section 4.4: a pretrained backbone preprocesses the images.
+    """
+
+    def __init__(self, config: NACConfig) -> None:
+        super().__init__()
+        assert config.trunk is not None
+        self.trunk = trunk_of(config.trunk)
+
+    def forward(self, image: Tensor, length: Tensor | None = None) -> Tensor:
+        words: Tensor = self.trunk(image).words
+        return words
+
+
 class PairTokenizer(nn.Module):
     """One tokenizer for both inputs of a pair; a learned vector marks each token's input.
 
@@ -211,6 +232,7 @@ IMAGES: dict[str, type[nn.Module]] = {
     "patch": PatchTokenizer,
     "conv": ConvTokenizer,
     "convnext": ConvNeXtTokenizer,
+    **dict.fromkeys(get_args(Kind), TrunkTokenizer),
 }
 
 

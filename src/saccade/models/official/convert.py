@@ -14,7 +14,7 @@ import numpy as np
 from saccade.errors import SaccadeError
 from saccade.files import refuse_existing, sha256_of
 from saccade.machine import version_of
-from saccade.models.checkpoint import check_finite, load, save
+from saccade.models.checkpoint import Checkpoint, check_finite, load, save
 from saccade.models.checkpoint_folder import is_checkpoint_folder
 from saccade.models.checkpoint_format import AUTHORS_DATA
 from saccade.models.families import build, outline
@@ -181,10 +181,47 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
             f"{path}: found a folder of '{hub}', which SOURCE '{source}' does not read. Run: "
             f"saccade convert {shlex.quote(str(path))} --out {options.out}"
         )
-    official = official_from(source, path, options)
+    converted, report = _compared(source, path, official_from(source, path, options), options)
+    _check_labels(converted)
+    model = build(converted.family, converted.config.to_dict(), fresh=False)
+    model.load_state_dict(converted.weights)
+    return _write(options, converted, model.eval(), report)
+
+
+def read_folder(path: Path) -> Checkpoint:
+    """Convert a folder of a model hub in memory, to start a training run from it.
+
+    Names of classes and calibration samples are left out.
+    Raises: as `convert`.
+    """
+    source = source_of(path)
+    weights, options = weights_in(path, SOURCES[source].hub), ConvertOptions(Path(path.name))
+    official = official_from(source, weights, options)
+    # The old classifier is not used, so its classes need no names.
+    official = replace(official, labels=official.labels or ("",))
+    converted, report = _compared(source, weights, official, options)
+    return Checkpoint(
+        path=path,
+        sha256=report.sha256,
+        family=converted.family,
+        config=converted.config.to_dict(),
+        weights={name: value.float() for name, value in converted.weights.items()},
+        preprocessing=converted.preprocessing,
+        labels=(),
+        calibration={},
+        card={"source": report.source, "file": report.file, "notes": list(report.notes)},
+    )
+
+
+def _compared(
+    source: str, path: Path, official: Official, options: ConvertOptions
+) -> tuple[Converted, ConversionReport]:
+    """Return the model whose keys all fit.
+
+    Raises: ConversionFailed if there are others.
+    """
     converted = _with_preprocessing(with_published(_read(source, official), official), options)
-    config = converted.config.to_dict()
-    planned = outline(converted.family, config)
+    planned = outline(converted.family, converted.config.to_dict())
     expected = planned.state_dict()
     notes = official.notes + converted.notes + _shards(path)
     if options.backbone is not None:
@@ -204,11 +241,8 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
     )
     if report.rows:
         raise ConversionFailed(report)
-    _check_labels(converted)
     check_finite(path.name, converted.weights)
-    model = build(converted.family, config, fresh=False)
-    model.load_state_dict(converted.weights)
-    return _write(options, converted, model.eval(), report)
+    return converted, report
 
 
 def _rewritten(path: Path, options: ConvertOptions) -> ConversionReport:
@@ -221,17 +255,7 @@ def _rewritten(path: Path, options: ConvertOptions) -> ConversionReport:
                 "which is only written in another form. Leave it out."
             )
     checkpoint = load(path)
-    again = save(
-        options.out,
-        family=checkpoint.family,
-        config=checkpoint.config,
-        weights=checkpoint.weights,
-        preprocessing=checkpoint.preprocessing,
-        labels=checkpoint.labels,
-        calibration=checkpoint.calibration,
-        card=checkpoint.card,
-        replace=options.force,
-    )
+    again = checkpoint.save_pretrained(options.out, replace=options.force)
     return ConversionReport(
         source="saccade",
         file=path.name,

@@ -22,7 +22,9 @@ CONVERTERS = {
     "vit": "hugging_face_vit",
     "deit": "hugging_face_vit",
     "dinov2": "hugging_face_vit",
+    "dinov2_with_registers": "hugging_face_vit",
     "swin": "hugging_face_swin",
+    "swinv2": "hugging_face_swin",
     "clip": "hugging_face_clip",
     "clip_vision_model": "hugging_face_clip",
 }
@@ -35,8 +37,6 @@ _CLOSEST = {
     "convnextv2": _NO_CONVOLUTIONS,
     "siglip": _OTHER_POOLING,
     "siglip2": _OTHER_POOLING,
-    "swinv2": "Its attention compares directions, which saccade's Swin does not. Convert a Swin",
-    "dinov2_with_registers": "saccade has no register tokens. Convert the DINOv2 without them",
     "beit": "Its attention has a position bias in each layer. Convert a ViT or DeiT",
 }
 _TRAIN = (

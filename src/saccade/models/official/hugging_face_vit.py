@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ViT, DeiT and DINOv2 with the names of transformers, as classifiers or as embeddings.
 
-Source: modeling_vit.py, modeling_deit.py and modeling_dinov2.py of transformers 4.57 and 5.23.
+Source: modeling_vit.py, modeling_deit.py, modeling_dinov2.py and modeling_dinov2_with_registers.py
+        of transformers 4.57 and 5.23.
 """
 
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ class _Kind(NamedTuple):
     scales: dict[str, str]  # layers whose outputs are scaled: our name, name of the factors
     specials: tuple[str, ...]  # tokens before those of the patches
     resampled: bool  # whether positions are interpolated to the size of the images
+    registers: str = ""  # tokens without positions, between the special ones and the patches
 
 
 _USUAL: dict[str, Any] = {
@@ -65,13 +67,18 @@ _KINDS = {
     "deit": _Kind(_USUAL, LAYERS, {}, ("cls_token", "distillation_token"), False),
     "dinov2": _Kind(_USUAL | _DINO_USUAL, _DINO_LAYERS, _DINO_SCALES, ("cls_token",), True),
 }
+_KINDS["dinov2_with_registers"] = _KINDS["dinov2"]._replace(
+    usual=_KINDS["dinov2"].usual | {"patch_size": 16, "num_register_tokens": 4},
+    registers="register_tokens",
+)
 _CLASSIFIERS = (
     "ViTForImageClassification",
     "DeiTForImageClassification",
     "DeiTForImageClassificationWithTeacher",
     "Dinov2ForImageClassification",
+    "Dinov2WithRegistersForImageClassification",
 )
-_EMBEDDINGS = ("ViTModel", "Dinov2Model")
+_EMBEDDINGS = ("ViTModel", "Dinov2Model", "Dinov2WithRegistersModel")
 _UNUSED = {
     r"(.*\.)?embeddings\.mask_token": "the token of masked patches, used in pretraining only",
     r"(.*\.)?pooler\.dense\.(weight|bias)": "the pooler; the embedding is the state before it",
@@ -85,14 +92,16 @@ class _Place(NamedTuple):
     patches: str
     norm: str
     first: str
+    registers: str  # a separate tensor, or empty if they follow the class tokens
     position: str
 
 
 _SOT = _Place(
-    "trunk.blocks", "trunk.embed.project", "trunk.norm", "trunk.class_tokens", "trunk.position"
+    "trunk.blocks", "trunk.embed.project", "trunk.norm", "trunk.class_tokens", "", "trunk.position"
 )
 _SPARO = _Place(
-    "image.blocks", "image.patches", "image_pool.norm", "image.class_token", "image.position"
+    *("image.blocks", "image.patches", "image_pool.norm", "image.class_token", "image.registers"),
+    "image.position",
 )
 
 
@@ -118,11 +127,8 @@ class _Conversion:
     def __init__(self, official: Official, name: str, kind: _Kind, values: Values) -> None:
         self.official, self.name, self.kind, self.values = official, name, kind, values
         self.reading = Reading(official.path, official.tensors)
-        prefix = {"ViT": "vit.", "DeiT": "deit.", "Dinov2": "dinov2."}
-        self.prefix = next(
-            (p for start, p in prefix.items() if name.startswith(start) and name in _CLASSIFIERS),
-            "",
-        )
+        self.registers = values.count("num_register_tokens") if kind.registers else 0
+        self.prefix = f"{values['model_type']}." if name in _CLASSIFIERS else ""
         self.images: AuthorsImages = processor_images(official, values.count("num_channels"))
         self.notes: tuple[str, ...] = ()
 
@@ -155,6 +161,7 @@ class _Conversion:
             "mean": preprocessing.mean,
             "std": preprocessing.std,
             "patch_px": self.values.side("patch_size"),
+            "registers": self.registers,
         }
 
     def _hidden(self) -> int:
@@ -220,10 +227,14 @@ class _Conversion:
 
         theirs = f"{self.prefix}embeddings"
         tokens = tuple(f"{theirs}.{token}" for token in self.kind.specials)
-        if place is _SOT:
-            yield place.first, tokens, lambda *parts: torch.cat([x.flatten(0, -2) for x in parts])
-        else:
+        registers = f"{theirs}.{self.kind.registers}" if self.kind.registers else ""
+        if place.registers:
             yield place.first, tokens[0], lambda x: x.flatten()
+            if registers:
+                yield place.registers, registers, lambda x: x.flatten(0, -2)
+        else:
+            tokens += (registers,) if registers else ()
+            yield place.first, tokens, lambda *parts: torch.cat([x.flatten(0, -2) for x in parts])
         yield place.position, f"{theirs}.position_embeddings", self._positions
         yield from layer(place.patches, f"{theirs}.patch_embeddings.projection")
         for index in range(layers):
@@ -249,9 +260,11 @@ class _Conversion:
         grid = height // side, width // side
         own = tuple(px // side for px in self.values.sides("image_size"))
         table = table.flatten(0, -2)
-        count = len(table) - specials
+        first, table = table[:specials].float(), table[specials:]
+        first = torch.cat((first, first.new_zeros(self.registers, first.shape[1])))
+        count = len(table)
         if not self.kind.resampled or grid == own:
-            return table
+            return torch.cat((first, table.float()))
         if count != own[0] * own[1] or own[0] != own[1]:
             raise SaccadeError(
                 f"{self.official.path}: position_embeddings are for {count} patches, expected "
@@ -260,11 +273,13 @@ class _Conversion:
         self.notes += (
             f"positions of {own[0]} x {own[1]} patches interpolated to {grid[0]} x {grid[1]}",
         )
-        patches = table[specials:].float().reshape(1, *own, -1).permute(0, 3, 1, 2)
+        patches = table.float().reshape(1, *own, -1).permute(0, 3, 1, 2)
+        # As in the models with registers, and not in those without.
+        smooth = bool(self.kind.registers)
         resampled = torch.nn.functional.interpolate(
-            patches, size=grid, mode="bicubic", align_corners=False
+            patches, size=grid, mode="bicubic", align_corners=False, antialias=smooth
         )
-        return torch.cat((table[:specials].float(), resampled[0].flatten(1).T))
+        return torch.cat((first, resampled[0].flatten(1).T))
 
     def _head(self, both: bool) -> Iterator[Row]:
         import torch

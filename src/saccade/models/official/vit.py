@@ -21,6 +21,9 @@ from saccade.models.official.vit_keys import (
 )
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from saccade.models.sot.config import SoTConfig
+from saccade.models.sparo.config import SparoConfig
+from saccade.models.sparo.trunk import TRUNK as SPARO_TRUNK
+from saccade.models.trunks import PretrainedTrunk
 
 TRUNK = (
     *BLOCK,
@@ -60,21 +63,24 @@ def convert_deit(official: Official) -> Converted:
 def convert_vit(
     official: Official, source: str, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Converted:
-    """Read a ViT or DeiT, with the preprocessing of that source's authors."""
+    """Read a ViT or DeiT, with the preprocessing of that source's authors.
+
+    Without a classifier, as timm's DINOv2, it becomes an embedding of family 'sparo'.
+    """
     reading = timm_reading(official)
     fields = trunk_fields(reading, official)
-    channels = fields["channels"]
+    mean, std = mean[: fields["channels"]], std[: fields["channels"]]
     notes: tuple[str, ...] = ()
     place = next(
         (prefix for prefix in ("classifier.", "head.", "") if has_head(reading, prefix)), None
     )
+    if place is None and not any(key.startswith("head.") for key in reading.tensors):
+        return _embedding(official, reading, source, fields | {"mean": mean, "std": std})
     if place is None:
         fields |= _classifier(reading, distilled=fields["distillation"])
     else:
         head, notes = read_head(reading, place, fields["dim"], official.config)
         fields |= head
-    if channels == 1:
-        mean, std = mean[:1], std[:1]
     config = SoTConfig.from_dict({"mean": mean, "std": std} | fields)
     sizes = {"layers": config.layers, "patch_px": config.patch_px}
     images = authors_images(source, config, **(sizes if source.startswith("torch") else {}))
@@ -86,21 +92,50 @@ def trunk_fields(reading: Reading, official: Official) -> dict[str, Any]:
     distilled = "dist_token" in reading.tensors
     dim, channels, side, _ = reading.shape("patch_embed.proj.weight")
     reading.shape("cls_token")
-    specials = 2 if distilled else 1
+    names = ("cls_token", *["dist_token"] * distilled)
+    registers = reading.shape("reg_token")[1] if "reg_token" in reading.tensors else 0
+    names += ("reg_token",) if registers else ()
+    specials = 1 + distilled + registers
     places = reading.shape("pos_embed")[1]
     grid = square_side(reading, places - (0 if is_square(places) else specials), "pos_embed")
     reading.rename(TRUNK)
     fold_scales(reading)
-    take_specials(reading, ("cls_token", "dist_token")[:specials], "pos_embed")
+    take_specials(reading, names, "pos_embed")
     return block_fields(reading) | {
         "heads": heads_of(reading, official.config, dim),
         "layer_norm_epsilon": 1e-6,
         "distillation": distilled,
+        "registers": registers,
         "channels": channels,
         "height_px": grid * side,
         "width_px": grid * side,
         "patch_px": side,
     }
+
+
+def _embedding(
+    official: Official, reading: Reading, source: str, fields: dict[str, Any]
+) -> Converted:
+    """Return the class token after the last norm as an embedding, as for transformers' models."""
+    import torch
+
+    shape = SoTConfig.from_dict(fields | {"fusion": "class"}).shape
+    trunk = {name.removeprefix("trunk."): value for name, value in reading.weights.items()}
+    config = SparoConfig(
+        **SPARO_TRUNK.fields(shape), text=False, pooling="cls", embed_dim=shape.dim
+    )
+    state = SPARO_TRUNK.state(PretrainedTrunk(shape, trunk), config)
+    origin = {value.data_ptr(): reading.names[name] for name, value in reading.weights.items()}
+    reading.weights, reading.names = {}, {}
+    for name, value in state.items():
+        reading.weights[name] = value
+        reading.names[name] = origin.get(value.data_ptr(), "cls_token, reg_token")
+    reading.put("image_pool.project.weight", torch.eye(shape.dim))
+    reading.ignore(r"mask_token", "the token of masked patches, used in pretraining only")
+    sizes = {"layers": shape.layers, "patch_px": shape.patch_px}
+    images = authors_images(source, config, **(sizes if source.startswith("torch") else {}))
+    notes = ("no classifier: the embedding is the class token, brought to length 1",)
+    return reading.converted(official, "sparo", config, images, notes)
 
 
 def _classifier(reading: Reading, *, distilled: bool) -> dict[str, Any]:

@@ -102,9 +102,9 @@ def hint(config: Mapping[str, Any] | None, *path: str, default: Any = None) -> A
 
 
 def take_specials(reading: Reading, tokens: tuple[str, ...], position: str) -> None:
-    """Take the class tokens, stacked, and the positions, without their axes of length 1.
+    """Take the class tokens and registers, stacked, and the positions.
 
-    Class tokens without a position, as in DeiT III, get zeros.
+    Tokens without a position, as in DeiT III, get zeros.
     """
     import torch
 
@@ -112,7 +112,7 @@ def take_specials(reading: Reading, tokens: tuple[str, ...], position: str) -> N
     reading.put("trunk.class_tokens", torch.cat(given), *tokens)
     places = reading.tensors[position].flatten(0, -2)
     if is_square(len(places)):
-        places = torch.cat((places.new_zeros(len(tokens), places.shape[1]), places))
+        places = torch.cat((places.new_zeros(sum(map(len, given)), places.shape[1]), places))
     reading.put("trunk.position", places, position)
 
 

@@ -7,6 +7,7 @@ ENTRY = FamilyEntry(
     model="saccade.models.sot.model:SoT",
     folded="saccade.models.sot.fold:FoldedSoT",
     training="saccade.models.sot.training:task",
+    trunk="saccade.models.sot.trunk:TRUNK",
     presets="saccade.models.sot.config:PRESETS",
     source="saccade.models.sot.config:SOURCE",
     tasks=("top1", "knn", "probe"),

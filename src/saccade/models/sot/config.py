@@ -8,11 +8,11 @@ from saccade.errors import SaccadeError
 from saccade.models.budget import Budget, ComputeBudget
 from saccade.models.config_values import ConfigValues
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from saccade.models.trunks import Activation, Kind, TrunkShape
 from saccade.schema import Count, Natural, Positive, Probability, Range
 
 SOURCE = "Xie et al. 2021, SoT: Delving Deeper into Classification Head for Transformer"
 Input = Literal["image", "tokens"]
-Trunk = Literal["vit", "swin"]
 TokenEmbedding = Literal["naive", "densenet", "resnet", "inception", "non-local"]
 Position = Literal["sinusoid", "learned"]
 ClassToken = Literal["first", "last"]
@@ -57,13 +57,17 @@ class SoTConfig(ConfigValues):
     max_tokens: Count = 128  # per text
     class_token: ClassToken = "first"  # in a text: BERT's is first, GPT's last
     # The trunk.
-    trunk: Trunk = "vit"  # vit: one resolution and a class token; swin: windows, no class token
+    # vit: one resolution and a class token; swin, swinv2: windows, no class token
+    trunk: Kind = "vit"
     # of a ViT: one linear layer per patch, or a stem and three blocks
     token_embedding: TokenEmbedding = "naive"
     dense_norm: bool = False  # batch norms in dense blocks, as in later releases of timm
     patch_px: Count = 2  # side of the square that becomes one token
     position: Position = "learned"  # sinusoid: fixed, as in the authors' code
     distillation: bool = False  # a second class token and classifier; the two are averaged
+    registers: Natural = 0  # tokens between class token and patches, which the head does not read
+    pre_norm: bool = False  # of a ViT: CLIP normalizes the tokens before the first block
+    activation: Activation = "gelu"  # of a ViT's blocks
     dim: Count = 48  # width of a token; for a Swin, in its first stage
     layers: Count = 3
     heads: Count = 4
@@ -73,6 +77,8 @@ class SoTConfig(ConfigValues):
     stage_layers: tuple[Count, ...] = ()  # of a Swin; each stage halves the grid
     stage_heads: tuple[Count, ...] = ()
     window: Count = 7  # tokens per side
+    # of a Swin V2, per stage: windows before it was fine-tuned with larger ones; 0 or empty: as now
+    trained_windows: tuple[Natural, ...] = ()
     # The head.
     fusion: Fusion = "sum"  # of class token and word tokens
     # width that the class token is projected to first (1,280 in table 3)
@@ -163,19 +169,16 @@ class SoTConfig(ConfigValues):
         stages = len(self.stage_layers)
         self._expect("stage_layers", stages >= 1, "1 or more each")
         self._expect("stage_heads", len(self.stage_heads) == stages, f"{stages} values")
-        for stage, (rows, columns) in enumerate(self.stage_grids):
-            heads, width = self.stage_heads[stage], self.dim * 2**stage
-            self._expect("stage_heads", width % heads == 0, "divisors of the widths")
-            side = min(rows, columns, self.window)
-            tiled = side >= 1 and rows % side == 0 and columns % side == 0
-            even = stage == stages - 1 or (rows % 2 == 0 and columns % 2 == 0)
-            grid = f"a window that tiles stage {stage + 1}, whose grid is {rows} x {columns} tokens"
-            self._expect("window", tiled, grid)
-            self._expect("height_px", even, f"a size that stage {stage + 1} can halve")
+        self._expect("stage_heads", self.shape.heads_fit(), "divisors of the widths")
+        trained = self.trunk == "swinv2" and len(self.trained_windows) == stages
+        fits = trained or not self.trained_windows
+        self._expect("trained_windows", fits, f"{stages} values for a Swin V2, else none")
+        untiled = self.shape.tiled()
+        self._expect("window", untiled is None, untiled or "")
 
     def _check_head(self) -> None:
         wordy = self.fusion in ("visual", "aggr-all")
-        if self.input == "image" and self.trunk == "swin":
+        if self.input == "image" and not self.shape.is_vit:
             self._expect("fusion", self.fusion == "visual", "visual: Swin has no class token")
         self._expect(
             "distillation",
@@ -192,21 +195,14 @@ class SoTConfig(ConfigValues):
         self._expect("singular_values", fits, f"at most {most}, the smaller of m and n")
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of the image's tokens at the start of the trunk."""
-        return self.height_px // self.patch_px, self.width_px // self.patch_px
-
-    @property
-    def stage_grids(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of the tokens in each stage of a Swin."""
-        rows, columns = self.grid
-        return tuple((rows // 2**s, columns // 2**s) for s in range(len(self.stage_layers)))
+    def shape(self) -> TrunkShape:
+        """The sizes of the trunk of images."""
+        return TrunkShape.of(self)
 
     @property
     def width(self) -> int:
         """Width of the tokens that the head receives."""
-        swin = self.input == "image" and self.trunk == "swin"
-        return self.dim * 2 ** (len(self.stage_layers) - 1) if swin else self.dim
+        return self.shape.width if self.input == "image" else self.dim
 
     @property
     def second_order(self) -> bool:

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from saccade.models.interface import Component
 from saccade.models.layers.pixels import check_image
+from saccade.models.layers.swin import Swin, WindowAttention
 from saccade.models.layers.transformer import ACTIVATIONS, Block
+from saccade.models.layers.vit import Tokens, ViT, class_attention
 from saccade.models.sot.components import sot_components
 from saccade.models.sot.head import Head
 from saccade.models.sot.model import SoT, outputs_of
-from saccade.models.sot.swin import Swin, WindowAttention
 from saccade.models.sot.tokens import ConvNorm, ConvolutionTokens, DenseBlock, NonLocalBlock
-from saccade.models.sot.vit import Tokens, ViT, class_attention
 
 
 class FoldedSoT(nn.Module):
@@ -90,8 +90,8 @@ class FoldedViT(nn.Module):
 
     def __init__(self, source: ViT, *, class_only: bool) -> None:
         super().__init__()
-        self.specials, self.blocks, self.norm = source.specials, source.blocks, source.norm
-        self.embed = source.embed
+        self.specials, self.words_from = source.specials, source.words_from
+        self.blocks, self.norm, self.embed = source.blocks, source.norm, source.embed
         for module in list(self.embed.modules()):
             _fold_norms(module)
         conv = self.embed.stem if isinstance(self.embed, ConvolutionTokens) else self.embed.project
@@ -100,13 +100,15 @@ class FoldedViT(nn.Module):
         project = self.embed.project
         assert project.bias is not None
         position = source.position
-        self.register_buffer("first", source.class_tokens + position[: self.specials])
-        self.register_buffer("position", position[self.specials :] + project.bias)
+        self.norm_input = source.norm_input
+        first = source.norm_input(source.class_tokens + position[: self.words_from])
+        self.register_buffer("first", first)
+        self.register_buffer("position", position[self.words_from :] + project.bias)
         project.bias = None
         self.class_only = class_only
 
     def forward(self, image: Tensor) -> Tokens:
-        words = self.embed(self.scale(image)) + self.position
+        words = self.norm_input(self.embed(self.scale(image)) + self.position)
         x = torch.cat((self.first.expand(words.shape[0], -1, -1), words), 1)
         for block in self.blocks[:-1]:
             x = block(x)
@@ -118,7 +120,7 @@ class FoldedViT(nn.Module):
             return Tokens(tokens, tokens, attention)
         attention = class_attention(last, x)
         x = self.norm(last(x))
-        return Tokens(x[:, : self.specials], x[:, self.specials :], attention)
+        return Tokens(x[:, : self.specials], x[:, self.words_from :], attention)
 
 
 class FoldedSwin(nn.Module):

@@ -11,12 +11,13 @@ from torch.nn import functional as F
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.interface import Component, Family
+from saccade.models.layers.swin import Swin, SwinBlock
 from saccade.models.layers.transformer import Block
+from saccade.models.layers.vit import Tokens, ViT
 from saccade.models.sot.components import sot_components
 from saccade.models.sot.config import SoTConfig as SoTConfig
 from saccade.models.sot.head import Answer, Head, head_outputs
-from saccade.models.sot.swin import Swin, SwinBlock
-from saccade.models.sot.vit import Tokens, ViT
+from saccade.models.sot.tokens import token_embedding
 
 INIT_STD = 0.02
 
@@ -149,7 +150,8 @@ def outputs_of(model: Any, x: Tensor, length: Tensor | None) -> dict[str, Tensor
 def _trunk(config: SoTConfig) -> nn.Module:
     if config.input == "tokens":
         return States(config)
-    return Swin(config) if config.trunk == "swin" else ViT(config)
+    shape = config.shape
+    return ViT(shape, token_embedding(config)) if shape.is_vit else Swin(shape)
 
 
 def _draw(module: nn.Module) -> None:

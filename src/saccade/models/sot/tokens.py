@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saccade.models.layers.vit import PatchTokens
 from saccade.models.sot.config import SoTConfig
 
 STEM = 64  # channels of the stem and of the blocks' bottlenecks
@@ -168,20 +169,6 @@ class ConvolutionTokens(nn.Module):
         return self.project(x).flatten(2).mT
 
 
-class PatchTokens(nn.Module):
-    """One linear layer per patch.
-
-    Shapes: pixels [b c h w] -> [b n dim], rows of patches from the top left.
-    """
-
-    def __init__(self, config: SoTConfig) -> None:
-        super().__init__()
-        self.project = nn.Conv2d(config.channels, config.dim, config.patch_px, config.patch_px)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.project(pixels).flatten(2).mT
-
-
 def _blocks(config: SoTConfig) -> list[nn.Module]:
     kind, last = config.token_embedding, config.patch_px == 16
     if kind == "non-local":
@@ -203,4 +190,4 @@ def _blocks(config: SoTConfig) -> list[nn.Module]:
 def token_embedding(config: SoTConfig) -> PatchTokens | ConvolutionTokens:
     """Create the embedding that the configuration names."""
     naive = config.token_embedding == "naive"
-    return PatchTokens(config) if naive else ConvolutionTokens(config)
+    return PatchTokens(config.shape) if naive else ConvolutionTokens(config)

@@ -7,6 +7,7 @@ ENTRY = FamilyEntry(
     model="saccade.models.sparo.model:Sparo",
     folded="saccade.models.sparo.fold:FoldedSparo",
     training="saccade.models.sparo.training:task",
+    trunk="saccade.models.sparo.trunk:TRUNK",
     presets="saccade.models.sparo.config:PRESETS",
     source="saccade.models.sparo.config:SOURCE",
     tasks=("zero-shot", "retrieval", "hard-negatives", "knn", "probe"),

@@ -8,6 +8,7 @@ from saccade.errors import SaccadeError
 from saccade.models.budget import ComputeBudget, fraction_budget
 from saccade.models.config_values import ConfigValues
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from saccade.models.trunks import Activation
 from saccade.schema import Count, Natural, Positive
 
 REPRESENTATIONS = ("cont", "sqrtsem", "sem")
@@ -16,7 +17,6 @@ GATES = ("sqrtsoftmax", "softmax")  # these weight a slot by its first channel
 Pooling = Literal["sparo", "cls", "gap", "attention", "codebook"]
 TextPooling = Literal["same", "eos", "attention"]
 Tokenizer = Literal["clip", "words", "custom"]
-Activation = Literal["gelu", "quick_gelu"]
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -72,6 +72,8 @@ class SparoConfig(ConfigValues):
     patch_px: Count = 32
     patch_bias: bool = False  # True in DINO, False in CLIP
     pre_norm: bool = True  # CLIP normalizes the tokens before the first block
+    class_token: bool = True  # of the image tower, before the patches
+    registers: Natural = 0  # tokens between class token and patches
     image_width: Count = 768
     image_layers: Natural = 12
     image_heads: Count = 12
@@ -210,8 +212,9 @@ class SparoConfig(ConfigValues):
 
     @property
     def image_tokens(self) -> int:
-        """Number of patches, plus the class token."""
-        return (self.height_px // self.patch_px) * (self.width_px // self.patch_px) + 1
+        """Number of patches, plus the tokens before them."""
+        patches = (self.height_px // self.patch_px) * (self.width_px // self.patch_px)
+        return patches + self.class_token + self.registers
 
     @property
     def kept_slots(self) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ class FoldedImageTower(nn.Module):
     Shapes: as ImageTower.
     """
 
-    first: Tensor
+    first: Tensor | None
     position: Tensor
 
     @torch.no_grad()
@@ -82,15 +82,19 @@ class FoldedImageTower(nn.Module):
         constant = -(patches.weight * (mean / std)).sum((1, 2, 3))
         if patches.bias is not None:
             constant = constant + patches.bias
-        self.register_buffer("position", source.position[1:] + constant)
-        first = source.norm_input(source.class_token + source.position[0])
-        self.register_buffer("first", first[None, None])
+        first = source.first()
+        count = 0 if first is None else len(first)
+        self.register_buffer("position", source.position[count:] + constant)
+        if first is not None:
+            first = source.norm_input(first + source.position[:count])[None]
+        self.register_buffer("first", first)
 
     def forward(self, image: Tensor) -> Tensor:
         check_image(image, self.size)
         pixels = image.to(self.position.dtype).permute(0, 3, 1, 2)
         x = self.norm_input(self.patches(pixels).flatten(2).mT + self.position)
-        x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1)
+        if self.first is not None:
+            x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1)
         for block in self.blocks:
             x = block(x)
         return x

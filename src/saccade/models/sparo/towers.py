@@ -18,11 +18,12 @@ def _blocks(config: SparoConfig, layers: int, width: int, heads: int, hidden: in
 
 
 class ImageTower(nn.Module):
-    """A tower that returns the tokens of an image, the class token first.
+    """A tower that returns the tokens of an image: class token, registers, patches.
 
-    Shapes: image [b h w c], values 0 to 255 of any type -> [b n image_width]: the class token,
-            then rows of patches from the top left.
-    Source: Dosovitskiy et al. 2021; with `pre_norm` the trunk of CLIP, without it that of DINO.
+    Shapes: image [b h w c], values 0 to 255 of any type -> [b n image_width]: the class token and
+            registers, if there are any, then rows of patches from the top left.
+    Source: Dosovitskiy et al. 2021; with `pre_norm` the trunk of CLIP, without it that of DINO;
+            with registers Darcet et al. 2023.
     """
 
     mean: Tensor
@@ -38,7 +39,14 @@ class ImageTower(nn.Module):
             config.channels, width, config.patch_px, config.patch_px, bias=config.patch_bias
         )
         std = width**-0.5
-        self.class_token = nn.Parameter(std * torch.randn(width))
+        if config.class_token:
+            self.class_token = nn.Parameter(std * torch.randn(width))
+        if config.registers:
+            self.registers = nn.Parameter(std * torch.randn(config.registers, width))
+        self.named = (
+            *["class_token"] * config.class_token,
+            *["registers"] * bool(config.registers),
+        )
         self.position = nn.Parameter(std * torch.randn(config.image_tokens, width))
         self.norm_input = nn.LayerNorm(width, eps=config.eps) if config.pre_norm else nn.Identity()
         sizes = (width, config.image_heads, config.image_hidden)
@@ -48,11 +56,20 @@ class ImageTower(nn.Module):
         check_image(image, self.size)
         pixels = (image.to(self.mean.dtype) / 255 - self.mean) / self.std
         x = self.patches(pixels.permute(0, 3, 1, 2)).flatten(2).mT
-        x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1) + self.position
-        x = self.norm_input(x)
+        if (first := self.first()) is not None:
+            x = torch.cat([first.expand(x.shape[0], -1, -1), x], 1)
+        x = self.norm_input(x + self.position)
         for block in self.blocks:
             x = block(x)
         return x
+
+    def first(self) -> Tensor | None:
+        """Return the tokens before the patches.
+
+        Shapes: -> [k image_width].
+        """
+        tokens = [getattr(self, name).reshape(-1, self.position.shape[1]) for name in self.named]
+        return torch.cat(tokens) if tokens else None
 
 
 class TextTower(nn.Module):

@@ -350,8 +350,12 @@ def _identity(task: Task, options: TrainOptions, group: Group) -> dict[str, Any]
     started: dict[str, Any] = {} if options.start is None else {"--init": options.start.sha256}
     parts = {"--processes": group.size, "--accumulate": options.accumulate}
     started |= {name: count for name, count in parts.items() if count > 1}
+    if options.given_trunk is not None:
+        started["--trunk"] = options.given_trunk.origin.sha256
     if options.freeze:
         started["--freeze"] = ",".join(sorted(options.freeze))
+    if "resnet" in task.card:
+        started["--resnet"] = str(sorted(task.card["resnet"].items()))
     return started | {
         "family": task.family,
         "recipe": asdict(task.recipe),

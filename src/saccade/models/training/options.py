@@ -20,12 +20,13 @@ class TrainOptions(PathFields):
     """Options of training; defaults come from the family's recipe."""
 
     out: Path  # checkpoint to write, a .safetensors file; a .csv log is written next to it
-    # name of a data set, or your own data: a folder, .npz, .csv, .jsonl, .parquet or .tar (see
-    # docs/data.md); default: data that the family generates or that comes with a library
+    # name of a data set, or your own data: a folder, .npz, .csv, .jsonl, .json, .parquet or .tar
+    # (see docs/data.md); default: data that the family generates or that comes with a library
     data: str | None = None
     labels: Path | None = None  # names of the data's classes, one per line, in order
     data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
     skip_bad: int = 0  # leave out at most this many unreadable rows of each split
+    background: tuple[int, ...] = (0,)  # values of masks that are no object, such as 0,255
     # training recipe: at most 10 minutes (quick) or 150 minutes (shipped) on two cores
     recipe: Literal["quick", "shipped"] = "quick"
     # fields of the model's configuration, such as dim=64
@@ -38,8 +39,14 @@ class TrainOptions(PathFields):
     side_px: int = 32  # side in pixels that image files are resized to
     # checkpoint whose weights to start from: a file, a folder, or shipped:NAME
     init: Path | None = None
-    # parts of the model that keep the weights of --init, such as trunk
+    # pretrained trunk to start from under a new head: a checkpoint, or a folder of timm,
+    # transformers or OpenCLIP
+    trunk: Path | None = None
+    # parts of the model that keep the weights of --init or --trunk, such as trunk
     freeze: tuple[str, ...] = ()
+    # weights of a ResNet in the model, with torchvision's names: a .safetensors or .pth file
+    resnet: Path | None = None
+    tune_resnet: bool = False  # train the ResNet of --resnet too; else it stays as it is
     seed: int = 0  # random seed of weights, batches and dropout
     threads: int = 1  # CPU threads; small models gain nothing from more
     device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU per process
@@ -53,6 +60,7 @@ class TrainOptions(PathFields):
     force: bool = False  # overwrite an existing file at --out
 
     start: ClassVar[Any] = None  # the checkpoint of --init, see `start.StartedOptions`
+    given_trunk: ClassVar[Any] = None  # that of --trunk, see `start.TrunkOptions`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,12 +69,15 @@ class TrainOptions(PathFields):
     @property
     def asked(self) -> DataAsked:
         """Return the options of the user's data."""
-        preprocessing = None if self.start is None else self.start.preprocessing
-        return DataAsked(self.labels, self.data_root, self.skip_bad, preprocessing)
+        begun = self.start or self.given_trunk
+        preprocessing = None if begun is None else begun.preprocessing
+        return DataAsked(self.labels, self.data_root, self.skip_bad, self.background, preprocessing)
 
     def value(self, name: str, default: Any) -> Any:
-        """Return a configuration field of `--set`, or else of the checkpoint of `--init`."""
+        """Return a field of `--set`, or else of the checkpoint of `--init`, or of `--trunk`."""
         known = {} if self.start is None else self.start.config
+        if self.given_trunk is not None:
+            known = self.given_trunk.fields
         return self.set.get(name, known.get(name, default))
 
     @property
@@ -90,13 +101,28 @@ def chosen_recipe(options: TrainOptions, *, quick: Recipe, shipped: Recipe) -> R
     return replace(shipped if options.recipe == "shipped" else quick, **given)
 
 
+def with_counts(options: TrainOptions, recipe: Recipe, names: Sequence[str]) -> Recipe:
+    """Return the recipe with those of its `extra` numbers that `--set` gives.
+
+    Raises: SaccadeError if one is not a whole number of at least 1.
+    """
+    given = {name: options.set[name] for name in names if name in options.set}
+    for name, value in given.items():
+        if type(value) is not int or value < 1:
+            raise SaccadeError(
+                f"--set {name}={value}: expected a whole number of at least 1. Correct it, or "
+                f"leave it out for {recipe.extra[name]:,}."
+            )
+    return replace(recipe, extra={**recipe.extra, **given})
+
+
 def chosen_config(
     config_class: Any, options: TrainOptions, *parts: Mapping[str, Any], known: Sequence[str] = ()
 ) -> Any:
     """Return the family's configuration: `parts`, later ones winning, then `--set`.
 
     The second part is what the data decides. With `--init`, its checkpoint replaces all but the
-    number of classes.
+    number of classes; with `--trunk`, the trunk's fields replace those of `parts`.
     `known` are further keys that the family's task reads from `options.set` itself.
 
     Raises: SaccadeError if `--set` names an unknown field, or a value is out of range.
@@ -107,6 +133,8 @@ def chosen_config(
         values |= part
     if options.start is not None:
         values |= _kept(options, parts[1] if len(parts) > 1 else {})
+    if options.given_trunk is not None:
+        values |= _of_trunk(options, parts[1] if len(parts) > 1 else {})
     for key, value in options.set.items():
         if key in names:
             values[key] = value
@@ -143,6 +171,25 @@ def _kept(options: TrainOptions, data: Mapping[str, Any]) -> dict[str, Any]:
             )
     _check_words(options, data)
     return {key: value for key, value in config.items() if not (key in _CLASSES and key in data)}
+
+
+def _of_trunk(options: TrainOptions, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that `--trunk` decides, for data with images of its size."""
+    fields: dict[str, Any] = options.given_trunk.fields
+    fixed = sorted(set(fields) & set(options.set) - set(options.given_trunk.free))
+    if fixed:
+        raise SaccadeError(
+            f"--set {fixed[0]}: the trunk of --trunk determines it ({fields[fixed[0]]!r:.80}). "
+            "Leave it out."
+        )
+    for name in _IMAGE_FIELDS[:3]:
+        if data.get(name, fields[name]) != fields[name]:
+            raise SaccadeError(
+                f"--trunk {options.trunk}: {name} is {fields[name]}, but the data has "
+                f"{data[name]}. Pass image files, which are resized, or arrays of the trunk's "
+                "size."
+            )
+    return fields
 
 
 def _counts_words(name: str, data: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start a run from a checkpoint: its weights, a new head for other classes, frozen parts."""
+"""Start a run from a checkpoint, or from the trunk of one: weights, new parts, frozen parts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,24 @@ from typing import Any
 from torch import nn
 
 from saccade.errors import SaccadeError, ShapeError
+from saccade.files import sha256_of
 from saccade.models.checkpoint import Checkpoint, load
-from saccade.models.checkpoint_folder import checkpoint_name
-from saccade.models.families import outline
-from saccade.models.shipped import SHIPPED
+from saccade.models.checkpoint_folder import checkpoint_name, is_checkpoint_folder
+from saccade.models.entry import imported
+from saccade.models.families import entries, entry_of, outline
+from saccade.models.layers.resnet import ResNet, load_resnet
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.shipped import SHIPPED, located
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import Task
+from saccade.models.trunks import PretrainedTrunk, TrunkPort
 from saccade.spelling import did_you_mean
 from saccade.verbosity import note
 
 _CLASS_FIELDS = ("classes", "answers")  # the field of a configuration that counts classes
+# Reads a folder of a model hub; a later package, so it is imported by its name.
+_FOLDER_READER = "saccade.models.official.convert:read_folder"
+_TRUNK = "trunk"  # in --freeze: all tensors of --trunk, whatever the family calls them
 
 
 @dataclass(frozen=True)
@@ -28,16 +36,42 @@ class StartedOptions(TrainOptions):
     start: Checkpoint = field(kw_only=True)  # type: ignore[misc]
 
 
-def started(family: str, options: TrainOptions) -> TrainOptions:
-    """Return the options with the checkpoint of `--init`, if there is one.
+@dataclass(frozen=True)
+class GivenTrunk:
+    """The trunk of `--trunk`, and how the trained family takes it."""
 
-    Raises: SaccadeError if it cannot be read or is of another family, or `--freeze` has no start.
+    origin: Checkpoint
+    trunk: PretrainedTrunk
+    port: TrunkPort
+    fields: dict[str, Any]  # of the configuration that the trunk decides
+    preprocessing: Preprocessing
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The fields that `--set` may change nevertheless."""
+        return self.port.free
+
+
+@dataclass(frozen=True)
+class TrunkOptions(TrainOptions):
+    """Options of a run, with the trunk of `--trunk`."""
+
+    given_trunk: GivenTrunk = field(kw_only=True)  # type: ignore[misc]
+
+
+def started(family: str, options: TrainOptions) -> TrainOptions:
+    """Return the options with the checkpoint of `--init` or the trunk of `--trunk`, if any.
+
+    Raises: SaccadeError if it cannot be read, or the family cannot start from it, or `--freeze` has
+        no start.
     """
+    if options.trunk is not None:
+        return _with_trunk(family, options, options.trunk)
     if options.init is None:
         if options.freeze:
             raise SaccadeError(
-                f"--freeze {','.join(options.freeze)}: found no --init, expected a checkpoint "
-                "whose weights to keep. Pass --init, or leave --freeze out."
+                f"--freeze {','.join(options.freeze)}: found no --init and no --trunk, expected a "
+                "checkpoint whose weights to keep. Pass one of them, or leave --freeze out."
             )
         return options
     start = load(options.init)
@@ -46,27 +80,71 @@ def started(family: str, options: TrainOptions) -> TrainOptions:
             f"--init {options.init}: found family {start.family}, expected {family}. Pass a "
             f"checkpoint of {family}, or run saccade train {start.family}."
         )
-    preprocessing = start.preprocessing
-    given_px = options.side_px != TrainOptions(out=options.out).side_px
-    if preprocessing and given_px and options.side_px != preprocessing.height_px:
-        raise SaccadeError(
-            f"--side-px is {options.side_px}, but the checkpoint of --init takes images of "
-            f"{preprocessing.height_px} x {preprocessing.width_px} px. Leave --side-px out."
-        )
+    _check_side(options, "the checkpoint of --init", start.preprocessing)
     return StartedOptions(**vars(options), start=start)
 
 
+def _check_side(options: TrainOptions, what: str, preprocessing: Preprocessing | None) -> None:
+    given_px = options.side_px != TrainOptions(out=options.out).side_px
+    if preprocessing and given_px and options.side_px != preprocessing.height_px:
+        raise SaccadeError(
+            f"--side-px is {options.side_px}, but {what} takes images of "
+            f"{preprocessing.height_px} x {preprocessing.width_px} px. Leave --side-px out."
+        )
+
+
+def _with_trunk(family: str, options: TrainOptions, path: Path) -> TrunkOptions:
+    if options.init is not None:
+        raise SaccadeError(
+            f"--init {options.init} and --trunk {path} are both given, but a run starts from one "
+            "of them. Pass --init for a checkpoint of this family, --trunk for a new head."
+        )
+    port = _port_of(family)
+    if port is None:
+        known = ", ".join(name for name, entry in entries() if entry.trunk)
+        raise SaccadeError(
+            f"--trunk {path}: {family} has no place for a pretrained trunk of images. Leave it "
+            f"out, or train one of {known}."
+        )
+    folder = located(path)
+    hub = folder.is_dir() and not is_checkpoint_folder(folder)
+    read: Callable[[Path], Checkpoint] = imported(_FOLDER_READER) if hub else load
+    origin = read(folder)
+    own = _port_of(origin.family)
+    if own is None or origin.preprocessing is None:
+        raise SaccadeError(
+            f"--trunk {path}: a checkpoint of {origin.family} has no trunk of images. Pass that of "
+            "a ViT, DeiT, DINOv2, Swin or CLIP."
+        )
+    trunk = own.read(str(path), origin.config, origin.weights)
+    given = GivenTrunk(origin, trunk, port, port.fields(trunk.shape), origin.preprocessing)
+    _check_side(options, "the trunk of --trunk", given.preprocessing)
+    return TrunkOptions(**vars(options), given_trunk=given)
+
+
+def _port_of(family: str) -> TrunkPort | None:
+    name = entry_of(family).trunk
+    port: TrunkPort | None = imported(name) if name else None
+    return port
+
+
 def start_name(path: Path) -> str:
-    """Return the name of `--init` without this machine's folders."""
+    """Return the name of `--init` or `--trunk` without this machine's folders."""
     text = str(path)
-    return text if text.startswith(SHIPPED) else checkpoint_name(path)
+    if text.startswith(SHIPPED):
+        return text
+    return path.resolve().name if path.is_dir() else checkpoint_name(path)
 
 
 def load_start(task: Task, options: TrainOptions) -> None:
-    """Give the task's model the weights of `--init`, freeze its parts, and record both in the card.
+    """Give the task's model the weights of `--init` or `--trunk`, and freeze its parts.
 
+    The card records both.
     Raises: ShapeError if a tensor does not fit, SaccadeError if `--freeze` cannot be used.
     """
+    if options.given_trunk is not None:
+        _load_trunk(task, options)
+        return
     start: Checkpoint | None = options.start
     if start is None or options.init is None:
         return
@@ -83,6 +161,77 @@ def load_start(task: Task, options: TrainOptions) -> None:
         "new_head": list(new),
         "frozen": list(options.freeze),
     }
+
+
+def load_resnet_weights(task: Task, options: TrainOptions) -> None:
+    """Give the model's ResNet the weights of `--resnet`, and record them in the card.
+
+    It is frozen unless `--tune-resnet` is given.
+
+    Raises: SaccadeError if the model has no ResNet, or the file does not fit it.
+    """
+    path = options.resnet
+    if path is None:
+        if options.tune_resnet:
+            raise SaccadeError("--tune-resnet: found no --resnet. Pass both, or neither.")
+        return
+    networks = [module for module in task.model.modules() if isinstance(module, ResNet)]
+    if not networks:
+        raise SaccadeError(
+            f"--resnet {path}: the model has no ResNet. Pass --set encoder=resnet50 (for "
+            "vqa and captioner), or leave it out."
+        )
+    for network in networks:
+        load_resnet(network, path)
+        network.requires_grad_(options.tune_resnet)
+    weights = {"name": path.name, "sha256": sha256_of(path), "frozen": not options.tune_resnet}
+    task.card = {**task.card, "resnet": weights}
+
+
+def _load_trunk(task: Task, options: TrainOptions) -> None:
+    given: GivenTrunk = options.given_trunk
+    assert options.trunk is not None
+    state = given.port.state(given.trunk, task.model.config)
+    own = task.model.state_dict()
+    for name, value in state.items():
+        if _shape(value) != _shape(own.get(name)):
+            raise ShapeError(
+                f"--trunk {options.trunk}: {name}: found {_shape(value)}, expected "
+                f"{_shape(own.get(name))}. The weights and the JSON are from different models. "
+                "Copy both from one source."
+            )
+    task.model.load_state_dict(own | state)
+    new = [name for name, _ in task.model.named_parameters() if name not in state]
+    parts = [part for part in options.freeze if part != _TRUNK]
+    if len(parts) < len(options.freeze):
+        parts += [name for name, _ in task.model.named_parameters() if name in state]
+    freeze(task.model, parts, new)
+    described, name = given.trunk.shape.described(), start_name(options.trunk)
+    tops = _places(new, state)
+    note(f"trunk: {described}, {len(state)} tensors from {name}; new: {', '.join(tops)}")
+    card = given.origin.card
+    task.card = {
+        **task.card,
+        "trunk": {
+            "name": name,
+            "sha256": given.origin.sha256,
+            "shape": described,
+            "tensors": len(state),
+            **{key: card[key] for key in ("source", "file", "notes") if card.get(key)},
+        },
+        "new_parts": list(tops),
+        "frozen": list(options.freeze),
+    }
+
+
+def _places(new: Sequence[str], kept: Collection[str]) -> tuple[str, ...]:
+    """Return the modules of new tensors, as far down as they have none that are kept."""
+    shared = {name.partition(".")[0] for name in kept}
+    return tuple(
+        dict.fromkeys(
+            ".".join(name.split(".")[: 1 + (name.partition(".")[0] in shared)]) for name in new
+        )
+    )
 
 
 def _new_head(task: Task, start: Checkpoint) -> tuple[str, ...]:

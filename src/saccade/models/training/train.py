@@ -108,9 +108,10 @@ def _run(task: Task, options: TrainOptions, group: Group) -> Checkpoint | None:
     import torch
 
     from saccade.models.training.loop import fit
-    from saccade.models.training.start import load_start
+    from saccade.models.training.start import load_resnet_weights, load_start
 
     load_start(task, options)
+    load_resnet_weights(task, options)
     check_exportable(task)
     fitted = fit(task, options, group)
     if group.rank:
@@ -120,8 +121,9 @@ def _run(task: Task, options: TrainOptions, group: Group) -> Checkpoint | None:
         scores = task.report()
     task.model.cpu()
     saved = task.saved()
-    if options.start is not None and saved["preprocessing"] is not None:
-        saved["preprocessing"] = options.start.preprocessing
+    begun = options.start or options.given_trunk
+    if begun is not None and saved["preprocessing"] is not None:
+        saved["preprocessing"] = begun.preprocessing
     return save(
         options.out,
         family=task.family,
@@ -247,15 +249,20 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
     if options.set:
         words += ["--set", *overrides_words(options.set)]
     # As with --data, only the names of files: the folders are this machine's.
-    for name in ("labels", "data_root"):
+    for name in ("labels", "data_root", "resnet"):
         if (path := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", path.name]
-    if options.init is not None:
-        from saccade.models.training.start import start_name
+    if options.background != given.background:
+        words += ["--background", ",".join(map(str, options.background))]
+    for name in ("init", "trunk"):
+        if (path := getattr(options, name)) is not None:
+            from saccade.models.training.start import start_name
 
-        words += ["--init", start_name(options.init)]
+            words += [f"--{name}", start_name(path)]
     if options.freeze:
         words += ["--freeze", ",".join(options.freeze)]
+    if options.tune_resnet:
+        words += ["--tune-resnet"]
     named = ("skip_bad", "steps", "batch", "learning_rate", "precision", "side_px", "device")
     for name in (*named, "processes", "accumulate"):
         if getattr(options, name) != getattr(given, name):

@@ -36,7 +36,8 @@ from saccade.serving.commands.values import ways_to_write
 from saccade.verbosity import note
 
 _VERBS: tuple[Verb, ...] = (
-    models.train, models.convert, models.models, models.select, models.evaluate,
+    models.train, models.convert, models.upload, models.download, models.models,
+    models.select, models.evaluate,
     artefacts.export, artefacts.verify, artefacts.build, artefacts.bench, artefacts.sweep,
     artefacts.choose, artefacts.calibrate, artefacts.plan,
     artefacts.repository, artefacts.preflight, artefacts.serve, artefacts.proxy, artefacts.bulk,

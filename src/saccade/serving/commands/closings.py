@@ -58,6 +58,11 @@ def _exported(given: Mapping[str, Any], result: Any) -> Closing:
     )
 
 
+def _downloaded(given: Mapping[str, Any], result: Any) -> Closing:
+    out = given["options"].out
+    return Closing("downloaded", out, f"saccade inspect {_q(out)}")
+
+
 def _verified(given: Mapping[str, Any], result: Any) -> Closing:
     folder = given["folder"]
     count = _counted(len(result.to_dict()["variants"]), "variant file", "checked")
@@ -148,6 +153,7 @@ CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing | None]] = {
     "train": _trained,
     "convert": _trained,
     "select": _selected,
+    "download": _downloaded,
     "evaluate": _evaluated,
     "export": _exported,
     "verify": _verified,

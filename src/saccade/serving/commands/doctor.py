@@ -27,6 +27,7 @@ PACKAGES = {
     "serve": ("nvidia-pytriton",),
     "bench": ("scikit-learn", "matplotlib", "plotly"),
     "bulk": ("pyarrow", "ray"),
+    "hub": ("huggingface-hub",),
     "trace": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
 }
 _MEANING = {
@@ -35,6 +36,7 @@ _MEANING = {
     "export": "train, convert, export, verify",
     "text": "send sentences to a CLIP model",
     "bench": "measure, plot, use scikit-learn's digits",
+    "hub": "upload and download checkpoints",
     "bulk": "write answers for many images to Parquet",
     "trace": "send traces of requests",
     "rtx": "build engines with TensorRT-RTX",

@@ -6,13 +6,23 @@ from functools import cache
 _TEXT = """
 # train a small model on scikit-learn's digits
 saccade train nac --data digits --out build/digits.safetensors
-# your own images, one folder per class
-saccade train nac --data photos --side-px 64 --out build/photos.safetensors
+# your own images, one folder per class, with a pretrained trunk under a new head
+saccade train sot --data photos --trunk vit-base --out build/photos.safetensors
 
 # convert a folder of a model hub, which has the labels too
 saccade convert vit-base --out build/vit.safetensors
 # convert a SPARO model, with its training configuration
 saccade convert sparo-clip epoch_32.pt --config c.json --out sparo.safetensors
+
+# upload a checkpoint folder, with a token in HF_TOKEN
+saccade upload build/animals --repo user/animals
+# the same into a branch of a new private repository
+saccade upload build/animals --repo user/animals --revision trial --private
+
+# fetch a model's folder from the Hugging Face hub
+saccade download google/vit-base-patch16-224 --out vit-base
+# fetch it at a tag or a commit, over an older copy
+saccade download google/vit-base-patch16-224@main --out vit-base --force
 
 # list every family and size
 saccade models

@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 from saccade.errors import SaccadeError
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.families import FAMILIES, entry_of
+from saccade.models.hub import DownloadOptions, UploadOptions
 from saccade.models.official.convert import SOURCES, ConvertOptions
 from saccade.models.sparo.select import SelectOptions
 from saccade.models.training.options import TrainOptions
@@ -68,6 +69,31 @@ def convert(
         else convert(source, checkpoint, options)
     )
     return Answer(report.to_dict(), report.results()) if is_quiet() else report
+
+
+def upload(
+    folder: Annotated[
+        Positional[Path], arg(help="checkpoint folder, written by `saccade convert --out FOLDER`")
+    ],
+    options: UploadOptions,
+) -> Result:
+    """Upload a checkpoint folder to a Hugging Face hub."""
+    from saccade.models.hub import upload
+
+    return upload(folder, options)
+
+
+def download(
+    repo: Annotated[
+        Positional[str],
+        arg(help="repository: USER/NAME, or USER/NAME@REVISION for a branch, tag or commit"),
+    ],
+    options: DownloadOptions,
+) -> Result:
+    """Download a model's folder from a Hugging Face hub, without pickles."""
+    from saccade.models.hub import download
+
+    return download(repo, options)
 
 
 def evaluate(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from saccade.serving.commands.examples import examples
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Make a model": ("train", "convert", "models", "select", "evaluate"),
+    "Make a model": ("train", "convert", "upload", "download", "models", "select", "evaluate"),
     "Export and verify": ("export", "verify", "build"),
     "Measure and choose": ("bench", "sweep", "choose", "calibrate", "plan"),
     "Serve": ("repository", "preflight", "serve", "proxy"),

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from saccade.models.layers.pixels import PixelScale
 from saccade.models.layers.transformer import Block
-from saccade.models.sot.config import SoTConfig
-from saccade.models.sot.tokens import token_embedding
+from saccade.models.trunks import TrunkShape
 
 POSITION_STD = 0.02
 
@@ -28,44 +27,64 @@ class Tokens(NamedTuple):
     attention: Tensor | None
 
 
+class PatchTokens(nn.Module):
+    """One linear layer per patch.
+
+    Shapes: pixels [b c h w] -> [b n dim], rows of patches from the top left.
+    """
+
+    def __init__(self, config: TrunkShape) -> None:
+        super().__init__()
+        self.project = nn.Conv2d(config.channels, config.dim, config.patch_px, config.patch_px)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.project(pixels).flatten(2).mT
+
+
 class ViT(nn.Module):
     """Pre-norm transformer blocks on class and word tokens with absolute positions.
 
+    `class_tokens` has the class tokens, then the registers, which nothing reads at the end.
+
     Shapes: image [b h w c], values 0 to 255 of any type -> `Tokens`.
     Source: Dosovitskiy et al. 2020; with a second class token Touvron et al. 2020 (DeiT); with
-            convolutions before it and fixed positions Xie et al. 2021 (SoT).
+            registers Darcet et al. 2023; with convolutions before it and fixed positions Xie et
+            al. 2021 (SoT).
     """
 
-    def __init__(self, config: SoTConfig) -> None:
+    def __init__(self, config: TrunkShape, embed: nn.Module) -> None:
         super().__init__()
-        self.config = config
-        self.specials = 2 if config.distillation else 1
+        self.specials = config.specials
+        self.words_from = config.specials + config.registers
         # It only reads the image's size, mean and std.
         self.scale: nn.Module = PixelScale(config)
-        self.embed: nn.Module = token_embedding(config)
+        self.embed = embed
         rows, columns = config.grid
-        count = self.specials + rows * columns
-        self.class_tokens = nn.Parameter(POSITION_STD * torch.randn(self.specials, config.dim))
+        count = self.words_from + rows * columns
+        self.class_tokens = nn.Parameter(POSITION_STD * torch.randn(self.words_from, config.dim))
         if config.position == "sinusoid":
             self.position = nn.Parameter(sinusoid(count, config.dim), requires_grad=False)
         else:
             self.position = nn.Parameter(POSITION_STD * torch.randn(count, config.dim))
+        eps = config.layer_norm_epsilon
+        self.norm_input = nn.LayerNorm(config.dim, eps=eps) if config.pre_norm else nn.Identity()
         self.blocks = nn.ModuleList(
             Block(
                 config.dim,
                 config.heads,
                 config.mlp_dim,
                 qkv_bias=config.qkv_bias,
-                eps=config.layer_norm_epsilon,
+                activation=config.activation,
+                eps=eps,
             )
             for _ in range(config.layers)
         )
-        self.norm = nn.LayerNorm(config.dim, eps=config.layer_norm_epsilon)
+        self.norm = nn.LayerNorm(config.dim, eps=eps)
 
     def forward(self, image: Tensor) -> Tokens:
         words = self.embed(self.scale(image).permute(0, 3, 1, 2))
         first = self.class_tokens.expand(words.shape[0], -1, -1)
-        x = torch.cat((first, words), 1) + self.position
+        x = self.norm_input(torch.cat((first, words), 1) + self.position)
         for block in self.blocks[:-1]:
             x = block(x)
         last = self.blocks[-1]
@@ -73,7 +92,7 @@ class ViT(nn.Module):
         # Computed here in addition to the block itself; training does not need it.
         attention = None if self.training else class_attention(last, x)
         x = self.norm(last(x))
-        return Tokens(x[:, : self.specials], x[:, self.specials :], attention)
+        return Tokens(x[:, : self.specials], x[:, self.words_from :], attention)
 
 
 def class_attention(block: Block, x: Tensor) -> Tensor:

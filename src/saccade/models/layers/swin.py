@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.models.layers.pixels import PixelScale
-from saccade.models.sot.config import SoTConfig
-from saccade.models.sot.vit import Tokens
+from saccade.models.layers.vit import PatchTokens, Tokens, ViT
+from saccade.models.trunks import TrunkShape
 
+HIDDEN_BIAS = 512  # of the MLP that gives the bias in V2
 MASKED = -100.0  # added to a logit between tokens that only a shift made neighbors
 
 
@@ -48,20 +49,64 @@ class WindowAttention(nn.Module):
         b, windows, n, d = x.shape
         parts = self.qkv(x).reshape(b, windows, n, 3, self.heads, d // self.heads)
         q, k, v = parts.permute(3, 0, 1, 4, 2, 5)
-        weights = ((q / math.sqrt(d // self.heads)) @ k.mT + self.bias()).softmax(-1)
+        weights = (self.logits(q, k) + self.bias()).softmax(-1)
         return self.out((weights @ v).transpose(2, 3).reshape(b, windows, n, d))
+
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the scaled products of queries and keys."""
+        return (q / math.sqrt(q.shape[-1])) @ k.mT
+
+
+class CosineAttention(WindowAttention):
+    """Attention by the cosine of query and key; an MLP of log-spaced offsets gives the bias.
+
+    Shapes: as WindowAttention.
+    Source: Liu et al. 2022, Swin Transformer V2, eq. 2 to 4; the sigmoid and its factor are in the
+            authors' code.
+    """
+
+    coordinates: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        window: tuple[int, int],
+        mask: Tensor,
+        bias: bool,
+        trained: int,
+    ) -> None:
+        super().__init__(dim, heads, window, mask, bias)
+        del self.relative
+        self.log_scale = nn.Parameter(torch.full((heads, 1, 1), math.log(10)))
+        self.position_bias = nn.Sequential(
+            nn.Linear(2, HIDDEN_BIAS), nn.ReLU(), nn.Linear(HIDDEN_BIAS, heads, bias=False)
+        )
+        self.register_buffer("coordinates", _log_offsets(window, trained), persistent=False)
+
+    def bias(self) -> Tensor:
+        """Return the bias of the logits, as WindowAttention does."""
+        if self.constant is not None:
+            return self.constant
+        table = 16 * torch.sigmoid(self.position_bias(self.coordinates))
+        return table[self.places].permute(2, 0, 1) + self.mask[:, None]
+
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the cosines of queries and keys, times a learned scale of at most 100."""
+        scale = self.log_scale.clamp(max=math.log(100)).exp()
+        return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * scale
 
 
 class SwinBlock(nn.Module):
-    """A block: x + attention in (shifted) windows, then x + MLP.
+    """A block: x + attention in (shifted) windows, then x + MLP; V2 normalizes both afterwards.
 
     Shapes: x [b rows columns d] -> the same.
     """
 
-    def __init__(
-        self, config: SoTConfig, dim: int, heads: int, grid: tuple[int, int], shifted: bool
-    ) -> None:
+    def __init__(self, config: TrunkShape, stage: int, *, shifted: bool) -> None:
         super().__init__()
+        dim, heads = config.dim * 2**stage, config.stage_heads[stage]
+        grid, self.norm_first = config.stage_grids[stage], config.trunk == "swin"
         eps = config.layer_norm_epsilon
         # A grid no larger than the window is a single window and cannot be shifted.
         whole = min(grid) <= config.window
@@ -70,7 +115,12 @@ class SwinBlock(nn.Module):
         self.shift = 0 if whole or not shifted else side // 2
         self.norm_attention = nn.LayerNorm(dim, eps=eps)
         mask = _shift_mask(grid, side, self.shift)
-        self.attention = WindowAttention(dim, heads, self.window, mask, config.qkv_bias)
+        sizes = (dim, heads, self.window, mask, config.qkv_bias)
+        if self.norm_first:
+            self.attention = WindowAttention(*sizes)
+        else:
+            trained = (*config.trained_windows, *[0] * len(config.stage_layers))[stage]
+            self.attention = CosineAttention(*sizes, trained)
         self.norm_mlp = nn.LayerNorm(dim, eps=eps)
         hidden = 4 * dim
         self.widen = nn.Linear(dim, hidden)
@@ -79,41 +129,46 @@ class SwinBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         _, rows, columns, _ = x.shape
         shift, side = self.shift, self.window[0]
-        inner = self.norm_attention(x)
+        inner = self.norm_attention(x) if self.norm_first else x
         if shift:
             inner = _roll(inner, shift)
         inner = self.attention(_windows(inner, side))
         inner = _joined(inner, side, rows, columns)
         if shift:
             inner = _roll(inner, -shift)
+        if not self.norm_first:
+            x = x + self.norm_attention(inner)
+            return x + self.norm_mlp(self.narrow(F.gelu(self.widen(x))))
         x = x + inner
         return x + self.narrow(F.gelu(self.widen(self.norm_mlp(x))))
 
 
 class Merging(nn.Module):
-    """Merges four neighboring tokens into one of twice the width.
+    """Merges four neighboring tokens into one of twice the width; V2 normalizes it afterwards.
 
     Shapes: x [b rows columns d] -> [b rows/2 columns/2 2d].
     """
 
-    def __init__(self, dim: int, eps: float) -> None:
+    def __init__(self, dim: int, eps: float, *, norm_first: bool) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(4 * dim, eps=eps)
+        self.norm_first = norm_first
+        self.norm = nn.LayerNorm(4 * dim if norm_first else 2 * dim, eps=eps)
         self.reduce = nn.Linear(4 * dim, 2 * dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         corners = (x[:, row::2, column::2] for column in (0, 1) for row in (0, 1))
-        return self.reduce(self.norm(torch.cat(tuple(corners), -1)))
+        merged = torch.cat(tuple(corners), -1)
+        return self.reduce(self.norm(merged)) if self.norm_first else self.norm(self.reduce(merged))
 
 
 class Swin(nn.Module):
     """Patches, stages of windowed blocks, a norm; no class token.
 
     Shapes: image [b h w c], values 0 to 255 of any type -> `Tokens`.
-    Source: Liu et al. 2021, Swin Transformer.
+    Source: Liu et al. 2021, Swin Transformer; Liu et al. 2022, Swin Transformer V2.
     """
 
-    def __init__(self, config: SoTConfig) -> None:
+    def __init__(self, config: TrunkShape) -> None:
         super().__init__()
         eps, dim, side = config.layer_norm_epsilon, config.dim, config.patch_px
         self.grid = config.grid
@@ -123,20 +178,12 @@ class Swin(nn.Module):
         self.embed_norm = nn.LayerNorm(dim, eps=eps)
         self.stages = nn.ModuleList()
         self.mergings = nn.ModuleList()
-        for stage, (grid, layers) in enumerate(
-            zip(config.stage_grids, config.stage_layers, strict=True)
-        ):
-            width, heads = dim * 2**stage, config.stage_heads[stage]
-            self.stages.append(
-                nn.Sequential(
-                    *(
-                        SwinBlock(config, width, heads, grid, index % 2 == 1)
-                        for index in range(layers)
-                    )
-                )
-            )
+        for stage, layers in enumerate(config.stage_layers):
+            blocks = (SwinBlock(config, stage, shifted=index % 2 == 1) for index in range(layers))
+            self.stages.append(nn.Sequential(*blocks))
             if stage + 1 < len(config.stage_layers):
-                self.mergings.append(Merging(width, eps))
+                norm_first = config.trunk == "swin"
+                self.mergings.append(Merging(dim * 2**stage, eps, norm_first=norm_first))
         self.norm = nn.LayerNorm(config.width, eps=eps)
 
     def forward(self, image: Tensor) -> Tokens:
@@ -185,6 +232,21 @@ def _relative_places(rows: int, columns: int) -> Tensor:
     return torch.from_numpy(down * (2 * columns - 1) + right)
 
 
+def _log_offsets(window: tuple[int, int], trained: int) -> Tensor:
+    """Return the offsets of the bias table: sign(d) log2(1 + |d|) / 3, with d from -8 to 8.
+
+    A window larger than the one of `trained` tokens, if that is not 0, continues beyond 8.
+
+    Shapes: -> [(2 rows - 1) (2 columns - 1) 2].
+    """
+    sides = []
+    for side in window:
+        reach = (trained or side) - 1
+        sides.append(torch.arange(1 - side, side).float() / max(1, reach) * 8)
+    offsets = torch.stack(torch.meshgrid(*sides, indexing="ij"), -1).flatten(0, 1)
+    return offsets.sign() * torch.log2(offsets.abs() + 1) / math.log2(8)
+
+
 def _shift_mask(grid: tuple[int, int], side: int, shift: int) -> Tensor:
     """Return 0 between tokens of one region before the shift, MASKED between others.
 
@@ -200,3 +262,8 @@ def _shift_mask(grid: tuple[int, int], side: int, shift: int) -> Tensor:
     region = _windows(region[None, :, :, None].float(), side)[0, :, :, 0]
     apart = region[:, None, :] != region[:, :, None]
     return apart.float() * MASKED
+
+
+def trunk_of(shape: TrunkShape) -> nn.Module:
+    """Create a trunk with one linear layer per patch."""
+    return ViT(shape, PatchTokens(shape)) if shape.is_vit else Swin(shape)
