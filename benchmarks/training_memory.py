@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,12 @@ def main() -> None:
         found[name] = json.loads(answer)
         print(name, found[name], flush=True)
     model = "ViT-B/16 of 768 channels and 12 blocks, 224 px, float32"
-    content = {"machine": this_machine(), "model": model, "batch": options.batch, "steps": found}
+    content = {
+        "machine": asdict(this_machine()),
+        "model": model,
+        "batch": options.batch,
+        "steps": found,
+    }
     write_result(options.out, content)
 
 
