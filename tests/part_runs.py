@@ -23,6 +23,7 @@ from saccade.errors import SaccadeError
 from saccade.models.data.listops import listops
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
+from saccade.models.nac.training.recipes import DIGITS
 from saccade.models.training import loop, parts, train
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.processes import ALONE, Follower, Group, joined
@@ -69,13 +70,18 @@ CASES = {
         _NAC
         | {"drop_path": 0.3, "code_noise": 0.2, "kernel_draw": "sample"}
         | {"initial_state": "linear", "state_noise": True},
+        smaller={
+            "nac.training.recipes:DIGITS": replace(
+                DIGITS, extra=DIGITS.extra | {"validate_images": 8}
+            )
+        },
         data="digits",
         batch=7,
     ),
     "nac, listops": Case(
         "nac",
         _NAC | {"max_tokens": 16, "local_layers": 1},
-        {"ema": 0.9},
+        {"ema": 0.9, "extra": {"validate_count": 8}},
         {"nac.training.listops:FIXED_TRAIN": 16, "nac.training.listops:listops": cache(listops)},
         data="listops",
     ),

@@ -93,6 +93,10 @@ class CaptionTask(Task):
         length = self.model.config.max_length + 2
         return np.stack([self.vocabulary.encode(text, length, truncate=True) for text in texts])
 
+    def weight(self, part: dict[str, Tensor]) -> float:
+        """Return the number of words and end tokens."""
+        return int((part["tokens"][:, 1:] != PAD).sum())
+
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
         """Return the cross entropy over the words and the end token."""
         tokens = batch["tokens"]
@@ -160,10 +164,6 @@ class CaptionerTask(CaptionTask, SceneTask):
         rows = self.training.rows(rng, self.recipe.batch, step / self.recipe.steps)
         texts = [caption(self.training.objects[row], rng) for row in rows]
         return self._batch(self.training.images[rows], texts)
-
-    def weight(self, part: dict[str, Tensor]) -> float:
-        """Return the number of words and end tokens."""
-        return int((part["tokens"][:, 1:] != PAD).sum())
 
     def validate(self) -> dict[str, float]:
         """Return the CIDEr-D of greedy captions, and the share of captions that are true."""

@@ -8,12 +8,14 @@ random generators of all processes stay in the same state.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True)
+class Rows:
     """The rows of a part: `count` of `total`, beginning at `first`."""
 
     first: int

@@ -63,7 +63,7 @@ def parts_of(task: Task, batch: Any, count: int) -> list[Part]:
 class Gradients:
     """Adds a batch's gradients to those of the task's parameters, and returns its loss.
 
-    With `accumulate` above 1, each process passes its rows through the model in so many parts. A
+    With `accumulate` above 1, each process passes its rows through the model in that many parts. A
     loss that compares samples first gets the codes of all parts without gradients. Then each part
     is passed again, with the gradients of its codes.
 
@@ -211,7 +211,7 @@ def sum_gradients(group: Group, parameters: Iterable[nn.Parameter], value: float
         return value
     gradients = [each.grad for each in parameters if each.grad is not None]
     count = sum(gradient.numel() for gradient in gradients)
-    # On the CPU, where a process that has ended is noticed at once.
+    # On the CPU, where a process that has ended is noticed immediately.
     total, counts = _reduced(torch.tensor([value, count], dtype=torch.float64)).tolist()
     assert counts == count * group.size, "the processes have gradients of different parameters"
     for kind in dict.fromkeys(gradient.dtype for gradient in gradients):
@@ -248,7 +248,7 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
         return F.dropout(x, p, training, inplace)
     each = x.shape[0] // rows.count
     # Numbers are drawn in the order of memory, which is the part's.
-    order = sorted(range(x.dim()), key=lambda axis: (-x.stride(axis), axis))
+    order = sorted(range(x.dim()), key=lambda axis: (-x.stride()[axis], axis))
     shape = (each * rows.total, *x.shape[1:])
     ones = x.new_ones([shape[axis] for axis in order])
     kept = F.dropout(ones.permute([order.index(axis) for axis in range(x.dim())]), p)

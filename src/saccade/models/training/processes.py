@@ -149,7 +149,7 @@ def _connect(group: Group, store: Any, options: Any, workers: Sequence[Worker]) 
             raise ProcessLost
         time.sleep(_POLL_S)
     backend = "cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo"
-    place = {"store": dist.PrefixStore("group", store), "rank": group.rank}
+    place: Any = {"store": dist.PrefixStore("group", store), "rank": group.rank}
     with _loopback(not group.launched):
         try:
             dist.init_process_group(backend, world_size=group.size, timeout=_LOST_AFTER, **place)
@@ -159,7 +159,7 @@ def _connect(group: Group, store: Any, options: Any, workers: Sequence[Worker]) 
 
 @contextmanager
 def _loopback(wanted: bool) -> Iterator[None]:
-    """Listen to this machine only, unless the environment says otherwise."""
+    """Listen to this machine only, unless the environment names an interface."""
     name = "GLOO_SOCKET_IFNAME"
     if not wanted or name in os.environ:
         yield

@@ -136,6 +136,23 @@ class QuestionTask(Task):
         logits = self._answers(batch)["logits"]
         return answer_loss(logits, batch["answers"], self.model.config.answer)
 
+    def part(self, batch: Any, index: int, count: int) -> Any:
+        """Return a part of the images, with the questions about them."""
+        images = super().part({"images": batch["images"]}, index, count)["images"]
+        first = index * len(batch["images"]) // count
+        of_image = batch["of_image"] - first
+        asked = (of_image >= 0) & (of_image < len(images))
+        about = {name: batch[name][asked] for name in ("question", "answers")}
+        return {"images": images, **about, "of_image": of_image[asked]}
+
+    def rows(self, part: Any) -> int:
+        """Return the number of questions, to which dropout is applied."""
+        return len(part["question"])
+
+    def weight(self, part: Any) -> float:
+        """Return the number of questions."""
+        return len(part["question"])
+
     def _predicted(
         self, images: np.ndarray, asked: Sequence[Sequence[str]]
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -205,23 +222,6 @@ class VQATask(QuestionTask, SceneTask):
         asked = [questions(self.training.objects[row], rng, count) for row in rows]
         batch = self._tensors(self.training.images[rows], _texts(asked))
         return batch | {"answers": torch.from_numpy(_right(asked))}
-
-    def part(self, batch: Any, index: int, count: int) -> Any:
-        """Return a part of the images, with the questions about them."""
-        images = super().part({"images": batch["images"]}, index, count)["images"]
-        first = index * len(batch["images"]) // count
-        of_image = batch["of_image"] - first
-        asked = (of_image >= 0) & (of_image < len(images))
-        about = {name: batch[name][asked] for name in ("question", "answers")}
-        return {"images": images, **about, "of_image": of_image[asked]}
-
-    def rows(self, part: Any) -> int:
-        """Return the number of questions, to which dropout is applied."""
-        return len(part["question"])
-
-    def weight(self, part: Any) -> float:
-        """Return the number of questions."""
-        return len(part["question"])
 
     def validate(self) -> dict[str, float]:
         """Return the share of right answers."""
