@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from saccade import limits
 from saccade.files import FileRefused
@@ -109,29 +109,35 @@ def array_names(path: Path, limit: int = limits.WEIGHTS_BYTES) -> tuple[str, ...
 
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> "np.ndarray":
+    with archive.open(entry) as file:
+        return read_array(file, entry.filename, entry.file_size)
+
+
+def read_array(file: IO[bytes], name: str, size: int) -> "np.ndarray":
+    """Return the array in an .npy file of this size, which can be read from its beginning again.
+
+    Raises: ArchiveRefused if it contains Python objects or another number of values than it claims;
+        other exceptions of NumPy if it is damaged.
+    """
     npy: Any = import_module("numpy.lib.format")
     most = limits.ARRAY_HEADER_BYTES
-    with archive.open(entry) as file:
-        start = io.BytesIO(file.read(most + 16))  # a longer header is cut off
-        version = npy.read_magic(start)
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
-        if read is None:
-            raise ArchiveRefused(f"{entry.filename!r:.80} has format {version}, expected 1 or 2")
-        shape, _, dtype = read(start, max_header_size=most)
-        if dtype.hasobject:
-            raise ArchiveRefused(
-                f"{entry.filename!r:.80} contains Python objects, expected numbers"
-            )
-        if len(shape) > limits.AXES or math.prod(shape) > limits.PARAMETERS:
-            raise ArchiveRefused(f"{entry.filename!r:.80} claims the shape {shape!r:.80}")
-        wanted, there = math.prod(shape) * dtype.itemsize, entry.file_size - start.tell()
-        if wanted != there or min(shape, default=0) < 0 or (dtype.itemsize == 0 and shape):
-            raise ArchiveRefused(
-                f"{entry.filename!r:.80} claims {shape!r:.80} of {dtype}, {wanted} bytes, and has "
-                f"{there}"
-            )
-        file.seek(0)
-        array: np.ndarray = npy.read_array(file, allow_pickle=False, max_header_size=most)
+    start = io.BytesIO(file.read(most + 16))  # a longer header is cut off
+    version = npy.read_magic(start)
+    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ArchiveRefused(f"{name!r:.80} has format {version}, expected 1 or 2")
+    shape, _, dtype = read(start, max_header_size=most)
+    if dtype.hasobject:
+        raise ArchiveRefused(f"{name!r:.80} contains Python objects, expected numbers")
+    if len(shape) > limits.AXES or math.prod(shape) > limits.PARAMETERS:
+        raise ArchiveRefused(f"{name!r:.80} claims the shape {shape!r:.80}")
+    wanted, there = math.prod(shape) * dtype.itemsize, size - start.tell()
+    if wanted != there or min(shape, default=0) < 0 or (dtype.itemsize == 0 and shape):
+        raise ArchiveRefused(
+            f"{name!r:.80} claims {shape!r:.80} of {dtype}, {wanted} bytes, and has {there}"
+        )
+    file.seek(0)
+    array: np.ndarray = npy.read_array(file, allow_pickle=False, max_header_size=most)
     if dtype.kind == "U":  # NumPy accepts any code point in a string, but Python cannot encode all
         "".join(array.ravel().tolist()).encode()
     return array

@@ -5,7 +5,9 @@ import json
 import math
 import re
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
 
 from saccade import limits
 
@@ -13,6 +15,8 @@ from saccade import limits
 _TEXT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _NOT_STRUCTURE = re.compile(r"[^\[\]{},]+")
 _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1, ",": 0}
+_SPACE = re.compile(r"[ \t\n\r]*")
+_PIECE = 2**18  # characters that are read at a time
 
 
 class JSONRefused(ValueError):
@@ -78,3 +82,92 @@ def _finite(digits: str) -> float:
     if not math.isfinite(value):
         raise JSONRefused(f"the number {digits:.20} is too large")
     return value
+
+
+class _Text:
+    """The text of a file from one place on; more is read when a value is not complete."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file, self._text, self._at, self._ended = file, "", 0, False
+        self._decoder = json.JSONDecoder(
+            parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_once
+        )
+
+    def mark(self) -> str:
+        """Return the next character that is not a space; empty at the end."""
+        while True:
+            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text) or not self._more():
+                return self._text[self._at : self._at + 1]
+
+    def take(self, marks: str) -> str:
+        """Return the next character and go on behind it.
+
+        Raises: ValueError if it is none of `marks`.
+        """
+        mark = self.mark()
+        if not mark or mark not in marks:
+            found = repr(mark) if mark else "the end of the file"
+            raise ValueError(f"found {found}, expected {' or '.join(marks)}")
+        self._at += 1
+        return mark
+
+    def parts(self, first: str, last: str) -> Iterator[None]:
+        """Go on to each part between two brackets; the caller takes it."""
+        self.take(first)
+        if self.mark() == last:
+            self.take(last)
+            return
+        yield
+        while self.take(f",{last}") != last:
+            yield
+
+    def value(self) -> Any:
+        """Return the next value and go on behind it."""
+        self.mark()
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+                # A number may go on in the next piece.
+                if end < len(self._text) or not self._more():
+                    self._at = end
+                    return value
+            except RecursionError as error:
+                raise JSONRefused(f"nested more than {limits.JSON_DEPTH} deep") from error
+            except json.JSONDecodeError:
+                if not self._more():
+                    raise
+
+    def _more(self) -> bool:
+        """Read a further piece, or return False at the end."""
+        self._text, self._at = self._text[self._at :], 0
+        if len(self._text) > limits.TABLE_LINE:
+            raise JSONRefused(f"found a value of more than {limits.TABLE_LINE} characters")
+        piece = "" if self._ended else self._file.read(_PIECE)
+        self._text += piece
+        self._ended = not piece
+        return bool(piece)
+
+
+def stream_json(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of the one object in a file of any size; a list value by value.
+
+    A value, or one of a list, has at most `limits.TABLE_LINE` characters, so little is in memory.
+
+    Raises: JSONRefused if a value is larger or has a field twice; another ValueError if the file is
+        no JSON object; OSError.
+    """
+    with path.open(encoding="utf-8-sig") as file:
+        text = _Text(file)
+        for _ in text.parts("{", "}"):
+            field = text.value()
+            if not isinstance(field, str):
+                raise ValueError(f"found the field {field!r:.60}, expected text")
+            text.take(":")
+            if text.mark() == "[":
+                for _ in text.parts("[", "]"):
+                    yield field, text.value()
+            else:
+                yield field, text.value()
+        if text.mark():
+            raise ValueError("found more text after the object")

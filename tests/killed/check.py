@@ -11,6 +11,7 @@ With --go-on, counts of other commands are kept, and trials that it contains are
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -141,7 +142,7 @@ class _Bench:
         from trial import Trial, moments
 
         rng = random.Random(f"{self.options.seed} {self.command.name} {fault}")
-        tally = Tally(self.command.name, fault, self.options.moments)
+        tally = Tally(self.command.name, fault, self._share_of(self.options.moments))
         chosen = moments(self.expected, fault, tally.planned, rng)
         rng.shuffle(chosen)
         tries = []
@@ -154,12 +155,15 @@ class _Bench:
     def _full(self) -> tuple[Tally, list[Try]]:
         import full
 
-        tally = Tally(self.command.name, "ENOSPC", self.options.full)
+        tally = Tally(self.command.name, "ENOSPC", self._share_of(self.options.full))
         trials = [
-            full.trial(self.command, self.expected, index, self.options)
+            full.trial(self.command, self.expected, index, tally.planned)
             for index in range(tally.planned)
         ]
         return tally, [partial(self._try, tally, *trial) for trial in trials]
+
+    def _share_of(self, trials: int) -> int:
+        return math.ceil(self.command.share * trials)
 
     def _try(self, tally: Tally, trial: Any, disk: Any = None) -> None:
         from forks import Place

@@ -26,11 +26,13 @@ class Command:
     resume: tuple[str, ...] = ()  # arguments to resume if `keeps` exists
     resumes_alone: bool = False  # same arguments resume; unfinished files are visible
     changes: tuple[str, ...] = ()  # input folders that it writes to: copied to {out}
+    forces: bool = True  # has --force, which replaces an older result as a whole
+    share: float = 1.0  # of the trials that are asked for, if one takes minutes
 
     @property
     def replaces(self) -> bool:
-        """True if it has --force, which replaces an older result as a whole."""
-        return bool(self.results) and not self.resumes_alone
+        """True if every other trial starts with an older result, to be replaced."""
+        return bool(self.results) and self.forces and not self.resumes_alone
 
 
 def inputs(given: Path, requirements: set[str]) -> None:
@@ -67,6 +69,15 @@ def _artefacts(given: Path) -> None:
     import_module("tiny_artefacts").artefacts(given / "artefacts")
 
 
+def _calibrated(given: Path) -> None:
+    folder = given / "calibrated"
+    import_module("tiny_artefacts").artefacts(folder)
+    rates = {"tiny-b1000-fp32": 1.0, "tiny-b0500-fp32": 9.0}
+    import_module("policy_files").measured(folder, rates)
+    images = np.random.default_rng(0).integers(0, 256, (400, 4, 4, 1), dtype=np.uint8)
+    np.savez(given / "noise.npz", images=images)
+
+
 def _pictures(given: Path) -> None:
     from PIL import Image
 
@@ -78,7 +89,7 @@ def _pictures(given: Path) -> None:
 
 _MAKERS = {
     "data": _data, "nac": _nac, "authors": _authors, "sparo": _sparo, "artefacts": _artefacts,
-    "pictures": _pictures,
+    "calibrated": _calibrated, "pictures": _pictures,
 }  # fmt: skip
 
 _SMALL = ("modules=8", "dim=16", "code_dim=8", "signature_dim=4", "propagator_layers=1",
@@ -187,12 +198,20 @@ COMMANDS = {
             changes=("exported",),
         ),
         Command(
+            "calibrate",
+            ("calibrate", "{out}/calibrated", "--data", "{given}/noise.npz", "--risk", "0.5"),
+            ("calibrated",),
+            ("calibrated",),
+            changes=("calibrated",),
+            forces=False,
+        ),
+        Command(
             "sweep", _SWEEP, ("sweep",), ("data", "nac"), _points_in_this_process, _KEEPS,
             resumes_alone=True,
         ),
         Command(
             "sweep, its processes", _SWEEP, ("sweep",), ("data", "nac"), keeps=_KEEPS,
-            resumes_alone=True,
+            resumes_alone=True, share=0.2,
         ),
         Command(
             "bulk",

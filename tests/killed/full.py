@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from clock import Moment
 from commands import Command
@@ -67,10 +66,10 @@ class NoDisk:
 
 
 def trial(
-    command: Command, expected: Reference, index: int, options: Any
+    command: Command, expected: Reference, index: int, planned: int
 ) -> tuple[Trial, "Disk | NoDisk"]:
-    """Return the `index`-th full disk: from no space at all to nearly enough."""
-    share = index / options.full
+    """Return the `index`-th of the planned full disks: from no space at all to nearly enough."""
+    share = index / planned
     old = index % 2 == 1 and command.replaces
     if kind() == "tmpfs":
         disk = Disk(int(share * expected.pages))

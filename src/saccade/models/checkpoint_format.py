@@ -55,7 +55,8 @@ def _header_bytes(data: Bytes) -> int:
     return int.from_bytes(data[:8], "little")
 
 
-def _header(data: Bytes) -> bytes:
+def header_text(data: Bytes) -> bytes:
+    """Return the JSON at the beginning of a safetensors file, as far as there is one."""
     """Return the leading JSON; if it is too long, just enough for it to be refused."""
     return data[8 : 8 + min(_header_bytes(data), limits.JSON_BYTES + 1)]
 
@@ -142,7 +143,7 @@ def _diagnosis(data: Bytes) -> str:
         )
     start = 8 + _header_bytes(data)
     try:
-        entries = parse_json(_header(data))
+        entries = parse_json(header_text(data))
         end = start + max(v["data_offsets"][1] for k, v in entries.items() if k != "__metadata__")
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         cut = data[8:9] == b"{" and len(data) < start
@@ -218,8 +219,8 @@ def check_file(path: Path) -> None:
 
 def _metadata(path: Path, data: Bytes) -> dict[str, Any]:
     try:
-        check_entries(_header(data))
-        entries = parse_json(_header(data))
+        check_entries(header_text(data))
+        entries = parse_json(header_text(data))
         metadata = entries.get("__metadata__") or {}
         whole = all(
             _header_bytes(data) + 8 + entry["data_offsets"][1] <= len(data)

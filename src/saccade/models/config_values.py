@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.models.budget import Budget, ComputeBudget
+from saccade.models.resnet_sizes import STRIDE, feature_width
 from saccade.schema import WrongValue, typed
 from saccade.spelling import nearest
 
@@ -76,6 +77,16 @@ class ConfigValues:
         self._expect("std", low <= min(std) and max(std) <= high, f"from {low:g} to {high:g}")
         fits = max(map(abs, mean)) <= limits.MEAN
         self._expect("mean", fits, f"from {-limits.MEAN:g} to {limits.MEAN:g}")
+
+    def _check_resnet(self, name: str, grid: tuple[int, int]) -> None:
+        """Check that the image and the features of its cells are those of a ResNet."""
+        for side, cells in zip(("height_px", "width_px"), grid, strict=True):
+            wanted = f"{STRIDE} px for each of {cells} cells ({name})"
+            self._expect(side, getattr(self, side) == STRIDE * cells, wanted)
+        self._expect("channels", self.channels == 3, f"3 ({name})")  # type: ignore[attr-defined]
+        width = feature_width(name)
+        fits = self.feature_dim == width  # type: ignore[attr-defined]
+        self._expect("feature_dim", fits, f"{width} ({name})")
 
     def _expect(self, name: str, fits: bool, wanted: str) -> None:
         if not fits:

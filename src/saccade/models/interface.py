@@ -76,6 +76,8 @@ class Family:
     # `__post_init__`; `config` is an instance of it.
     config_class: Any
     config: Any
+    # Classes of the repeated layers whose activations training may compute again.
+    repeated_blocks: "tuple[type[nn.Module], ...]" = ()
 
     def components(self) -> tuple[Component, ...]:
         """Return its components, first the one that answers a plain request."""

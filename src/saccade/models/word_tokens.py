@@ -2,6 +2,7 @@
 """Words as token ids: the vocabulary of small models, stored in their checkpoints."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -72,3 +73,13 @@ class WordVocabulary:
             if number >= UNKNOWN:
                 words.append("?" if number == UNKNOWN else self.words[number - SPECIAL])
         return " ".join(words)
+
+
+def frequent_words(texts: Iterable[str], *, most: int, least_count: int = 1) -> tuple[str, ...]:
+    """Return the most frequent words of texts, in the order of their frequency, then of letters.
+
+    `most` limits their number, and `least_count` is how often a word has to occur.
+    """
+    counted = Counter(word for text in texts for word in split_words(text))
+    kept = [(-count, word) for word, count in counted.items() if count >= least_count]
+    return tuple(word for _, word in sorted(kept)[:most])

@@ -10,7 +10,7 @@ from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_checkpoint
 from saccade.exporter.evaluation.examples import Example, examples_of
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.segmentation import masked_scenes
+from saccade.exporter.evaluation.segmentation import masked_images
 from saccade.models.checkpoint import load
 from saccade.models.data.listops import CLASS_NAMES
 from saccade.models.scores.ari import adjusted_rand_index
@@ -60,7 +60,8 @@ def test_an_answer_is_right_where_it_scored(name, budgets, limit, data, looks) -
 def test_slots_are_those_that_were_scored() -> None:
     models, values, examples = asked("slots-tetrominoes", ("t3", "t1"), 10, "tetrominoes")
     options = EvaluateOptions("tetrominoes", limit=10)
-    images, masks, _ = masked_scenes("tetrominoes", models[0].images(), options)
+    data = masked_images(models[0].images(), options)
+    images, masks = data.images, data.masks
     for example in examples:
         assert np.array_equal(example.image, images[example.index])
         for model, answer in zip(models, example.answers, strict=True):

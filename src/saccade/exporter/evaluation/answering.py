@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score visual question answering: accuracy by kind, and the share of ignored image."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,68 +14,224 @@ from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.scenes import QUESTIONS_A_SCENE, SceneQuestions, asked_scenes
+from saccade.exporter.evaluation.scenes import QUESTIONS_A_SCENE, asked_scenes
+from saccade.models.data.datasets import HELD_OUT
+from saccade.models.data.own_texts import asked_split
+from saccade.models.data.samples.questions import open_questions
+from saccade.models.data.samples.source import Given
 from saccade.models.interface import Arrays
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.scores.answers import normalized
 from saccade.models.scores.attention import zero_share
-from saccade.models.scores.results import EvaluationResult, mean, proportion
+from saccade.models.scores.results import EvaluationResult, Score, mean, proportion
 from saccade.models.vqa.questions import question_tokens
+from saccade.verbosity import note_once
+
+_CHUNK = 256  # questions answered at a time
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions about images of one split: question i is about image `owner[i]`.
+
+    Shapes: images [n h w c] uint8, an array or `samples.images.Images`; owner [q] int64.
+    """
+
+    images: np.ndarray
+    owner: np.ndarray
+    texts: Sequence[str]
+    truths: Sequence[Mapping[str, float]]  # accuracy of each answer that is right, or in part
+    kinds: Sequence[str]
+    data: str
+    digest: Callable[[], str]
+    split: str = ""
+    skipped: int = 0
+    types: Sequence[str] = ()  # of the user's questions, such as `how many`
+    people: bool = False  # whether the answers are those of people, which may differ
+
+    def part(self, rows: np.ndarray) -> "Questions":
+        """Return some questions; the hash stays that of all."""
+        chosen: dict[str, Any] = {
+            name: [values[row] for row in rows]
+            for name in ("texts", "truths", "kinds", "types")
+            if (values := getattr(self, name))
+        }
+        return replace(self, owner=self.owner[rows], **chosen)
+
+
+def questions_of(preprocessing: Preprocessing, options: EvaluateOptions, split: str) -> Questions:
+    """Return the questions of a split: generated for scenes, or the user's.
+
+    Raises: SaccadeError if there are none.
+    """
+    if options.data in (None, "shapes"):
+        asked = asked_scenes(preprocessing, options)
+        texts, answers, kinds = (
+            [getattr(question, name) for question in asked.questions]
+            for name in ("text", "answer", "kind")
+        )
+        truths = [{answer: 1.0} for answer in answers]
+        digest = lambda: asked.sha256  # noqa: E731
+        return Questions(asked.images, asked.owner, texts, truths, kinds, asked.data, digest)
+    return _own(preprocessing, options, split)
+
+
+def _own(preprocessing: Preprocessing, options: EvaluateOptions, split: str) -> Questions:
+    name, asked = str(options.data), options.asked
+    source = open_questions(name, Given.of(asked.labels, asked.data_root))
+    drawn = asked_split(source, name, split, preprocessing=preprocessing, asked=asked)
+    count = len(drawn.places)
+    places = drawn.places.tolist()
+    data = drawn.dataset
+    return Questions(
+        data.images,
+        drawn.owner,
+        list(drawn.texts()),
+        [drawn.scores(question) for question in range(count)],
+        [source.kind(place) for place in places],
+        data.name,
+        lambda: drawn.sha256,
+        data.split,
+        data.skipped,
+        [source.type_of(place) for place in places],
+        people=True,
+    )
 
 
 def vqa(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
-    """Score accuracy on questions about the test scenes, by kind, and the share of zero attention.
+    """Score accuracy on questions, by kind, and the share of zero attention.
+
+    Of the user's questions, the accuracy is that against the answers of people; it is also given by
+    type of question, with the share of questions whose answer the model knows.
 
     Raises: SaccadeError if the model takes no image or has other answers.
     """
-    asked = asked_scenes(model.images(), options)
-    answers = _answers(model, asked)
-    truth = _truth(model, asked)
-    right = answers["logits"].argmax(-1) == truth
-    kinds = np.array([question.kind for question in asked.questions])
-    scores = [proportion("accuracy", right)]
-    scores += [proportion(kind, right[kinds == kind]) for kind in sorted(set(kinds.tolist()))]
-    scores.append(mean("zero attention", zero_share(answers["attention"])))
-    samples = right.astype(np.float64)
-    return EvaluationResult(model.name, "vqa", asked.data, asked.sha256, tuple(scores), samples)
+    asked = questions_of(model.images(), options, options.split or HELD_OUT)
+    if asked.people and options.limit is not None:
+        asked = asked.part(np.arange(min(options.limit, len(asked.texts))))
+    answers, zero = _answers(model, asked)
+    right = _right(model, asked, answers)
+    kinds = np.array(asked.kinds)
+    score = mean if asked.people else proportion
+    scores = [score("accuracy", right)]
+    scores += [score(kind, right[kinds == kind]) for kind in sorted(set(asked.kinds))]
+    if asked.people:
+        scores += _by_type(asked, right)
+        forms = set(_forms(model, asked))
+        known = np.array([bool(forms & {*truth}) for truth in asked.truths])
+        scores.append(proportion("answer known", known))
+    scores.append(mean("zero attention", zero))
+    return EvaluationResult(
+        model.name,
+        "vqa",
+        asked.data,
+        asked.digest(),
+        tuple(scores),
+        right,
+        split=asked.split,
+        skipped=asked.skipped,
+    )
+
+
+def _by_type(asked: Questions, right: np.ndarray) -> list[Score]:
+    """Return the accuracy of each type of question that the data names, in their order."""
+    types = np.array(asked.types)
+    named = sorted(set(asked.types) - {""})
+    return [mean(f"type: {name}", right[types == name]) for name in named]
 
 
 def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decider:
-    """Return the model and all questions; two about one scene are not independent draws.
+    """Return the model and all questions; two about one image are not independent draws.
 
-    Raises: SaccadeError for a split other than `test`, or if the model has other answers.
+    Raises: SaccadeError for a split of the scenes other than `test`, or if the model has other
+        answers.
     """
-    if split != "test":
+    if split != "test" and options.data in (None, "shapes"):
         raise SaccadeError(
             f"--split {split}: questions are generated for the test scenes. Pass --split test."
         )
-    asked = asked_scenes(model.images(), options)
+    asked = questions_of(model.images(), options, split)
     _, first = np.unique(asked.owner, return_index=True)
+    if asked.people:  # the images of all questions may not fit into memory
+        asked = _with_known_answer(model, asked)
+        asked = asked.part(np.arange(len(asked.texts))[: options.limit])
+        first = np.arange(len(asked.texts))
 
     def run(inputs: Arrays) -> np.ndarray:
         return model.component("").run(inputs)["logits"]
 
-    truth = _truth(model, asked)
-    return Decider(run, _inputs(model, asked), truth, asked.data, asked.sha256, first)
+    _check_known(model, asked)
+    index_of = {form: index for index, form in enumerate(_forms(model, asked))}
+    best = [index_of[max(truth, key=lambda a: truth[a])] for truth in asked.truths]
+    inputs = _inputs(model, asked, np.arange(len(asked.texts)))
+    return Decider(run, inputs, np.array(best), asked.data, asked.digest(), first)
 
 
-def _answers(model: EvaluatedModel, asked: SceneQuestions) -> dict[str, np.ndarray]:
-    return model.component("")(_inputs(model, asked))
+def _with_known_answer(model: EvaluatedModel, asked: Questions) -> Questions:
+    """Return the first question about each image, of those whose best answer the model has."""
+    known = set(_forms(model, asked))
+    best = [max(truth, key=lambda a: truth[a]) for truth in asked.truths]
+    rows = np.flatnonzero([answer in known for answer in best])
+    if len(rows) < len(best):
+        note_once(
+            f"{asked.data}: left out {len(best) - len(rows):,} of {len(best):,} questions, whose "
+            "best answer the model does not have"
+        )
+    _, first = np.unique(asked.owner[rows], return_index=True)
+    return asked.part(rows[first])
 
 
-def _inputs(model: EvaluatedModel, asked: SceneQuestions) -> dict[str, np.ndarray]:
-    tokens = np.stack(
-        [question_tokens(model.runtime_metadata, question.text) for question in asked.questions]
+def _forms(model: EvaluatedModel, asked: Questions) -> list[str]:
+    """Return the model's answers as the truths have them."""
+    return [normalized(label) for label in model.labels] if asked.people else list(model.labels)
+
+
+def _answers(model: EvaluatedModel, asked: Questions) -> tuple[np.ndarray, np.ndarray]:
+    """Return the answer to each question, and the share of its map that is zero.
+
+    Shapes: -> both [q].
+    """
+    component, chosen, zero = model.component(""), [], []
+    for start in range(0, len(asked.texts), _CHUNK):
+        rows = np.arange(start, min(start + _CHUNK, len(asked.texts)))
+        outputs = component(_inputs(model, asked, rows))
+        chosen.append(outputs["logits"].argmax(-1))
+        zero.append(zero_share(outputs["attention"]))
+    return np.concatenate(chosen), np.concatenate(zero)
+
+
+def _right(model: EvaluatedModel, asked: Questions, answers: np.ndarray) -> np.ndarray:
+    """Return how right each answer is, from 0 to 1."""
+    _check_known(model, asked)
+    forms = _forms(model, asked)
+    scores = (
+        truth.get(forms[place], 0.0) for place, truth in zip(answers, asked.truths, strict=True)
     )
-    return {"image": asked.images[asked.owner], "question": tokens}
+    return np.array(list(scores), dtype=np.float64)
 
 
-def _truth(model: EvaluatedModel, asked: SceneQuestions) -> np.ndarray:
-    known = {label: index for index, label in enumerate(model.labels)}
-    if strange := sorted({question.answer for question in asked.questions} - set(known)):
+def _inputs(model: EvaluatedModel, asked: Questions, rows: np.ndarray) -> dict[str, np.ndarray]:
+    tokens = _tokens(model.runtime_metadata, asked, rows)
+    return {"image": asked.images[asked.owner[rows]], "question": tokens}
+
+
+def _tokens(metadata: Mapping[str, Any], asked: Questions, rows: np.ndarray) -> np.ndarray:
+    cut = asked.people  # people may ask more than a model reads
+    return np.stack([question_tokens(metadata, asked.texts[row], truncate=cut) for row in rows])
+
+
+def _check_known(model: EvaluatedModel, asked: Questions) -> None:
+    """Check that the model has the answers of scenes, or some of the answers of people.
+
+    Raises: SaccadeError if it does not.
+    """
+    answers = {answer for truth in asked.truths for answer in truth}
+    strange = sorted(answers - set(_forms(model, asked)))
+    if strange and (not asked.people or len(strange) == len(answers)):
         raise SaccadeError(
             f"{model.name}: does not know the answer {strange[0]!r}. Its answers are "
             f"{', '.join(model.labels[:5])}, ... Score a model trained on this data."
         )
-    return np.array([known[question.answer] for question in asked.questions])
 
 
 def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
@@ -83,24 +241,25 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     Raises: SaccadeError if the model takes no image.
     """
     scenes = max(2, count // QUESTIONS_A_SCENE)
-    asked = asked_scenes(images_of(variant), EvaluateOptions(limit=scenes))
-    tokens = np.stack(
-        [question_tokens(variant.runtime_metadata, question.text) for question in asked.questions]
-    )
-    return {"": {"image": asked.images[asked.owner], "question": tokens}}
+    options = EvaluateOptions(data=data if data else None, limit=scenes)
+    asked = questions_of(images_of(variant), options, HELD_OUT)
+    rows = np.arange(min(count, len(asked.texts)))
+    tokens = _tokens(variant.runtime_metadata, asked, rows)
+    return {"": {"image": asked.images[asked.owner[rows]], "question": tokens}}
 
 
 def vqa_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
 ) -> Asked:
-    """Return answers to questions about the chosen scenes."""
-    asked = asked_scenes(models[0].images(), options)
-    images = asked.images[asked.owner[chosen]]
-    chosen_questions = [asked.questions[index] for index in chosen]
-    texts = [question.text for question in chosen_questions]
+    """Return answers to the chosen questions."""
+    asked = questions_of(models[0].images(), options, options.split or HELD_OUT)
+    images = np.asarray(asked.images[asked.owner[chosen]])
+    texts = [asked.texts[index] for index in chosen]
     answers = []
     for model in models:
-        tokens = np.stack([question_tokens(model.runtime_metadata, text) for text in texts])
+        tokens = _tokens(model.runtime_metadata, asked, chosen)
         outputs = model.component("")({"image": images, "question": tokens})
         answers.append(labelled_answers(model, model.labels, outputs))
-    return Samples(images, texts, [question.answer for question in chosen_questions]), answers
+    truths = [asked.truths[index] for index in chosen]
+    best = [max(truth, key=lambda answer: truth[answer]) for truth in truths]
+    return Samples(images, texts, best), answers

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score captions against five true sentences per scene."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,13 +13,18 @@ from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import (
     CAPTIONED_SCENES,
-    REFERENCES,
     drawn_scenes,
     references,
     scenes_sha256,
 )
 from saccade.models.captioner.caption_search import Caption, best_captions, step_of
+from saccade.models.data.datasets import HELD_OUT
+from saccade.models.data.own_texts import captioned_split
+from saccade.models.data.samples.sentences import open_sentences
+from saccade.models.data.samples.source import Given
 from saccade.models.data.scene_statements import is_true
+from saccade.models.data.shapes import Object
+from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.attention import jensen_shannon, repetition, zero_share
 from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.scores.intervals import bootstrap_of
@@ -29,31 +35,85 @@ _CHUNK = 50  # images captioned at the same time
 _RESAMPLES = 200  # of the corpus, each with its own score
 
 
+@dataclass(frozen=True)
+class Captioned:
+    """Images of one split with their captions.
+
+    Shapes: images [n h w c] uint8, an array or `samples.images.Images`.
+    """
+
+    images: np.ndarray
+    references: Sequence[Sequence[str]]
+    data: str
+    digest: Callable[[], str]
+    objects: Sequence[Sequence[Object]] = ()  # of scenes, which tell whether a sentence is true
+    split: str = ""
+    skipped: int = 0
+
+
+def captioned_of(preprocessing: Preprocessing, options: EvaluateOptions) -> Captioned:
+    """Return scenes with true sentences, or the user's images with their captions.
+
+    Raises: SaccadeError if the data has no sentences, or does not fit the model.
+    """
+    if options.data in (None, "shapes"):
+        drawn = drawn_scenes(preprocessing, options, CAPTIONED_SCENES)
+        rng = np.random.default_rng(options.seed)
+        truth = [references(objects, rng) for objects in drawn.objects]
+        texts = [text for group in truth for text in group]
+        sha256 = scenes_sha256(drawn, texts)
+        return Captioned(drawn.images, truth, "shapes", lambda: sha256, drawn.objects)
+    name, asked = str(options.data), options.asked
+    source = open_sentences(name, Given.of(asked.labels, asked.data_root))
+    split = options.split or HELD_OUT
+    own = captioned_split(source, name, split, preprocessing=preprocessing, asked=asked)
+    data, most = own.dataset, slice(options.limit)
+    return Captioned(
+        data.images[most],
+        own.captions[most],
+        data.name,
+        lambda: own.sha256,
+        split=data.split,
+        skipped=data.skipped,
+    )
+
+
 def caption(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Score CIDEr-D, BLEU-4, ROUGE-L, REP and truth, and of attention JS and the share of zeros.
 
-    Captions are generated with the default beam size.
+    Captions are generated with the default beam size. Only of scenes is it known which are true.
 
     Raises: SaccadeError if the data has no sentences, or the model takes no image.
     """
-    drawn = drawn_scenes(model.images(), options, CAPTIONED_SCENES)
-    rng = np.random.default_rng(options.seed)
-    truth = [references(objects, rng) for objects in drawn.objects]
+    drawn = captioned_of(model.images(), options)
+    truth = drawn.references
     captions = _captions(model, drawn.images)
     words = WordVocabulary(model.runtime_metadata["words"])
     texts = [words.decode(caption.tokens) for caption in captions]
     per_caption = cider(texts, truth)
-    scores = (
+    scores = [
         mean("CIDEr-D", per_caption, unit="CIDEr-D"),
         _bleu(texts, truth),
         mean("ROUGE-L", rouge_l(texts, truth)),
         mean("REP", _repetition(texts, truth), unit="per 100 words", higher=False),
-        proportion("true", np.array(list(map(is_true, texts, drawn.objects)))),
-        *_attention_scores(captions),
+    ]
+    if drawn.objects:
+        scores.append(proportion("true", np.array(list(map(is_true, texts, drawn.objects)))))
+    scores += _attention_scores(captions)
+    fewest, most = min(map(len, truth)), max(map(len, truth))
+    count = f"{most}" if fewest == most else f"{fewest} to {most}"
+    what = "a scene" if drawn.objects else "an image"
+    return EvaluationResult(
+        model.name,
+        "caption",
+        drawn.data,
+        drawn.digest(),
+        tuple(scores),
+        per_caption,
+        f"beam {model.runtime_metadata['beam']}, {count} references {what}",
+        split=drawn.split,
+        skipped=drawn.skipped,
     )
-    sha256 = scenes_sha256(drawn, [text for caption_set in truth for text in caption_set])
-    protocol = f"beam {model.runtime_metadata['beam']}, {REFERENCES} references a scene"
-    return EvaluationResult(model.name, "caption", "shapes", sha256, scores, per_caption, protocol)
 
 
 def _captions(model: EvaluatedModel, images: np.ndarray) -> list[Caption]:
@@ -65,7 +125,8 @@ def _captions(model: EvaluatedModel, images: np.ndarray) -> list[Caption]:
     step = step_of(model.component("step"))
     captions = []
     for start in range(0, len(images), _CHUNK):
-        state = encode({"image": images[start : start + _CHUNK]})
+        rows = np.arange(start, min(start + _CHUNK, len(images)))
+        state = encode({"image": images[rows]})
         captions += best_captions(
             step,
             state,
@@ -104,22 +165,21 @@ def _attention_scores(captions: list[Caption]) -> list[Score]:
 
 
 def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
-    """Return the first scenes.
+    """Return the first images.
 
     Shapes: image [n h w c], n at most `count`.
     Raises: SaccadeError if the model takes no image.
     """
-    drawn = drawn_scenes(images_of(variant), EvaluateOptions(limit=count), count)
-    return {"encode": {"image": drawn.images}}
+    drawn = captioned_of(images_of(variant), EvaluateOptions(data=data or None, limit=count))
+    return {"encode": {"image": np.asarray(drawn.images[np.arange(len(drawn.images))])}}
 
 
 def caption_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
 ) -> Asked:
     """Return captions, with the mean attention map over their words."""
-    drawn = drawn_scenes(models[0].images(), options, CAPTIONED_SCENES)
-    rng = np.random.default_rng(options.seed)
-    truths = [references(objects, rng)[0] for objects in drawn.objects]
+    drawn = captioned_of(models[0].images(), options)
+    truths = [known[0] for known in drawn.references]
     images = drawn.images[chosen]
     answers = []
     for model in models:

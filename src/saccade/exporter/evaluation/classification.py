@@ -15,10 +15,21 @@ from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answer
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.data.datasets import HELD_OUT, Dataset, joined_sha256, load_data
-from saccade.models.data.listops import CLASS_NAMES, VOCABULARY, Grammar, listops
+from saccade.models.data.listops import (
+    CLASS_NAMES,
+    VOCABULARY,
+    Expressions,
+    Grammar,
+    as_bytes,
+    listops,
+    most_tokens,
+)
 from saccade.models.data.samples.images import pixels_sha256
+from saccade.models.data.samples.source import Given
+from saccade.models.data.sequence_rows import Takes
+from saccade.models.data.sequences import sequences
 from saccade.models.data.splits import SPLITS
-from saccade.models.data.token_states import token_states
+from saccade.models.data.token_states import SUFFIXES, token_states
 from saccade.models.data.user_data import is_unlabelled, unlabelled_images
 from saccade.models.interface import Arrays
 from saccade.models.scores.classification import correct
@@ -106,12 +117,15 @@ def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decid
 
 
 def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
-    """Return one split of labeled images, or of token states if the model takes those.
+    """Return one split of labeled images, or of whatever else the model takes.
 
-    Raises: SaccadeError if the model takes neither, or the data does not fit it.
+    Raises: SaccadeError if the data does not fit it.
     """
-    shapes = {spec.name: spec.shape for spec in model.component("", "image").inputs}
-    if "tokens" not in shapes:
+    taken = Takes.of(
+        {spec.name: spec.shape for spec in model.component("", "image").inputs},
+        model.runtime_metadata.get("vocabulary", ()),
+    )
+    if taken.is_image:
         data = labelled_images(model, options, split)
         inputs = {"image": data.images}
         return Labelled(
@@ -124,21 +138,39 @@ def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str)
             data.skipped,
         )
     if options.data is None:
+        what = "token states" if taken.kind == "tokens" else taken.kind
         raise SaccadeError(
-            f"{model.name}: takes token states, which saccade cannot generate. Pass --data with "
-            "an .npz of tokens, lengths and labels."
+            f"{model.name}: takes {what}, which saccade cannot generate. Pass --data with your own "
+            "(see docs/data.md)."
         )
-    split = {HELD_OUT: "test", "val": "validation"}.get(split, split)
-    texts = token_states(options.data, split)
-    if texts.tokens.shape[1:] != shapes["tokens"][1:]:
-        raise ShapeError(
-            f"{options.data}: token states are {texts.tokens.shape[1:]} (tokens, width), expected "
-            f"{shapes['tokens'][1:]}. Pass the data that the model was trained on."
-        )
+    return _sequences(options.data, split, taken, options)
+
+
+def _sequences(path: str, split: str, taken: Takes, options: EvaluateOptions) -> Labelled:
+    """Return the first `limit` samples of one split; token states stay in their file if large."""
     most = slice(options.limit)
-    inputs = {name: array[most] for name, array in texts.inputs.items()}
-    labels = texts.labels[most]
-    return Labelled(inputs, labels, texts.class_names, texts.name, lambda: texts.sha256, split)
+    if taken.plain_tokens and Path(path).suffix.lower() in SUFFIXES:
+        given = Given.of(options.labels, options.data_root)
+        texts = token_states(path, {"val": "validation"}.get(split, split), given)
+        if texts.tokens.shape[1:] != (taken.most, taken.width):
+            raise ShapeError(
+                f"{path}: token states are {texts.tokens.shape[1:]} (tokens, width), expected "
+                f"{(taken.most, taken.width)}. Pass the data that the model was trained on."
+            )
+        inputs = {name: array[most] for name, array in texts.inputs.items()}
+        labels, sha256 = texts.labels[most], texts.sha256
+        return Labelled(inputs, labels, texts.class_names, texts.name, lambda: sha256, texts.split)
+    found = sequences(path, split, taken, options.asked)
+    inputs = {name: array[most] for name, array in found.inputs.items()}
+    return Labelled(
+        inputs,
+        found.labels[most],
+        found.class_names,
+        found.name,
+        lambda: found.sha256,
+        found.split,
+        found.skipped,
+    )
 
 
 def labelled_images(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Dataset:
@@ -184,21 +216,24 @@ def _first_names(names: tuple[str, ...]) -> str:
 
 
 def _expressions(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled | None:
-    """Return ListOps expressions for a model that reads characters, otherwise None."""
-    if all(spec.name != "characters" for spec in model.component("").inputs):
+    """Return ListOps expressions for a model that reads their characters or text, or None."""
+    shapes = {spec.name: spec.shape for spec in model.component("").inputs}
+    kind = next((name for name in ("characters", "bytes") if name in shapes), None)
+    own = options.data not in (None, "listops")
+    if kind is None or own or (kind == "bytes" and options.data is None):
         return None
-    if options.data not in (None, "listops"):
+    known = tuple(model.runtime_metadata.get("vocabulary", ()))
+    if kind == "characters" and known != VOCABULARY:
         raise SaccadeError(
-            f"--data {options.data}: {model.name} reads characters, expected listops. "
-            "Leave out --data."
+            f"{model.name}: reads other characters than those of listops. Pass --data with your "
+            "own (see docs/data.md)."
         )
-    grammar = Grammar(max_tokens=int(model.runtime_metadata["max_tokens"]))
     split = {HELD_OUT: "test", "val": "validation"}.get(split, split)
     parts = SPLITS if split == "all" else (split,)
-    drawn = [listops(part, options.limit, grammar=grammar) for part in parts]
+    drawn = [_drawn(kind, int(shapes[kind][1]), part, options.limit) for part in parts]
     most = slice(options.limit)
     inputs = {
-        "characters": np.concatenate([part.characters for part in drawn])[most],
+        kind: np.concatenate([part.characters for part in drawn])[most],
         "length": np.concatenate([part.length for part in drawn])[most],
     }
     labels = np.concatenate([part.labels for part in drawn])[most]
@@ -206,19 +241,29 @@ def _expressions(model: EvaluatedModel, options: EvaluateOptions, split: str) ->
     return Labelled(inputs, labels, CLASS_NAMES, "listops", lambda: joined_sha256(hashes), split)
 
 
+def _drawn(kind: str, most: int, split: str, count: int | None) -> Expressions:
+    if kind == "characters":
+        return listops(split, count, grammar=Grammar(max_tokens=most))
+    return as_bytes(listops(split, count, grammar=Grammar(max_tokens=most_tokens(most))), most)
+
+
 def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
-    """Return the first samples that fit the model: images, token states or characters.
+    """Return the first samples that fit the model, whatever it takes.
 
     Shapes: by name [n ...], n at most `count`.
     Raises: SaccadeError if no data fits the model.
     """
-    role, names = variant.main.variant.role, {spec.name for spec in variant.main.inputs}
-    if "characters" in names:
-        drawn = listops("test", count)
-        return {role: {"characters": drawn.characters, "length": drawn.length}}
-    if names == {"tokens", "length"}:
-        texts = token_states(data, "test").inputs
-        return {role: {name: array[:count] for name, array in texts.items()}}
+    role = variant.main.variant.role
+    taken = Takes.of(
+        {spec.name: spec.shape for spec in variant.main.inputs},
+        variant.runtime_metadata.get("vocabulary", ()),
+    )
+    if taken.kind in ("characters", "bytes") and data == "listops":
+        drawn = _drawn(taken.kind, taken.most, "test", count)
+        return {role: {taken.kind: drawn.characters, "length": drawn.length}}
+    if not taken.is_image:
+        samples = _sequences(data, HELD_OUT, taken, EvaluateOptions(limit=max(2, count)))
+        return {role: {name: array[:count] for name, array in samples.inputs.items()}}
     dataset = load_data(data, HELD_OUT, preprocessing=images_of(variant))
     return {role: {"image": dataset.images[:count]}}
 
@@ -230,16 +275,22 @@ def labelled_examples(
     data = of_model(models[0], test_inputs(models[0], options))
     inputs = {name: array[chosen] for name, array in data.inputs.items()}
     truths = [data.class_names[label] for label in data.labels[chosen]]
-    samples = Samples(inputs.get("image"), _as_text(inputs), truths)
+    samples = Samples(inputs.get("image"), _as_text(models[0], inputs), truths)
     answers = [
         labelled_answers(model, data.class_names, model.component("")(inputs)) for model in models
     ]
     return samples, answers
 
 
-def _as_text(inputs: dict[str, np.ndarray]) -> list[str]:
-    """Return the text that a model of characters reads; empty for images."""
-    if "characters" not in inputs:
+def _as_text(model: EvaluatedModel, inputs: dict[str, np.ndarray]) -> list[str]:
+    """Return the text that a model of characters or bytes reads; empty for other models."""
+    kind = next((name for name in ("characters", "bytes") if name in inputs), None)
+    if kind is None:
         return []
-    rows = zip(inputs["characters"], inputs["length"], strict=True)
-    return [" ".join(VOCABULARY[code] for code in row[: int(length)]) for row, length in rows]
+    rows = zip(inputs[kind], inputs["length"], strict=True)
+    if kind == "bytes":
+        return [bytes(row[: int(length)]).decode(errors="replace") for row, length in rows]
+    # Symbols of a formal language are words, letters of a text are not.
+    words = (*model.runtime_metadata["vocabulary"], "\N{REPLACEMENT CHARACTER}")
+    between = "" if all(len(word) == 1 for word in words) else " "
+    return [between.join(words[code] for code in row[: int(length)]) for row, length in rows]

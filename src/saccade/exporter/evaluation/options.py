@@ -22,8 +22,8 @@ else:
 class EvaluateOptions(PathFields):
     """How to score a checkpoint or the variants of an artefact folder."""
 
-    # a name, or your own data: a folder, .npz, .csv, .jsonl, .parquet or .tar (see docs/data.md);
-    # default: the training data
+    # a name, or your own data: a folder, .npz, .csv, .jsonl, .json, .parquet or .tar (see
+    # docs/data.md); default: the training data
     data: str | None = None
     # which samples to score; without splits of its own, data is split 70 % train, 10 % validation,
     # 20 % test. Default: test, or validation if the data has no test samples
@@ -31,6 +31,7 @@ class EvaluateOptions(PathFields):
     labels: Path | None = None  # names of the data's classes, one per line, in order
     data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
     skip_bad: int = 0  # leave out at most this many unreadable rows; they are counted
+    background: tuple[int, ...] = (0,)  # values of masks that are no object, such as 0,255
     task: TaskName | None = None  # default: the family's own
     budget: tuple[BudgetLike, ...] = ()  # only for a checkpoint; a folder is scored whole
     limit: int | None = None  # score at most this many samples
@@ -51,4 +52,4 @@ class EvaluateOptions(PathFields):
     @property
     def asked(self) -> DataAsked:
         """Return the options of the user's data."""
-        return DataAsked(self.labels, self.data_root, self.skip_bad)
+        return DataAsked(self.labels, self.data_root, self.skip_bad, self.background)

@@ -15,9 +15,15 @@ from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Answer, Asked, Samples, focus_of
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.scenes import drawn_scenes, require_test_split, scenes_sha256
+from saccade.exporter.evaluation.scenes import (
+    ImageFields,
+    drawn_scenes,
+    require_test_split,
+    scenes_sha256,
+)
 from saccade.exporter.policy.answers import MEASURES, mask_confidence
-from saccade.models.data.datasets import load_data
+from saccade.models.data.datasets import HELD_OUT
+from saccade.models.data.segmented import MASKED, SegmentedImages, segmented_images
 from saccade.models.data.splits import SPLITS
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.models.data.user_data import is_unlabelled, unlabelled_images
@@ -25,6 +31,7 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.scores.results import EvaluationResult, mean
 from saccade.models.slot_attention.initial import initial_states
+from saccade.verbosity import note_once
 
 TEST_SCENES = 320  # as many as in the paper
 CALIBRATION_SCENES = 2_000  # generated per split: a certificate needs more than a score
@@ -34,28 +41,68 @@ _CHUNK = 256
 def ari(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Score FG-ARI, ARI and, if the model reconstructs its scenes, the squared error per pixel.
 
+    Images whose mask shows no object are left out: every segmentation of them would be right.
+
     Raises: SaccadeError if there are no true masks for the data, or the model takes no image.
     """
-    name = options.data or "tetrominoes"
-    images, true, sha256 = masked_scenes(name, model.images(), options)
-    states = _states(model, options, len(images))
+    data = masked_images(model.images(), options)
+    states = _states(model, options, len(data.images))
+    parts = []
+    for at in range(0, len(data.images), _CHUNK):  # masks of all images may need much memory
+        rows = np.arange(at, min(at + _CHUNK, len(data.images)))
+        parts.append(_scored(model, data, rows, states[rows]))
+    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    _check_objects(data, len(data.images) - len(found["ARI"]))
+    scores = [mean(name, found[name], unit="index") for name in ("FG-ARI", "ARI")]
+    if "MSE" in found:
+        scores.append(mean("MSE", found["MSE"], unit="squared", higher=False))
+    return EvaluationResult(
+        model.name,
+        "ari",
+        data.name,
+        data.sha256,
+        tuple(scores),
+        found["FG-ARI"],
+        split=data.split,
+        skipped=data.skipped,
+    )
+
+
+def _scored(
+    model: EvaluatedModel, data: SegmentedImages, rows: np.ndarray, states: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the scores of each of these images that shows an object.
+
+    Shapes: rows [r], states [r k s] -> by name [at most r].
+    """
+    assert data.masks is not None
+    images, true = data.images[rows], data.masks[rows]
     answers = model.component("")({"image": images, "initial_state": states})
-    segments = answers["masks"].argmax(1)
-    if segments.shape[1:] != true.shape[1:]:
+    found = answers["masks"].argmax(1)
+    if found.shape[1:] != true.shape[1:]:
         raise SaccadeError(
-            f"{model.name}: masks are {segments.shape[1:]}, expected {true.shape[1:]}. "
+            f"{model.name}: masks are {found.shape[1:]}, expected {true.shape[1:]}. "
             "Score a model whose masks have the size of its images."
         )
-    foreground = adjusted_rand_index(true, segments, foreground=True)
-    scores = [
-        mean("FG-ARI", foreground, unit="index"),
-        mean("ARI", adjusted_rand_index(true, segments), unit="index"),
-    ]
+    seen = true.any((1, 2))
+    scores = {
+        "FG-ARI": adjusted_rand_index(true[seen], found[seen], foreground=True),
+        "ARI": adjusted_rand_index(true[seen], found[seen]),
+    }
     if "reconstruction" in answers:
         error = np.square(answers["reconstruction"] - _painted(images)).mean(axis=(1, 2, 3))
-        scores.append(mean("MSE", error, unit="squared", higher=False))
-    data = name if options.positions == "anywhere" else f"{name} ({options.positions})"
-    return EvaluationResult(model.name, "ari", data, sha256, tuple(scores), foreground)
+        scores["MSE"] = error[seen]
+    return scores
+
+
+def _check_objects(data: SegmentedImages, empty: int) -> None:
+    if empty == len(data.images):
+        raise SaccadeError(
+            f"{data.name}: no mask of the split {data.split} shows an object, expected the index "
+            "of an object per pixel. Name the values that are background with --background."
+        )
+    if empty:
+        note_once(f"{data.name}: left out {empty:,} images whose masks show no object")
 
 
 def segments(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Segments:
@@ -100,15 +147,19 @@ def _images(
     elif is_unlabelled(Path(name)):
         images = unlabelled_images(Path(name), model.images())
     else:
-        data = load_data(
-            name,
-            split,
-            preprocessing=model.images(),
-            also=("tetrominoes",),
-            asked=options.asked,
-        ).first(options.limit)
-        return data.images, data.name, data.sha256
+        data = _own(model.images(), options, split).first(options.limit)
+        return data.images, data.name, data.images_sha256
     return images, Path(name).name, hashlib.sha256(images.tobytes()).hexdigest()
+
+
+def _own(preprocessing: Preprocessing, options: EvaluateOptions, split: str) -> SegmentedImages:
+    return segmented_images(
+        options.data or "",
+        split,
+        preprocessing=preprocessing,
+        also=("tetrominoes", "shapes"),
+        asked=options.asked,
+    )
 
 
 def _states(model: EvaluatedModel, options: EvaluateOptions, count: int) -> np.ndarray:
@@ -126,27 +177,42 @@ def _painted(images: np.ndarray) -> np.ndarray:
     return images.astype(np.float64) / 255
 
 
-def masked_scenes(
-    name: str, preprocessing: Preprocessing, options: EvaluateOptions
-) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return test scenes, their true masks and their hash.
+def masked_images(preprocessing: Preprocessing, options: EvaluateOptions) -> SegmentedImages:
+    """Return generated test scenes, or one split of the user's images, with their true masks.
 
-    Shapes: -> images uint8 [n h w c], masks [n h w].
     Raises: SaccadeError if there are no true masks for the data.
     """
+    name = options.data or "tetrominoes"
+    if name not in ("shapes", "tetrominoes"):
+        return _own_masked(name, preprocessing, options)
+    require_test_split(options)
+    side_px, positions = preprocessing.height_px, options.positions
+    drawn: ImageFields
     if name == "shapes":
         drawn = drawn_scenes(preprocessing, options, TEST_SCENES)
-        return drawn.images, drawn.masks, scenes_sha256(drawn)
-    if name == "tetrominoes":
-        require_test_split(options)
+    else:
         count = options.limit or TEST_SCENES
-        side_px, positions = preprocessing.height_px, options.positions
-        puzzles = tetrominoes("test", count, side_px=side_px, positions=positions)
-        return puzzles.images, puzzles.masks, scenes_sha256(puzzles)
-    raise SaccadeError(
-        f"--data {name}: only generated scenes have true masks. Pass --data tetrominoes "
-        "or --data shapes."
-    )
+        drawn = tetrominoes("test", count, side_px=side_px, positions=positions)
+    shown = name if positions == "anywhere" else f"{name} ({positions})"
+    sha256 = scenes_sha256(drawn)
+    return SegmentedImages(drawn.images, drawn.masks, shown, (lambda: sha256,), split="")
+
+
+def _own_masked(
+    name: str, preprocessing: Preprocessing, options: EvaluateOptions
+) -> SegmentedImages:
+    if options.positions != "anywhere":
+        raise SaccadeError(
+            f"--positions {options.positions}: only generated scenes have it, but the data is "
+            f"'{name}'. Leave it out."
+        )
+    data = _own(preprocessing, options, options.split or HELD_OUT)
+    if data.masks is None:
+        raise SaccadeError(
+            f"--data {name}: found no masks, with which segmentations are compared. Pass {MASKED}, "
+            "or --data tetrominoes or shapes, whose masks are generated."
+        )
+    return data.first(options.limit)
 
 
 def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
@@ -156,10 +222,11 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     Raises: SaccadeError if the model takes no image.
     """
     preprocessing, metadata = images_of(variant), variant.runtime_metadata
-    if data == "tetrominoes":
-        images = tetrominoes("test", count, side_px=preprocessing.height_px).images
+    options = EvaluateOptions(data=data, limit=max(2, count))
+    if data in ("shapes", "tetrominoes"):
+        images = masked_images(preprocessing, options).images
     else:
-        images = drawn_scenes(preprocessing, EvaluateOptions(limit=count), count).images
+        images = np.asarray(_own(preprocessing, options, HELD_OUT).first(count).images)
     states = initial_states(metadata["initial_state"], len(images), int(metadata["slots"]))
     return {"": {"image": images, "initial_state": states}}
 
@@ -167,14 +234,20 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
 def ari_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
 ) -> Asked:
-    """Return the chosen scenes divided among slots."""
-    images, _, _ = masked_scenes(options.data or "tetrominoes", models[0].images(), options)
+    """Return the chosen scenes, of those with objects, divided among slots."""
+    data = masked_images(models[0].images(), options)
+    assert data.masks is not None
+    starts = range(0, len(data.images), _CHUNK)
+    parts = [np.arange(at, min(at + _CHUNK, len(data.images))) for at in starts]
+    seen = np.concatenate([data.masks[part].any((1, 2)) for part in parts])
+    rows = np.flatnonzero(seen)[chosen]
+    images = data.images[rows]
     answers = []
     for model in models:
         # Each scene has its own initial state: draw them for all scenes, then select.
-        states = _states(model, options, len(images))[chosen]
-        outputs = model.component("")({"image": images[chosen], "initial_state": states})
+        states = _states(model, options, len(data.images))[rows]
+        outputs = model.component("")({"image": images, "initial_state": states})
         focus = focus_of(model, outputs)
         count = len(chosen)
         answers.append([Answer(focus=None if focus is None else focus[i]) for i in range(count)])
-    return Samples(images[chosen], (), ()), answers
+    return Samples(images, (), ()), answers

@@ -30,7 +30,7 @@ def _encode(model: Any) -> Component:
 
 
 def _source(config: CaptionerConfig) -> TensorSpec:
-    if config.encoder == "cnn":
+    if config.takes_pixels:
         size = f"b {config.height_px} {config.width_px} {config.channels}"
         return TensorSpec("image", size, "uint8")
     return TensorSpec("grid", f"{_grid(config)} {config.feature_dim}", "float32")

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from saccade.models.config_values import ConfigValues
+from saccade.models.resnet_sizes import ResNetName
 from saccade.models.word_tokens import END, SPECIAL, START, WordVocabulary
 from saccade.schema import Count, NonNegative, Positive
 
 SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention (section 3.1)"
 Attention = Literal["softmax", "sparsemax", "tvmax"]
-Encoder = Literal["cnn", "features"]
+Encoder = Literal["cnn", "features", ResNetName]
 MOST_LENGTH, MOST_BEAM = 256, 16
 
 
@@ -31,8 +32,8 @@ class CaptionerConfig(ConfigValues):
     words: tuple[str, ...] = ("a",)  # the vocabulary after pad, start, end and unknown
     max_length: Count = 18  # words of the longest caption in training
     beam: Count = 3  # if a request names none
-    encoder: Encoder = "cnn"  # features: the input is a grid, as from a frozen ResNet
-    height_px: Count = 48  # of the image (cnn)
+    encoder: Encoder = "cnn"  # or a ResNet; features: the input is a grid from another network
+    height_px: Count = 48  # of the image
     width_px: Count = 48
     channels: int = 3
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # per channel, of pixels scaled to [0, 1]
@@ -41,7 +42,8 @@ class CaptionerConfig(ConfigValues):
     strides: tuple[Count, ...] = (3, 2, 1)  # their product is the side of a cell in pixels
     grid_height: Count = 8  # cells
     grid_width: Count = 8
-    feature_dim: Count = 96  # of a cell before the feed-forward layer (cnn: the last width)
+    # of a cell before the feed-forward layer; cnn: the last width, ResNet: 512 or 2048
+    feature_dim: Count = 96
     dim: Count = 96  # of a cell after it, g in the paper
     position: bool = True  # add a learned vector per cell: small networks see no borders
     attention_dim: Count = 64  # of the hidden layer that scores a cell
@@ -57,6 +59,9 @@ class CaptionerConfig(ConfigValues):
         WordVocabulary(self.words)
         if self.encoder == "cnn":
             self._check_network()
+        elif self.encoder != "features":
+            self._check_pixels()
+            self._check_resnet(self.encoder, (self.grid_height, self.grid_width))
 
     def _check_network(self) -> None:
         self._check_pixels()
@@ -71,6 +76,11 @@ class CaptionerConfig(ConfigValues):
             wanted = f"{cell} px per cell times grid_{side} ({getattr(self, f'grid_{side}')})"
             pixels = cell * getattr(self, f"grid_{side}")
             self._expect(f"{side}_px", getattr(self, f"{side}_px") == pixels, wanted)
+
+    @property
+    def takes_pixels(self) -> bool:
+        """True unless the input is a grid of features."""
+        return self.encoder != "features"
 
     @property
     def vocabulary(self) -> int:

@@ -15,6 +15,7 @@ from saccade.models.captioner.layers import (
 )
 from saccade.models.captioner.model import Captioner
 from saccade.models.interface import Component
+from saccade.models.layers.resnet import ResNet
 
 
 class FoldedCaptioner(nn.Module):
@@ -32,10 +33,11 @@ class FoldedCaptioner(nn.Module):
     def __init__(self, source: Captioner) -> None:
         super().__init__()
         self.config = source.config
-        cnn = self.config.encoder == "cnn"
-        if cnn:
-            self.scale = source.scale
-            self.convolutions = _without_norms(source.convolutions)
+        if self.config.takes_pixels:
+            self.scale, network = source.scale, source.convolutions
+            self.convolutions = (
+                network.folded() if isinstance(network, ResNet) else _without_norms(network)
+            )
         self.feed_forward = source.feed_forward
         self.register_buffer("position", source.position if self.config.position else None)
         self.keys = _stacked(source.input_key, source.output_key)
@@ -70,7 +72,7 @@ class FoldedCaptioner(nn.Module):
         Shapes: -> features [b H W dim + 2 attention_dim], h and c [b n].
         """
         grid = image.to(self.feed_forward.weight.dtype)
-        if self.config.encoder == "cnn":
+        if self.config.takes_pixels:
             pixels = self.scale(image).permute(0, 3, 1, 2)
             grid = self.convolutions(pixels).permute(0, 2, 3, 1)
         visual = torch.relu(self.feed_forward(grid))

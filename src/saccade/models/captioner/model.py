@@ -29,6 +29,7 @@ from saccade.models.captioner.layers import (
 )
 from saccade.models.interface import Component, Family
 from saccade.models.layers.pixels import PixelScale
+from saccade.models.layers.resnet import ResNet
 from saccade.models.word_tokens import WordVocabulary
 
 
@@ -54,9 +55,11 @@ class Captioner(nn.Module, Family):
 
     def _build(self, config: CaptionerConfig) -> None:
         g, a, n = config.dim, config.attention_dim, config.hidden_dim
-        if config.encoder == "cnn":
+        if config.takes_pixels:
             self.scale = PixelScale(config)
-            self.convolutions = convolutions(config)
+            self.convolutions = (
+                convolutions(config) if config.encoder == "cnn" else ResNet(config.encoder)
+            )
         self.feed_forward = nn.Linear(config.feature_dim, g)
         if config.position:
             cells = (config.grid_height, config.grid_width)
@@ -89,7 +92,7 @@ class Captioner(nn.Module, Family):
         return features, torch.tanh(self.first_h(middle)), torch.tanh(self.first_c(middle))
 
     def _grid(self, image: Tensor) -> Tensor:
-        if self.config.encoder == "cnn":
+        if self.config.takes_pixels:
             pixels = self.scale(image).permute(0, 3, 1, 2)
             return self.convolutions(pixels).permute(0, 2, 3, 1)
         wanted = (self.config.grid_height, self.config.grid_width, self.config.feature_dim)

@@ -15,6 +15,7 @@ class DataAsked:
     labels: Path | None = None
     data_root: Path | None = None
     skip_bad: int = 0
+    background: tuple[int, ...] = (0,)  # values of masks that are no object
     preprocessing: Preprocessing | None = None  # of the checkpoint that training starts from
 
 

@@ -176,37 +176,66 @@ def _own(
             f"Pass {', '.join(names)}, {EXPECTED}."
         )
     source = open_source(name, Given.of(asked.labels, asked.data_root))
-    for text in source.notes:
-        note_once(text)
     if preprocessing is None and len(source.class_names) < 2:
         raise SaccadeError(
             f"{name}: found the class {source.class_names[0]}, expected at least two. A folder "
             "needs one sub-folder per class, a table or an .npz labels of two classes."
         )
+    return split_of_source(source, name, split, preprocessing, side_px, asked)[0]
+
+
+def split_of_source(
+    source: Source,
+    name: str,
+    split: str,
+    preprocessing: Preprocessing | None,
+    side_px: int,
+    asked: DataAsked,
+) -> tuple[Dataset, np.ndarray]:
+    """Return one split of a source's images, and the rows that they are.
+
+    Unreadable rows are left out as `asked` says. Images that do not fit into KEPT_BYTES stay in
+    their files.
+
+    Shapes: -> int64 [images].
+    Raises: SaccadeError if the split is empty, or more rows cannot be read than may be left out.
+    """
+    for text in source.notes:
+        note_once(text)
     if split == HELD_OUT:
         split = held_out(source.split_of)
     rows = chosen_rows(source.path, split, source.labels, source.split_of)
     shown = Path(name).name
     if isinstance(source, ArrayFile):
         images = source.take(rows)
-        return _kept(images, source, rows, shown, split)
-    wanted = (preprocessing or _plain(source, side_px)).wanted()
+        return _kept(images, source, rows, shown, split), rows
+    wanted = (preprocessing or plain_preprocessing(source, side_px)).wanted()
     lazy = Images(source, rows, wanted)
-    bad: list[int] = []
-    if asked.skip_bad:
-        unreadable = lazy.unreadable(asked.skip_bad)
-        bad = [place for place, _ in unreadable]
-        for _, text in unreadable[:_SHOWN]:
-            note_once(f"left out: {text}")
-        if bad:
-            note_once(f"{name}: left out {len(bad)} of {len(rows):,} rows of the split {split}")
-        rows = np.delete(rows, bad)
+    kept = readable_rows(name, split, lazy, asked.skip_bad)
+    skipped = len(rows) - len(kept)
+    if skipped:
+        rows = kept
         lazy = Images(source, rows, wanted)
     images = fitting(lazy)
     if images is lazy:
         names = source.class_names
-        return Dataset(images, source.labels[rows], names, shown, lazy.sha256, split, len(bad))
-    return _kept(images, source, rows, shown, split, skipped=len(bad))
+        digest = lazy.sha256
+        return Dataset(images, source.labels[rows], names, shown, digest, split, skipped), rows
+    return _kept(images, source, rows, shown, split, skipped=skipped), rows
+
+
+def readable_rows(name: str, split: str, images: Images, most: int) -> np.ndarray:
+    """Return the rows of these images without at most `most` unreadable ones, which are listed.
+
+    Raises: SaccadeError if there are more. With 0, nothing is read.
+    """
+    unreadable = images.unreadable(most) if most else []
+    for _, text in unreadable[:_SHOWN]:
+        note_once(f"left out: {text}")
+    if unreadable:
+        count = f"{len(unreadable)} of {len(images):,} rows"
+        note_once(f"{name}: left out {count} of the split {split}")
+    return np.delete(images.rows, [place for place, _ in unreadable])
 
 
 def _kept(
@@ -217,7 +246,7 @@ def _kept(
     return Dataset(images, labels, names, name, lambda: sha256, split, skipped)
 
 
-def _plain(source: Source, side_px: int) -> Preprocessing:
+def plain_preprocessing(source: Source, side_px: int) -> Preprocessing:
     """Return how images are resized for a new model, whose checkpoint resizes them likewise."""
     channels = 1 if all(is_gray(source, row) for row in range(len(source))) else 3
     return Preprocessing(side_px, side_px, channels, (0.0,) * channels, (1.0,) * channels)

@@ -103,6 +103,38 @@ def draw(
     return Expressions(characters, length, labels, values)
 
 
+def most_bytes(max_tokens: int) -> int:
+    """Return the bytes of the longest text of this many tokens.
+
+    A list has at least two arguments, so n tokens are at most (n - 1) / 3 lists, whose operators
+    have four bytes; every other token has one, and a space is between two.
+    """
+    return 3 * max_tokens - 2
+
+
+def most_tokens(bytes_: int) -> int:
+    """Return how many tokens fit into this many bytes, whatever they are."""
+    return (bytes_ + 2) // 3
+
+
+def as_bytes(drawn: Expressions, most: int) -> Expressions:
+    """Return the expressions as text, such as `[MAX 2 9 ]`; values are at a token's last byte.
+
+    Shapes: as in `Expressions`, with characters uint8 [n most].
+    """
+    characters = np.zeros((len(drawn.labels), most), dtype=np.uint8)
+    values = np.full(characters.shape, -1, dtype=np.int64)
+    length = np.zeros_like(drawn.length)
+    for row, tokens in enumerate(drawn.length.tolist()):
+        words = [VOCABULARY[code].encode() for code in drawn.characters[row, :tokens]]
+        text = b" ".join(words)
+        ends = np.cumsum([len(word) + 1 for word in words]) - 2
+        length[row] = len(text)
+        characters[row, : len(text)] = np.frombuffer(text, np.uint8)
+        values[row, ends] = drawn.values[row, :tokens]
+    return Expressions(characters, length, drawn.labels, values)
+
+
 def split_of(tokens: list[int]) -> str:
     """Return the split of an expression, by its checksum."""
     rest = zlib.crc32(bytes(tokens)) % _SHARE

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saccade.models.layers.batch_rows import drawn
 from saccade.models.nac.autocast import in_float32
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.modulation import ModFC, ModFFN, Modulation, linear
@@ -178,8 +179,8 @@ class LinearState(nn.Module):
         mean = self.mean(x)
         if self.log_variance is None or not self.training:
             return mean
-        drawn = torch.randn(batch, *mean.shape, dtype=mean.dtype, device=mean.device)
-        return mean + drawn * torch.exp(self.log_variance(x) / 2)
+        noise = drawn(torch.randn, (batch, *mean.shape), mean)
+        return mean + noise * torch.exp(self.log_variance(x) / 2)
 
 
 def initial_state(config: NACConfig) -> nn.Module:

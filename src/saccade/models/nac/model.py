@@ -42,6 +42,7 @@ class NAC(nn.Module, Family):
     """
 
     config_class = NACConfig
+    repeated_blocks = (Propagator,)
     module_order: Tensor
     read_out_signatures: Tensor | None
 

@@ -4,6 +4,8 @@
 import torch
 from torch import Tensor
 
+from saccade.models.layers.batch_rows import drawn
+
 
 def dropped_path(residual: Tensor, rate: float, *, training: bool) -> Tensor:
     """In training, set a share `rate` of samples' residuals to 0 and scale up the others.
@@ -14,7 +16,7 @@ def dropped_path(residual: Tensor, rate: float, *, training: bool) -> Tensor:
     if not training or rate == 0:
         return residual
     shape = (residual.shape[0],) + (1,) * (residual.dim() - 1)
-    keep = torch.floor(1 - rate + torch.rand(shape, dtype=residual.dtype, device=residual.device))
+    keep = torch.floor(1 - rate + drawn(torch.rand, shape, residual))
     return residual * keep / (1 - rate)
 
 
@@ -23,10 +25,11 @@ def noised(code: Tensor, share: float, *, training: bool) -> Tensor:
 
     The move is constant with respect to the gradient.
 
-    Shapes: code [... c] -> same.
+    Shapes: code [u c], the same move for all samples, or [b u c] -> same.
     Source: the authors' code; the paper has none.
     """
     if not training or share == 0:
         return code
     size = code.detach().abs()
-    return code + (2 * torch.rand_like(size) - 1) * (share * size)
+    uniform = drawn(torch.rand, size.shape, size, by_row=code.dim() == 3)
+    return code + (2 * uniform - 1) * (share * size)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.models.layers.batch_rows import drawn
 from saccade.models.nac.autocast import in_float32
 
 CUT = -87.0  # e^-87 vanishes next to 1 in every type, and float16 can represent -87
@@ -50,12 +51,13 @@ def sampled_bias(
 
     `clamp_sample` bounds the uniform draw like P, and K by the smallest normal number and p_max.
 
-    Shapes: log_p [... i j] -> `shape`, by default the same; log_p broadcasts to it.
+    Shapes: log_p [i j] or [b i j] -> `shape`, by default the same; log_p broadcasts to it.
     Source: eq. 2; Maddison et al. 2016. In logarithms, so that K near 0 keeps its gradient.
     """
     log_p = log_p.clamp(math.log(p_min), math.log(p_max))
     logit = log_p - torch.log(-torch.expm1(log_p))
-    uniform = torch.rand(shape or log_p.shape, dtype=log_p.dtype, device=log_p.device)
+    shape = shape or tuple(log_p.shape)
+    uniform = drawn(torch.rand, shape, log_p, by_row=len(shape) == 3)
     tiny = torch.finfo(log_p.dtype).tiny
     uniform = uniform.clamp(p_min, p_max) if clamp_sample else uniform.clamp_min(tiny)
     noise = torch.log(uniform) - torch.log1p(-uniform)

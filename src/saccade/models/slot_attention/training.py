@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import SaccadeError
-from saccade.models.data.datasets import load_data
+from saccade.models.data.segmented import segmented_images
 from saccade.models.data.shapes import scene_batch, scenes
 from saccade.models.data.tetrominoes import PIECES, tetromino_batch, tetrominoes
 from saccade.models.families import new_model
@@ -118,19 +118,29 @@ def _fields(name: str, side: int) -> dict[str, Any]:
 
 def _pictures(name: str, options: TrainOptions, validation: int) -> SceneSource:
     asked, side_px = options.asked, options.side_px
-    training = load_data(name, "train", side_px=side_px, also=("tetrominoes",), asked=asked)
-    held_out = load_data(name, "validation", side_px=side_px, asked=asked)
-    images = training.images
+    known = tuple(_SIDES)
+    training = segmented_images(name, "train", side_px=side_px, also=known, asked=asked)
+    held_out = segmented_images(name, "validation", side_px=side_px, also=known, asked=asked)
+    images, true = training.images, training.masks
     _, height, width, channels = images.shape
     fields = _fields("shapes", height) | {"width_px": width, "decoder_width": width}
     fields |= {"channels": channels, "mean": (0.0,) * channels, "std": (1.0,) * channels}
+    scored = held_out.first(validation)
+    masks = None if scored.masks is None else np.asarray(scored.masks)
+
+    def calibration(count: int) -> dict[str, np.ndarray]:
+        chosen = np.arange(count) % len(images)
+        some = {"image": images[chosen]}
+        return some if true is None else some | {"masks": true[chosen]}
+
     return SceneSource(
         name=training.name,
-        sha256={"train": training.sha256, "validation": held_out.sha256},
+        # The masks of the training images are not all read: only those for calibration are used.
+        sha256={"train": training.images_sha256, "validation": held_out.sha256},
         fields=fields,
         draw=lambda rng, count: images[rng.integers(len(images), size=count)],
-        validation=(("", np.asarray(held_out.images[:validation]), None),),
-        calibration=lambda count: {"image": images[np.arange(count) % len(images)]},
+        validation=(("", np.asarray(scored.images), masks),),
+        calibration=calibration,
     )
 
 
@@ -182,7 +192,9 @@ CALIBRATION = 256
 
 
 def task(options: TrainOptions) -> "SlotTask":
-    """Train slot attention on tetrominoes (the default), shapes, a folder of class folders or .npz.
+    """Train slot attention on tetrominoes (the default), shapes, or the user's own images.
+
+    Masks are not trained on. If the data has some, they choose the best step.
 
     For generated scenes, `--set` also takes `positions=left`, which trains on objects in the left
     half only, and `side_px`, their size.

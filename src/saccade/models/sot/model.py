@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.interface import Component, Family
-from saccade.models.layers.swin import Swin
+from saccade.models.layers.swin import Swin, SwinBlock
+from saccade.models.layers.transformer import Block
 from saccade.models.layers.vit import Tokens, ViT
 from saccade.models.sot.components import sot_components
 from saccade.models.sot.config import SoTConfig as SoTConfig
@@ -55,6 +56,7 @@ class SoT(nn.Module, Family):
     """
 
     config_class = SoTConfig
+    repeated_blocks = (Block, SwinBlock)
 
     def __init__(self, config: SoTConfig, *, fresh: bool = True) -> None:
         """Draw the weights from config.seed; if `fresh` is false, they will be loaded."""

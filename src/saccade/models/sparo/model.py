@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from saccade.errors import SaccadeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.interface import Component, Family
+from saccade.models.layers.transformer import Block
 from saccade.models.sparo.components import components_of
 from saccade.models.sparo.config import SparoConfig as SparoConfig
 from saccade.models.sparo.pooling import PoolingOutput, pool
@@ -30,6 +31,7 @@ class Sparo(nn.Module, Family):
     """
 
     config_class = SparoConfig
+    repeated_blocks = (Block,)
     slot_order: Tensor
     slot_mask: Tensor
 

@@ -35,7 +35,7 @@ from saccade.models.sparo.ranking import rank_slots
 from saccade.models.sparo.text_tokens import encode_texts
 from saccade.models.sparo.zero_shot import encode_classes, prompts, zero_shot_logits
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
-from saccade.models.training.task import Recipe, Task
+from saccade.models.training.task import ComparingTask, Recipe, Task
 from saccade.models.word_tokens import split_words
 
 TEMPLATES = ("a {}",)
@@ -234,7 +234,7 @@ def task(options: TrainOptions) -> Task:
     return SparoTask(options)
 
 
-class SparoTask(Task):
+class SparoTask(ComparingTask):
     """A `training.task.Task` that draws a new sentence for an image in every step."""
 
     family = "sparo"
@@ -269,13 +269,17 @@ class SparoTask(Task):
         )
         return {"image": images, "tokens": torch.from_numpy(tokens)}
 
-    def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
+    def codes(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return the codes of the images and of the sentences, both [b d]."""
+        image = self.model.encode_image(batch["image"]).code
+        return image, self.model.encode_text(batch["tokens"]).code
+
+    def compare(self, codes: tuple[Tensor, ...], batch: dict[str, Tensor], step: int) -> Tensor:
         """Return the cross entropy both ways; equal sentences in a batch share the target.
 
         Source: Radford et al. 2021 (CLIP), figure 3.
         """
-        image = self.model.encode_image(batch["image"]).code
-        text = self.model.encode_text(batch["tokens"]).code
+        image, text = codes
         logits = self.model.logit_scale.clamp(max=LARGEST_SCALE).exp() * image @ text.mT
         equal = (batch["tokens"][:, None] == batch["tokens"]).all(-1).to(logits.dtype)
         target = equal / equal.sum(1, keepdim=True)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from saccade.files import write_atomically
 from saccade.json_text import parse_json
 from saccade.models.torch_file import load_torch
 from saccade.models.training.options import TrainOptions
+from saccade.models.training.parts import Gradients, blocks_of, check_norms
+from saccade.models.training.processes import ALONE, Group
 from saccade.models.training.task import Recipe, Task
 from saccade.progress import Advance, progress_of
 
@@ -136,15 +139,15 @@ class FitResult:
     log: TrainingLog  # to write next to the checkpoint
 
 
-def fit(task: Task, options: TrainOptions) -> FitResult:
+def fit(task: Task, options: TrainOptions, group: Group = ALONE) -> FitResult:
     """Train the task's model and leave the weights of the best validated step in it.
 
-    The state of the run is saved next to `options.out` once a minute. Remove it after the
-    checkpoint is written.
+    The state of the run is saved next to `options.out` once a minute, by the first process of the
+    group. Remove it after the checkpoint is written.
 
     Raises: SaccadeError if the loss is not finite, or the state to resume from cannot be used.
     """
-    run = Run(task, options)
+    run = Run(task, options, group)
     recipe = task.recipe
     if options.resume:
         run.restore(read_state(options.state_path, run.identity))
@@ -162,13 +165,13 @@ def fit(task: Task, options: TrainOptions) -> FitResult:
 class Run:
     """One run: everything that changes from step to step, and how to save and restore it."""
 
-    def __init__(self, task: Task, options: TrainOptions) -> None:
+    def __init__(self, task: Task, options: TrainOptions, group: Group = ALONE) -> None:
         recipe = task.recipe
         if recipe.schedule not in SCHEDULES:
             raise SaccadeError(
                 f"recipe: schedule is {recipe.schedule!r}, expected {' or '.join(SCHEDULES)}."
             )
-        self.task, self.options, self.recipe = task, options, recipe
+        self.task, self.options, self.recipe, self.group = task, options, recipe, group
         self.device = torch.device(options.device)
         task.model.to(self.device)
         train_mode(task.model)
@@ -184,7 +187,8 @@ class Run:
         self.best_weights = _copied(task.model.state_dict())
         self.losses: list[float] = []  # since the last row of the log
         self.begin = self.kept = time.monotonic()
-        self.identity = _identity(task, options)
+        self.identity = _identity(task, options, group)
+        self.gradients = self._gradients()
 
     def seconds(self) -> float:
         """Return the seconds since the run began, without the time between its sessions."""
@@ -195,20 +199,17 @@ class Run:
 
         Raises: SaccadeError if the loss is not finite.
         """
-        batch = moved(self.task.batch(self.done, self.rng), self.device)
+        batch = self.task.batch(self.done, self.rng)
         rate = rate_at(self.recipe, self.done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with self._autocast():
-            loss = self.task.loss(batch, self.done)
-        value = loss.item()
+        self.optimizer.zero_grad()
+        value = self.gradients(batch, self.done)
         if not math.isfinite(value):
             raise SaccadeError(
                 f"the loss is {value} at step {self.done + 1}, expected a finite number. "
                 f"Lower --learning-rate (it was {rate:.3g}), or check the data."
             )
-        self.optimizer.zero_grad()
-        loss.backward()
         if self.recipe.clip_norm:
             nn.utils.clip_grad_norm_(self.task.model.parameters(), self.recipe.clip_norm)
         self.optimizer.step()
@@ -235,7 +236,8 @@ class Run:
             }
             self.log.add(row, scores)
             self.losses = []
-        if not last and time.monotonic() - self.kept >= SAVE_EVERY_S:
+        due = time.monotonic() - self.kept >= SAVE_EVERY_S
+        if due and not last and not self.group.rank:
             write_state(self.options.state_path, self.state(), self.identity)
             self.log.write()
             self.kept = time.monotonic()
@@ -252,6 +254,16 @@ class Run:
                 self.best_weights = _copied(model.state_dict())
         train_mode(model)
         return scores
+
+    def _gradients(self) -> Gradients:
+        options = self.options
+        if options.accumulate > 1:
+            check_norms(self.task.model)
+        blocks = blocks_of(self.task.model) if options.checkpoint_activations else ()
+        move = partial(moved, device=self.device)
+        return Gradients(
+            self.task, self.group, self._autocast, move, options.accumulate, tuple(blocks)
+        )
 
     def _autocast(self) -> Any:
         gpu = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -332,14 +344,18 @@ def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.detach().clone() for key, value in weights.items()}
 
 
-def _identity(task: Task, options: TrainOptions) -> dict[str, Any]:
+def _identity(task: Task, options: TrainOptions, group: Group) -> dict[str, Any]:
     config: Any = task.model.config
-    # Absent without --init, so that earlier states still fit.
-    started = {} if options.start is None else {"--init": options.start.sha256}
+    # Absent if not given, so that earlier states still fit.
+    started: dict[str, Any] = {} if options.start is None else {"--init": options.start.sha256}
+    parts = {"--processes": group.size, "--accumulate": options.accumulate}
+    started |= {name: count for name, count in parts.items() if count > 1}
     if options.given_trunk is not None:
         started["--trunk"] = options.given_trunk.origin.sha256
     if options.freeze:
         started["--freeze"] = ",".join(sorted(options.freeze))
+    if "resnet" in task.card:
+        started["--resnet"] = str(sorted(task.card["resnet"].items()))
     return started | {
         "family": task.family,
         "recipe": asdict(task.recipe),

@@ -20,12 +20,13 @@ class TrainOptions(PathFields):
     """Options of training; defaults come from the family's recipe."""
 
     out: Path  # checkpoint to write, a .safetensors file; a .csv log is written next to it
-    # name of a data set, or your own data: a folder, .npz, .csv, .jsonl, .parquet or .tar (see
-    # docs/data.md); default: data that the family generates or that comes with a library
+    # name of a data set, or your own data: a folder, .npz, .csv, .jsonl, .json, .parquet or .tar
+    # (see docs/data.md); default: data that the family generates or that comes with a library
     data: str | None = None
     labels: Path | None = None  # names of the data's classes, one per line, in order
     data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
     skip_bad: int = 0  # leave out at most this many unreadable rows of each split
+    background: tuple[int, ...] = (0,)  # values of masks that are no object, such as 0,255
     # training recipe: at most 10 minutes (quick) or 150 minutes (shipped) on two cores
     recipe: Literal["quick", "shipped"] = "quick"
     # fields of the model's configuration, such as dim=64
@@ -43,9 +44,18 @@ class TrainOptions(PathFields):
     trunk: Path | None = None
     # parts of the model that keep the weights of --init or --trunk, such as trunk
     freeze: tuple[str, ...] = ()
+    # weights of a ResNet in the model, with torchvision's names: a .safetensors or .pth file
+    resnet: Path | None = None
+    tune_resnet: bool = False  # train the ResNet of --resnet too; else it stays as it is
     seed: int = 0  # random seed of weights, batches and dropout
     threads: int = 1  # CPU threads; small models gain nothing from more
-    device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU
+    device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU per process
+    # processes that share each batch, which stays as large; torchrun starts them itself
+    processes: int = 1
+    # parts of a process's share of a batch that are computed one after the other, to save memory
+    accumulate: int = 1
+    # compute the activations of repeated blocks again for gradients, to save memory
+    checkpoint_activations: bool = False
     resume: bool = False  # continue an interrupted run from the state next to --out
     force: bool = False  # overwrite an existing file at --out
 
@@ -61,7 +71,7 @@ class TrainOptions(PathFields):
         """Return the options of the user's data."""
         begun = self.start or self.given_trunk
         preprocessing = None if begun is None else begun.preprocessing
-        return DataAsked(self.labels, self.data_root, self.skip_bad, preprocessing)
+        return DataAsked(self.labels, self.data_root, self.skip_bad, self.background, preprocessing)
 
     def value(self, name: str, default: Any) -> Any:
         """Return a field of `--set`, or else of the checkpoint of `--init`, or of `--trunk`."""
@@ -89,6 +99,21 @@ def chosen_recipe(options: TrainOptions, *, quick: Recipe, shipped: Recipe) -> R
         if getattr(options, name) is not None
     }
     return replace(shipped if options.recipe == "shipped" else quick, **given)
+
+
+def with_counts(options: TrainOptions, recipe: Recipe, names: Sequence[str]) -> Recipe:
+    """Return the recipe with those of its `extra` numbers that `--set` gives.
+
+    Raises: SaccadeError if one is not a whole number of at least 1.
+    """
+    given = {name: options.set[name] for name in names if name in options.set}
+    for name, value in given.items():
+        if type(value) is not int or value < 1:
+            raise SaccadeError(
+                f"--set {name}={value}: expected a whole number of at least 1. Correct it, or "
+                f"leave it out for {recipe.extra[name]:,}."
+            )
+    return replace(recipe, extra={**recipe.extra, **given})
 
 
 def chosen_config(

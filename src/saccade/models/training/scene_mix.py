@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.errors import SaccadeError
 from saccade.models.data.shapes import scenes
-from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import Task
 
 # In a recipe's `extra`, besides `scenes` (scenes of several objects, drawn once).
@@ -61,17 +59,6 @@ class SceneTask(Task):
             "train": _sha256(self.training.images),
             "validation": _sha256(self.validation.images),
         }
-
-
-def check_data(options: TrainOptions, what: str) -> None:
-    """Refuse the user's own data: `what` can only be generated for scenes.
-
-    Raises: SaccadeError if `--data` names anything but shapes.
-    """
-    if options.data not in (None, "shapes"):
-        raise SaccadeError(
-            f"--data {options.data}: {what} are generated for 'shapes' only. Leave --data out."
-        )
 
 
 def _sha256(images: np.ndarray) -> str:

@@ -9,10 +9,12 @@ from typing import Any
 from torch import nn
 
 from saccade.errors import SaccadeError, ShapeError
+from saccade.files import sha256_of
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_name, is_checkpoint_folder
 from saccade.models.entry import imported
 from saccade.models.families import entries, entry_of, outline
+from saccade.models.layers.resnet import ResNet, load_resnet
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.shipped import SHIPPED, located
 from saccade.models.training.options import TrainOptions
@@ -159,6 +161,31 @@ def load_start(task: Task, options: TrainOptions) -> None:
         "new_head": list(new),
         "frozen": list(options.freeze),
     }
+
+
+def load_resnet_weights(task: Task, options: TrainOptions) -> None:
+    """Give the model's ResNet the weights of `--resnet`, and record them in the card.
+
+    It is frozen unless `--tune-resnet` is given.
+
+    Raises: SaccadeError if the model has no ResNet, or the file does not fit it.
+    """
+    path = options.resnet
+    if path is None:
+        if options.tune_resnet:
+            raise SaccadeError("--tune-resnet: found no --resnet. Pass both, or neither.")
+        return
+    networks = [module for module in task.model.modules() if isinstance(module, ResNet)]
+    if not networks:
+        raise SaccadeError(
+            f"--resnet {path}: the model has no ResNet. Pass --set encoder=resnet50 (for "
+            "vqa and captioner), or leave it out."
+        )
+    for network in networks:
+        load_resnet(network, path)
+        network.requires_grad_(options.tune_resnet)
+    weights = {"name": path.name, "sha256": sha256_of(path), "frozen": not options.tune_resnet}
+    task.card = {**task.card, "resnet": weights}
 
 
 def _load_trunk(task: Task, options: TrainOptions) -> None:

@@ -54,6 +54,7 @@ class Task(ABC):
     labels: tuple[str, ...] = ()  # of the classes or answers
     card: Mapping[str, Any] = {}
     auxiliary: Any = None  # a module trained along with the model, not in the checkpoint
+    undivided: tuple[str, ...] = ()  # entries of a batch that every part of it keeps whole
 
     @abstractmethod
     def batch(self, step: int, rng: np.random.Generator) -> Any:
@@ -65,6 +66,29 @@ class Task(ABC):
     @abstractmethod
     def loss(self, batch: Any, step: int) -> "Tensor":
         """Return the scalar to minimize; the model is in training mode."""
+
+    def samples(self, batch: Any) -> int:
+        """Return the number of samples, which can be divided among processes."""
+        return len(next(value for name, value in batch.items() if name not in self.undivided))
+
+    def part(self, batch: Any, index: int, count: int) -> Any:
+        """Return part `index` of `count` of a batch; the parts differ by at most one sample."""
+        samples = self.samples(batch)
+        rows = slice(index * samples // count, (index + 1) * samples // count)
+        return {
+            name: value if name in self.undivided else value[rows] for name, value in batch.items()
+        }
+
+    def rows(self, part: Any) -> int:
+        """Return the number of rows for which the model draws noise: the samples."""
+        return self.samples(part)
+
+    def weight(self, part: Any) -> float:
+        """Return the number of terms of which the loss is the mean: the samples.
+
+        The loss of a batch is the mean of its parts' losses with these weights.
+        """
+        return self.samples(part)
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
@@ -100,3 +124,19 @@ class Task(ABC):
             "labels": self.labels,
             "calibration": calibration,
         }
+
+
+class ComparingTask(Task):
+    """A task whose loss compares samples of a batch with each other, by codes of each sample."""
+
+    @abstractmethod
+    def codes(self, batch: Any) -> "tuple[Tensor, ...]":
+        """Return the codes of a batch, or of a part of it; their first axis is the samples'."""
+
+    @abstractmethod
+    def compare(self, codes: "tuple[Tensor, ...]", batch: Any, step: int) -> "Tensor":
+        """Return the loss of a whole batch with these codes."""
+
+    def loss(self, batch: Any, step: int) -> "Tensor":
+        """Return the loss of a batch."""
+        return self.compare(self.codes(batch), batch, step)

@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError, require
@@ -17,9 +18,17 @@ from saccade.models.entry import imported
 from saccade.models.families import entry_of
 from saccade.models.training.options import TrainOptions as TrainOptions
 from saccade.models.training.options import overrides_words
+from saccade.models.training.processes import (
+    Follower,
+    Group,
+    ProcessLost,
+    followers_options,
+    group_of,
+    joined,
+)
 from saccade.models.training.task import Task
 from saccade.progress import Report, bar, reporting
-from saccade.verbosity import note
+from saccade.verbosity import note, verbosity
 
 if TYPE_CHECKING:
     from saccade.models.training.loop import FitResult
@@ -32,17 +41,42 @@ _PACKAGES = ("saccade", "torch", "numpy", "safetensors")
 def train(family: str, options: TrainOptions, *, progress: Report | None = bar) -> Checkpoint:
     """Train a model; write it with calibration samples and a card, and a log next to it.
 
+    Under a launcher such as torchrun, processes other than the first exit when it is trained.
+
     Raises: SaccadeError if the family, an option, the data or the output path cannot be used, or
         if the loss is no longer finite.
     """
     _check(options)
+    group = group_of(options.processes)
+    if group.rank:
+        _follow(family, options, group)
+        raise SystemExit
     with reporting(progress), only_writer(options.out):
         _forget_unfinished(options)
         _check_place(options)
-        return _trained(family, options)
+        with joined(group, family, options):
+            trained = _trained(family, options, group)
+    assert trained is not None, "the first process writes the checkpoint"
+    return trained
 
 
-def _trained(family: str, options: TrainOptions) -> Checkpoint:
+def main(request: Follower) -> bool:
+    """Take part in a run that another process started; return False if it ended too early."""
+    options = followers_options(TrainOptions, request.options)
+    try:
+        _follow(request.family, options, request.group)
+    except ProcessLost:
+        return False
+    return True
+
+
+def _follow(family: str, options: TrainOptions, group: Group) -> None:
+    """Take part in a run without writing or printing anything."""
+    with verbosity(quiet=True), reporting(None), joined(group, family, options):
+        _trained(family, options, group)
+
+
+def _trained(family: str, options: TrainOptions, group: Group) -> Checkpoint | None:
     torch: Any = require("torch", extra="export")
     from saccade.models.training.start import started
 
@@ -58,26 +92,30 @@ def _trained(family: str, options: TrainOptions) -> Checkpoint:
     try:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(options.seed)
-            checkpoint = _run(make(options), options)
+            checkpoint = _run(make(options), options, group)
     except KeyboardInterrupt:
         if options.state_path.exists():
             note("The state of the run is saved. To continue, run the same command with --resume.")
         raise
     finally:
         torch.set_num_threads(threads)
-    options.state_path.unlink(missing_ok=True)
+    if not group.rank:
+        options.state_path.unlink(missing_ok=True)
     return checkpoint
 
 
-def _run(task: Task, options: TrainOptions) -> Checkpoint:
+def _run(task: Task, options: TrainOptions, group: Group) -> Checkpoint | None:
     import torch
 
     from saccade.models.training.loop import fit
-    from saccade.models.training.start import load_start
+    from saccade.models.training.start import load_resnet_weights, load_start
 
     load_start(task, options)
+    load_resnet_weights(task, options)
     check_exportable(task)
-    fitted = fit(task, options)
+    fitted = fit(task, options, group)
+    if group.rank:
+        return None
     with torch.no_grad():
         task.finish()
         scores = task.report()
@@ -90,7 +128,7 @@ def _run(task: Task, options: TrainOptions) -> Checkpoint:
         options.out,
         family=task.family,
         weights=task.model.state_dict(),
-        card=_card(task, options, fitted, scores),
+        card=_card(task, options, fitted, scores, group),
         beside={fitted.log.path: fitted.log.content()},
         **saved,
     )
@@ -115,13 +153,17 @@ def check_exportable(task: Task) -> None:
 
 
 def _card(
-    task: Task, options: TrainOptions, fitted: "FitResult", scores: dict[str, float]
+    task: Task,
+    options: TrainOptions,
+    fitted: "FitResult",
+    scores: dict[str, float],
+    group: Group,
 ) -> dict[str, Any]:
     return {
         "data": task.data,
         "data_sha256": dict(task.data_sha256),
         "seed": options.seed,
-        "command": command_line(task.family, options, task.data),
+        "command": command_line(task.family, replace(options, processes=group.size), task.data),
         "recipe": options.recipe,
         "steps": task.recipe.steps,
         "batch": task.recipe.batch,
@@ -129,6 +171,7 @@ def _card(
         "best_step": fitted.best_step,
         "validation": scores,
         "device": _device(options),
+        **({"processes": group.size} if group.size > 1 else {}),
         "about_minutes": min(ABOUT_MINUTES, key=lambda minutes: abs(minutes - fitted.seconds / 60)),
         "versions": {name: version_of(name) for name in _PACKAGES}
         | {"python": platform.python_version()},
@@ -154,6 +197,7 @@ def _check(options: TrainOptions) -> None:
     if out.suffix != ".safetensors":
         raise SaccadeError(f"--out is {out}, expected a name that ends in .safetensors.")
     limits = {"steps": 1, "batch": 1, "side_px": 4, "seed": 0, "threads": 1}
+    limits |= {"processes": 1, "accumulate": 1}
     for name, least in limits.items():
         value = getattr(options, name)
         if value is not None and value < least:
@@ -205,9 +249,11 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
     if options.set:
         words += ["--set", *overrides_words(options.set)]
     # As with --data, only the names of files: the folders are this machine's.
-    for name in ("labels", "data_root"):
+    for name in ("labels", "data_root", "resnet"):
         if (path := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", path.name]
+    if options.background != given.background:
+        words += ["--background", ",".join(map(str, options.background))]
     for name in ("init", "trunk"):
         if (path := getattr(options, name)) is not None:
             from saccade.models.training.start import start_name
@@ -215,8 +261,13 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
             words += [f"--{name}", start_name(path)]
     if options.freeze:
         words += ["--freeze", ",".join(options.freeze)]
-    for name in ("skip_bad", "steps", "batch", "learning_rate", "precision", "side_px", "device"):
+    if options.tune_resnet:
+        words += ["--tune-resnet"]
+    named = ("skip_bad", "steps", "batch", "learning_rate", "precision", "side_px", "device")
+    for name in (*named, "processes", "accumulate"):
         if getattr(options, name) != getattr(given, name):
             words += [f"--{name.replace('_', '-')}", f"{getattr(options, name)}"]
+    if options.checkpoint_activations:
+        words.append("--checkpoint-activations")
     words += ["--seed", f"{options.seed}", "--threads", f"{options.threads}"]
     return shlex.join(words)

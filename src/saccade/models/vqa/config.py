@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from saccade.models.config_values import ConfigValues
+from saccade.models.resnet_sizes import ResNetName
 from saccade.schema import Count, Natural, NonNegative, Positive, Range
 
 SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention"
 Image = Literal["grid", "boxes", "both"]
 Features = Literal["image", "given"]
+Encoder = Literal["cells", ResNetName]
 Layout = Literal["grid", "flat"]
 Attention = Literal["softmax", "sparsemax", "tvmax"]
 Sparse = Literal["softmax", "sparsemax"]
@@ -36,7 +38,7 @@ class VQAConfig(ConfigValues):
     round_counts = ("rounds",)
 
     image: Image = "grid"  # what the network looks at; both: one decoder for each
-    # pixels for the small encoder here, or features from another network
+    # pixels for the encoder, or features from another network
     features: Features = "image"
     layout: Layout = "grid"  # of given features: [b H W c], or flat: padded rows [b rows c]
     height_px: Count = 48
@@ -75,6 +77,7 @@ class VQAConfig(ConfigValues):
     eps: Positive = 1e-5
     answer: Answer = "softmax"  # probabilities; sigmoid: each answer separately
     seed: Natural = 0
+    encoder: Encoder = "cells"  # of pixels: the small network here, or a ResNet
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -93,6 +96,9 @@ class VQAConfig(ConfigValues):
         self._expect("features", self.image == "grid", "'given' if boxes are given")
         self._expect("layout", self.layout == "grid", "'grid' if pixels are given")
         self._check_pixels()
+        if self.encoder != "cells":
+            self._check_resnet(self.encoder, self.grid)
+            return
         height, width = self.grid
         side = self.height_px // height
         fits = (self.height_px, self.width_px) == (side * height, side * width)

@@ -23,6 +23,7 @@ from saccade.models.vqa.mcan import (
 )
 from saccade.models.vqa.model import (
     VQA,
+    ResNetCells,
     answered,
     check_question,
     given_boxes,
@@ -187,13 +188,13 @@ def shifted(pool: Pool, norm: Norm) -> Tensor:
 class FoldedVQA(nn.Module):
     """The result of `VQA.fold`: `details` and `components` of a VQA, for evaluation only.
 
-    Constants are the positions' share in the first layer of the cells, and the scale of the
-    queries. The LSTM stays as it is: one runtime node is faster than steps over a table of the
-    gates per word. A bias of the keys adds the same to every score of a row and cancels. A bias of
-    the values passes through the weights, which sum to 1, and joins the next bias. The last norm
-    of a decoder, of the encoder and of the head passes its gain and bias to the layers that read
-    it. Layers with the same input become one product: queries, keys and values; the keys and
-    values of all layers that look at the question.
+    The batch norms of a ResNet are folded into its convolutions. Constants are the positions' share
+    in the first layer of the cells, and the scale of the queries. The LSTM stays as it is: one
+    runtime node is faster than steps over a table of the gates per word. A bias of the keys adds
+    the same to every score of a row and cancels. A bias of the values passes through the weights,
+    which sum to 1, and joins the next bias. The last norm of a decoder, of the encoder and of the
+    head passes its gain and bias to the layers that read it. Layers with the same input become one
+    product: queries, keys and values; the keys and values of all layers that look at the question.
 
     Source: equal to the unfolded model up to rounding; Martins et al. 2020, section 3.2.
     """
@@ -213,7 +214,8 @@ class FoldedVQA(nn.Module):
         bias = source.question_pool.merge.bias + shifted(source.question_pool, last)
         if self.config.has_grid:
             if self.config.features == "image":
-                self.cells = source.cells
+                cells = source.cells
+                self.cells = cells.folded() if isinstance(cells, ResNetCells) else cells
                 position = source.grid_linear(source.cells.position)
                 self.register_buffer("position", position)
             self.grid = FoldedDecoder(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network that answers questions about images, and shows where it looked."""
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
 from saccade.models.interface import Component, Family
-from saccade.models.layers.pixels import check_image
+from saccade.models.layers.pixels import PixelScale, check_image
+from saccade.models.layers.resnet import ResNet
 from saccade.models.vqa.components import vqa_component
 from saccade.models.vqa.config import VQAConfig
 from saccade.models.vqa.image_attention import GridPlaces, check_sizes, grid_attention
@@ -66,6 +68,33 @@ class ImageCells(nn.Module):
         return x.flatten(2).mT
 
 
+class ResNetCells(nn.Module):
+    """The features of a ResNet's cells, plus positions.
+
+    Shapes: image [b h w c], values 0 to 255 of any type -> [b (H W) feature_dim].
+    """
+
+    def __init__(self, config: VQAConfig) -> None:
+        super().__init__()
+        self.scale = PixelScale(config)
+        self.resnet = ResNet(config.encoder)
+        cells = config.grid[0] * config.grid[1]
+        self.position = nn.Parameter(_POSITION_STD * torch.randn(cells, config.feature_dim))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.content(image) + self.position
+
+    def content(self, image: Tensor) -> Tensor:
+        """Return the cells without their positions."""
+        return self.resnet(self.scale(image).permute(0, 3, 1, 2)).flatten(2).mT
+
+    def folded(self) -> "ResNetCells":
+        """Return a copy with folded batch norms."""
+        made = copy(self)
+        made._modules = {**self._modules, "resnet": self.resnet.folded()}
+        return made
+
+
 def _widths(config: VQAConfig) -> list[int]:
     """Return the channels, which double with each stride up to a cell's, in whole groups."""
     last = len(config.strides) - 1
@@ -89,6 +118,7 @@ class VQA(nn.Module, Family):
     """
 
     config_class = VQAConfig
+    repeated_blocks = (EncoderLayer, DecoderLayer)
 
     def __init__(self, config: VQAConfig, *, fresh: bool = True) -> None:
         """Draw the weights from config.seed; if `fresh` is false, they will be loaded."""
@@ -105,7 +135,8 @@ class VQA(nn.Module, Family):
         self.question_pool = Pool(config)
         if config.has_grid:
             if config.features == "image":
-                self.cells = ImageCells(config)
+                small = config.encoder == "cells"
+                self.cells = ImageCells(config) if small else ResNetCells(config)
             self.grid_linear = nn.Linear(config.feature_dim, config.dim)
             self.grid_decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
             self.grid_pool = Pool(config)

@@ -116,14 +116,16 @@ def checked_images(path: Path, images: np.ndarray, name: str = "images") -> np.n
     return images
 
 
-def npz_arrays(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the arrays of these names, and `class_names` if the file has them.
+def npz_arrays(
+    path: Path, wanted: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """Return the arrays of these names, and `class_names` and `optional` ones that the file has.
 
     Raises: SaccadeError if the file is not an .npz of plain arrays, or one of them is missing.
     """
     write = f"Write it with numpy.savez(path, {', '.join(f'{name}=...' for name in wanted)})."
     try:
-        arrays = read_arrays(path, (*wanted, "class_names"))
+        arrays = read_arrays(path, (*wanted, *optional, "class_names"))
         names = sorted(array_names(path))
     except (OSError, ValueError) as error:
         raise SaccadeError(f"{path}: not an .npz of plain arrays ({error}). {write}") from error

@@ -151,7 +151,7 @@ class Tables(Source):
                 counted += self._add(table, columns, labels, splits)
         if not counted:
             raise SaccadeError(f"{path}: found no rows, expected one per image.")
-        known = _class_names(tables[0].path, first, columns.label)
+        known = class_names_in(tables[0].path, first, columns.label)
         self.labels, self.class_names = labels.classes(given, self.refused, known)
         if -1 not in splits:
             self.split_of = np.array(splits, dtype=np.int8)
@@ -268,7 +268,7 @@ def _object(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _class_names(path: Path, schema: Any, column: str) -> list[str] | None:
+def class_names_in(path: Path, schema: Any, column: str) -> list[str] | None:
     """Return the names of the classes that Hugging Face writes into the schema, if any."""
     text = (schema.metadata or {}).get(b"huggingface")
     try:

@@ -57,7 +57,7 @@ class ClassFolders(Source):
                 f"{path}: found {'no images in ' if names else ''}{_listed(names)}, expected one "
                 "sub-folder per class with PNG, JPEG or WebP files."
             )
-        self.class_names, index_of = _classes(path, names, given)
+        self.class_names, index_of = classes_of(path, names, given)
         counts = [count for _, _, count in found]
         self.labels = np.repeat([index_of[name] for name, _, _ in found], counts).astype(np.int64)
         if parts[0][0]:  # the folders at the top are splits
@@ -96,7 +96,7 @@ def _has_folders(entry: os.DirEntry[str]) -> bool:
     return any(one.is_dir() for one in inside) and not any(is_image(one.name) for one in inside)
 
 
-def _classes(
+def classes_of(
     path: Path, found: tuple[str, ...], given: Given
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """Return the names of the classes, and the class of each folder.

@@ -5,6 +5,7 @@ import glob
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from saccade.errors import SaccadeError
 from saccade.models.data.samples.arrays import ArrayFile
@@ -12,6 +13,9 @@ from saccade.models.data.samples.folders import ClassFolders, visible
 from saccade.models.data.samples.manifests import Manifest
 from saccade.models.data.samples.shards import Shards
 from saccade.models.data.samples.source import Given, Source, split_in, split_named
+
+if TYPE_CHECKING:
+    from saccade.models.data.samples.columnar import Table
 
 EXPECTED = (
     "a folder of class folders, an .npz, .csv, .jsonl, .parquet or .tar file, or a folder that "
@@ -41,7 +45,7 @@ def open_source(name: str, given: Given) -> Source:
     if path.is_dir():
         return _folder(path, given)
     if not path.exists():
-        return _packed(path, _matching(name), given)
+        return _packed(path, matching(name), given)
     _check_files([path])
     suffix = path.suffix.lower()
     if suffix == ".npz":
@@ -58,6 +62,28 @@ def _folder(path: Path, given: Given) -> Source:
         return columnar.Tables(path, columnar.saved_tables(path), given)
     packed = [file for file in _files(path) if file.suffix.lower() in _PACKED]
     return _packed(path, packed, given) if packed else ClassFolders(path, given)
+
+
+def tables_of(name: str) -> list["Table"]:
+    """Return the tables of Parquet files, or of a folder of Hugging Face.
+
+    Empty if the path is none of these.
+    Raises: SaccadeError if a pattern names no file, or the files are of several kinds.
+    """
+    from saccade.models.data.samples import columnar
+
+    path = Path(name)
+    if path.is_dir():
+        if columnar.is_saved(path):
+            return columnar.saved_tables(path)
+        files = [file for file in _files(path) if file.suffix.lower() == ".parquet"]
+    elif path.suffix.lower() != ".parquet":
+        return []
+    else:
+        files = [path] if path.exists() else matching(name)
+    _check_files(files)
+    splits = splits_of(path, files)
+    return [columnar.ParquetFile(file, split) for file, split in zip(files, splits, strict=True)]
 
 
 def _files(path: Path) -> list[Path]:
@@ -83,7 +109,7 @@ def _packed(path: Path, files: Sequence[Path], given: Given) -> Source:
             "them, or a pattern such as 'data/*.tar'."
         )
     _check_files(files)
-    splits = _splits(path, files)
+    splits = splits_of(path, files)
     if kinds == {".tar"}:
         return Shards(path, files, splits, given)
     from saccade.models.data.samples import columnar
@@ -100,7 +126,7 @@ def _check_files(files: Sequence[Path]) -> None:
             )
 
 
-def _splits(path: Path, files: Sequence[Path]) -> list[int]:
+def splits_of(path: Path, files: Sequence[Path]) -> list[int]:
     """Return the split that each file's name contains, or -1 for all if none contains one."""
     named = []
     for file in files:
@@ -119,7 +145,7 @@ def _splits(path: Path, files: Sequence[Path]) -> list[int]:
     return named
 
 
-def _matching(pattern: str) -> list[Path]:
+def matching(pattern: str) -> list[Path]:
     """Return the files that a pattern with *, ?, {a,b} or {000..009} names, each list sorted.
 
     Raises: SaccadeError if a part of it names no file.

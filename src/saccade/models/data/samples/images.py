@@ -33,7 +33,8 @@ class Images:
 
     def __init__(self, source: Source, rows: np.ndarray, wanted: Wanted) -> None:
         self.source, self.rows, self.wanted = source, rows, wanted
-        self.shape = (len(rows), wanted.height_px, wanted.width_px, wanted.channels)
+        self.shape: tuple[int, ...] = (len(rows), wanted.height_px, wanted.width_px)
+        self.shape += (wanted.channels,)
         self._ahead: dict[int, Future[np.ndarray]] = {}
         # A model that reads all images in order spares the hash a second pass.
         self._digest = hashlib.sha256(repr((self.shape, source.class_names)).encode())
@@ -51,7 +52,7 @@ class Images:
     def __getitem__(self, key: Any) -> Any:
         """Return the pixels at these places, or the images of a slice."""
         if isinstance(key, slice):
-            return Images(self.source, self.rows[key], self.wanted)
+            return self.part(self.rows[key])
         places = np.asarray(key)
         if places.dtype == bool:
             places = np.flatnonzero(places)
@@ -66,6 +67,10 @@ class Images:
                 end = int(places[-1]) + 1
                 self.ahead(np.arange(end, min(end + len(places), len(self))))
         return pixels
+
+    def part(self, rows: np.ndarray) -> "Images":
+        """Return the images of other rows."""
+        return Images(self.source, rows, self.wanted)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return all images as one array."""

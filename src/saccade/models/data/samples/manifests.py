@@ -13,7 +13,7 @@ from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.files import read_regular
 from saccade.json_text import parse_json
-from saccade.models.data.samples.labels import LabelColumn
+from saccade.models.data.samples.labels import LabelColumn, Refused
 from saccade.models.data.samples.source import (
     SPLIT_NAMES,
     Given,
@@ -28,7 +28,40 @@ from saccade.models.data.samples.source import (
 PATHS = ("path", "file", "file_name", "filename", "image", "image_path", "filepath")
 LABELS = ("label", "labels", "class", "category", "target", "cls", "fine_label")
 SENTENCES = ("sentence", "sentences", "caption", "captions", "text")
-_SPLITS = ("split", "subset")
+SPLIT_COLUMNS = ("split", "subset")
+
+
+class Root:
+    """The folder in which the paths of a list begin, and which they may not leave."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._real = path, path.resolve()
+
+    def has(self, name: str) -> bool:
+        """Return whether it has a file of that name."""
+        try:
+            return (self._real / name).is_file()
+        except (OSError, ValueError):
+            return False
+
+    def read(self, name: str, most_bytes: int) -> bytes:
+        """Return the bytes of a file in it; of a larger one, the first bytes beyond the limit.
+
+        Raises: RowUnreadable if it leads out of the folder or is missing; OSError.
+        """
+        file = (self._real / name).resolve()
+        if not file.is_relative_to(self._real):
+            raise RowUnreadable(
+                f"leads out of {self.path}. Move the file into this folder, or name the folder "
+                "that contains all images with --data-root"
+            )
+        try:
+            return read_regular(file, most_bytes)
+        except FileNotFoundError:
+            raise RowUnreadable(
+                f"no such file in {self.path}, in which the paths begin. Correct the row, or name "
+                "another folder with --data-root"
+            ) from None
 
 
 class Manifest(Source):
@@ -40,19 +73,17 @@ class Manifest(Source):
     """
 
     def __init__(self, path: Path, given: Given) -> None:
-        self.path, self.root = path, given.root or path.parent
-        self._real_root = self.root.resolve()
+        self.path, self._root = path, Root(given.root or path.parent)
         self._files: list[str] = []
         labels, splits = LabelColumn(), array("b")
-        rows = _csv_rows(path) if path.suffix.lower() == ".csv" else _json_rows(path)
         columns: Columns | None = None
-        for row, values in enumerate(rows):
+        for row, values in enumerate(table_rows(path)):
             columns = columns or Columns.of(path, list(values))
             self._files.append("")
-            self._files[row] = self._text(row, values, columns.image)
-            labels.add(self._label(row, values, columns.label))
+            self._files[row] = path_in(row, values, columns.image, self.refused)
+            labels.add(label_in(row, values, columns.label, self.refused))
             if columns.split is not None:
-                splits.append(self._split(row, values, columns.split))
+                splits.append(split_in_row(row, values, columns.split, self.refused))
         if columns is None:
             raise SaccadeError(
                 f"{path}: found no rows, expected one per image. For CSV, the first line names "
@@ -66,50 +97,53 @@ class Manifest(Source):
 
     def read(self, row: int, most_bytes: int) -> bytes:
         """Return the bytes of the file that the row names."""
-        file = (self._real_root / self._files[row]).resolve()
-        if not file.is_relative_to(self._real_root):
-            raise RowUnreadable(
-                f"leads out of {self.root}. Move the file into this folder, or name the folder "
-                "that contains all images with --data-root"
-            )
-        try:
-            return read_regular(file, most_bytes)
-        except FileNotFoundError:
-            raise RowUnreadable(
-                f"no such file in {self.root}, in which the paths begin. Correct the row, or name "
-                "another folder with --data-root"
-            ) from None
+        return self._root.read(self._files[row], most_bytes)
 
     def row_name(self, row: int) -> str:
         """Return the row's number and path."""
         return numbered(row, self._files[row])
 
-    def _text(self, row: int, values: Mapping[str, Any], column: str) -> str:
-        value = values.get(column)
-        if not isinstance(value, str) or not value or "\0" in value:
-            raise self.refused(row, f"found {value!r:.80} in column {column!r}, expected a path.")
+
+def path_in(row: int, values: Mapping[str, Any], column: str, refused: Refused) -> str:
+    """Return the path in a column of a row.
+
+    Raises: SaccadeError if there is none.
+    """
+    value = values.get(column)
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise refused(row, f"found {value!r:.80} in column {column!r}, expected a path.")
+    return value
+
+
+def label_in(row: int, values: Mapping[str, Any], column: str, refused: Refused) -> str | int:
+    """Return the label in a column of a row.
+
+    Raises: SaccadeError if there is none.
+    """
+    value = values.get(column)
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    if isinstance(value, int) and not isinstance(value, bool):
         return value
+    raise refused(
+        row, f"found {value!r:.80} in column {column!r}, expected a label, as text or number."
+    )
 
-    def _label(self, row: int, values: Mapping[str, Any], column: str) -> str | int:
-        value = values.get(column)
-        if isinstance(value, str) and value.strip():
-            return value.strip()
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        raise self.refused(
-            row, f"found {value!r:.80} in column {column!r}, expected a label, as text or number."
+
+def split_in_row(row: int, values: Mapping[str, Any], column: str, refused: Refused) -> int:
+    """Return the index in SPLITS of the split in a column of a row.
+
+    Raises: SaccadeError if it is not the name of a split.
+    """
+    value = values.get(column)
+    split = split_named(value) if isinstance(value, str) else None
+    if split is None:
+        raise refused(
+            row,
+            f"found {value!r:.80} in column {column!r}, expected one of "
+            f"{', '.join(SPLIT_NAMES)}. Correct the row, or remove the column.",
         )
-
-    def _split(self, row: int, values: Mapping[str, Any], column: str) -> int:
-        value = values.get(column)
-        split = split_named(value) if isinstance(value, str) else None
-        if split is None:
-            raise self.refused(
-                row,
-                f"found {value!r:.80} in column {column!r}, expected one of "
-                f"{', '.join(SPLIT_NAMES)}. Correct the row, or remove the column.",
-            )
-        return split
+    return split
 
 
 class Columns:
@@ -144,7 +178,15 @@ class Columns:
                 f"{path}: found {what}, expected a column of labels: {', '.join(LABELS)}. Add "
                 "the class of each image."
             )
-        return cls(image, label, next((name for name in _SPLITS if name in names), None))
+        return cls(image, label, next((name for name in SPLIT_COLUMNS if name in names), None))
+
+
+def table_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Return the rows of a .csv with a header, or of JSON lines, one after the other.
+
+    Raises: SaccadeError if the file or a row cannot be read.
+    """
+    return _csv_rows(path) if path.suffix.lower() == ".csv" else _json_rows(path)
 
 
 def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -22,6 +22,8 @@ from saccade.models.data.samples.images import read_ahead
 from saccade.models.nac.model import NAC
 from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules
 from saccade.models.nac.training.recipes import SETTABLE, recipe_for, with_epochs, with_extra
+from saccade.models.nac.training.sequences import takes_sequences
+from saccade.models.nac.training.sequences import task as sequence_task
 from saccade.models.training.options import TrainOptions, chosen_recipe
 from saccade.models.training.task import Recipe, Task
 
@@ -163,9 +165,10 @@ _ELSEWHERE = {"listops": "saccade.models.nac.training.listops"}
 
 
 def task(options: TrainOptions) -> Task:
-    """Train a NAC on digits (the default), digits-sum, listops, a folder of classes, or an .npz.
+    """Train a NAC on digits (the default), digits-sum, listops, or the user's own samples.
 
-    For images, both recipes are the same: each data set has one.
+    For images, both recipes are the same: each data set has one. `--set input=points`, bytes,
+    characters or tokens, `--set input_sets=2` and conditions train it on other samples.
 
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
@@ -173,6 +176,8 @@ def task(options: TrainOptions) -> Task:
     if data in _ELSEWHERE:
         other: Task = import_module(_ELSEWHERE[data]).task(options)
         return other
+    if takes_sequences(options):
+        return sequence_task(options)
     asked, side_px = options.asked, options.side_px
     training = load_data(data, "train", side_px=side_px, also=tuple(_ELSEWHERE), asked=asked)
     validation = load_data(data, "validation", side_px=side_px, asked=asked)

@@ -16,6 +16,7 @@ from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.training.options import TrainOptions, chosen_config
 from saccade.models.training.task import Recipe, Task
 
+Arguments = Sequence[np.ndarray | None]  # of the model, [n ...] each, without those it lacks
 SMALL_BUDGET = 0.125  # the best step has the best mean of full and small model
 
 
@@ -27,9 +28,10 @@ class CircuitTask(Task):
     """
 
     family = "nac"
+    undivided = ("modules",)
     model: NAC
-    scored: tuple[tuple[np.ndarray, ...], np.ndarray]  # validation inputs, and their labels
-    ranked: tuple[np.ndarray, ...]  # inputs for the modules' order, if it depends on them
+    scored: tuple[Arguments, np.ndarray]  # validation inputs, and their labels
+    ranked: Arguments  # inputs for the modules' order, if it depends on them
     few: int  # validation samples during training
     at_once: int  # samples per scoring pass
 
@@ -70,7 +72,7 @@ class CircuitTask(Task):
     def scores(self, budgets: Sequence[float], *, most: int | None = None) -> dict[str, float]:
         """Return top-1 by budget on the first `most` validation samples."""
         inputs, labels = self.scored
-        given = tuple(name[:most] for name in inputs)
+        given = tuple(None if array is None else array[:most] for array in inputs)
         return score(self.model, given, labels[:most], budgets, at_once=self.at_once)
 
     def finish(self) -> None:
@@ -83,7 +85,7 @@ class CircuitTask(Task):
         """Rank the modules; if each sample has its own circuit, on training samples."""
         device = self.model.read_out_codes.device
         return self.model.rank_modules(
-            *(torch.from_numpy(array).to(device) for array in self.ranked)
+            *(_tensor(array, slice(None), device) for array in self.ranked)
         )
 
     def state(self) -> dict[str, Any]:
@@ -95,10 +97,14 @@ class CircuitTask(Task):
         self.model._structure.restore(state["structure"])
 
 
+def _tensor(array: np.ndarray | None, part: slice, device: torch.device) -> Tensor | None:
+    return None if array is None else torch.from_numpy(np.asarray(array[part])).to(device)
+
+
 @torch.inference_mode()
 def score(
     model: NAC,
-    inputs: Sequence[np.ndarray],
+    inputs: Arguments,
     labels: np.ndarray,
     budgets: Sequence[float],
     *,
@@ -114,7 +120,7 @@ def score(
         small, right = model.prune(budget).eval().fold(), 0
         for at in range(0, len(labels), at_once):
             part = slice(at, at + at_once)
-            given = (torch.from_numpy(np.asarray(name[part])).to(device) for name in inputs)
+            given = (_tensor(array, part, device) for array in inputs)
             right += int((small(*given).argmax(1).cpu().numpy() == labels[part]).sum())
         scores[f"{budget:g}"] = right / len(labels)
     return scores

@@ -10,7 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
-from saccade.models.data.listops import CLASS_NAMES, VOCABULARY, Grammar, draw, listops
+from saccade.models.data.listops import (
+    CLASS_NAMES,
+    VOCABULARY,
+    Expressions,
+    Grammar,
+    as_bytes,
+    draw,
+    listops,
+    most_bytes,
+    most_tokens,
+)
 from saccade.models.nac.model import NAC
 from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules
 from saccade.models.training.options import TrainOptions, chosen_recipe
@@ -51,6 +61,8 @@ SHIPPED = replace(QUICK, steps=10_000, validate_every=500)
 def task(options: TrainOptions) -> Task:
     """Train a NAC on listops; `--set` accepts max_tokens, depth and arguments of the grammar.
 
+    With `--set input=bytes`, it reads their text, and max_tokens is its length in bytes.
+
     Raises: SaccadeError if other data is named, or a value is out of range.
     """
     if options.data != "listops":
@@ -68,17 +80,21 @@ class ListOpsTask(CircuitTask):
         recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
         known = ("depth", "arguments")
         sizes = {name: options.set[name] for name in known if name in options.set}
-        self.grammar = Grammar(max_tokens=options.value("max_tokens", 100), **sizes)
+        most = options.value("max_tokens", 0)
+        self.text = options.value("input", "characters") == "bytes"
+        tokens = most_tokens(most) if self.text else most
+        self.grammar = Grammar(max_tokens=tokens if most else 100, **sizes)
+        self.most = most or (most_bytes(100) if self.text else 100)
         given = {
-            "input": "characters",
-            "vocabulary": VOCABULARY,
-            "max_tokens": self.grammar.max_tokens,
+            "input": "bytes" if self.text else "characters",
+            "vocabulary": () if self.text else VOCABULARY,
+            "max_tokens": self.most,
             "classes": len(CLASS_NAMES),
         }
         super().__init__(options, recipe, given, known)
         self.auxiliary = ListValues(self.model)
-        self.training = listops("train", FIXED_TRAIN, grammar=self.grammar)
-        validation = listops("validation", grammar=self.grammar)
+        self.training = self._read(listops("train", FIXED_TRAIN, grammar=self.grammar))
+        validation = self._read(listops("validation", grammar=self.grammar))
         self.data_sha256 = {"train": self.training.sha256, "validation": validation.sha256}
         labels, kept = validation.labels, slice(CALIBRATION)
         self.scored = (validation.characters, validation.length), labels
@@ -92,7 +108,7 @@ class ListOpsTask(CircuitTask):
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
         """Return characters and values [b n], length and labels [b]; n is the greatest length."""
-        drawn = draw(rng, self.recipe.batch, split="train", grammar=self.grammar)
+        drawn = self._read(draw(rng, self.recipe.batch, split="train", grammar=self.grammar))
         longest = int(drawn.length.max())
         batch = {
             "characters": torch.from_numpy(drawn.characters[:, :longest]),
@@ -110,8 +126,19 @@ class ListOpsTask(CircuitTask):
         logits = self.model(batch["characters"], batch["length"], modules=batch.get("modules"))
         loss = self.with_graph_prior(F.cross_entropy(logits, batch["labels"]))
         if self.extra["values_weight"]:
-            loss = loss + self.extra["values_weight"] * self.auxiliary.loss(batch["values"])
+            share = batch.get("lists_share", 1.0)
+            loss = loss + self.extra["values_weight"] * share * self.auxiliary.loss(batch["values"])
         return loss
+
+    def _read(self, drawn: Expressions) -> Expressions:
+        """Return the expressions as the model reads them."""
+        return as_bytes(drawn, self.most) if self.text else drawn
+
+    def part(self, batch: Any, index: int, count: int) -> Any:
+        """Return a part, whose mean over lists counts as much as it has lists per expression."""
+        part = super().part(batch, index, count)
+        lists, whole = (float((each["values"] >= 0).double().mean()) for each in (part, batch))
+        return part | {"lists_share": torch.tensor(lists / whole)}
 
     def _order(self) -> Tensor:
         return self.model.rank_now().cpu()
@@ -119,7 +146,8 @@ class ListOpsTask(CircuitTask):
     def calibration(self) -> dict[str, np.ndarray]:
         """Return 512 training expressions with their answers."""
         names = ("characters", "length", "labels")
-        return {name: getattr(self.training, name)[:CALIBRATION] for name in names}
+        found = {name: getattr(self.training, name)[:CALIBRATION] for name in names}
+        return {"bytes" if self.text and name == names[0] else name: found[name] for name in found}
 
 
 class ListValues(nn.Module):

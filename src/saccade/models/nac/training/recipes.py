@@ -102,7 +102,7 @@ def recipe_for(data: str, height_px: int, width_px: int) -> Recipe:
     return _recipe(
         config={
             "tokenizer": "conv",
-            "patch_px": _patch_px(height_px, width_px),
+            "patch_px": patch_side(height_px, width_px),
             "modules": 64,
             "dim": 64,
             "dropout_draw": "log-uniform",
@@ -148,7 +148,7 @@ def with_epochs(recipe: Recipe, samples: int, *, steps: int | None) -> Recipe:
     )
 
 
-def _patch_px(height_px: int, width_px: int) -> int:
+def patch_side(height_px: int, width_px: int) -> int:
     wanted = max(height_px, width_px) / 8
     fitting = [
         side

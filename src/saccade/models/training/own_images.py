@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's images for a model that may see them through a ResNet, and words of their texts."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import SaccadeError
+from saccade.models.data.datasets import pixel_moments
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.resnet_sizes import BLOCKS, MEAN, STD, STRIDE, feature_width
+from saccade.models.training.options import TrainOptions
+from saccade.models.word_tokens import frequent_words, split_words
+
+_SEEN = 1_000  # images used for mean and std
+
+
+def wanted_images(options: TrainOptions, encoder: str) -> Preprocessing | None:
+    """Return how images are read: as those of `--init`, in color for a ResNet, or None.
+
+    `encoder` is the one that the family has without `--set`.
+    """
+    if options.asked.preprocessing is not None or options.value("encoder", encoder) not in BLOCKS:
+        return options.asked.preprocessing
+    side_px = options.side_px
+    return Preprocessing(side_px, side_px, 3, (0.0,) * 3, (1.0,) * 3)
+
+
+def image_fields(options: TrainOptions, images: np.ndarray, encoder: str) -> dict[str, Any]:
+    """Return the fields of a configuration about these images, as `wanted_images` reads them.
+
+    A ResNet takes the mean and std of ImageNet, as its weights do; its cells are of 32 pixels.
+
+    Shapes: images uint8 [n h w c].
+    """
+    height, width, channels = images.shape[1:]
+    fields = {"height_px": height, "width_px": width, "channels": channels}
+    name = options.value("encoder", encoder)
+    if name in BLOCKS:
+        grid = (max(1, height // STRIDE), max(1, width // STRIDE))
+        return fields | {"mean": MEAN, "std": STD, "feature_dim": feature_width(name), "grid": grid}
+    mean, std = pixel_moments(images[:_SEEN])
+    return fields | {"mean": mean, "std": std}
+
+
+def chosen_words(
+    options: TrainOptions, texts: Sequence[str], named: Callable[[int], str], *, extra: Any
+) -> tuple[str, ...]:
+    """Return the words of texts that occur often enough, or those of `--init`, which has them all.
+
+    `named` returns what the user calls the row of a text.
+
+    Raises: SaccadeError if there are none, or the checkpoint of `--init` lacks one, with its row.
+    """
+    most, least = extra["most_words"], extra["word_count"]
+    words = frequent_words(texts, most=most, least_count=least)
+    if len(words) < 2:
+        raise SaccadeError(
+            f"--data {options.data}: found {len(words)} words that occur at least {least} times "
+            "in the training split, expected 2 or more. Lower --set word_count, or add texts."
+        )
+    if options.start is None:
+        return words
+    known = tuple(options.start.config["words"])
+    if unknown := sorted(set(words) - set(known)):
+        row = next(i for i, text in enumerate(texts) if unknown[0] in split_words(text))
+        raise SaccadeError(
+            f"--data {options.data}: {named(row)}: {unknown[0]!r:.80} is not among the "
+            f"{len(known):,} words of --init {options.init} ({len(unknown):,} words of the data "
+            "are not). Raise --set word_count, so that rarer words are read as unknown, or train "
+            "without --init."
+        )
+    return known
+
+
+def longest_text(texts: Iterable[str], most: int) -> int:
+    """Return the number of words of the longest text, at most `most`."""
+    return min(most, max(len(split_words(text)) for text in texts))

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Residual networks against what torchvision documents, their folding, and their weight files."""
+
+from functools import cache
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from saccade.errors import SaccadeError
+from saccade.models import resnet_sizes
+from saccade.models.layers.resnet import ResNet, load_resnet
+from saccade.models.resnet_sizes import BLOCKS, feature_width
+
+# Parameters with 1,000 classes, and tensors of the state dict, as torchvision documents them.
+DOCUMENTED = {
+    "resnet18": (11_689_512, 122),
+    "resnet34": (21_797_672, 218),
+    "resnet50": (25_557_032, 320),
+    "resnet101": (44_549_160, 626),
+    "resnet152": (60_192_808, 932),
+}
+NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+@cache
+def outline(name: str, classes: int = 0) -> ResNet:
+    with torch.device("meta"):
+        return ResNet(name, classes=classes)
+
+
+def narrow() -> ResNet:
+    """A ResNet-18 with few channels."""
+    with patch.object(resnet_sizes, "WIDTHS", (8, 8, 16, 16)):
+        return ResNet("resnet18")
+
+
+@cache
+def drawn() -> ResNet:
+    """A narrow network whose batch norms are not those of a new one."""
+    torch.manual_seed(0)
+    network = narrow()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.running_mean, module.weight.data, module.bias.data):
+                tensor.uniform_(-0.5, 1)
+            module.running_var.uniform_(0.5, 2)
+    return network.eval()
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_sizes_are_torchvisions(name):
+    network = outline(name, 1000)
+    assert (sum(p.numel() for p in network.parameters()), len(network.state_dict())) == DOCUMENTED[
+        name
+    ]
+    assert network.fc.in_features == feature_width(name)
+
+
+def test_names_and_shapes_of_basic_blocks_are_torchvisions():
+    shapes = {key: tuple(value.shape) for key, value in outline("resnet18").state_dict().items()}
+    assert list(shapes)[:6] == ["conv1.weight", *(f"bn1.{name}" for name in NORM)]
+    block = ("conv1.weight", *(f"bn1.{n}" for n in NORM), "conv2.weight")
+    below = ("downsample.0.weight", *(f"downsample.1.{n}" for n in NORM))
+    block = (*block, *(f"bn2.{n}" for n in NORM))
+    assert [k for k in shapes if k.startswith("layer1.0.")] == [f"layer1.0.{k}" for k in block]
+    second = [f"layer2.0.{k}" for k in (*block, *below)]
+    assert [k for k in shapes if k.startswith("layer2.0.")] == second
+    assert shapes["conv1.weight"] == (64, 3, 7, 7)
+    assert shapes["layer2.0.downsample.0.weight"] == (128, 64, 1, 1)
+
+
+def test_bottlenecks_have_the_stride_in_the_middle():
+    network = outline("resnet50")
+    shapes = {key: tuple(value.shape) for key, value in network.state_dict().items()}
+    assert shapes["layer1.0.downsample.0.weight"] == (256, 64, 1, 1)
+    assert shapes["layer4.2.conv3.weight"] == (2048, 512, 1, 1)
+    block = network.get_submodule("layer3.0")
+    strides = [block.get_submodule(f"conv{place}").stride for place in (1, 2, 3)]
+    assert strides == [(1, 1), (2, 2), (1, 1)]
+    assert "layer3.1.downsample.0.weight" not in shapes
+
+
+def test_a_cell_per_32_pixels():
+    assert drawn()(torch.zeros(1, 3, 64, 70)).shape == (1, 16, 2, 3)
+
+
+def test_folding_changes_nothing():
+    network = narrow()
+    network.load_state_dict(drawn().state_dict())
+    network = network.double().eval()
+    image = torch.randn(2, 3, 64, 32, dtype=torch.float64)
+    folded = network.folded()
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    torch.testing.assert_close(folded(image), network(image), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ("safetensors", "pth", "wrapped"))
+def test_weights_load(tmp_path, kind):
+    state = drawn().state_dict()
+    state |= {"fc.weight": torch.zeros(7, 16), "fc.bias": torch.zeros(7)}
+    path = tmp_path / ("x.safetensors" if kind == "safetensors" else "x.pth")
+    if kind == "safetensors":
+        save_file(state, path)
+    elif kind == "pth":
+        torch.save(state, path)
+    else:
+        named = {f"module.{key}": value for key, value in state.items() if "num_b" not in key}
+        torch.save({"state_dict": named, "epoch": 3}, path)
+    network = narrow()
+    load_resnet(network, path)
+    state = drawn().state_dict()
+    assert all(
+        value.equal(state[key]) for key, value in network.state_dict().items() if "num_b" not in key
+    )
+
+
+def _without(state):
+    del state["layer3.1.bn2.bias"]
+
+
+def _infinite(state):
+    state["bn1.weight"][3] = torch.inf
+
+
+def _of_another(state):
+    for key in [key for key in state if key.startswith("layer")]:
+        del state[key]
+    state |= {k: torch.zeros(1) for k in outline("resnet34").state_dict() if k.startswith("layer")}
+
+
+def _foreign(state):
+    state.clear()
+    state["encoder.weight"] = torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    (
+        (_without, "layer3.1.bn2.bias: found no such tensor, expected \\(16,\\) of resnet18"),
+        (_infinite, "bn1.weight contains NaN or infinity"),
+        (_of_another, "The file may be of resnet34"),
+        (_foreign, "found the tensors encoder.weight, expected conv1.weight"),
+    ),
+)
+def test_other_weights_are_refused(tmp_path, change, message):
+    state = {key: value.clone() for key, value in drawn().state_dict().items()}
+    change(state)
+    save_file(state, tmp_path / "x.safetensors")
+    with pytest.raises(SaccadeError, match=message):
+        load_resnet(narrow(), tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("data", (b"", b"\x80\x04junk", b"PK\x03\x04junk", b"x" * 100))
+def test_damaged_files_are_refused(tmp_path, data):
+    path = tmp_path / "x.pth"
+    path.write_bytes(data)
+    with pytest.raises(SaccadeError, match=r"x\.pth"):
+        load_resnet(narrow(), path)
+    with pytest.raises(SaccadeError, match="cannot be read"):
+        load_resnet(narrow(), tmp_path / "absent")
+
+
+def test_every_size_is_documented():
+    assert DOCUMENTED.keys() == BLOCKS.keys()

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Short runs of every family in float64, alone or as one of two processes, to be compared."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from saccade.errors import SaccadeError
+from saccade.models.data.listops import listops
+from saccade.models.entry import imported
+from saccade.models.families import entry_of
+from saccade.models.training import loop, parts, train
+from saccade.models.training.options import TrainOptions
+from saccade.models.training.processes import ALONE, Follower, Group, joined
+from saccade.serving.commands import cli
+
+MODELS = "saccade.models."
+STEPS = 2
+FEW_SCENES = {"scenes": 24, "singles": 12, "validate_scenes": 4, "report_scenes": 4}
+FEW_CAPTIONS = {"scenes": 24, "singles": 12, "validate_images": 2, "report_images": 2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A short run: its family and options, fields of its recipe, constants that are smaller."""
+
+    family: str
+    set: dict[str, Any]
+    recipe: dict[str, Any] = field(default_factory=dict)
+    smaller: dict[str, Any] = field(default_factory=dict)  # "module:name" -> value
+    data: str | None = None
+    batch: int = 6
+    has_norms: bool = False
+    has_blocks: bool = True
+
+    @property
+    def module(self) -> str:
+        """Return the module of the task."""
+        if self.data == "listops":
+            return f"{MODELS}nac.training.listops"
+        return entry_of(self.family).training.partition(":")[0]
+
+
+_NAC = {"modules": 6, "dim": 12, "code_dim": 8, "signature_dim": 4, "ffn_dim": 16}
+_SOT = {"dim": 12, "layers": 1, "heads": 2, "mlp_dim": 16, "pool_heads": 2, "m": 4, "n": 4}
+_FEW_IMAGES = {
+    "sot.training:VALIDATION": 4,
+    "sot.training:CALIBRATION": 4,
+    "sot.training:SCENE_PX": 16,
+}
+CASES = {
+    # The epoch of 998 digits has batches of two sizes, so parts differ too.
+    "nac": Case(
+        "nac",
+        _NAC
+        | {"drop_path": 0.3, "code_noise": 0.2, "kernel_draw": "sample"}
+        | {"initial_state": "linear", "state_noise": True},
+        data="digits",
+        batch=7,
+    ),
+    "nac, listops": Case(
+        "nac",
+        _NAC | {"max_tokens": 16, "local_layers": 1},
+        {"ema": 0.9},
+        {"nac.training.listops:FIXED_TRAIN": 16, "nac.training.listops:listops": cache(listops)},
+        data="listops",
+    ),
+    "sparo": Case(
+        "sparo",
+        {
+            "height_px": 16,
+            "width_px": 16,
+            "patch_px": 8,
+            "image_width": 12,
+            "image_layers": 2,
+            "image_heads": 2,
+            "image_hidden": 16,
+            "text_width": 12,
+            "text_layers": 2,
+            "text_heads": 2,
+            "text_hidden": 16,
+            "embed_dim": 8,
+            "slots": 2,
+            "slot_dim": 4,
+            "attn_dim": 4,
+        },
+        {"extra": {"scenes": 24, "validation_images": 6}},
+    ),
+    "sot": Case("sot", _SOT | {"pool_dropout": 0.3, "patch_px": 4}, {"ema": 0.9}, _FEW_IMAGES),
+    "sot, norms": Case(
+        "sot",
+        _SOT | {"token_embedding": "resnet", "patch_px": 8},
+        smaller=_FEW_IMAGES,
+        has_norms=True,
+    ),
+    "slot-attention": Case(
+        "slot-attention",
+        {
+            "side_px": 14,
+            "slot_dim": 8,
+            "qkv_dim": 8,
+            "mlp_dim": 12,
+            "grid_mlp_dim": 8,
+            "encoder_channels": [8],
+            "encoder_kernels": [3],
+            "encoder_strides": [2],
+            "decoder_channels": [8],
+        },
+        {"extra": {"validation": 4}},
+        has_blocks=False,
+    ),
+    "vqa": Case(
+        "vqa",
+        {
+            "height_px": 16,
+            "width_px": 16,
+            "grid": [2, 2],
+            "dim": 8,
+            "heads": 2,
+            "layers": 1,
+            "hidden": 12,
+            "word_dim": 8,
+            "feature_dim": 8,
+            "pool_hidden": 8,
+            "pool_dim": 8,
+            "dropout": 0.3,
+            "attention": "sparsemax",
+        },
+        {"extra": FEW_SCENES | {"questions": 3}},
+    ),
+    "captioner": Case(
+        "captioner",
+        {
+            "height_px": 24,
+            "width_px": 24,
+            "widths": [4, 8],
+            "strides": [3, 2],
+            "dim": 8,
+            "grid_height": 4,
+            "grid_width": 4,
+            "feature_dim": 8,
+            "hidden_dim": 8,
+            "attention_dim": 4,
+            "embedding_dim": 4,
+            "attention": "sparsemax",
+        },
+        {"extra": FEW_CAPTIONS},
+        has_norms=True,
+        has_blocks=False,
+    ),
+}
+
+
+@contextmanager
+def made_smaller(case: Case) -> Iterator[None]:
+    """Change the constants and the recipe that decide how much data a task draws."""
+    module = import_module(case.module)
+    with ExitStack() as stack:
+        if case.recipe:
+            quick = module.QUICK
+            recipe = case.recipe | {"extra": quick.extra | case.recipe.get("extra", {})}
+            stack.enter_context(patch.object(module, "QUICK", replace(quick, **recipe)))
+        for place, value in case.smaller.items():
+            module, _, name = place.partition(":")
+            stack.enter_context(patch.object(import_module(MODELS + module), name, value))
+        yield
+
+
+def run(
+    name: str,
+    group: Group = ALONE,
+    *,
+    kind: torch.dtype = torch.float64,
+    stop_after: int = 0,
+    **changes: Any,
+) -> dict[str, np.ndarray]:
+    """Return weights, losses and scores after a few steps, interrupted after `stop_after`."""
+    case = CASES[name]
+    options = TrainOptions(
+        Path("unused.safetensors"), case.data, set=case.set, steps=STEPS, batch=case.batch
+    )
+    options = replace(options, **changes)
+    torch.manual_seed(0)
+    with made_smaller(case):
+        this = new_run(case, options, kind, group)
+        for step in range(STEPS):
+            if stop_after and step == stop_after:
+                state = deepcopy(this.state())
+                torch.manual_seed(5)
+                this = new_run(case, options, kind, group)
+                this.restore(state)
+            this.step()
+            this.after_step(lambda *_, **__: None)
+    found = {key: value.numpy() for key, value in this.best_weights.items()}
+    found |= {"losses": np.array([row["loss"] for row in this.log.rows])}
+    found |= {"random": torch.random.get_rng_state().numpy()}
+    return found | {"best": np.array([this.best_step, this.best_score])}
+
+
+def new_run(case: Case, options: TrainOptions, kind: torch.dtype, group: Group) -> loop.Run:
+    """Begin a run with numbers of that type, validated after the last step."""
+    task = imported(entry_of(case.family).training)(options)
+    task.recipe = replace(task.recipe, warm_up_steps=1, validate_every=STEPS)
+    for module in (task.model, task.auxiliary):
+        if module is not None:
+            module.to(kind)
+    return loop.Run(task, options, group)
+
+
+def difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    """Return the greatest difference of two runs, relative to the size of each array."""
+    assert one.keys() == other.keys()
+    return max(
+        float(np.abs(one[name] - other[name].astype(float)).max() / (np.abs(one[name]).max() + 1))
+        for name in one
+        if one[name].size
+    )
+
+
+def without_gradients(group: Any, x: Any, rows: Any) -> Any:
+    """Gather codes as constants."""
+    return gathered(group, x.detach(), rows)
+
+
+gathered = parts.gathered
+# What both processes do, in this order; the broken ones must not give the result of one process.
+SHARED: dict[str, Callable[[Group], dict[str, np.ndarray]]] = {
+    **{name: partial(run, name) for name in CASES},
+    "sparo in micro-batches": partial(run, "sparo", accumulate=3),
+    "vqa, all at once": partial(run, "vqa", accumulate=2, checkpoint_activations=True),
+    "nac, resumed": partial(run, "nac", stop_after=1),
+    "sot in bfloat16": partial(
+        run, "sot", kind=torch.float32, precision="bf16", checkpoint_activations=True
+    ),
+}
+BROKEN: dict[str, tuple[str, str, Any]] = {
+    "gradients are not added up": ("sot", "sum_gradients", lambda group, parameters, value: value),
+    "each part has its own mean": ("captioner", "Part", lambda *a: Part(*a[:2], 0.5)),
+    "noise is drawn by part": ("vqa", "rows_of_batch", lambda rows: nullcontext()),
+    "batch norms see their part": (
+        "sot, norms",
+        "_batch_norm",
+        lambda group, *a, **named: F.batch_norm(*a, **named),
+    ),
+    "codes of others have no gradient": ("sparo", "gathered", without_gradients),
+}
+Part = parts.Part
+
+
+def shared(group: Group) -> dict[str, dict[str, np.ndarray]]:
+    """Return what every run of SHARED and BROKEN gives in that group."""
+    found = {name: work(group) for name, work in SHARED.items()}
+    for name, (case, broken, instead) in BROKEN.items():
+        with patch.object(parts, broken, instead):
+            found[name] = run(case, group)
+    return found
+
+
+def main(request: Follower) -> bool | str:
+    """Do the second process's part in what a test does; it names the part as the family."""
+    what, _, family = request.family.partition(": ")
+    torch.set_num_threads(1)
+    if what == "train":
+        return train.main(replace(request, family=family))
+    if what == "launched":
+        return launched(*json.loads(request.options))
+    with joined(request.group, "", TrainOptions(Path("unused.safetensors"))) as group:
+        if what == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "fails":
+            raise SaccadeError("row 12,345: found no image.")
+        shared(group)
+    return True
+
+
+def launched(words: list[str], port: str, code: int) -> str:
+    """Run a command as the second process of a launcher, and return what it prints."""
+    output = StringIO()
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with patch.dict(os.environ, place), redirect_stdout(output), redirect_stderr(output):
+        try:
+            found = cli.run(words)
+        except SystemExit as end:
+            found = int(str(end.code or 0))
+    return output.getvalue() if found == code else f"exit code {found}: {output.getvalue()}"
