@@ -72,8 +72,7 @@ class SparoConfig(ConfigValues):
     patch_px: Count = 32
     patch_bias: bool = False  # True in DINO, False in CLIP
     pre_norm: bool = True  # CLIP normalizes the tokens before the first block
-    class_token: bool = True  # of the image tower, before the patches
-    registers: Natural = 0  # tokens between class token and patches
+    registers: Natural = 0  # tokens of the image between class token and patches
     image_width: Count = 768
     image_layers: Natural = 12
     image_heads: Count = 12
@@ -212,9 +211,9 @@ class SparoConfig(ConfigValues):
 
     @property
     def image_tokens(self) -> int:
-        """Number of patches, plus the tokens before them."""
+        """Number of patches, plus the class token and the registers."""
         patches = (self.height_px // self.patch_px) * (self.width_px // self.patch_px)
-        return patches + self.class_token + self.registers
+        return patches + 1 + self.registers
 
     @property
     def kept_slots(self) -> tuple[int, ...]:

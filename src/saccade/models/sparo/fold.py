@@ -65,7 +65,7 @@ class FoldedImageTower(nn.Module):
     Shapes: as ImageTower.
     """
 
-    first: Tensor | None
+    first: Tensor
     position: Tensor
 
     @torch.no_grad()
@@ -83,18 +83,15 @@ class FoldedImageTower(nn.Module):
         if patches.bias is not None:
             constant = constant + patches.bias
         first = source.first()
-        count = 0 if first is None else len(first)
-        self.register_buffer("position", source.position[count:] + constant)
-        if first is not None:
-            first = source.norm_input(first + source.position[:count])[None]
-        self.register_buffer("first", first)
+        self.register_buffer("position", source.position[len(first) :] + constant)
+        first = source.norm_input(first + source.position[: len(first)])
+        self.register_buffer("first", first[None])
 
     def forward(self, image: Tensor) -> Tensor:
         check_image(image, self.size)
         pixels = image.to(self.position.dtype).permute(0, 3, 1, 2)
         x = self.norm_input(self.patches(pixels).flatten(2).mT + self.position)
-        if self.first is not None:
-            x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1)
+        x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1)
         for block in self.blocks:
             x = block(x)
         return x

@@ -153,6 +153,7 @@ class CodebookPool(nn.Module):
     def __init__(self, config: SparoConfig, tower: str) -> None:
         super().__init__()
         width = config.image_width if tower == "image" else config.text_width
+        self.words_from = 1 + config.registers  # of an image
         self.map = QueryMap(width, config.feature_dim, config.eps)
         self.temperature = config.temperature
         self.widen = bottleneck(config)
@@ -161,7 +162,7 @@ class CodebookPool(nn.Module):
         self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
     ) -> PoolingOutput:
         assert query is not None
-        inner = self.map(tokens if end is not None else tokens[:, 1:]) @ query.mT
+        inner = self.map(tokens if end is not None else tokens[:, self.words_from :]) @ query.mT
         inner = inner / math.sqrt(query.shape[-1])
         if end is not None:
             behind = torch.arange(tokens.shape[1], device=tokens.device) > end[:, None]

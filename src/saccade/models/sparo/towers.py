@@ -21,13 +21,14 @@ class ImageTower(nn.Module):
     """A tower that returns the tokens of an image: class token, registers, patches.
 
     Shapes: image [b h w c], values 0 to 255 of any type -> [b n image_width]: the class token and
-            registers, if there are any, then rows of patches from the top left.
+            registers, then rows of patches from the top left.
     Source: Dosovitskiy et al. 2021; with `pre_norm` the trunk of CLIP, without it that of DINO;
             with registers Darcet et al. 2023.
     """
 
     mean: Tensor
     std: Tensor
+    registers: nn.Parameter | None
 
     def __init__(self, config: SparoConfig) -> None:
         super().__init__()
@@ -39,14 +40,9 @@ class ImageTower(nn.Module):
             config.channels, width, config.patch_px, config.patch_px, bias=config.patch_bias
         )
         std = width**-0.5
-        if config.class_token:
-            self.class_token = nn.Parameter(std * torch.randn(width))
-        if config.registers:
-            self.registers = nn.Parameter(std * torch.randn(config.registers, width))
-        self.named = (
-            *["class_token"] * config.class_token,
-            *["registers"] * bool(config.registers),
-        )
+        self.class_token = nn.Parameter(std * torch.randn(width))
+        registers = std * torch.randn(config.registers, width) if config.registers else None
+        self.register_parameter("registers", None if registers is None else nn.Parameter(registers))
         self.position = nn.Parameter(std * torch.randn(config.image_tokens, width))
         self.norm_input = nn.LayerNorm(width, eps=config.eps) if config.pre_norm else nn.Identity()
         sizes = (width, config.image_heads, config.image_hidden)
@@ -56,20 +52,19 @@ class ImageTower(nn.Module):
         check_image(image, self.size)
         pixels = (image.to(self.mean.dtype) / 255 - self.mean) / self.std
         x = self.patches(pixels.permute(0, 3, 1, 2)).flatten(2).mT
-        if (first := self.first()) is not None:
-            x = torch.cat([first.expand(x.shape[0], -1, -1), x], 1)
-        x = self.norm_input(x + self.position)
+        x = torch.cat([self.first().expand(x.shape[0], -1, -1), x], 1) + self.position
+        x = self.norm_input(x)
         for block in self.blocks:
             x = block(x)
         return x
 
-    def first(self) -> Tensor | None:
+    def first(self) -> Tensor:
         """Return the tokens before the patches.
 
         Shapes: -> [k image_width].
         """
-        tokens = [getattr(self, name).reshape(-1, self.position.shape[1]) for name in self.named]
-        return torch.cat(tokens) if tokens else None
+        token = self.class_token[None]
+        return token if self.registers is None else torch.cat((token, self.registers))
 
 
 class TextTower(nn.Module):

@@ -28,11 +28,6 @@ def _read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]")
     import torch
 
     own = SparoConfig.from_dict(dict(config))
-    if not own.class_token:
-        raise SaccadeError(
-            f"--trunk {name}: its tokens have no class token, which the trunk of a head here "
-            "needs. Pass a ViT, DeiT, DINOv2 or CLIP."
-        )
     shape = TrunkShape(
         **{field: getattr(own, field) for field in _IMAGE_FIELDS},
         dim=own.image_width,
