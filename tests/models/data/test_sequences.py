@@ -257,8 +257,8 @@ def changed(**changes: Any) -> Callable[[Path], str]:
 TOKENS, POINTS, GIVEN = Takes("tokens"), Takes("points"), Takes("tokens", conditioned=True)
 NAN = np.full((COUNT, 5, 4), np.nan, np.float32)
 WRONG: dict[str, tuple[Takes, Callable[[Path], str], str]] = {
-    "no path": (BYTES, lambda place: "nowhere", "there is no such path; no bytes, expected a .csv"),
-    "images": (POINTS, lambda place: __file__, "found no points, expected a folder"),
+    "no path": (BYTES, lambda place: "nowhere", "no such path, but the model reads bytes. Pass a"),
+    "images": (POINTS, lambda place: __file__, "no points, but the model reads points. Pass a"),
     "no text": (BYTES, bad_row('"",bad,train'), "row 3: found '' in column 'text'"),
     "no label": (BYTES, bad_row('"a",,train'), "row 3: found '' in column 'label'"),
     "a split": (BYTES, bad_row('"a",bad,later'), "row 3: found 'later' in column 'split'"),

@@ -102,6 +102,7 @@ def caption(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult
     scores += _attention_scores(captions)
     fewest, most = min(map(len, truth)), max(map(len, truth))
     count = f"{most}" if fewest == most else f"{fewest} to {most}"
+    count += " reference" if most == 1 else " references"
     what = "a scene" if drawn.objects else "an image"
     return EvaluationResult(
         model.name,
@@ -110,7 +111,7 @@ def caption(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult
         drawn.digest(),
         tuple(scores),
         per_caption,
-        f"beam {model.runtime_metadata['beam']}, {count} references {what}",
+        f"beam {model.runtime_metadata['beam']}, {count} {what}",
         split=drawn.split,
         skipped=drawn.skipped,
     )

@@ -234,8 +234,8 @@ def split_of_source(
         digest = lazy.sha256
         labels = source.labels[rows]
         return Dataset(images, labels, names, shown, digest, split, skipped, lazy), rows
-    kept = _kept(images, source, rows, shown, split, skipped=skipped)
-    return replace(kept, originals=lazy), rows
+    data = _kept(images, source, rows, shown, split, skipped=skipped)
+    return replace(data, originals=lazy), rows
 
 
 def readable_rows(name: str, split: str, images: Images, most: int) -> np.ndarray:

@@ -40,8 +40,9 @@ class Told:
     name: str
     split: str
     skipped: int  # unreadable rows that were left out
-    originals: Images | None  # the same images in the size of their files, if they have one
     digest: Callable[[], str] = field(repr=False, compare=False)
+    # The same images in the size of their files; None if they have none of their own.
+    originals: Images | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -156,7 +157,8 @@ def _told(
             whole.update(text_of(row).encode())
         return whole.hexdigest()
 
-    return Told(data.images, rows, data.name, data.split, data.skipped, data.originals, digest)
+    files = data.originals
+    return Told(data.images, rows, data.name, data.split, data.skipped, digest, originals=files)
 
 
 def _given(name: str, asked: DataAsked) -> Given:

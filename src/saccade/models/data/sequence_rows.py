@@ -127,8 +127,10 @@ def open_rows(name: str, takes: Takes, asked: DataAsked) -> Rows:
             return _TextRows(TextTable(path, tables, takes.sets, given))
         if path.is_dir() and takes.sets == 1:
             return _TextRows(ClassFiles(path, (".txt",), given))
-    found = "found" if path.exists() else "there is no such path;"
-    raise SaccadeError(f"data '{name}': {found} no {takes.kind}, expected {_expected(takes)}.")
+    found = f"found no {takes.kind}" if path.exists() else "found no such path"
+    raise SaccadeError(
+        f"data '{name}': {found}, but the model reads {takes.kind}. Pass {_expected(takes)}."
+    )
 
 
 def _expected(takes: Takes) -> str:

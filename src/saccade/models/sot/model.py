@@ -109,7 +109,7 @@ class SoT(nn.Module, Family):
 
     def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
         """Return the trunk before its blocks, each block, and what follows them."""
-        blocks = ()
+        blocks: tuple[tuple[str, ...], ...] = ()
         if isinstance(self.trunk, ViT):
             blocks = tuple((f"trunk.blocks.{index}",) for index in range(self.config.layers))
         elif isinstance(self.trunk, Swin):

@@ -83,7 +83,7 @@ class Sparo(nn.Module, Family):
     def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
         """Return both towers before their blocks, their blocks by index, and what follows them."""
         towers = ("image", "text") if self.config.text else ("image",)
-        counts = [len(self.get_submodule(f"{tower}.blocks")) for tower in towers]
+        counts = [len(list(self.get_submodule(f"{tower}.blocks").children())) for tower in towers]
         # The shorter tower ends where the longer one does.
         blocks = [
             tuple(

@@ -118,7 +118,7 @@ class ShapesSource:
 
     name = "shapes"
     labels = SCENE_LABELS
-    originals = None
+    originals: Images | None = None
 
     def __init__(self, count: int, validation: int, side_px: int) -> None:
         self.training = scenes("train", count, side_px=side_px)

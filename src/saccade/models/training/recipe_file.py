@@ -155,7 +155,7 @@ def _parsed(path: Path) -> dict[Any, Any]:
 def _yaml(text: str) -> Any:
     yaml: Any = require("yaml", extra="yaml")
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    class Loader(yaml.SafeLoader):
         """Plain values; no anchors, which can multiply a small file, and no key given twice."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:

@@ -31,7 +31,7 @@ class _TensorBoard:
 
         # Rows that a killed session wrote after its last saved state are hidden.
         purge = resumed_at + 1 if resumed_at else None
-        self._writer: Any = SummaryWriter(str(folder), purge_step=purge)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder), purge_step=purge)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

@@ -90,7 +90,7 @@ def _with_recipe(path: Path, family: str, options: TrainOptions) -> TrainOptions
         raise SaccadeError(
             f"{path}: family is {named}, but the command line has {family}. Leave one of them out."
         )
-    flags = {name: True for name, value in values.items() if value is True}
+    flags: dict[str, Any] = {name: True for name, value in values.items() if value is True}
     return replace(options, set=values.get("set", {}) | options.set, **flags)
 
 
