@@ -26,6 +26,7 @@ class Command:
     resume: tuple[str, ...] = ()  # arguments to resume if `keeps` exists
     resumes_alone: bool = False  # same arguments resume; unfinished files are visible
     changes: tuple[str, ...] = ()  # input folders that it writes to: copied to {out}
+    spare: str = ""  # ending of files that nothing reads until a result names them
     forces: bool = True  # has --force, which replaces an older result as a whole
     share: float = 1.0  # of the trials that are asked for, if one takes minutes
 
@@ -213,6 +214,7 @@ COMMANDS = {
             ("calibrated",),
             ("calibrated",),
             changes=("calibrated",),
+            spare=".policy.npz",
             forces=False,
         ),
         Command(

@@ -18,6 +18,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '
 
 from PIL import Image
 
+from saccade import files
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
@@ -148,7 +149,7 @@ CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
     "other variant": (of_step(variant="tiny-b0250-fp32"), "is not a chain"),
     "other model": (lambda c: c["variants"][0].update(sha256="0" * 64), "is not a chain"),
     "no policies": (lambda c: c.update(policies=[]), "has the policies none"),
-    "answers": (lambda c: c.update(answers_sha256="0" * 64), "SHA-256 is"),
+    "answers": (lambda c: c.update(answers_sha256="0" * 64), "policy.npz: missing"),
     "samples": (lambda c: c.update(samples=10_000), "contains .* expected"),
     "version": (lambda c: c.update(version=9), "version 9, expected"),
     "unknown key": (lambda c: c.update(mood="good"), "mood"),
@@ -177,9 +178,28 @@ def test_a_policy_of_other_variants_does_not_pass(folder, images):
     assert "the folder has" in report.problem and "saccade calibrate" in report.problem
 
 
+def test_a_kill_between_two_files_leaves_the_older_policy_valid(folder, images, monkeypatch):
+    calibrate(folder, options(images), progress=None)
+    place = files._place
+
+    def killed(partial: Path, path: Path, *, force: bool) -> None:
+        if path.suffix == ".json":
+            raise KeyboardInterrupt
+        place(partial, path, force=force)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(files, "_place", killed)
+        calibrate(folder, options(images, seed=1), progress=None)
+    assert len(list(folder.glob("auto.*.policy.npz"))) == 2
+    (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
+    assert report.problem is None
+    calibrate(folder, options(images, seed=1), progress=None)
+    assert len(list(folder.glob("auto.*.policy.npz"))) == 1
+
+
 def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
     calibrate(folder, options(images), progress=None)
-    answers = folder / "auto.policy.npz"
+    (answers,) = folder.glob("auto.*.policy.npz")
     answers.write_bytes(answers.read_bytes() + b"x")
     (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
     assert "SHA-256 is" in report.problem

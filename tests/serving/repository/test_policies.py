@@ -123,7 +123,8 @@ def other_threshold(folder: Path) -> None:
 
 
 def no_answers(folder: Path) -> None:
-    (folder / "auto.policy.npz").unlink()
+    (answers,) = folder.glob("auto.*.policy.npz")
+    answers.unlink()
 
 
 def same_name(folder: Path) -> None:
@@ -141,7 +142,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         rf"calibrated with {HALF} of SHA-256 .* the folder has .*saccade ca",
     ),
     "threshold": (other_threshold, "auto: steps is .* but the calibration gives .*--no-policies"),
-    "answers": (no_answers, "auto.policy.npz: missing"),
+    "answers": (no_answers, r"auto\.\w{12}\.policy\.npz: missing"),
     "name": (same_name, "found policy auto-0, which another file of"),
     "full": (other_full, f"different full models .*auto with {FULL}"),
 }

@@ -2,6 +2,7 @@
 """Policies beside `frontier.json`: a JSON file per calibration, and its answers."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -135,15 +136,25 @@ def policy_of(name: str, certified: Certified, answers: Answers) -> Policy:
 
 
 def write_policies(folder: Path, content: PolicyFile, answers: bytes) -> Path:
-    """Write the file and the answers beside it, both or neither; an older one of the name goes."""
+    """Write the file and the answers beside it, both or neither; older ones of the name go.
+
+    A process that is killed between the two leaves the older policy with its own answers, because
+    the names of answers contain their hash.
+    """
     path = folder / (content.name + SUFFIX)
-    write_together(
-        {
-            folder / (content.name + ANSWERS_SUFFIX): answers,
-            path: json_bytes(content.to_dict()),
-        }
-    )
+    own = answers_path(content, path)
+    write_together({own: answers, path: json_bytes(content.to_dict())})
+    for older in folder.glob("*" + ANSWERS_SUFFIX):
+        if older != own and re.fullmatch(
+            re.escape(content.name) + r"\.[0-9a-f]{12}", older.name.removesuffix(ANSWERS_SUFFIX)
+        ):
+            older.unlink(missing_ok=True)
     return path
+
+
+def answers_path(content: PolicyFile, path: Path) -> Path:
+    """Return the path of the answers that belong to a policy file."""
+    return path.with_name(f"{content.name}.{content.answers_sha256[:12]}{ANSWERS_SUFFIX}")
 
 
 def texts_sha256(texts: Iterable[str]) -> str:
@@ -205,7 +216,7 @@ def read_answers(content: PolicyFile, path: Path) -> Answers:
 
     Raises: SaccadeError if they are missing, changed, or do not fit the file.
     """
-    place = path.with_name(content.name + ANSWERS_SUFFIX)
+    place = answers_path(content, path)
     if not place.is_file():
         raise SaccadeError(
             f"{place}: missing; it contains the answers that {path.name} was certified with. "
