@@ -41,10 +41,10 @@ QUICK = Recipe(
     without_decay=("codes", "signatures", "position", "norm", "alpha", "bias", "embedding"),
     schedule="trapezoid",
     decay_share=0.3,
+    label_smoothing=0.1,
     extra={
         "keep": (8, 64),  # fewest and most modules in a step
         "graph_weight": 0.1,  # weight of the graph structure regularizer
-        "label_smoothing": 0.1,
         "validate_count": 1_000,  # validation samples during training
         "budgets": (1.0, 0.5, 0.25, 0.125),  # scored on all validation samples at the end
     },
@@ -98,6 +98,7 @@ class SequenceTask(CircuitTask):
     """A `CircuitTask` on samples in memory; a batch is as long as its longest sample."""
 
     at_once = 50
+    regularized_by = ("label_smoothing",)
 
     def __init__(self, options: TrainOptions, training: Sequences, validation: Sequences) -> None:
         recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
@@ -140,7 +141,7 @@ class SequenceTask(CircuitTask):
         """Return the loss of the class and the graph prior."""
         given = model_arguments(self.model.config, batch)
         logits = self.model(*given, modules=batch.get("modules")).float()
-        smoothing = self.extra["label_smoothing"]
+        smoothing = self.recipe.label_smoothing
         return self.with_graph_prior(
             F.cross_entropy(logits, batch["labels"], label_smoothing=smoothing)
         )
