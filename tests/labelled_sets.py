@@ -28,8 +28,8 @@ class Sample(NamedTuple):
     split: str
 
 
-def digits(per_class: int = 6, classes: int = 3) -> list[Sample]:
-    """Digits of 8 x 8 px: of each class most for training, one for validation, one for test."""
+def digits(per_class: int = 6, classes: int = 3, held_out: int = 1) -> list[Sample]:
+    """Digits of 8 x 8 px: of each class `held_out` for validation, as many for the test."""
     from sklearn.datasets import load_digits
 
     loaded = load_digits()
@@ -40,6 +40,7 @@ def digits(per_class: int = 6, classes: int = 3) -> list[Sample]:
             for label in range(classes)
         ],
         [str(label) for label in range(classes)],
+        held_out,
     )
 
 
@@ -50,7 +51,7 @@ def noise(per_class: int = 5, classes: int = 2) -> list[Sample]:
     return _split([[_png(image) for image in own] for own in pixels], ["a", "b", "c"][:classes])
 
 
-def photographs(per_class: int = 6) -> list[Sample]:
+def photographs(per_class: int = 6, held_out: int = 1) -> list[Sample]:
     """Pieces of the photographs that scikit-learn ships, of many sizes."""
     from sklearn.datasets import load_sample_images
 
@@ -64,7 +65,7 @@ def photographs(per_class: int = 6) -> list[Sample]:
             top, left = (int(rng.integers(most)) for most in (300, 500))
             own.append(_png(photograph[top : top + height, left : left + width]))
         pieces.append(own)
-    return _split(pieces, [Path(name).stem for name in loaded.filenames])
+    return _split(pieces, [Path(name).stem for name in loaded.filenames], held_out)
 
 
 def _png(pixels: np.ndarray) -> bytes:
@@ -73,10 +74,12 @@ def _png(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def _split(images: Sequence[Sequence[bytes]], names: Sequence[str]) -> list[Sample]:
+def _split(
+    images: Sequence[Sequence[bytes]], names: Sequence[str], held_out: int = 1
+) -> list[Sample]:
     """The samples by split and then by class, as they lie in class folders."""
     samples = [
-        Sample(f"{number:03}", data, name, SPLITS[max(0, number - len(own) + 3)])
+        Sample(f"{number:03}", data, name, SPLITS[max(0, 2 - (len(own) - 1 - number) // held_out)])
         for name, own in zip(names, images, strict=True)
         for number, data in enumerate(own)
     ]
@@ -224,7 +227,7 @@ def pixels(sample: Sample) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    for kind, samples in (("digits", digits(100, 10)), ("photographs", photographs(100))):
+    for kind, samples in (("digits", digits(100, 10, 15)), ("photographs", photographs(100, 15))):
         for name, write in FORMATS.items():
             place = Path(sys.argv[1]) / kind / name.lower().replace(" ", "-")
             place.mkdir(parents=True)
