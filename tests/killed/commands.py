@@ -223,7 +223,7 @@ COMMANDS = {
         ),
         Command(
             "sweep, its processes", _SWEEP, ("sweep",), ("data", "nac"), keeps=_KEEPS,
-            resumes_alone=True, share=0.2,
+            resumes_alone=True, share=0.1,
         ),
         Command(
             "bulk",
