@@ -43,7 +43,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """A run of Weights & Biases: files to send with `wandb sync`, or, online, sent at once."""
+    """A run of Weights & Biases: files to send with `wandb sync`, or, online, sent immediately."""
 
     def __init__(
         self, folder: Path, name: str, identifier: str, resumed_at: int, facts: Any, *, online: bool

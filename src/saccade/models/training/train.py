@@ -157,7 +157,7 @@ def _finished(
 def check_shots(task: Task, options: TrainOptions) -> None:
     """Check that the task trains on the samples that `--shots` chooses.
 
-    Raises: SaccadeError if its data has no classes, or is drawn anew in each step.
+    Raises: SaccadeError if its data has no classes, or is drawn again in each step.
     """
     if task.shots != options.shots:
         raise SaccadeError(
