@@ -2,7 +2,7 @@
 """Fine-tune a NAC on few samples per class, against training it from random weights.
 
     python benchmarks/shots.py             # runs what is missing, writes, draws
-    python benchmarks/shots.py --only 4    # only with 4 samples per class, in a process of its own
+    python benchmarks/shots.py --only 4    # only with 4 samples per class, in its own process
 
 Runs are kept in build/shots, so several processes can share them.
 

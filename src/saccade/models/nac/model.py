@@ -89,7 +89,8 @@ class NAC(nn.Module, Family):
         The blocks of a trunk lie between tokenizer and read-in. Codes and signatures take part in
         several layers and belong to the last.
         """
-        place, blocks = "tokenizer.trunk", ()
+        place = "tokenizer.trunk"
+        blocks: tuple[tuple[str, ...], ...] = ()
         if self.config.trunk is not None:
             place = place if self.config.input_sets == 1 else "tokenizer.each.trunk"
             blocks = block_layers(self.get_submodule(place), place)
