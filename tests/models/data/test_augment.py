@@ -276,10 +276,10 @@ def test_crops_are_cut_from_the_original(exif: bool, monkeypatch: pytest.MonkeyP
     originals = image_file.Originals(small)
     for _ in range(2):
         found = originals.each(np.array([0, 2]), form, [numbers(), numbers()])
-        originals.ahead(np.array([1]))
     for axis in (1, 2):
         assert (np.abs(np.diff(found.astype(int), axis=axis)) == 255).all()
     assert set(sizes) == {(100, 300) if exif else (300, 100)}
+    originals.ahead(np.array([0, 1]))
     originals.each(np.array([1]), form, [numbers()])
     assert source.reads == 3, "each row once: those that were used stay in memory"
     monkeypatch.setattr(image_file, "KEPT_BYTES", 0)
@@ -287,3 +287,25 @@ def test_crops_are_cut_from_the_original(exif: bool, monkeypatch: pytest.MonkeyP
     for _ in range(2):
         unkept.each(np.array([0]), form, [numbers()])
     assert source.reads == 5
+
+
+def test_an_image_that_two_workers_decode_takes_its_room_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Twice(OneImage):
+        """Its first reading waits for another one of the same row."""
+
+        def read(self, row: int, most_bytes: int) -> bytes:
+            data = super().read(row, most_bytes)
+            if self.reads == 1:
+                originals._opened(row)
+            return data
+
+    source = Twice(exif=False)
+    wanted = Preprocessing(16, 16, 3, (0.0,) * 3, (1.0,) * 3).wanted()
+    images = image_file.Images(source, np.arange(3), wanted)  # type: ignore[arg-type]
+    monkeypatch.setattr(image_file, "KEPT_BYTES", 2 * 300 * 100 * 3)
+    originals = image_file.Originals(images)
+    for row in (0, 1, 1):
+        originals._opened(row)
+    assert source.reads == 3, "twice the first row, once the second"

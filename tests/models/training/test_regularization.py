@@ -19,6 +19,7 @@ from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of
 from saccade.models.layers.transformer import Block
 from saccade.models.nac.model import NAC, NACConfig
+from saccade.models.nac.training.sequences import SequenceTask
 from saccade.models.slot_attention.training import SlotTask
 from saccade.models.sot.model import SoT, SoTConfig
 from saccade.models.sot.training import task as sot_task
@@ -78,8 +79,9 @@ def test_a_regularized_run_is_repeatable_and_resumes(
     whole = trained(photographs, tmp_path / "sot.safetensors", **EVERY)
     card = load(tmp_path / "sot.safetensors").card
     assert (
-        " --weight-decay 0.03 --augment affine,crop=0.3,flip,jitter,randaugment,erasing=0.5 "
-        "--mixup 0.8 --cutmix 1.0 --label-smoothing 0.1 --drop-path 0.3 --layer-decay 0.75 "
+        " --weight-decay 0.03 --side-px 8 --augment affine,crop=0.3,flip,jitter,randaugment,"
+        "erasing=0.5 --mixup 0.8 --cutmix 1.0 --label-smoothing 0.1 --drop-path 0.3 "
+        "--layer-decay 0.75 "
     ) in card["command"]
     monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
     after = loop.Run.after_step
@@ -200,6 +202,7 @@ def test_what_each_family_can_train_with(tmp_path: Path) -> None:
     classes = {"augment", "mixup", "cutmix", "label_smoothing"}
     assert set(task_of(tmp_path).regularized_by) == classes
     assert set(SparoTask.regularized_by) == set(SlotTask.regularized_by) == {"augment"}
+    assert SequenceTask.regularized_by == ("label_smoothing",)
     for family in FAMILIES:
         imported(entry_of(family).training)
     with pytest.raises(SaccadeError, match="--augment flop: found no such change"):
@@ -261,6 +264,10 @@ def test_the_share_of_dropped_branches_rises_with_depth() -> None:
     set_drop_path(model, 0.2)
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     assert [block.stochastic_depth for block in blocks] == [0.0, 0.1, 0.2]
+    circuit = trunk_nac("vit", 2)
+    set_drop_path(circuit, 0.2)
+    blocks = [module for module in circuit.modules() if isinstance(module, Block)]
+    assert [block.stochastic_depth for block in blocks] == [0.0, 0.2]
 
 
 def sparo() -> Sparo:
@@ -269,11 +276,24 @@ def sparo() -> Sparo:
     return Sparo(SparoConfig(**sizes, **texts, image_layers=3, text_layers=2, reduce_depth=0))
 
 
+def trunk_nac(kind: str, sets: int) -> NAC:
+    """A NAC that reads the patches of a trunk of two blocks."""
+    shape = {"token_width": 8, "trunk_dim": 8, "trunk_layers": (2,), "trunk_heads": (1,)}
+    if kind != "vit":
+        shape |= {"trunk_dim": 4, "trunk_layers": (1, 1), "trunk_heads": (1, 1), "trunk_window": 4}
+    image = {"height_px": 8, "width_px": 8, "patch_px": 4 if kind == "vit" else 1}
+    sizes = {"trunk_mlp_dim": 8, "modules": 4, "dim": 8, "propagator_layers": 1}
+    return NAC(NACConfig(tokenizer=kind, input_sets=sets, **image, **shape, **sizes))  # type: ignore[arg-type]
+
+
 MODELS = {
     "vit": lambda: SoT(SoTConfig(**SIZES)),
     "swin": lambda: SoT(SWIN),
+    "swinv2": lambda: SoT(replace(SWIN, trunk="swinv2")),
     "sparo": sparo,
     "nac": lambda: NAC(NACConfig(modules=4, dim=8, propagator_layers=2)),
+    "nac with vit": lambda: trunk_nac("vit", 1),
+    "nac on pairs with swinv2": lambda: trunk_nac("swinv2", 2),
 }
 LAYERS = {
     "vit": [
@@ -294,7 +314,18 @@ LAYERS = {
         ("tokenizer", 4), ("read_in", 3), ("propagators.0", 2), ("propagators.1", 1),
         ("read_out_codes", 0), ("generator", 0), ("head", 0),
     ],
+    "nac with vit": [
+        ("tokenizer.trunk.embed", 5), ("tokenizer.trunk.position", 5),
+        ("tokenizer.trunk.blocks.0", 4), ("tokenizer.trunk.blocks.1", 3),
+        ("tokenizer.trunk.norm", 2), ("read_in", 2), ("propagators.0", 1), ("head", 0),
+    ],
+    "nac on pairs with swinv2": [
+        ("tokenizer.each.trunk.embed", 5), ("tokenizer.each.trunk.stages.0.0", 4),
+        ("tokenizer.each.trunk.mergings.0", 4), ("tokenizer.each.trunk.stages.1.0", 3),
+        ("tokenizer.each.trunk.norm", 2), ("tokenizer.mark", 2), ("read_in", 2), ("head", 0),
+    ],
 }  # fmt: skip
+LAYERS["swinv2"] = LAYERS["swin"]
 
 
 @pytest.mark.parametrize("kind", MODELS)

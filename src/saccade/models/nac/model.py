@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from saccade.errors import SaccadeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.interface import Component, Family
+from saccade.models.layers.swin import block_layers
 from saccade.models.nac.components import input_names, length_names, nac_component
 from saccade.models.nac.config import NACConfig as NACConfig
 from saccade.models.nac.execution import execute, reading_codes
@@ -85,10 +86,17 @@ class NAC(nn.Module, Family):
     def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
         """Return tokenizer, read-in, each propagator, and the read-out with the head.
 
-        Codes and signatures take part in several layers and belong to the last.
+        The blocks of a trunk lie between tokenizer and read-in. Codes and signatures take part in
+        several layers and belong to the last.
         """
+        place = "tokenizer.trunk"
+        blocks: tuple[tuple[str, ...], ...] = ()
+        if self.config.trunk is not None:
+            place = place if self.config.input_sets == 1 else "tokenizer.each.trunk"
+            blocks = block_layers(self.get_submodule(place), place)
+        read_in = ("read_in", f"{place}.norm", "tokenizer.mark") if blocks else ("read_in",)
         propagators = ((f"propagators.{index}",) for index in range(len(self.propagators)))
-        return (("tokenizer",), ("read_in",), *propagators, ("read_out", "head"))
+        return (("tokenizer",), *blocks, read_in, *propagators, ("read_out", "head"))
 
     def forward(
         self,

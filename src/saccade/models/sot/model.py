@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.interface import Component, Family
-from saccade.models.layers.swin import Swin, SwinBlock
+from saccade.models.layers.swin import Swin, SwinBlock, block_layers
 from saccade.models.layers.transformer import Block
 from saccade.models.layers.vit import Tokens, ViT
 from saccade.models.sot.components import sot_components
@@ -109,16 +109,7 @@ class SoT(nn.Module, Family):
 
     def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
         """Return the trunk before its blocks, each block, and what follows them."""
-        blocks: tuple[tuple[str, ...], ...] = ()
-        if isinstance(self.trunk, ViT):
-            blocks = tuple((f"trunk.blocks.{index}",) for index in range(self.config.layers))
-        elif isinstance(self.trunk, Swin):
-            blocks = tuple(
-                # A merging follows the last block of its stage.
-                (f"trunk.stages.{stage}.{index}", *([f"trunk.mergings.{stage}"] * (index == last)))
-                for stage, last in enumerate(count - 1 for count in self.config.stage_layers)
-                for index in range(last + 1)
-            )
+        blocks = block_layers(self.trunk, "trunk")
         return (("trunk",), *blocks, ("trunk.norm", "head")) if blocks else ()
 
     def components(self) -> tuple[Component, ...]:

@@ -122,7 +122,7 @@ class ImageChanges:
     def batch(
         self, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Change the images of a batch, and mix them if the recipe does.
+        """Change the images of a batch, and mix them if the recipe has mixup or cutmix.
 
         Shapes: images [n h w c] uint8, labels [n] -> images; labels, or if images were mixed the
                 targets [n classes] float32.

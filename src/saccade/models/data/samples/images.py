@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from threading import Lock
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -156,6 +157,7 @@ class Originals:
         self._images, self._room = images, KEPT_BYTES
         self._kept: dict[int, Image.Image] = {}
         self._ahead: dict[int, Future[Image.Image]] = {}
+        self._keeping = Lock()
 
     def each(
         self,
@@ -187,9 +189,11 @@ class Originals:
         if image is None:
             image = self._images.opened(row, upright)
             size = image.width * image.height * len(image.getbands())
-            if size <= self._room:
-                self._room -= size
-                self._kept[row] = image
+            with self._keeping:
+                # Another worker may have decoded the same row, for which there is room only once.
+                if row not in self._kept and size <= self._room:
+                    self._room -= size
+                    self._kept[row] = image
         return image
 
 
