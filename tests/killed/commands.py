@@ -163,7 +163,7 @@ COMMANDS = {
             ("data",),
             _keep_at_every_step,
             keeps=("m.resume.pt", "m.resume.csv"),
-            resume=("--resume",),
+            resume=("--resume",), share=0.2,
         ),
         Command(
             "convert",

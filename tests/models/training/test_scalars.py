@@ -10,14 +10,24 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from saccade.errors import MissingPackage, SaccadeError
-from saccade.models.training import loop
+from saccade.models.training import loop, run_folder
 from saccade.models.training.scalars import Scalars, check_log_to
 from saccade.models.training.train import TrainOptions, train
 
-MODEL = {"modules": 4, "dim": 8, "propagator_layers": 1, "heads": 2, "ffn_dim": 8}
+MODEL = {"modules": 2, "dim": 8, "propagator_layers": 1, "heads": 2, "ffn_dim": 8}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Images of noise, few of which keep a run short."""
+    path = tmp_path_factory.mktemp("data") / "few.npz"
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
+    np.savez(path, images=images, labels=np.arange(40) % 2)
+    return str(path)
 
 
 @pytest.fixture
@@ -49,7 +59,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def init(**given: Any) -> Run:
         told.append(("init", given))
-        (Path(given["dir"]) / "wandb").mkdir(exist_ok=True)
+        folder = Path(given["dir"]) / "wandb"
+        folder.mkdir(exist_ok=True)
+        if not (folder / "latest-run").is_symlink():
+            (folder / "latest-run").symlink_to("offline-run-1")
         return Run()
 
     board = ModuleType("torch.utils.tensorboard")
@@ -63,10 +76,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_every_row_is_logged_and_a_resumed_run_continues(
-    calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calls: list[Any], data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = TrainOptions(
-        tmp_path / "run", data="digits", shots=2, steps=5, set=MODEL,
+        tmp_path / "run", data=data, shots=2, steps=5, set=MODEL,
         log_to=("tensorboard", "wandb"),
     )  # fmt: skip
     step = loop.Run.step
@@ -83,15 +96,17 @@ def test_every_row_is_logged_and_a_resumed_run_continues(
             train("nac", options)
     assert (tmp_path / "run.logs" / "events.out.tfevents.1").exists()
     assert calls[-2:] == ["close", "finish"]
+    monkeypatch.setattr(run_folder, "curves_png", lambda *_: b"")
     train("nac", replace(options, resume=True))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    assert (tmp_path / "run" / "logs" / "wandb").is_dir()
+    assert (tmp_path / "run" / "logs" / "wandb" / "latest-run").is_symlink()
     opened = [call for call in calls if call[0] == "open"]
     assert opened == [("open", "run.logs", None), ("open", "run.logs", 4)]
     first, again = (call[1] for call in calls if call[0] == "init")
     assert first["mode"] == again["mode"] == "offline" and first["resume"] is None
     assert first["id"] == again["id"] and len(first["id"]) == 8
     assert first["config"]["family"] == "nac" and first["settings"].disable_code
+    assert first["settings"].x_save_requirements is False
     losses = [call for call in calls if call[0] == "train/loss"]
     assert [step for _, _, step in losses] == [1, 2, 3, 4, 5]
     rows = (tmp_path / "run" / "log.csv").read_text().splitlines()[1:]
@@ -103,10 +118,10 @@ def test_every_row_is_logged_and_a_resumed_run_continues(
 
 
 def test_a_run_that_fails_at_once_leaves_no_logs_and_old_ones_are_kept(
-    calls: list[Any], tmp_path: Path
+    calls: list[Any], data: str, tmp_path: Path
 ) -> None:
     options = TrainOptions(
-        tmp_path / "a.safetensors", data="digits", shots=2, steps=3, set=MODEL,
+        tmp_path / "a.safetensors", data=data, shots=2, steps=3, set=MODEL,
         log_to=("tensorboard",), learning_rate=1e30,
     )  # fmt: skip
     with pytest.raises(SaccadeError, match="loss is"):

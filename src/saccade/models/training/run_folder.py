@@ -18,6 +18,7 @@ from saccade.errors import require
 from saccade.files import json_bytes, new_folder, sha256_of, write_together
 from saccade.machine import this_machine
 from saccade.models.checkpoint import Checkpoint, save
+from saccade.models.checkpoint_folder import CARD
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.recipe_file import recipe_text
 from saccade.models.training.task import Task
@@ -30,6 +31,14 @@ LAST, RECIPE, RUN, LOG, CURVES, LOGS = (
 )  # fmt: skip
 _RESOLVED = ("steps", "batch", "learning_rate")  # left to the family's recipe by default
 Saved = Callable[[], dict[str, Any]]
+_REPEAT = """
+This folder is a training run. `last.safetensors` is the checkpoint of the last step, `log.csv` the
+log, `curves.png` its picture, and `run.json` has the versions, hashes and scores. To repeat it:
+
+```sh
+saccade train --recipe-file {0}/recipe.toml --out {0}-again
+```
+"""
 
 
 def write_run(task: Task, options: TrainOptions, fitted: "FitResult", saved: Saved) -> Checkpoint:
@@ -50,16 +59,19 @@ def write_run(task: Task, options: TrainOptions, fitted: "FitResult", saved: Sav
             task.family, options, {name: getattr(task.recipe, name) for name in _RESOLVED}
         )
         log = fitted.log
+        card = (folder / CARD).read_text(encoding="utf-8") + _REPEAT.format(options.out.name)
         title = f"{options.out.name}: {task.family} on {task.data}"
         write_together(
             {
                 folder / RECIPE: text.encode(),
+                folder / CARD: card.encode(),
                 folder / LOG: log.content(),
                 folder / CURVES: curves_png(log.rows, fitted.best_step, title),
             }
         )
         if options.log_to and options.logs_path.is_dir():
-            shutil.copytree(options.logs_path, folder / LOGS)
+            # Links stay links: W&B links its latest run.
+            shutil.copytree(options.logs_path, folder / LOGS, symlinks=True)
         write_together({folder / RUN: json_bytes(_run(task, fitted, best, last, folder))})
     return replace(checkpoint, path=options.out / checkpoint.path.name)
 
@@ -118,7 +130,8 @@ def curves_png(rows: Sequence[Mapping[str, float]], best_step: int, title: str) 
         for axes in (above, below):
             axes.grid(color=_GRID)
             axes.spines[["top", "right"]].set_visible(False)
-            axes.axvline(best_step, color=_BEST, linewidth=1, linestyle=":")
+            axes.axvline(best_step, color=_BEST, linewidth=1.5, linestyle=":")
+        below.xaxis.get_major_locator().set_params(integer=True)
         below.set_xlabel(f"step (dotted: the best, {best_step:,})")
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         # Without a version, the same log gives the same bytes.

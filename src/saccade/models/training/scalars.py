@@ -61,7 +61,7 @@ class _Wandb:
             resume="allow" if resumed_at and online else None,
             settings=wandb.Settings(
                 silent=True, console="off", disable_git=True, disable_code=True, save_code=False,
-                x_disable_stats=True, x_disable_machine_info=True,
+                x_disable_stats=True, x_disable_machine_info=True, x_save_requirements=False,
             ),
         )  # fmt: skip
 
