@@ -166,7 +166,12 @@ def test_fields_beside_the_trunk(trained: Trained) -> None:
 
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "two starts": ("sot", "vit", {"init": "shipped:sot-shapes"}, "--init .* both given"),
-    "no trunk to take": ("slot-attention", "vit", {}, r"has no place .*images\. Leave .*sparo, sot"),
+    "no trunk to take": (
+        "slot-attention",
+        "vit",
+        {},
+        r"place .*images\. Leave .*sparo, sot",
+    ),
     "a ResNet for questions": ("vqa", "vit", {}, "A ResNet's weights go to --resnet FILE. Leave"),
     "a ResNet for captions": ("captioner", "vit", {}, "A ResNet's weights go to --resnet FILE. L"),
     "no trunk to give": ("sot", "shipped:vqa-shapes", {}, "of vqa has no trunk of images"),
