@@ -171,7 +171,9 @@ def test_no_token_is_sent_but_the_environments(hub: Hub, tmp_path: Path) -> None
     hub.files = {"model.safetensors": b"x"}
     download("user/model@v1", DownloadOptions(tmp_path / "got"), progress=None)
     assert hub.tokens == {None}
-    assert ("GET", "/api/models/user/model/revision/v1?blobs=True") in hub.seen
+    # Releases of the hub's client differ in how they spell a true parameter.
+    asked = [path.lower() for _, path in hub.seen]
+    assert "/api/models/user/model/revision/v1?blobs=true" in asked
 
 
 DOWNLOADS: dict[str, tuple[str, dict[str, bytes], dict[str, dict[str, Any]], str]] = {

@@ -48,8 +48,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def narrow() -> Iterator[None]:
-    """A ResNet-18 with few channels."""
-    with patch.object(resnet_sizes, "WIDTHS", (4, 4, 8, 8)):
+    """A ResNet-18 with few channels and a block in each stage."""
+    blocks = {**resnet_sizes.BLOCKS, "resnet18": (1, 1, 1, 1)}
+    with (
+        patch.object(resnet_sizes, "WIDTHS", (4, 4, 8, 8)),
+        patch.object(resnet_sizes, "BLOCKS", blocks),
+    ):
         yield
 
 

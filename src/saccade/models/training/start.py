@@ -27,6 +27,7 @@ _CLASS_FIELDS = ("classes", "answers")  # the field of a configuration that coun
 _SHOWN = 12  # tensors in a note; the card lists all
 # Reads a folder of a model hub; a later package, so it is imported by its name.
 _FOLDER_READER = "saccade.models.official.convert:read_folder"
+_RESNET_FAMILIES = ("vqa", "captioner")  # with an encoder that takes --resnet
 _TRUNK = "trunk"  # in --freeze: all tensors of --trunk, whatever the family calls them
 
 
@@ -103,9 +104,10 @@ def _with_trunk(family: str, options: TrainOptions, path: Path) -> TrunkOptions:
     port = _port_of(family)
     if port is None:
         known = ", ".join(name for name, entry in entries() if entry.trunk)
+        instead = "A ResNet's weights go to --resnet FILE. " if family in _RESNET_FAMILIES else ""
         raise SaccadeError(
-            f"--trunk {path}: {family} has no place for a pretrained trunk of images. Leave it "
-            f"out, or train one of {known}."
+            f"--trunk {path}: {family} has no place for a pretrained trunk of images. {instead}"
+            f"Leave it out, or train one of {known}."
         )
     folder = located(path)
     hub = folder.is_dir() and not is_checkpoint_folder(folder)
@@ -208,7 +210,7 @@ def load_resnet_weights(task: Task, options: TrainOptions) -> None:
     if not networks:
         raise SaccadeError(
             f"--resnet {path}: the model has no ResNet. Pass --set encoder=resnet50 (for "
-            "vqa and captioner), or leave it out."
+            f"{' and '.join(_RESNET_FAMILIES)}), or leave it out."
         )
     for network in networks:
         load_resnet(network, path)
