@@ -163,7 +163,7 @@ COMMANDS = {
             ("data",),
             _keep_at_every_step,
             keeps=("m.resume.pt", "m.resume.csv"),
-            resume=("--resume",), share=0.2,
+            resume=("--resume",), share=0.02,
         ),
         Command(
             "convert",
@@ -223,7 +223,7 @@ COMMANDS = {
         ),
         Command(
             "sweep, its processes", _SWEEP, ("sweep",), ("data", "nac"), keeps=_KEEPS,
-            resumes_alone=True, share=0.1,
+            resumes_alone=True, share=0.02,
         ),
         Command(
             "bulk",

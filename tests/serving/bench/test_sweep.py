@@ -213,7 +213,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "rounds": ({"rounds": 2}, "rounds is 2, was 1"),
     "budgets": ({"budget": (1, 0.25)}, "points is"),
     "data": ({"limit": 40}, "limit is 40, was null"),
-    "split": ({"split": "all"}, "split is all, was null"),
+    "split": ({"split": "all"}, 'split is "all", was null'),
     "server": ({"concurrency": (1, 2)}, r"concurrency is \[1, 2\], was \[1\]"),
 }
 
