@@ -150,6 +150,7 @@ CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
     "other model": (lambda c: c["variants"][0].update(sha256="0" * 64), "is not a chain"),
     "no policies": (lambda c: c.update(policies=[]), "has the policies none"),
     "answers": (lambda c: c.update(answers_sha256="0" * 64), "policy.npz: missing"),
+    "path": (lambda c: c.update(answers_sha256="../../else"), "expected 64 hexadecimal digits"),
     "samples": (lambda c: c.update(samples=10_000), "contains .* expected"),
     "version": (lambda c: c.update(version=9), "version 9, expected"),
     "unknown key": (lambda c: c.update(mood="good"), "mood"),

@@ -104,6 +104,11 @@ class PolicyFile:
         return {"schema": SCHEMA, "version": VERSION, **own}
 
     @property
+    def answers_name(self) -> str:
+        """The name of the file of answers, which contains their hash."""
+        return f"{self.name}.{self.answers_sha256[:12]}{ANSWERS_SUFFIX}"
+
+    @property
     def risks(self) -> tuple[float, ...]:
         """The risks that were certified."""
         return tuple(policy.risk for policy in self.policies)
@@ -142,7 +147,7 @@ def write_policies(folder: Path, content: PolicyFile, answers: bytes) -> Path:
     the names of answers contain their hash.
     """
     path = folder / (content.name + SUFFIX)
-    own = answers_path(content, path)
+    own = folder / content.answers_name
     write_together({own: answers, path: json_bytes(content.to_dict())})
     for older in folder.glob("*" + ANSWERS_SUFFIX):
         if older != own and re.fullmatch(
@@ -150,11 +155,6 @@ def write_policies(folder: Path, content: PolicyFile, answers: bytes) -> Path:
         ):
             older.unlink(missing_ok=True)
     return path
-
-
-def answers_path(content: PolicyFile, path: Path) -> Path:
-    """Return the path of the answers that belong to a policy file."""
-    return path.with_name(f"{content.name}.{content.answers_sha256[:12]}{ANSWERS_SUFFIX}")
 
 
 def texts_sha256(texts: Iterable[str]) -> str:
@@ -216,7 +216,7 @@ def read_answers(content: PolicyFile, path: Path) -> Answers:
 
     Raises: SaccadeError if they are missing, changed, or do not fit the file.
     """
-    place = answers_path(content, path)
+    place = path.with_name(content.answers_name)
     if not place.is_file():
         raise SaccadeError(
             f"{place}: missing; it contains the answers that {path.name} was certified with. "
@@ -271,6 +271,11 @@ def _check_chains(content: PolicyFile, path: Path) -> None:
     sources = {source.variant: source for source in content.variants}
     if content.name + SUFFIX != path.name:
         raise SaccadeError(f"{path}: is the file of {content.name + SUFFIX!r}. Rename it back.")
+    if not re.fullmatch("[0-9a-f]{64}", content.answers_sha256):  # a part of it names a file
+        raise SaccadeError(
+            f"{path}: answers_sha256 is {content.answers_sha256!r:.80}, expected 64 hexadecimal "
+            f"digits. {_CALIBRATE}"
+        )
     if content.full not in sources or len(sources) < len(content.variants):
         raise SaccadeError(
             f"{path}: compares with {content.full!r:.80}, expected one of "
