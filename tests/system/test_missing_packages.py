@@ -19,7 +19,7 @@ MODULES = {
     "onnxruntime-gpu": "onnxruntime", "tensorrt-cu13": "tensorrt", "nvidia-pytriton": "pytriton",
     "scikit-learn": "sklearn", "opentelemetry-sdk": "opentelemetry",
     "opentelemetry-exporter-otlp-proto-http": "opentelemetry", "tensorrt-rtx-cu13": "tensorrt_rtx",
-    "pyyaml": "yaml",
+    "pyyaml": "yaml", "huggingface-hub": "huggingface_hub",
 }  # fmt: skip
 TOOLS = ("dev", "scale")  # which no command imports
 # Packages that are there cannot be removed, but need not be found.

@@ -23,6 +23,8 @@ OTHERWISE = {
     ("sweep", "op_library"): "the same",
     ("repository", "op_library"): "the same",
     ("convert", "checkpoint"): "its path",
+    ("train", "recipe_file"): "TrainOptions, whose fields are its keys",
+    ("train", "print_recipe"): "the same",
     ("serve", "print_command"): "a text for a shell",
     ("serve", "container"): "a text for a shell",
 }

@@ -6,8 +6,8 @@ from functools import cache
 _TEXT = """
 # train a small model on scikit-learn's digits
 saccade train nac --data digits --out build/digits.safetensors
-# your own images, one folder per class, with a pretrained trunk under a new head
-saccade train sot --data photos --trunk vit-base --out build/photos.safetensors
+# your own images, one folder per class, on a pretrained trunk
+saccade train sot --data photos --trunk vit-base --out photos.safetensors
 
 # convert a folder of a model hub, which has the labels too
 saccade convert vit-base --out build/vit.safetensors

@@ -99,7 +99,10 @@ def _off(data: bytes) -> _Cloud:
         raise ValueError(f"it begins with {first[0]!r:.20}, expected OFF")
     # Some files of ModelNet have the counts in the first line, even without a space.
     counts = [first[0].partition("OFF")[2], *first[1:]] if first[0] != "OFF" else first[1:]
-    vertices, faces = (int(value) for value in ([c for c in counts if c] or next(rows))[:2])
+    counts = [count for count in counts if count] or next(rows, [])
+    if len(counts) < 2:
+        raise ValueError("it has no numbers of points and faces in its first lines")
+    vertices, faces = (int(count) for count in counts[:2])
     points = [row[:3] for row in islice(rows, _sized(vertices))]
     polygons = [[int(corner) for corner in row] for row in islice(rows, _sized(faces))]
     if len(points) < vertices or len(polygons) < faces:
