@@ -62,7 +62,7 @@ def commands(place: Path) -> dict[str, list[str]]:
         "export: no checkpoint of ours": ["export", str(torch_file), "--out", out],
         "choose: a file": ["choose", str(text), "--budget", "1"],
         "verify: a repository": ["verify", str(repository)],
-        "train: unknown field": ["train", "nac", "--set", "dimm=3", "--out", out],
+        "train: wrong ending": ["train", "nac", "--out", f"{out}.pt"],
         "no such command": ["exprt", "nosuch"],
         "predict --help": ["predict", "--help"],
         "predict: no such folder": ["predict", "nosuch", image],
