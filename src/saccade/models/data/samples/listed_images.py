@@ -13,13 +13,8 @@ from saccade.errors import SaccadeError
 from saccade.json_text import stream_json
 from saccade.models.data.samples.folders import visible
 from saccade.models.data.samples.formats import matching, splits_of
-from saccade.models.data.samples.manifests import PATHS, Root
-from saccade.models.data.samples.source import (
-    SPLIT_NAMES,
-    Given,
-    Source,
-    split_named,
-)
+from saccade.models.data.samples.manifests import PATHS, SPLIT_COLUMNS, Root, split_in_row
+from saccade.models.data.samples.source import Given, Source
 from saccade.models.data.splits import SPLITS
 from saccade.spelling import did_you_mean
 
@@ -112,17 +107,10 @@ def table_split(where: str, values: Mapping[str, Any], usual: int) -> int:
 
     Raises: SaccadeError if it is none.
     """
-    column = next((name for name in ("split", "subset") if name in values), None)
+    column = next((name for name in SPLIT_COLUMNS if name in values), None)
     if column is None:
         return usual
-    value = values[column]
-    split = split_named(value) if isinstance(value, str) else None
-    if split is None:
-        raise SaccadeError(
-            f"{where}: found {value!r:.80} in column {column!r}, expected one of "
-            f"{', '.join(SPLIT_NAMES)}. Correct the row, or remove the column."
-        )
-    return split
+    return split_in_row(0, values, column, lambda _, text: SaccadeError(f"{where}: {text}"))
 
 
 def table_texts(where: str, value: Any, column: str, what: str) -> tuple[str, ...]:
