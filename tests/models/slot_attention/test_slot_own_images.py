@@ -123,5 +123,5 @@ def test_images_without_objects_are_left_out(trained, data, tmp_path, capsys):
 def test_rounds_are_compared_on_the_users_images(trained, data):
     (model,) = subjects_of_checkpoint(trained, ("t2",))
     for mine in (data, f"{data}/images/a"):
-        parts = segmentation.segments(model, EvaluateOptions(data=mine), "validation")
+        parts = segmentation.segments(model, EvaluateOptions(data=mine), "validation")(model)
         assert parts.owners.shape == (2 if mine == data else 20, 12, 12)

@@ -195,9 +195,11 @@ def test_what_answers_in_another_way_follows_no_policy(folder: Path, monkeypatch
 
 
 def test_independent_rows_are_for_the_certificate_alone() -> None:
-    decider = Decider(
-        lambda given: SMALL[given["row"]], {"row": np.arange(5)}, LABELS, "d", "s", np.array([1, 4])
-    )
+    def run(given: Any) -> np.ndarray:
+        return SMALL[given["row"]]
+
+    rows = {"row": np.arange(5)}
+    decider = Decider(run, lambda _: run, rows, LABELS, "d", "s", np.array([1, 4]))
     assert decider.logits().tolist() == SMALL.tolist()
     few = decider.decisions()
     assert few.logits.tolist() == SMALL[[1, 4]].tolist() and few.labels.tolist() == [1, 0]

@@ -9,6 +9,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.classification import logits_of
 from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
@@ -19,7 +20,6 @@ from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.own_texts import asked_split
 from saccade.models.data.samples.questions import open_questions
 from saccade.models.data.samples.source import Given
-from saccade.models.interface import Arrays
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.answers import normalized
 from saccade.models.scores.attention import zero_share
@@ -157,14 +157,12 @@ def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decid
         asked = asked.part(np.arange(len(asked.texts))[: options.limit])
         first = np.arange(len(asked.texts))
 
-    def run(inputs: Arrays) -> np.ndarray:
-        return model.component("").run(inputs)["logits"]
-
     _check_known(model, asked)
     index_of = {form: index for index, form in enumerate(_forms(model, asked))}
     best = [index_of[max(truth, key=lambda a: truth[a])] for truth in asked.truths]
     inputs = _inputs(model, asked, np.arange(len(asked.texts)))
-    return Decider(run, inputs, np.array(best), asked.data, asked.digest(), first)
+    labels, sha256 = np.array(best), asked.digest()
+    return Decider(logits_of(model), logits_of, inputs, labels, asked.data, sha256, first)
 
 
 def _with_known_answer(model: EvaluatedModel, asked: Questions) -> Questions:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from saccade.errors import SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import Entry
@@ -194,7 +192,10 @@ def _classified(
     """What variants that choose one of several classes answer, and the data."""
     decide: Decide = imported(task.decide)
     asked = _asked(options)
-    decisions = [_decided(model, decide, asked, options.split) for model in _each(variants)]
+    decider = decide(variants.models[0], asked, options.split)
+    decisions = [
+        _first(decider.variant(model).decisions(), asked.limit) for model in _each(variants)
+    ]
     data = decisions[0]
     _check_samples(data.data, len(data.logits), data.labels is not None, options)
     compared = [
@@ -210,9 +211,9 @@ def _segmented(
     """What variants that segment images answer, and the data."""
     segment: Segment = imported(task.segments)
     asked, splits = _asked(options), _splits(options)
+    parts = [segment(variants.models[0], asked, split) for split in splits]
     found = [
-        Segments.joined([segment(model, asked, split) for split in splits], options.limit)
-        for model in _each(variants)
+        Segments.joined([of(model) for of in parts], options.limit) for model in _each(variants)
     ]
     _check_samples(found[0].data, len(found[0].owners), False, options)
     compared = [
@@ -362,16 +363,10 @@ def _splits(options: CalibrateOptions) -> tuple[str, ...]:
     return ("test",) if alone else SPLITS
 
 
-def _decided(
-    model: EvaluatedModel, decide: Decide, asked: EvaluateOptions, split: str
-) -> Decisions:
-    """One variant's logits, of at most `limit` samples."""
-    one = decide(model, asked, split).decisions()
-    return replace(one, logits=one.logits[: asked.limit], labels=_first(one.labels, asked))
-
-
-def _first(labels: np.ndarray | None, asked: EvaluateOptions) -> np.ndarray | None:
-    return None if labels is None else labels[: asked.limit]
+def _first(decisions: Decisions, limit: int | None) -> Decisions:
+    """The logits and labels of at most `limit` samples."""
+    labels = None if decisions.labels is None else decisions.labels[:limit]
+    return replace(decisions, logits=decisions.logits[:limit], labels=labels)
 
 
 def _check_samples(data: str, found: int, labelled: bool, options: CalibrateOptions) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
 from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.evaluation.decisions import Decider
+from saccade.exporter.evaluation.decisions import Decider, Run
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
@@ -31,7 +31,6 @@ from saccade.models.data.sequences import sequences
 from saccade.models.data.splits import SPLITS
 from saccade.models.data.token_states import SUFFIXES, token_states
 from saccade.models.data.user_data import is_unlabelled, unlabelled_images
-from saccade.models.interface import Arrays
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
 
@@ -99,21 +98,25 @@ def split_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) ->
     return _expressions(model, options, split) or labelled_inputs(model, options, split)
 
 
+def logits_of(model: EvaluatedModel) -> Run:
+    """Return a model as a function from inputs to logits."""
+    return lambda inputs: model.component("").run(inputs)["logits"]
+
+
 def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decider:
     """Return the model and the samples of one split, with the labels where the data has some.
 
     Raises: SaccadeError if the data's classes are not the model's.
     """
-
-    def run(inputs: Arrays) -> np.ndarray:
-        return model.component("").run(inputs)["logits"]
-
     if options.data is not None and is_unlabelled(Path(options.data)):
         images = unlabelled_images(Path(options.data), model.images())
         digest = pixels_sha256(images)
-        return Decider(run, {"image": images}, None, Path(options.data).name, digest)
+        return Decider(
+            logits_of(model), logits_of, {"image": images}, None, Path(options.data).name, digest
+        )
     data = of_model(model, split_inputs(model, options, split))
-    return Decider(run, data.inputs, data.labels, data.name, data.sha256)
+    inputs, labels = data.inputs, data.labels
+    return Decider(logits_of(model), logits_of, inputs, labels, data.name, data.sha256)
 
 
 def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:

@@ -3,7 +3,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from saccade.exporter.runtimes.runners import run_in_batches
 from saccade.models.interface import Arrays
 
 _BATCH = 32
+Run = Callable[[Arrays], np.ndarray]  # any rows of the inputs -> logits [rows classes]
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,14 @@ class Segments:
 class Decider:
     """A variant as a function from inputs to logits, and the samples of one split.
 
-    Shapes: inputs [n ...] by name, labels [n] or None; `run` maps any rows of the inputs to
-        logits [rows classes]; `independent` are the rows that are independent draws, None: all.
+    `of` returns another variant of the model as such a function.
+
+    Shapes: inputs [n ...] by name, labels [n] or None; `independent` are the rows that are
+        independent draws, None: all.
     """
 
-    run: Callable[[Arrays], np.ndarray]
+    run: Run
+    of: Callable[[EvaluatedModel], Run]
     inputs: Arrays
     labels: np.ndarray | None
     data: str
@@ -81,6 +85,10 @@ class Decider:
         inputs = {name: array[rows] for name, array in self.inputs.items()}
         return run_in_batches(lambda some: {"logits": self.run(some)}, inputs, _BATCH)["logits"]
 
+    def variant(self, model: EvaluatedModel) -> "Decider":
+        """Return another variant of the model on the same samples, which are not loaded again."""
+        return replace(self, run=self.of(model))
+
     def decisions(self) -> Decisions:
         """Return the logits of the samples that are independent draws."""
         rows = slice(None) if self.independent is None else self.independent
@@ -90,4 +98,5 @@ class Decider:
 
 
 Decide = Callable[[EvaluatedModel, EvaluateOptions, str], Decider]
-Segment = Callable[[EvaluatedModel, EvaluateOptions, str], Segments]
+# The images of one split, which are loaded once, as a function from variants to segmentations.
+Segment = Callable[[EvaluatedModel, EvaluateOptions, str], Callable[[EvaluatedModel], Segments]]

@@ -8,7 +8,7 @@ import numpy as np
 
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.classification import labelled_images
-from saccade.exporter.evaluation.decisions import Decider
+from saccade.exporter.evaluation.decisions import Decider, Run
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
@@ -18,7 +18,6 @@ from saccade.files import read_lines
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import HELD_OUT, load_data
 from saccade.models.data.pairs import Contrasts, has_sentences, load_contrasts, load_pairs
-from saccade.models.interface import Arrays
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
 from saccade.models.scores.retrieval import ranks_of_pairs
@@ -59,15 +58,17 @@ def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResu
 def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decider:
     """Return the model as a classifier into the data's class names, given as words."""
     data = labelled_images(model, options, split)
-    classify = _classifier(model, options, data.class_names)
 
-    def run(inputs: Arrays) -> np.ndarray:
-        return classify(model.component("image").run(inputs)["embedding"])
+    def of(variant: EvaluatedModel) -> Run:
+        classify = _classifier(variant, options, data.class_names)
+        image = variant.component("image")
+        return lambda inputs: classify(image.run(inputs)["embedding"])
 
     labelling = (tuple(data.class_names), _templates(model, options))
     images = {"image": data.images}
     return Decider(
-        run,
+        of(model),
+        of,
         images,
         data.labels,
         data.name,

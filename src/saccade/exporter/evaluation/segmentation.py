@@ -2,7 +2,7 @@
 """Score how well slots match objects: ARI with and without background, reconstruction error."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,30 +105,37 @@ def _check_objects(data: SegmentedImages, empty: int) -> None:
         note_once(f"{data.name}: left out {empty:,} images whose masks show no object")
 
 
-def segments(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Segments:
-    """Return the segmentations of one split, each from initial slots of its own.
+def segments(
+    model: EvaluatedModel, options: EvaluateOptions, split: str
+) -> Callable[[EvaluatedModel], Segments]:
+    """Return a function from variants to their segmentations of one split, which is loaded once.
 
-    Raises: SaccadeError if the model takes no image, or answers with what is not a number.
+    Each image starts from initial slots of its own.
+
+    Raises: SaccadeError if the model takes no image; the function, if it answers with what is not
+        a number.
     """
     images, name, sha256 = _images(model, options, split)
     # No two splits start from the same slots: what certifies a policy are independent draws.
     seed = options.seed + SPLITS.index(split)
     states = _states(model, replace(options, seed=seed), len(images))
-    owners, sure = [], []
-    for at in range(0, len(images), _CHUNK):  # masks of all images may need much memory
-        part = slice(at, at + _CHUNK)
-        answers = model.component("")(
-            {"image": np.asarray(images[part]), "initial_state": states[part]}
-        )
-        masks = answers["masks"]
-        if not np.isfinite(masks).all():
-            raise SaccadeError(
-                f"{model.name}: answers some samples with NaN or infinity. Run `saccade verify` "
-                "on the folder, and leave the variant out of the export."
-            )
-        owners.append(masks.argmax(1).astype(np.uint8))
-        sure.append(np.stack([mask_confidence(measure, masks) for measure in MEASURES]))
-    return Segments(np.concatenate(owners), np.concatenate(sure, axis=1), name, sha256)
+
+    def of(variant: EvaluatedModel) -> Segments:
+        owners, sure = [], []
+        for at in range(0, len(images), _CHUNK):  # masks of all images may need much memory
+            part = slice(at, at + _CHUNK)
+            inputs = {"image": np.asarray(images[part]), "initial_state": states[part]}
+            masks = variant.component("")(inputs)["masks"]
+            if not np.isfinite(masks).all():
+                raise SaccadeError(
+                    f"{variant.name}: answers some samples with NaN or infinity. Run `saccade "
+                    "verify` on the folder, and leave the variant out of the export."
+                )
+            owners.append(masks.argmax(1).astype(np.uint8))
+            sure.append(np.stack([mask_confidence(measure, masks) for measure in MEASURES]))
+        return Segments(np.concatenate(owners), np.concatenate(sure, axis=1), name, sha256)
+
+    return of
 
 
 def _images(

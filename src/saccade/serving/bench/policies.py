@@ -195,10 +195,11 @@ def _loaded(
     needed = {step.variant for policy, _ in found for step in policy.steps}
     needed |= {content.full for _, content in found}
     runs, logits = {}, {}
-    for model in models:
-        if model.name in needed:
-            decider = decide(model, options, options.split or "test")
-            runs[model.name], logits[model.name] = decider.run, decider.logits()
+    chosen = [model for model in models if model.name in needed]
+    decider = decide(chosen[0], options, options.split or "test")
+    for model in chosen:
+        decider = decider.variant(model)
+        runs[model.name], logits[model.name] = decider.run, decider.logits()
     order = np.random.default_rng(options.seed).permutation(len(logits[found[0][1].full]))
     inputs = {name: array[order[:_SAMPLES]] for name, array in decider.inputs.items()}
     works = tuple(
