@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import paired_sets
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
@@ -13,9 +14,12 @@ import torch
 
 from saccade.errors import SaccadeError
 from saccade.models.checkpoint import load
+from saccade.models.data.asked import DataAsked
+from saccade.models.data.pairs import load_contrasts
 from saccade.models.sparo import select as selecting
 from saccade.models.sparo import training as sparo
-from saccade.models.sparo.ranking import read_selection, with_selection
+from saccade.models.sparo.codes import image_slots, text_slots
+from saccade.models.sparo.ranking import rank_by_negatives, read_selection, with_selection
 from saccade.models.sparo.select import SelectOptions, select
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.train import train
@@ -150,3 +154,30 @@ def test_slots_are_selected_by_accuracy_and_by_masks(trained, tmp_path):
     assert model.at(model.budget("0.5")).config.kept == tuple(sorted(selection["order"][:2]))
     with pytest.raises(SaccadeError, match="exists"):
         select(trained.path, SelectOptions(out))
+
+
+def test_slots_are_selected_by_the_users_false_sentences(trained, tmp_path):
+    folder = tmp_path / "negatives"
+    folder.mkdir()
+    data = paired_sets.negatives(folder, 40)
+    out = tmp_path / "n.json"
+    ranked = select(trained.path, SelectOptions(out, data=data, by="negatives"))
+    model = trained.build()
+    told = load_contrasts(data, "validation", DataAsked(), trained.preprocessing, None)
+    assert len(told) == 4 and len(told.negatives) >= 4, "a tenth of the images"
+    codes = image_slots(model, told.images)[told.owner]
+    true, false = (text_slots(model, texts) for texts in (told.captions, told.negatives))
+    order, scores = rank_by_negatives(codes, true, false)
+    assert ranked.scores == tuple(scores) and read_selection(out)["order"] == order
+    (folder / "images").rename(tmp_path / "images")
+    (folder / "add_obj.json").unlink()
+    options = SelectOptions(out, data=data, masks="slot", epochs=1, force=True)
+    with pytest.raises(SaccadeError, match=r"no images: '0\.png'.*--data-root"):
+        select(trained.path, replace(options, data_root=folder))
+    masked = select(trained.path, replace(options, data_root=tmp_path))
+    assert masked.selection["kind"] == "slot" and np.shape(masked.selection["mask"]) == (4,)
+    pairs = paired_sets.csv_file(folder, paired_sets.told(5))
+    with pytest.raises(SaccadeError, match="expected one of false sentences: negative_caption"):
+        select(trained.path, replace(options, data=pairs))
+    with pytest.raises(SaccadeError, match="--skip-bad is -1"):
+        SelectOptions(out, skip_bad=-1)

@@ -10,6 +10,7 @@ import numpy as np
 from saccade.errors import SaccadeError, require
 from saccade.files import read_lines, refuse_existing
 from saccade.models.checkpoint import Checkpoint, load, save
+from saccade.models.data.asked import DataAsked, check_skip_bad
 from saccade.models.sparo.zero_shot import default_templates, prompts
 from saccade.path_fields import PathFields
 
@@ -24,7 +25,11 @@ class SelectOptions(PathFields):
     """Options for choosing slots, and the path of the result."""
 
     out: Path  # JSON to write, for `saccade export --slots`
-    data: str = "shapes"  # validation data: shapes, a folder of class folders, or an .npz
+    # validation data: shapes, or your own: labeled images, or with --by negatives or --masks images
+    # with true and false sentences (see docs/data.md)
+    data: str = "shapes"
+    data_root: Path | None = None  # folder in which the paths of --data begin; default: its own
+    skip_bad: int = 0  # leave out at most this many unreadable rows
     # rank by zero-shot accuracy, or by telling true sentences from false ones
     by: Literal["accuracy", "negatives"] = "accuracy"
     # instead of ranking, train masks of slots or of their dimensions on false sentences
@@ -33,6 +38,15 @@ class SelectOptions(PathFields):
     epochs: int = 100  # training epochs of the masks
     seed: int = 0  # random seed of the masks' batches
     force: bool = False  # overwrite an existing file at --out
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_skip_bad(self.skip_bad)
+
+    @property
+    def asked(self) -> DataAsked:
+        """Return the options of the user's data."""
+        return DataAsked(data_root=self.data_root, skip_bad=self.skip_bad)
 
 
 @dataclass(frozen=True)
@@ -65,7 +79,7 @@ def select(path: Path, options: SelectOptions) -> Selected:
         order, scores = ranked(checkpoint, model, options)
         chosen = selection(kind=options.by, order=order, **named)
     else:
-        mask, scores = _masked(model, options)
+        mask, scores = _masked(checkpoint, model, options)
         chosen = selection(kind=options.masks, mask=mask, **named)
     write_selection(options.out, chosen, replace=options.force)
     return Selected(chosen, scores)
@@ -119,7 +133,9 @@ def _by_accuracy(
     from saccade.models.sparo.codes import image_slots, text_slots
     from saccade.models.sparo.ranking import rank_slots
 
-    data = load_data(options.data, "validation", preprocessing=checkpoint.preprocessing)
+    data = load_data(
+        options.data, "validation", preprocessing=checkpoint.preprocessing, asked=options.asked
+    )
     written = prompts(data.class_names, _templates(model, options))
     texts = text_slots(model, [text for sentences in written for text in sentences])
     texts = texts.reshape(len(written), -1, *texts.shape[1:])
@@ -138,34 +154,41 @@ def _by_negatives(
 ) -> tuple[list[int], tuple[float, ...]]:
     from saccade.models.sparo.ranking import rank_by_negatives
 
-    order, scores = rank_by_negatives(*_true_and_false(model, options))
+    order, scores = rank_by_negatives(*_true_and_false(checkpoint, model, options))
     return order, tuple(scores.tolist())
 
 
 def _true_and_false(
-    model: "Sparo", options: SelectOptions
+    checkpoint: Checkpoint, model: "Sparo", options: SelectOptions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the codes of images, of their sentences and of false ones; shapes [n l v] each."""
     from saccade.models.data.captions import captioned
+    from saccade.models.data.pairs import load_contrasts
     from saccade.models.data.shapes import scenes
     from saccade.models.sparo.codes import image_slots, text_slots
 
     if options.data != "shapes":
-        raise SaccadeError(
-            f"data '{options.data}' has no false sentences, which --by negatives and --masks need. "
-            "Pass --data shapes, or leave these options out."
+        seen = checkpoint.preprocessing
+        assert seen is not None, "a model with an image tower"
+        told = load_contrasts(options.data, "validation", options.asked, seen, None)
+        images = image_slots(model, told.images)[told.owner]
+        true, false = (
+            text_slots(model, texts, truncate=True) for texts in (told.captions, told.negatives)
         )
+        return images, true, false
     described = captioned(scenes("validation", _SCENES, side_px=model.config.height_px))
     images = image_slots(model, described.images)[described.owner]
     true = text_slots(model, described.captions)[described.owner]
     return images, true, text_slots(model, described.negatives)
 
 
-def _masked(model: "Sparo", options: SelectOptions) -> tuple[np.ndarray, tuple[float, ...]]:
+def _masked(
+    checkpoint: Checkpoint, model: "Sparo", options: SelectOptions
+) -> tuple[np.ndarray, tuple[float, ...]]:
     from saccade.models.sparo.ranking import train_masks
 
     assert options.masks is not None
-    codes = _true_and_false(model, options)
+    codes = _true_and_false(checkpoint, model, options)
     _, before = train_masks(*codes, kind=options.masks, epochs=0)
     mask, after = train_masks(*codes, kind=options.masks, epochs=options.epochs, seed=options.seed)
     return mask, (before, after)
