@@ -18,13 +18,12 @@ from saccade.exporter.runtimes.runtime import Runtime, has_custom_ops, loaded, o
 from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.checkpoint_folder import checkpoint_name
-from saccade.models.checkpoint_format import AUTHORS_DATA
+from saccade.models.checkpoint_format import AUTHORS_DATA, GENERATED_DATA
 from saccade.models.interface import Arrays, Family, TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.execution import Ops
 
 _BATCH = 32
-_GENERATED = ("digits", "digits-sum", "shapes", "tetrominoes", "listops")
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def trained_on(checkpoint: Checkpoint | None) -> str | None:
             f"{checkpoint_name(checkpoint.path)} was converted, so its training data is not known "
             "here. Pass labeled images with --data FOLDER, with one subfolder per label."
         )
-    return data if data in _GENERATED else None
+    return data if data in GENERATED_DATA else None
 
 
 def _exported(

@@ -16,6 +16,7 @@ from saccade.files import refuse_existing
 from saccade.leftovers import only_writer, remove_leftovers
 from saccade.machine import version_of
 from saccade.models.checkpoint import Checkpoint, save
+from saccade.models.checkpoint_format import GENERATED_DATA
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
 from saccade.models.training.options import REGULARIZATION, overrides_words
@@ -195,6 +196,7 @@ def _card(
     return {
         "data": task.data,
         "data_sha256": dict(task.data_sha256),
+        **({"own_data": True} if _is_own(options.data) else {}),
         "seed": options.seed,
         "command": command_line(task.family, replace(options, processes=group.size), task.data),
         "recipe": options.recipe,
@@ -209,6 +211,13 @@ def _card(
         "versions": {name: version_of(name) for name in _PACKAGES}
         | {"python": platform.python_version()},
     } | dict(task.card)
+
+
+def _is_own(data: str | None) -> bool:
+    """Return whether this is a path or a pattern, and not the name of generated data."""
+    if data is None or data in GENERATED_DATA:
+        return False
+    return Path(data).exists() or bool(set("*?[{") & set(data))
 
 
 def _device(options: TrainOptions) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The last lines of a command: what it wrote, its size, the time it took, and the next command."""
 
+import glob
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -125,7 +126,7 @@ def _evaluated(given: Mapping[str, Any], result: Any) -> Closing:
 
     path = given["path"]
     following = (
-        _bench_command(path)
+        _bench_command(path, given["options"].data)
         if checkpoint_file(path).is_dir()
         else f"saccade export {_q(path)} --out {_q(Path('build') / _stem(path))}"
     )
@@ -176,21 +177,32 @@ CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing | None]] = {
 }
 
 
-def _bench_command(folder: Path | str) -> str:
-    data = " --data IMAGES" if _needs_images(Path(folder)) else ""
-    return f"saccade bench {_q(folder)}{data} --out {_q(_beside(folder, 'report'))}"
+def _bench_command(folder: Path | str, data: str | None = None) -> str:
+    option = _data_option(Path(folder)) if data is None else f" --data {_q(data)}"
+    return f"saccade bench {_q(folder)}{option} --out {_q(_beside(folder, 'report'))}"
 
 
-def _needs_images(folder: Path) -> bool:
-    """Return whether a folder's model takes images and was converted: only the user has its data.
+def _data_option(folder: Path) -> str:
+    """Return the option for a model that was trained on data that only the user has.
 
     A checkpoint that cannot be read does not matter here; `bench` explains it.
     """
     for path in folder.glob("*.safetensors"):
         with suppress(SaccadeError, OSError, ValueError):
             header = header_of(path)
-            return header.card.get("data") == AUTHORS_DATA and header.preprocessing is not None
-    return False
+            name = str(header.card.get("data"))
+            if name == AUTHORS_DATA and header.preprocessing is not None:
+                return " --data IMAGES"
+            return f" --data {_q(_place_of(name, folder))}" if header.card.get("own_data") else ""
+    return ""
+
+
+def _place_of(name: str, folder: Path) -> Path:
+    """Return where data of that name is: here, or in one folder here; a card has no paths."""
+    here = Path(name)
+    found = [here] if here.exists() else list(Path().glob(f"*/{glob.escape(name)}"))
+    places = [place for place in found if place.resolve() != folder.resolve()]
+    return places[0] if len(places) == 1 else Path("PATH", name)
 
 
 def _beside(folder: Path | str, what: str) -> Path:
