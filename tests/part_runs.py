@@ -12,9 +12,11 @@ from functools import cache, partial
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import language_sets
 import numpy as np
 import torch
 from torch.nn import functional as F
@@ -44,6 +46,7 @@ class Case:
     recipe: dict[str, Any] = field(default_factory=dict)
     smaller: dict[str, Any] = field(default_factory=dict)  # "module:name" -> value
     data: str | None = None
+    own: str = ""  # the function of `language_sets` that writes the user's data
     batch: int = 6
     has_norms: bool = False
     has_blocks: bool = True
@@ -58,6 +61,27 @@ class Case:
 
 _NAC = {"modules": 6, "dim": 12, "code_dim": 8, "signature_dim": 4, "ffn_dim": 16}
 _SOT = {"dim": 12, "layers": 1, "heads": 2, "mlp_dim": 16, "pool_heads": 2, "m": 4, "n": 4}
+_VQA = {
+    "grid": [2, 2],
+    "dim": 8,
+    "heads": 2,
+    "layers": 1,
+    "hidden": 12,
+    "word_dim": 8,
+    "feature_dim": 8,
+    "pool_hidden": 8,
+    "pool_dim": 8,
+    "dropout": 0.3,
+    "attention": "sparsemax",
+}
+_CAPTIONER = {
+    "dim": 8,
+    "feature_dim": 8,
+    "hidden_dim": 8,
+    "attention_dim": 4,
+    "embedding_dim": 4,
+    "attention": "sparsemax",
+}
 _FEW_IMAGES = {
     "sot.training:VALIDATION": 4,
     "sot.training:CALIBRATION": 4,
@@ -131,44 +155,38 @@ CASES = {
     ),
     "vqa": Case(
         "vqa",
-        {
-            "height_px": 16,
-            "width_px": 16,
-            "grid": [2, 2],
-            "dim": 8,
-            "heads": 2,
-            "layers": 1,
-            "hidden": 12,
-            "word_dim": 8,
-            "feature_dim": 8,
-            "pool_hidden": 8,
-            "pool_dim": 8,
-            "dropout": 0.3,
-            "attention": "sparsemax",
-        },
+        _VQA | {"height_px": 16, "width_px": 16},
         {"extra": FEW_SCENES | {"questions": 3}},
     ),
+    "vqa, own": Case("vqa", _VQA, own="vqa"),
     "captioner": Case(
         "captioner",
-        {
-            "height_px": 24,
-            "width_px": 24,
-            "widths": [4, 8],
-            "strides": [3, 2],
-            "dim": 8,
-            "grid_height": 4,
-            "grid_width": 4,
-            "feature_dim": 8,
-            "hidden_dim": 8,
-            "attention_dim": 4,
-            "embedding_dim": 4,
-            "attention": "sparsemax",
-        },
+        _CAPTIONER
+        | {"height_px": 24, "width_px": 24, "grid_height": 4, "grid_width": 4}
+        | {"widths": [4, 8], "strides": [3, 2]},
         {"extra": FEW_CAPTIONS},
         has_norms=True,
         has_blocks=False,
     ),
+    "captioner, own": Case(
+        "captioner",
+        _CAPTIONER | {"widths": [4, 4, 8]},
+        own="coco",
+        has_norms=True,
+        has_blocks=False,
+    ),
 }
+
+
+@contextmanager
+def data_of(case: Case) -> Iterator[str | None]:
+    """The name of the case's data, or a folder of the user's while it is read."""
+    if not case.own:
+        yield case.data
+        return
+    with TemporaryDirectory() as folder:
+        write = getattr(language_sets, case.own)
+        yield str(write(Path(folder, case.own), {"train2014": 9, "val2014": 3}))
 
 
 @contextmanager
@@ -197,11 +215,11 @@ def run(
     """Return weights, losses and scores after a few steps, interrupted after `stop_after`."""
     case = CASES[name]
     options = TrainOptions(
-        Path("unused.safetensors"), case.data, set=case.set, steps=STEPS, batch=case.batch
+        Path("unused.safetensors"), set=case.set, steps=STEPS, batch=case.batch, side_px=16
     )
-    options = replace(options, **changes)
     torch.manual_seed(0)
-    with made_smaller(case):
+    with made_smaller(case), data_of(case) as data:
+        options = replace(options, data=data, **changes)
         this = new_run(case, options, kind, group)
         for step in range(STEPS):
             if stop_after and step == stop_after:
