@@ -11,7 +11,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -181,21 +181,25 @@ def parquet_folder(folder: Path, samples: Sequence[Sample]) -> str:
 
 def saved_folder(folder: Path, samples: Sequence[Sample]) -> str:
     """As `DatasetDict.save_to_disk` writes it."""
-    import pyarrow as pa
-
     (folder / "dataset_dict.json").write_text(json.dumps({"splits": list(SPLITS)}))
     whole = hugging_face_table(samples)
     for split in SPLITS:
-        (folder / split).mkdir()
         rows = [place for place, one in enumerate(samples) if one.split == split]
-        name = "data-00000-of-00001.arrow"
-        table = whole.take(rows)
-        with pa.OSFile(str(folder / split / name), "wb") as file:
-            with pa.ipc.new_stream(file, table.schema) as stream:
-                stream.write_table(table, max_chunksize=3)
-        state = {"_data_files": [{"filename": name}], "_split": split}
-        (folder / split / "state.json").write_text(json.dumps(state))
+        save_table(folder / split, whole.take(rows), _split=split)
     return str(folder)
+
+
+def save_table(folder: Path, table: Any, **state: Any) -> None:
+    """As `Dataset.save_to_disk` writes it."""
+    import pyarrow as pa
+
+    folder.mkdir(exist_ok=True)
+    name = "data-00000-of-00001.arrow"
+    with pa.OSFile(str(folder / name), "wb") as file:
+        with pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table, max_chunksize=3)
+    files = {"_data_files": [{"filename": name}]}
+    (folder / "state.json").write_text(json.dumps(state | files))
 
 
 FORMATS: dict[str, Callable[[Path, Sequence[Sample]], str]] = {

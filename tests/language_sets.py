@@ -7,6 +7,7 @@ In the files of VQA v2 and COCO, with their names, and as CSV and JSON lines.
 import csv
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,9 @@ def captions_of(color: str) -> list[str]:
     return [f"A {color} picture.", f"This is all {color}."]
 
 
-def vqa(folder: Path) -> Path:
+def vqa(folder: Path, subsets: Mapping[str, int] = SUBSETS) -> Path:
     """VQA v2: both JSON files of each subset, and its folder of images."""
-    for subset, count in SUBSETS.items():
+    for subset, count in subsets.items():
         asked: list[dict[str, Any]] = []
         answered: list[dict[str, Any]] = []
         for key, _, color in colored(folder / subset, subset, count):
@@ -80,10 +81,10 @@ def vqa(folder: Path) -> Path:
     return folder
 
 
-def coco(folder: Path) -> Path:
+def coco(folder: Path, subsets: Mapping[str, int] = SUBSETS) -> Path:
     """COCO's captions of each subset in `annotations`, beside its folder of images."""
     (folder / "annotations").mkdir(parents=True)
-    for subset, count in SUBSETS.items():
+    for subset, count in subsets.items():
         images = colored(folder / subset, subset, count)
         captions = [
             {"image_id": key, "id": 10 * key + place, "caption": text}

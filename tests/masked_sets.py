@@ -7,11 +7,13 @@
 import io
 import json
 import sys
+import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from labelled_sets import add_member, save_table
 from PIL import Image
 
 HEIGHT, WIDTH = 24, 40  # not square: 8 columns on each side are cut off
@@ -122,11 +124,47 @@ def coco_json(place: Path, pairs: Sequence[Pair], **changes: Any) -> str:
     return str(place / "instances.json")
 
 
+def table_of(pairs: Sequence[Pair]) -> Any:
+    """Bytes of images and masks; those of images as Hugging Face `datasets` stores them."""
+    import pyarrow as pa
+
+    images = [{"bytes": png(image), "path": None} for image, _ in pairs]
+    masks = [(palette if number % 2 else png)(mask) for number, (_, mask) in enumerate(pairs)]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    return pa.table({"image": pa.array(images, kind), "mask": masks})
+
+
+def parquet_file(place: Path, pairs: Sequence[Pair]) -> str:
+    import pyarrow.parquet as pq
+
+    pq.write_table(table_of(pairs), place / "mine.parquet", row_group_size=4)
+    return str(place / "mine.parquet")
+
+
+def saved_folder(place: Path, pairs: Sequence[Pair]) -> str:
+    save_table(place, table_of(pairs))
+    return str(place)
+
+
+def shards(place: Path, pairs: Sequence[Pair]) -> str:
+    """Two WebDataset shards: `a.png` and `a.mask.png`."""
+    for shard in range(2):
+        with tarfile.open(place / f"{shard}.tar", "w") as tar:
+            for number, (image, mask) in enumerate(pairs):
+                if number * 2 // len(pairs) == shard:
+                    add_member(tar, f"{number:03}.png", png(image))
+                    add_member(tar, f"{number:03}.mask.png", png(mask))
+    return str(place)
+
+
 FORMATS: dict[str, Callable[[Path, Sequence[Pair]], str]] = {
     "folders": folders,
     "CSV": manifest,
     "JSON lines": json_lines,
     "COCO": coco_json,
+    "Parquet": parquet_file,
+    "Hugging Face": saved_folder,
+    "shards": shards,
 }
 
 

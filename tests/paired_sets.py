@@ -11,10 +11,10 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from labelled_sets import SPLITS, add_member
+from labelled_sets import SPLITS, add_member, save_table
 from PIL import Image
 
 from saccade.models.data.captions import caption
@@ -75,17 +75,27 @@ def jsonl_file(folder: Path, pairs: Sequence[Pair]) -> str:
     return str(folder / "pairs.jsonl")
 
 
-def parquet_file(folder: Path, pairs: Sequence[Pair]) -> str:
+def table_of(pairs: Sequence[Pair]) -> Any:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     columns = {
         "image": [pair.data for pair in pairs],
         "caption": [list(pair.texts) for pair in pairs],
         "split": [pair.split for pair in pairs],
     }
-    pq.write_table(pa.table(columns), folder / "pairs.parquet", row_group_size=4)
+    return pa.table(columns)
+
+
+def parquet_file(folder: Path, pairs: Sequence[Pair]) -> str:
+    import pyarrow.parquet as pq
+
+    pq.write_table(table_of(pairs), folder / "pairs.parquet", row_group_size=4)
     return str(folder / "pairs.parquet")
+
+
+def saved_folder(folder: Path, pairs: Sequence[Pair]) -> str:
+    save_table(folder, table_of(pairs))
+    return str(folder)
 
 
 def shards(folder: Path, pairs: Sequence[Pair]) -> str:
@@ -126,6 +136,7 @@ FORMATS: dict[str, Callable[[Path, Sequence[Pair]], str]] = {
     "CSV": csv_file,
     "JSON lines": jsonl_file,
     "Parquet": parquet_file,
+    "Hugging Face": saved_folder,
     "shards": shards,
     "COCO": coco,
 }

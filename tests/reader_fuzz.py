@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import labelled_sets
+import language_sets
 import masked_sets
 import numpy as np
+import paired_sets
 import torch
 from changed_files import changed_bytes, changed_safetensors, changed_text, changed_zip
 from hostile_files import CheckpointFile, images_npz
@@ -23,9 +25,14 @@ from saccade.exporter.artefact.manifest import read_manifest
 from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manifest
 from saccade.models.catalogue import presets
 from saccade.models.checkpoint import load
+from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import load_data
+from saccade.models.data.own_texts import asked_split, captioned_split
+from saccade.models.data.pairs import load_contrasts
 from saccade.models.data.samples.point_clouds import read_points
-from saccade.models.data.samples.source import RowUnreadable
+from saccade.models.data.samples.questions import open_questions
+from saccade.models.data.samples.sentences import open_captions
+from saccade.models.data.samples.source import Given, RowUnreadable
 from saccade.models.data.segmented import segmented_images
 from saccade.models.data.token_states import token_states
 from saccade.models.families import FAMILIES, family_class
@@ -89,15 +96,57 @@ def _labelled(path: Path) -> Any:
     return load_data(path, "train", preprocessing=Preprocessing(8, 8, 1, (0.0,), (1.0,)))
 
 
+_FITTED = Preprocessing(8, 8, 3, (0.0,) * 3, (1.0,) * 3)
+_TWO = {"train2014": 2}  # images
+
+
 def _masked(path: Path) -> Any:
-    fitted = Preprocessing(8, 8, 3, (0.0,) * 3, (1.0,) * 3)
-    data = segmented_images(str(path), "all", preprocessing=fitted)
+    data = segmented_images(str(path), "all", preprocessing=_FITTED)
     return np.asarray(data.masks)
 
 
-def _coco(path: Path) -> None:
-    written = Path(masked_sets.coco_json(path.parent, masked_sets.scenes(2)))
-    written.rename(path)
+def _mask_set(form: str) -> Callable[[Path], Any]:
+    def write(path: Path) -> None:
+        written = Path(masked_sets.FORMATS[form](path.parent, masked_sets.scenes(2)))
+        (written if written.is_file() else path.parent / "0.tar").rename(path)
+
+    return write
+
+
+def _captioned(path: Path) -> Any:
+    source = open_captions(str(path), Given())
+    data = captioned_split(source, path.name, "all", preprocessing=_FITTED, asked=DataAsked())
+    return data.sha256
+
+
+def _captions(path: Path) -> None:
+    language_sets.coco(path.parent, _TWO)
+    (path.parent / "annotations" / path.name).rename(path)
+
+
+_QUESTIONS = "v2_OpenEnded_mscoco_train2014_questions.json"
+
+
+def _asked(path: Path) -> Any:
+    source = open_questions(str(path.with_name(_QUESTIONS)), Given())
+    data = asked_split(source, path.name, "all", preprocessing=_FITTED, asked=DataAsked())
+    return data.sha256
+
+
+def _questions(path: Path) -> None:
+    language_sets.vqa(path.parent, _TWO)
+
+
+def _negatives(path: Path) -> None:
+    paired_sets.negatives(path.parent, 2)
+
+
+def _pairs(path: Path) -> None:
+    paired_sets.parquet_file(path.parent, paired_sets.told(4))
+
+
+def _contrasts(path: Path) -> Any:
+    return load_contrasts(str(path), None, DataAsked(), _FITTED, None).sha256
 
 
 def _points(path: Path) -> Any:
@@ -174,7 +223,16 @@ def readers() -> dict[str, Reader]:
         "samples .parquet": Reader(_labelled, _samples("Parquet"), changed_bytes, "mine.parquet"),
         "samples .tar": Reader(_labelled, _samples("shards"), changed_bytes, "train-000.tar"),
         "token states .npz": Reader(lambda p: token_states(p, "train"), _tokens, changed_zip),
-        "masks .json": Reader(_masked, _coco, name="coco.json", **text),
+        "masks .json": Reader(_masked, _mask_set("COCO"), name="coco.json", **text),
+        "masks .parquet": Reader(_masked, _mask_set("Parquet"), changed_bytes, "x.parquet"),
+        "masks .tar": Reader(_masked, _mask_set("shards"), changed_bytes, "x.tar"),
+        "captions .json": Reader(_captioned, _captions, name="captions_train2014.json", **text),
+        "captions .parquet": Reader(_captioned, _pairs, changed_bytes, "pairs.parquet"),
+        "questions .json": Reader(_asked, _questions, name=_QUESTIONS, **text),
+        "annotations .json": Reader(
+            _asked, _questions, name="v2_mscoco_train2014_annotations.json", **text
+        ),
+        "negatives .json": Reader(_contrasts, _negatives, name="replace_att.json", **text),
         "points .off": Reader(_points, _mesh, changed_bytes, "mesh.off"),
         "points .ply": Reader(_points, _cloud, changed_bytes, "cloud.ply"),
         "embeddings .npz": Reader(load_embeddings, _embeddings, changed_zip),

@@ -20,6 +20,13 @@ from saccade.json_text import parse_json
 
 EXAMPLES = {"checkpoint": 60, "state of a run": 80, "weights .pt": 80}  # others: 150
 EXAMPLES |= {f"samples .{kind}": 40 for kind in ("csv", "jsonl", "parquet", "tar")}
+EXAMPLES |= dict.fromkeys(
+    (
+        *("masks .parquet", "masks .tar", "captions .json", "captions .parquet"),
+        *("questions .json", "annotations .json", "negatives .json"),
+    ),
+    25,
+)
 # By reader, seeds whose files ended in a trace once.
 FAILED: dict[str, tuple[int, ...]] = {
     "embeddings .npz": (62,),  # a text of a character that Python has not

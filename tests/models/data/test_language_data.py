@@ -47,7 +47,7 @@ def changed(path: Path, change: Callable[[Any], Any]) -> None:
 def test_cocos_captions_are_read(sets, data):
     source = open_sentences(str(sets / data), NOTHING)
     assert len(source) == 24
-    assert source.texts[0] == ("A red picture.", "This is all red.")
+    assert source.sentences[0] == ("A red picture.", "This is all red.")
     assert source.split_of.tolist() == [0] * 18 + [1] * 6
     assert source.row_name(18) == "image 100: COCO_val2014_000000000100.jpg"
     assert source.read(18, 10**6)[:2] == b"\xff\xd8"
@@ -57,7 +57,7 @@ def test_cocos_captions_are_read(sets, data):
 def test_tables_of_captions_are_read(sets, name):
     source = open_sentences(str(sets / "tables" / name), NOTHING)
     assert len(source) == 24 and source.split_of is None
-    assert source.texts[1] == ("A green picture.", "This is all green.")
+    assert source.sentences[1] == ("A green picture.", "This is all green.")
     first = 3 if name.endswith("csv") else 2
     assert source.row_name(1) == f"row {first}: photos/COCO_train2014_000000000001.jpg"
 
@@ -83,7 +83,7 @@ def test_karpathys_file_gives_the_splits(tmp_path):
     )
     source = open_sentences(str(tmp_path), NOTHING)
     assert source.split_of.tolist() == [0, 0, 1, 2]
-    assert source.texts == [(f"Said {place}.",) for place in range(4)]
+    assert source.sentences == [(f"Said {place}.",) for place in range(4)]
 
 
 def test_an_image_is_in_one_drawn_split_only(sets):
@@ -99,7 +99,7 @@ def test_an_image_is_in_one_drawn_split_only(sets):
     assert len({part.sha256 for part in parts.values()}) == 3
     again = captioned_split(source, "x.csv", "test", side_px=8, asked=DataAsked())
     assert again.sha256 == parts["test"].sha256
-    source.texts = [("Another.",)] * 24
+    source.sentences = [("Another.",)] * 24
     other = captioned_split(source, "x.csv", "test", side_px=8, asked=DataAsked())
     assert other.sha256 != again.sha256, "the hash is also that of the captions"
 

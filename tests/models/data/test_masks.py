@@ -2,13 +2,26 @@
 """The user's images with instance masks: equal from every format, resized alike, refused by row."""
 
 import io
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from masked_sets import FORMATS, HEIGHT, WIDTH, coco_json, folders, packed, png, scenes
+from labelled_sets import add_member
+from masked_sets import (
+    FORMATS,
+    HEIGHT,
+    WIDTH,
+    coco_json,
+    folders,
+    packed,
+    parquet_file,
+    png,
+    scenes,
+    table_of,
+)
 from PIL import Image
 
 from saccade import verbosity
@@ -149,7 +162,14 @@ def test_images_without_masks_are_taken(tmp_path: Path) -> None:
     (tmp_path / "list.jsonl").write_text('{"path": "images/a/000.png"}\n' * 5)
     np.savez(tmp_path / "a.npz", images=np.zeros((5, 12, 12, 3), np.uint8))
     np.savez(tmp_path / "b.npz", images=np.zeros((5, 12, 12, 3), np.uint8), labels=np.arange(5) % 2)
-    for data in ("images", "images/a", "list.jsonl", "a.npz", "b.npz"):
+    pq = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(table_of(pairs).select(["image"]), tmp_path / "a.parquet")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number, (image, _) in enumerate(pairs):
+            add_member(tar, f"{number}.png", png(image))
+            add_member(tar, f"{number}.cls", b"cat")
+    packed_data = ("a.parquet", "a.tar")
+    for data in ("images", "images/a", "list.jsonl", "a.npz", "b.npz", *packed_data):
         found = own(str(tmp_path / data))
         assert found.masks is None and len(found.images) in (5, 6), data
         assert found.sha256 == found.images_sha256
@@ -210,6 +230,106 @@ def test_wrong_masks_are_refused_by_row_or_left_out(case: str, tmp_path: Path, c
     assert "left out 2 of 10 rows" in said and "images/a/007.png: not a JPEG" in said
     with pytest.raises(SaccadeError, match="--skip-bad 1 leaves out at most 1"):
         own(data, skip_bad=1)
+
+
+def _table(change: Callable[[list[Any]], None]) -> Callable[[Path], str]:
+    def make(place: Path) -> str:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = table_of(scenes())
+        masks = table["mask"].to_pylist()
+        change(masks)
+        pq.write_table(table.set_column(1, "mask", pa.array(masks)), place / "mine.parquet")
+        return str(place / "mine.parquet")
+
+    return make
+
+
+def _shard(change: Callable[[dict[str, bytes]], Any]) -> Callable[[Path], str]:
+    def make(place: Path) -> str:
+        members = {}
+        for number, (image, mask) in enumerate(scenes()):
+            members |= {f"{number}.png": png(image), f"{number}.mask.png": png(mask)}
+        change(members)
+        with tarfile.open(place / "mine.tar", "w") as tar:
+            for name in sorted(members, key=lambda name: name.partition(".")[0]):
+                add_member(tar, name, members[name])
+        return str(place / "mine.tar")
+
+    return make
+
+
+# What is wrong, the message, and whether --skip-bad leaves it out.
+PACKED: dict[str, tuple[Callable[[Path], str], str, bool]] = {
+    "a null": (
+        _table(lambda masks: masks.__setitem__(4, None)),
+        "mine.parquet: row 5: found NoneType in column 'mask', expected the bytes of an image",
+        True,
+    ),
+    "text": (
+        _table(lambda masks: masks.__setitem__(4, b"text")),
+        "mine.parquet: row 5: its mask in column 'mask' cannot be read as a PNG file",
+        True,
+    ),
+    "colors": (
+        _shard(lambda members: members.__setitem__("4.mask.png", members["4.png"])),
+        r"mine.tar: mine.tar: 4: its mask 4.mask.png has colors \(RGB\), expected the index of",
+        True,
+    ),
+    "a mask is missing": (
+        _shard(lambda members: members.pop("4.mask.png")),
+        "mine.tar: sample '4' has .png, but the samples before have .mask.png image",
+        False,
+    ),
+    "two masks": (
+        _shard(lambda members: members.__setitem__("0.seg.png", b"")),
+        r"sample '0' has .mask.png .png .seg.png, expected one image .* at most one mask \(.mask",
+        False,
+    ),
+    "a mask called as an image": (
+        _shard(lambda members: members.__setitem__("0.jpg", members["0.png"])),
+        r"sample '0' has .jpg .mask.png .png, expected one image",
+        False,
+    ),
+    "no image": (
+        _shard(lambda members: members.pop("0.png")),
+        r"sample '0' has .mask.png, expected one image",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PACKED)
+def test_wrong_masks_in_tables_and_shards_are_refused_by_row(case: str, tmp_path: Path) -> None:
+    make, words, skipped = PACKED[case]
+    data = make(tmp_path)
+    with pytest.raises(SaccadeError, match=words):
+        np.asarray(own(data).masks)
+    if skipped:
+        kept = own(data, skip_bad=1)
+        assert kept.skipped == 1 and len(np.asarray(kept.masks)) == len(kept.images) == 9
+    else:
+        with pytest.raises(SaccadeError, match=words):
+            own(data, skip_bad=10)
+
+
+def test_a_group_of_rows_is_read_once_for_images_and_masks(tmp_path: Path, monkeypatch) -> None:
+    import pyarrow.parquet as pq
+
+    read: list[Any] = []
+    one = pq.ParquetFile.read_row_group
+
+    def counted(file: Any, group: int, columns: Any) -> Any:
+        read.append((group, *columns))
+        return one(file, group, columns)
+
+    data = own(parquet_file(tmp_path, scenes()))
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    for row in (0, 1, 4, 5, 2, 6):
+        data.masks.source.read(row, 10**6)
+        data.masks.source.read_mask(row, FITTED.wanted())
+    assert len(read) == len(set(read)) <= 4
 
 
 TRIANGLE = {"id": 5, "image_id": 1, "segmentation": [[0, 0, 9, 0, 0, 9]]}

@@ -20,7 +20,7 @@ from saccade.exporter.evaluation.scenes import (
 from saccade.models.captioner.caption_search import Caption, best_captions, step_of
 from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.own_texts import captioned_split
-from saccade.models.data.samples.sentences import open_sentences
+from saccade.models.data.samples.sentences import open_captions
 from saccade.models.data.samples.source import Given
 from saccade.models.data.scene_statements import is_true
 from saccade.models.data.shapes import Object
@@ -64,7 +64,7 @@ def captioned_of(preprocessing: Preprocessing, options: EvaluateOptions) -> Capt
         sha256 = scenes_sha256(drawn, texts)
         return Captioned(drawn.images, truth, "shapes", lambda: sha256, drawn.objects)
     name, asked = str(options.data), options.asked
-    source = open_sentences(name, Given.of(asked.labels, asked.data_root))
+    source = open_captions(name, Given.of(asked.labels, asked.data_root))
     split = options.split or HELD_OUT
     own = captioned_split(source, name, split, preprocessing=preprocessing, asked=asked)
     data, most = own.dataset, slice(options.limit)

@@ -4,7 +4,6 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
 from saccade.models.data.datasets import calibration_rows
 from saccade.models.data.own_texts import captioned_split
 from saccade.models.data.samples.images import read_ahead
-from saccade.models.data.samples.sentences import open_sentences
+from saccade.models.data.samples.sentences import open_captions
 from saccade.models.data.samples.source import Given
 from saccade.models.data.scene_statements import is_true
 from saccade.models.families import new_model
@@ -28,13 +27,13 @@ from saccade.models.training.options import (
     TrainOptions,
     chosen_config,
     chosen_recipe,
-    with_counts,
 )
 from saccade.models.training.own_images import (
     chosen_words,
     image_fields,
     longest_text,
-    wanted_images,
+    own_recipe,
+    own_splits,
 )
 from saccade.models.training.scene_mix import MIX, SceneTask
 from saccade.models.training.task import Recipe, Task
@@ -200,20 +199,14 @@ class OwnCaptionTask(CaptionTask):
     """
 
     def __init__(self, options: TrainOptions) -> None:
-        recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
-        self.recipe = with_counts(options, replace(recipe, extra=OWN), tuple(COUNTS))
-        name = str(options.data)
-        given = Given.of(options.labels, options.data_root)
-        images = wanted_images(options, CaptionerConfig.encoder)
-        load = partial(
-            captioned_split,
-            open_sentences(name, given),
-            name,
-            preprocessing=images,
-            side_px=options.side_px,
-            asked=options.asked,
+        self.recipe = own_recipe(
+            options, quick=QUICK, shipped=SHIPPED, extra=OWN, counts=tuple(COUNTS)
         )
-        self.training, self.validation = load("train"), load("validation")
+        given = Given.of(options.labels, options.data_root)
+        source = open_captions(str(options.data), given)
+        self.training, self.validation = own_splits(
+            options, source, captioned_split, CaptionerConfig.encoder
+        )
         self.data = self.training.dataset.name
         self.data_sha256 = {"train": self.training.sha256, "validation": self.validation.sha256}
         config = self._config(options)

@@ -10,7 +10,7 @@ import numpy as np
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import Dataset, split_of_source
 from saccade.models.data.samples.questions import AskedImages
-from saccade.models.data.samples.sentences import Sentences
+from saccade.models.data.samples.source import Source
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.answers import soft_scores
 
@@ -63,7 +63,7 @@ class ImageQuestions:
 
 
 def captioned_split(
-    source: Sentences,
+    source: Source,
     name: str,
     split: str,
     *,
@@ -78,8 +78,9 @@ def captioned_split(
     data, rows = split_of_source(
         source, name, split, preprocessing or asked.preprocessing, side_px, asked
     )
-    taken = rows.tolist()
-    texts = [source.texts[row] for row in taken]
+    sentences, taken = source.sentences, rows.tolist()
+    assert sentences is not None, "as from `open_captions`"
+    texts = [sentences[row] for row in taken]
     return CaptionedImages(data, texts, [source.row_name(row) for row in taken])
 
 

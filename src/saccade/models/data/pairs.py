@@ -11,17 +11,15 @@ import numpy as np
 from saccade.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import HELD_OUT, split_of_source
-from saccade.models.data.samples.columnar import is_saved
-from saccade.models.data.samples.formats import has_texts, is_data, matching, open_source
+from saccade.models.data.samples.formats import has_texts, is_data, matching
 from saccade.models.data.samples.images import Images
 from saccade.models.data.samples.manifests import table_rows, told_by
 from saccade.models.data.samples.negatives import Negative, open_negatives
-from saccade.models.data.samples.sentences import USUAL, open_sentences
+from saccade.models.data.samples.sentences import has_lists, open_captions
 from saccade.models.data.samples.source import Given, Source, Texts
 from saccade.models.preprocessing import Preprocessing
 
 _LISTED = (".json", ".csv", ".jsonl", ".ndjson")
-_LISTS = ("", "annotations")  # the folders that these are in
 EXPECTED = (
     "a .csv or .jsonl of images and sentences, a COCO captions .json, .parquet with a column of "
     "sentences, or WebDataset .tar with .txt"
@@ -105,7 +103,9 @@ def load_pairs(
     Images are resized to the trained model's `preprocessing`, or to `side_px` for a new model.
     Raises: SaccadeError if there are no sentences, or a row cannot be used.
     """
-    source, texts = _open(name, asked)
+    source = _open(name, asked)
+    texts = source.sentences
+    assert texts is not None, "asked for"
     told = _told(name, split, asked, source, preprocessing, side_px, lambda row: repr(texts[row]))
     return Pairs(**vars(told), sentences=texts)
 
@@ -167,7 +167,7 @@ def _given(name: str, asked: DataAsked) -> Given:
             f"--labels {asked.labels}: {name} has sentences, which need no names of classes. "
             "Leave it out."
         )
-    return Given(root=asked.data_root, sentences=True)
+    return Given(root=asked.data_root)
 
 
 def has_sentences(name: str) -> bool:
@@ -175,7 +175,7 @@ def has_sentences(name: str) -> bool:
     path = Path(name)
     suffix = path.suffix.lower()
     try:
-        if suffix == ".json" or _has_lists(path):
+        if suffix == ".json" or has_lists(path):
             return path.exists() or bool(matching(name))
         if suffix in _LISTED:
             first = path if path.exists() else matching(name)[0]
@@ -185,23 +185,10 @@ def has_sentences(name: str) -> bool:
         return False  # the reader of labels says what is wrong
 
 
-def _has_lists(path: Path) -> bool:
-    """Return whether a folder has JSON files of captions with their usual names."""
-    if not path.is_dir() or is_saved(path):
-        return False
-    return any(USUAL.search(file.name) for inside in _LISTS for file in (path / inside).glob("*"))
-
-
-def _open(name: str, asked: DataAsked) -> tuple[Source, Sequence[tuple[str, ...]] | Texts]:
-    """Return the images, and the sentences of each row."""
+def _open(name: str, asked: DataAsked) -> Source:
+    """Return the images with their sentences."""
     given = _given(name, asked)
-    if Path(name).suffix.lower() in _LISTED or _has_lists(Path(name)):
-        listed = open_sentences(name, given)
-        return listed, listed.texts
-    if not is_data(name):
+    if Path(name).suffix.lower() not in _LISTED and not is_data(name):
         kind = "a file of another kind" if Path(name).is_file() else "neither a name nor a path"
         raise SaccadeError(f"data '{name}': found {kind}. Pass {EXPECTED}.")
-    source = open_source(name, given)
-    if source.sentences is None:
-        raise SaccadeError(f"{name}: found images without sentences, expected {EXPECTED}.")
-    return source, source.sentences
+    return open_captions(name, given)

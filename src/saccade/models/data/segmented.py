@@ -37,8 +37,9 @@ from saccade.spelling import did_you_mean
 from saccade.verbosity import note_once
 
 MASKED = (
-    "a folder with images/ and masks/, an .npz of images and masks, COCO's .json of instances, or "
-    "a .csv or .jsonl with columns of images and masks"
+    "a folder with images/ and masks/, an .npz of images and masks, COCO's .json of instances, a "
+    ".csv or .jsonl with columns of images and masks, a .parquet with their bytes, or a WebDataset "
+    ".tar with a.jpg and a.mask.png"
 )
 _TABLES = (".csv", ".jsonl", ".ndjson")
 
@@ -141,7 +142,8 @@ def _of_arrays(
 
 
 def _opened(name: str, asked: DataAsked, also: Sequence[str]) -> Source:
-    path, given = Path(name), Given.of(asked.labels, asked.data_root)
+    path = Path(name)
+    given = replace(Given.of(asked.labels, asked.data_root), beside="mask")
     if path.is_dir():
         if parts := mask_folders(path):
             return MaskFolders(path, parts)

@@ -57,13 +57,11 @@ def unlabelled_images(path: Path, preprocessing: Preprocessing) -> np.ndarray:
 class ImageFiles(Source):
     """The images in a folder without sub-folders; all are of one class without a name."""
 
-    class_names = ("",)
-
     def __init__(self, path: Path) -> None:
         self.path = path
         names = [entry.name for entry in visible(path)]
         self._files = [name for name in names if is_image(name)]
-        self.labels = np.zeros(len(self._files), dtype=np.int64)
+        self.without_classes(len(self._files))
         self.notes = left_out(path, [name for name in names if not is_image(name)], "beside images")
 
     def read(self, row: int, most_bytes: int) -> bytes:

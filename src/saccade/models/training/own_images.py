@@ -1,22 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
 """The user's images for a model that may see them through a ResNet, and words of their texts."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.models.data.datasets import pixel_moments
+from saccade.models.data.samples.source import Source
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.resnet_sizes import BLOCKS, MEAN, STD, STRIDE, feature_width
-from saccade.models.training.options import TrainOptions
+from saccade.models.training.options import TrainOptions, chosen_recipe, with_counts
+from saccade.models.training.task import Recipe
 from saccade.models.word_tokens import frequent_words, split_words
 
 _SEEN = 1_000  # images used for mean and std
+Split = TypeVar("Split")
 
 
-def wanted_images(options: TrainOptions, encoder: str) -> Preprocessing | None:
+def own_recipe(
+    options: TrainOptions,
+    *,
+    quick: Recipe,
+    shipped: Recipe,
+    extra: Mapping[str, Any],
+    counts: Sequence[str],
+) -> Recipe:
+    """Return the recipe for the user's data, with those `counts` of `extra` that `--set` gives.
+
+    Raises: SaccadeError if one is not a whole number of at least 1.
+    """
+    recipe = chosen_recipe(options, quick=quick, shipped=shipped)
+    return with_counts(options, replace(recipe, extra=extra), counts)
+
+
+def own_splits(
+    options: TrainOptions, source: Source, split_of: Callable[..., Split], encoder: str
+) -> tuple[Split, Split]:
+    """Return the training and validation split of a source.
+
+    `split_of` is a function such as `own_texts.captioned_split`; `encoder` is the one that the
+    family has without `--set`.
+
+    Raises: SaccadeError as `split_of` does.
+    """
+    images = _wanted_images(options, encoder)
+    given = {"preprocessing": images, "side_px": options.side_px, "asked": options.asked}
+    training, validation = (
+        split_of(source, str(options.data), split, **given) for split in ("train", "validation")
+    )
+    return training, validation
+
+
+def _wanted_images(options: TrainOptions, encoder: str) -> Preprocessing | None:
     """Return how images are read: as those of `--init`, in color for a ResNet, or None.
 
     `encoder` is the one that the family has without `--set`.
@@ -28,7 +66,7 @@ def wanted_images(options: TrainOptions, encoder: str) -> Preprocessing | None:
 
 
 def image_fields(options: TrainOptions, images: np.ndarray, encoder: str) -> dict[str, Any]:
-    """Return the fields of a configuration about these images, as `wanted_images` reads them.
+    """Return the fields of a configuration about these images, as `_wanted_images` reads them.
 
     A ResNet takes the mean and std of ImageNet, as its weights do; its cells are of 32 pixels.
 

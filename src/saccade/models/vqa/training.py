@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,13 +33,13 @@ from saccade.models.training.options import (
     TrainOptions,
     chosen_config,
     chosen_recipe,
-    with_counts,
 )
 from saccade.models.training.own_images import (
     chosen_words,
     image_fields,
     longest_text,
-    wanted_images,
+    own_recipe,
+    own_splits,
 )
 from saccade.models.training.scene_mix import MIX, SceneTask
 from saccade.models.training.task import Recipe, Task
@@ -268,20 +267,13 @@ class OwnQuestionTask(QuestionTask):
     """
 
     def __init__(self, options: TrainOptions) -> None:
-        recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
-        self.recipe = with_counts(options, replace(recipe, extra=OWN), tuple(COUNTS))
+        self.recipe = own_recipe(
+            options, quick=QUICK, shipped=SHIPPED, extra=OWN, counts=tuple(COUNTS)
+        )
         name = str(options.data)
         given = Given.of(options.labels, options.data_root)
-        images = wanted_images(options, VQAConfig.encoder)
-        load = partial(
-            asked_split,
-            open_questions(name, given),
-            name,
-            preprocessing=images,
-            side_px=options.side_px,
-            asked=options.asked,
-        )
-        self.training, self.validation = load("train"), load("validation")
+        source = open_questions(name, given)
+        self.training, self.validation = own_splits(options, source, asked_split, VQAConfig.encoder)
         self.data = self.training.dataset.name
         self.data_sha256 = {"train": self.training.sha256, "validation": self.validation.sha256}
         self.labels = given.labels or self._frequent_answers(name)

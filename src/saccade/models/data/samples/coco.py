@@ -61,7 +61,7 @@ class CocoInstances(MaskSource):
                 f"{path}: annotation {odd}: its image {next(iter(unknown))!r:.40} is not in the "
                 "list of images. Add the image, or remove the annotation."
             )
-        self._without_classes(len(self._files))
+        self.without_classes(len(self._files))
         if (split := split_in(path.name)) >= 0:
             self.split_of = np.full(len(self._files), split, dtype=np.int8)
 

@@ -16,6 +16,7 @@ from saccade.json_text import parse_json
 from saccade.limits import JSON_BYTES
 from saccade.models.data.samples.labels import LabelColumn
 from saccade.models.data.samples.manifests import Columns
+from saccade.models.data.samples.masks import MaskSource, mask_in_file
 from saccade.models.data.samples.source import (
     Given,
     RowUnreadable,
@@ -26,6 +27,7 @@ from saccade.models.data.samples.source import (
     split_named,
 )
 from saccade.models.data.splits import SPLITS
+from saccade.models.image_decoding import Wanted
 
 EXTRA = "bulk"
 IMAGES = ("image", "img", "images", "bytes", "image_bytes", "png", "jpg", "jpeg", "webp")
@@ -37,6 +39,10 @@ class Table:
 
     def __init__(self, path: Path, split: int) -> None:
         self.path, self.split = path, split
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        raise NotImplementedError
 
     def schema(self) -> Any:
         """Return the columns and their types."""
@@ -61,23 +67,29 @@ class RowGroups:
         self._file = file
         groups = range(file.metadata.num_row_groups)
         self._ends = list(accumulate(file.metadata.row_group(group).num_rows for group in groups))
-        self._kept: dict[tuple[int, str | None], Any] = {}
+        self._kept: dict[int, dict[str | None, Any]] = {}  # by group and column
         self._lock = Lock()
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._ends[-1] if self._ends else 0
 
     def row(self, row: int, column: str | None = None) -> dict[str, Any]:
         """Return the values of a row, or of one column; the first reads the whole group."""
         with self._lock:
             group = int(np.searchsorted(self._ends, row, side="right"))
-            key = group, column
-            if key not in self._kept:
-                while len(self._kept) >= _KEPT_GROUPS:
-                    del self._kept[next(iter(self._kept))]
+            if group not in self._kept and len(self._kept) >= _KEPT_GROUPS:
+                del self._kept[next(iter(self._kept))]
+            kept = self._kept.setdefault(group, {})
+            if column not in kept:
                 columns = None if column is None else [column]
-                self._kept[key] = self._file.read_row_group(group, columns)
-            table = self._kept[key]
+                kept[column] = self._file.read_row_group(group, columns)
+            table = kept[column]
         start = self._ends[group - 1] if group else 0
-        values: dict[str, Any] = table.slice(row - start, 1).to_pylist()[0]
-        return values
+        found: list[dict[str, Any]] = table.slice(row - start, 1).to_pylist()
+        if not found:
+            raise OSError(f"found {table.num_rows} rows in group {group}, expected more")
+        return found[0]
 
 
 class ParquetFile(Table):
@@ -90,13 +102,20 @@ class ParquetFile(Table):
             self._file = parquet.ParquetFile(path)
             self._groups = RowGroups(self._file)
 
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._groups)
+
     def schema(self) -> Any:
         """Return the columns and their types."""
         return self._file.schema_arrow
 
     def column(self, name: str) -> Any:
         """Return a whole column."""
-        return self._file.read(columns=[name]).column(0)
+        column = self._file.read(columns=[name]).column(0)
+        if len(column) != len(self):
+            raise OSError(f"found {len(column)} values in column {name!r}, expected {len(self)}")
+        return column
 
     def value(self, row: int, column: str) -> Any:
         """Return one value; the first of a group reads the column of the whole group."""
@@ -112,6 +131,10 @@ class ArrowFile(Table):
         with readable(path, "Arrow"):
             self._table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
 
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return int(self._table.num_rows)
+
     def schema(self) -> Any:
         """Return the columns and their types."""
         return self._table.schema
@@ -126,19 +149,18 @@ class ArrowFile(Table):
 
 
 class Tables(Source):
-    """The rows of one or more tables with equal columns.
+    """The rows of one or more tables with equal columns: images with labels, sentences or masks.
 
-    Raises: SaccadeError if a column is missing, or a row has no label.
+    Raises: SaccadeError if a column is missing, or a row has no label or sentence.
     """
 
     def __init__(self, path: Path, tables: Sequence[Table], given: Given) -> None:
         self.path, self._tables = path, tuple(tables)
         with readable(tables[0].path, "a table"):
             first = tables[0].schema()
-            columns = Columns.of(tables[0].path, first.names, IMAGES, sentences=given.sentences)
-        self._image = columns.image
-        labels = LabelColumn()
-        self.sentences = Texts() if given.sentences else None
+            columns = Columns.of(tables[0].path, first.names, IMAGES, beside=given.beside)
+        self._columns, labels = columns, LabelColumn()
+        self.sentences = sentences = Texts() if given.beside == "sentence" else None
         self._starts: list[int] = []
         counted = 0
         splits: list[int] = []
@@ -151,28 +173,27 @@ class Tables(Source):
                 )
             self._starts.append(counted)
             with readable(table.path, "a table"):
-                counted += self._add(table, columns, labels, splits)
+                if sentences is not None:
+                    _add_sentences(table, columns.value, sentences)
+                elif given.beside == "label":
+                    _add_labels(table, columns.value, labels)
+                else:
+                    _check_count(table)
+                splits += self._splits_of(table, counted)
+            counted += len(table)
         if not counted:
             raise SaccadeError(f"{path}: found no rows, expected one per image.")
-        known = None if given.sentences else class_names_in(tables[0].path, first, columns.value)
-        self.labels, self.class_names = labels.classes(given, self.refused, known)
+        if given.beside == "label":
+            known = class_names_in(tables[0].path, first, columns.value)
+            self.labels, self.class_names = labels.classes(given, self.refused, known)
+        else:
+            self.without_classes(counted)
         if -1 not in splits:
             self.split_of = np.array(splits, dtype=np.int8)
 
     def read(self, row: int, most_bytes: int) -> bytes:
         """Return the bytes of the row's image."""
-        place = int(np.searchsorted(self._starts, row, side="right")) - 1
-        table = self._tables[place]
-        with readable(table.path, "a table"):
-            value = table.value(row - self._starts[place], self._image)
-        # Hugging Face stores images as structures of bytes and a path.
-        value = value.get("bytes") if isinstance(value, dict) else value
-        if not isinstance(value, bytes) or not value:
-            raise RowUnreadable(
-                f"found {type(value).__name__} in column {self._image!r}, expected the bytes of an "
-                "image file. Write the images into the table"
-            )
-        return value
+        return self._bytes(row, self._columns.image)
 
     def row_name(self, row: int) -> str:
         """Return the row's number, with its file if there are several."""
@@ -180,35 +201,27 @@ class Tables(Source):
         name = numbered(row - self._starts[place])
         return name if len(self._tables) == 1 else f"{self._tables[place].path.name}: {name}"
 
-    def _add(self, table: Table, columns: Columns, labels: LabelColumn, splits: list[int]) -> int:
-        """Add the labels and splits of a table's rows and return their number."""
-        written = table.column(columns.value)
-        start = self._starts[-1]
-        for row, value in enumerate(written.to_pylist()):
-            if self.sentences is not None:
-                try:
-                    texts = sentences_in(value)
-                except ValueError as error:
-                    raise SaccadeError(
-                        f"{table.path}: {numbered(row)}: {error} in column {columns.value!r}."
-                    ) from error
-                self.sentences.append(texts)
-                labels.add(0)
-                continue
-            if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-                raise SaccadeError(
-                    f"{table.path}: {numbered(row)}: found {value!r:.80} in column "
-                    f"{columns.value!r}, expected a label, as text or number."
-                )
-            labels.add(value)
-        own = [table.split] * len(written)
-        if columns.split is not None:
-            own = [
-                self._split(start + row, name, columns.split)
-                for row, name in enumerate(table.column(columns.split).to_pylist())
-            ]
-        splits += own
-        return len(written)
+    def _bytes(self, row: int, column: str) -> bytes:
+        place = int(np.searchsorted(self._starts, row, side="right")) - 1
+        table = self._tables[place]
+        with readable(table.path, "a table"):
+            value = table.value(row - self._starts[place], column)
+        # Hugging Face stores images as structures of bytes and a path.
+        value = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(value, bytes) or not value:
+            raise RowUnreadable(
+                f"found {type(value).__name__} in column {column!r}, expected the bytes of an "
+                "image file. Write the images into the table"
+            )
+        return value
+
+    def _splits_of(self, table: Table, start: int) -> list[int]:
+        """Return the split of each row of a table, whose first one is row `start`."""
+        column = self._columns.split
+        if column is None:
+            return [table.split] * len(table)
+        names = table.column(column).to_pylist()
+        return [self._split(start + row, name, column) for row, name in enumerate(names)]
 
     def _split(self, row: int, name: Any, column: str) -> int:
         split = split_named(name) if isinstance(name, str) else None
@@ -219,6 +232,54 @@ class Tables(Source):
                 "the row, or remove the column.",
             )
         return split
+
+
+class MaskTables(Tables, MaskSource):
+    """Such rows, with masks in a column of PNG files if there is one."""
+
+    def __init__(self, path: Path, tables: Sequence[Table], given: Given) -> None:
+        super().__init__(path, tables, given)
+        self.masked = bool(self._columns.value)
+
+    def read_mask(self, row: int, wanted: Wanted) -> np.ndarray:
+        """Return the indices in the PNG of the row."""
+        column = self._columns.value
+        return mask_in_file(self._bytes(row, column), f"in column {column!r}", wanted)
+
+
+def _check_count(table: Table) -> None:
+    """Check the number of rows that a file declares; a column that is read whole says it too."""
+    size = table.path.stat().st_size
+    if len(table) > size:
+        raise OSError(f"found {len(table):,} rows of images in {size:,} bytes")
+
+
+def _add_sentences(table: Table, column: str, sentences: Texts) -> None:
+    for row, value in enumerate(table.column(column).to_pylist()):
+        try:
+            sentences.append(sentences_in(value))
+        except ValueError as error:
+            raise SaccadeError(
+                f"{table.path}: {numbered(row)}: {error} in column {column!r}."
+            ) from error
+
+
+def _add_labels(table: Table, column: str, labels: LabelColumn) -> None:
+    for row, value in enumerate(table.column(column).to_pylist()):
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            raise SaccadeError(
+                f"{table.path}: {numbered(row)}: found {value!r:.80} in column {column!r}, "
+                "expected a label, as text or number."
+            )
+        labels.add(value)
+
+
+def tables_as_source(path: Path, tables: Sequence[Table], given: Given) -> Tables:
+    """Return the rows of tables with what is wanted of each image.
+
+    Raises: as `Tables`.
+    """
+    return (MaskTables if given.beside == "mask" else Tables)(path, tables, given)
 
 
 def saved_tables(folder: Path) -> list[Table]:

@@ -11,7 +11,7 @@ from saccade.errors import SaccadeError
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.folders import ClassFolders, visible
 from saccade.models.data.samples.manifests import Manifest, told_by
-from saccade.models.data.samples.shards import Shards, has_text
+from saccade.models.data.samples.shards import MaskShards, Shards, has_text
 from saccade.models.data.samples.source import Given, Source, split_in, split_named
 
 if TYPE_CHECKING:
@@ -55,6 +55,16 @@ def open_source(name: str, given: Given) -> Source:
     return Manifest(path, given)
 
 
+def is_packed(name: str) -> bool:
+    """Return whether these are Parquet files, shards, or a folder that Hugging Face saved."""
+    from saccade.models.data.samples import columnar
+
+    path = Path(name)
+    if path.is_dir():
+        return columnar.is_saved(path) or bool(_packed_in(path))
+    return path.suffix.lower() in _PACKED
+
+
 def has_texts(name: str) -> bool:
     """Return whether these are tables or shards with sentences, from the first of them.
 
@@ -76,7 +86,7 @@ def _folder(path: Path, given: Given) -> Source:
     from saccade.models.data.samples import columnar
 
     if columnar.is_saved(path):
-        return columnar.Tables(path, columnar.saved_tables(path), given)
+        return columnar.tables_as_source(path, columnar.saved_tables(path), given)
     packed = _packed_in(path)
     return _packed(path, packed, given) if packed else ClassFolders(path, given)
 
@@ -132,11 +142,11 @@ def _packed(path: Path, files: Sequence[Path], given: Given) -> Source:
     _check_files(files)
     splits = splits_of(path, files)
     if kinds == {".tar"}:
-        return Shards(path, files, splits, given)
+        return (MaskShards if given.beside == "mask" else Shards)(path, files, splits, given)
     from saccade.models.data.samples import columnar
 
     tables = [columnar.ParquetFile(file, split) for file, split in zip(files, splits, strict=True)]
-    return columnar.Tables(path, tables, given)
+    return columnar.tables_as_source(path, tables, given)
 
 
 def _check_files(files: Sequence[Path]) -> None:

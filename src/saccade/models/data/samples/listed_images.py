@@ -2,10 +2,11 @@
 """Images that tables and JSON files list, with texts about them: one row per image."""
 
 import re
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -29,16 +30,43 @@ class ListedImages(Source):
     Raises: SaccadeError if an image is in two splits.
     """
 
-    class_names = ("",)
+    usual: re.Pattern[str]  # names of the JSON files in a folder
+    expected: str  # what the data should be, for messages
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, given: Given) -> None:
+        self.path, self._given = path, given
         self._roots: list[Root] = []
         self._root_of = array("i")
         self._files: list[str] = []
         self._listed: list[str] = []  # where each image is listed first, as the user counts
         self._row_of: dict[tuple[int, str], int] = {}
         self._splits = array("b")
+
+    @classmethod
+    def opened(cls, name: str, given: Given) -> Self:
+        """List the images of a file, a folder, or a pattern of files.
+
+        Raises: SaccadeError if there is none, or they cannot be used.
+        """
+        source = cls(Path(name), given)
+        source.add_files(listed_files(name, cls.usual, cls.expected))
+        source.finish()
+        return source
+
+    def add_files(self, files: Sequence[tuple[Path, int]]) -> None:
+        """Add the images and texts of files, each with its split or -1.
+
+        Raises: SaccadeError if a row or a field cannot be used.
+        """
+        for file, split in files:
+            self.add_file(file, split)
+
+    @abstractmethod
+    def add_file(self, file: Path, split: int) -> None:
+        """Add the images and texts of one file.
+
+        Raises: SaccadeError if a row or a field cannot be used.
+        """
 
     def read(self, row: int, most_bytes: int) -> bytes:
         """Return the file's bytes."""
@@ -77,7 +105,7 @@ class ListedImages(Source):
 
     def finish(self) -> None:
         """Set labels and splits after all images are added."""
-        self.labels = np.zeros(len(self._files), dtype=np.int64)
+        self.without_classes(len(self._files))
         if len(self._splits) and min(self._splits) >= 0:
             self.split_of = np.array(self._splits, dtype=np.int8)
 

@@ -16,6 +16,7 @@ from saccade.json_text import parse_json
 from saccade.models.data.samples.labels import LabelColumn, Refused
 from saccade.models.data.samples.source import (
     SPLIT_NAMES,
+    Beside,
     Given,
     RowUnreadable,
     Source,
@@ -28,6 +29,7 @@ from saccade.models.data.samples.source import (
 PATHS = ("path", "file", "file_name", "filename", "image", "image_path", "filepath")
 LABELS = ("label", "labels", "class", "category", "target", "cls", "fine_label")
 SENTENCES = ("sentence", "sentences", "caption", "captions", "text")
+MASKS = ("mask", "masks", "mask_path", "mask_file", "instance_mask", "segmentation", "instances")
 SPLIT_COLUMNS = ("split", "subset")
 
 
@@ -64,36 +66,40 @@ class Root:
             ) from None
 
 
-class Manifest(Source):
-    """A .csv with a header, or a .jsonl: columns of paths and labels, and optionally of splits.
+class ListedFiles(Source):
+    """Files that a .csv with a header, or a .jsonl, lists: one path per row.
 
-    Paths are relative to the manifest, or to the root that the user gives, and stay inside it.
-
-    Raises: SaccadeError if a column is missing, or a row has no path, label or known split.
+    Paths are relative to the table, or to the root that the user gives, and stay inside it.
     """
 
     def __init__(self, path: Path, given: Given) -> None:
         self.path, self._root = path, Root(given.root or path.parent)
         self._files: list[str] = []
-        labels, splits = LabelColumn(), array("b")
+
+    def rows(self, beside: Beside) -> Iterator[tuple[int, Mapping[str, Any], str]]:
+        """Yield each row, its values, and the column of labels or masks; empty if there is none.
+
+        Lists the files and sets the splits.
+        Raises: SaccadeError if a column is missing, or a row has no path or known split.
+        """
+        splits = array("b")
         columns: Columns | None = None
-        for row, values in enumerate(table_rows(path)):
-            columns = columns or Columns.of(path, list(values))
+        for row, values in enumerate(table_rows(self.path)):
+            columns = columns or Columns.of(self.path, list(values), beside=beside)
             self._files.append("")
             self._files[row] = path_in(row, values, columns.image, self.refused)
-            labels.add(label_in(row, values, columns.value, self.refused))
+            yield row, values, columns.value
             if columns.split is not None:
                 splits.append(split_in_row(row, values, columns.split, self.refused))
         if columns is None:
             raise SaccadeError(
-                f"{path}: found no rows, expected one per image. For CSV, the first line names "
-                "the columns."
+                f"{self.path}: found no rows, expected one per image. For CSV, the first line "
+                "names the columns."
             )
-        self.labels, self.class_names = labels.classes(given, self.refused)
         if columns.split is not None:
             self.split_of = np.array(splits, dtype=np.int8)
-        elif (split := split_in(path.name)) >= 0:
-            self.split_of = np.full(len(self.labels), split, dtype=np.int8)
+        elif (split := split_in(self.path.name)) >= 0:
+            self.split_of = np.full(len(self._files), split, dtype=np.int8)
 
     def read(self, row: int, most_bytes: int) -> bytes:
         """Return the bytes of the file that the row names."""
@@ -102,6 +108,20 @@ class Manifest(Source):
     def row_name(self, row: int) -> str:
         """Return the row's number and path."""
         return numbered(row, self._files[row])
+
+
+class Manifest(ListedFiles):
+    """A table of paths and labels, and optionally of splits.
+
+    Raises: SaccadeError if a column is missing, or a row has no path, label or known split.
+    """
+
+    def __init__(self, path: Path, given: Given) -> None:
+        super().__init__(path, given)
+        labels = LabelColumn()
+        for row, values, column in self.rows("label"):
+            labels.add(label_in(row, values, column, self.refused))
+        self.labels, self.class_names = labels.classes(given, self.refused)
 
 
 def path_in(row: int, values: Mapping[str, Any], column: str, refused: Refused) -> str:
@@ -146,8 +166,11 @@ def split_in_row(row: int, values: Mapping[str, Any], column: str, refused: Refu
     return split
 
 
+_USUAL: Mapping[Beside, Sequence[str]] = {"label": LABELS, "sentence": SENTENCES, "mask": MASKS}
+
+
 class Columns:
-    """The columns of a table that are used; the values are labels or sentences."""
+    """The columns of a table that are used; the values are labels, sentences or masks, or empty."""
 
     def __init__(self, image: str, value: str, split: str | None) -> None:
         self.image, self.value, self.split = image, value, split
@@ -164,35 +187,36 @@ class Columns:
         names: Sequence[str],
         images: Sequence[str] = PATHS,
         *,
-        sentences: bool = False,
+        beside: Beside = "label",
     ) -> "Columns":
-        """Find the columns by their usual names.
+        """Find the columns by their usual names; there may be none of masks.
 
         Raises: SaccadeError if there is none of images, or none of labels or sentences.
         """
-        image, label, told = (
+        image, value, told = (
             next((name for name in usual if name in names), None)
-            for usual in (images, LABELS, SENTENCES)
+            for usual in (images, _USUAL[beside], SENTENCES)
         )
         shown = ", ".join(repr(name)[:60] for name in names[:20])
         if image is None:
+            also = f", and for scores one of masks: {', '.join(MASKS)}" if beside == "mask" else ""
             raise SaccadeError(
                 f"{path}: found the columns {shown}, expected one of images: "
-                f"{', '.join(images)}. Rename the column of images."
+                f"{', '.join(images)}{also}. Rename the column of images."
             )
-        value = told if sentences else label
-        if value is None and sentences:
+        if value is None and beside == "sentence":
             raise SaccadeError(
                 f"{path}: found the columns {shown}, expected one of sentences: "
                 f"{', '.join(SENTENCES)}. Add the sentence about each image."
             )
-        if value is None:
+        if value is None and beside == "label":
             what = f"sentences ({told}) without labels" if told else f"columns {shown}"
             raise SaccadeError(
                 f"{path}: found {what}, expected a column of labels: {', '.join(LABELS)}. Add "
                 "the class of each image."
             )
-        return cls(image, value, next((name for name in SPLIT_COLUMNS if name in names), None))
+        split = next((name for name in SPLIT_COLUMNS if name in names), None)
+        return cls(image, value or "", split)
 
 
 def told_by(columns: Sequence[str]) -> bool:

@@ -4,9 +4,8 @@
 import io
 from abc import abstractmethod
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -17,27 +16,18 @@ from saccade.files import read_regular
 from saccade.models.data.samples.arrays import checked_images, npz_arrays
 from saccade.models.data.samples.folders import is_image, visible
 from saccade.models.data.samples.images import Images
-from saccade.models.data.samples.manifests import (
-    PATHS,
-    SPLIT_COLUMNS,
-    Root,
-    path_in,
-    split_in_row,
-    table_rows,
-)
+from saccade.models.data.samples.manifests import ListedFiles, path_in
 from saccade.models.data.samples.source import (
     Given,
     RowUnreadable,
     Source,
     left_out,
     numbered,
-    split_in,
     split_named,
 )
 from saccade.models.image_decoding import FORMATS, ImageRefused, Wanted, fit
 
 MOST_OBJECTS = 255
-COLUMNS = ("mask", "mask_path", "mask_file", "segmentation", "instances")
 _IMAGES, _MASKS = "images", "masks"
 _INDEXED = ("1", "L", "P", "I", "I;16", "I;16B")  # Pillow's modes with one number per pixel
 _ORIENTATION = 0x0112  # of EXIF
@@ -52,7 +42,6 @@ _TURNED = {  # the orientations that exchange the sides
 class MaskSource(Source):
     """Images without classes, whose rows have masks unless `masked` is false."""
 
-    class_names = ("",)
     masked = True
 
     @abstractmethod
@@ -62,9 +51,6 @@ class MaskSource(Source):
         Shapes: -> [h w] of an integer type or bool.
         Raises: RowUnreadable, OSError.
         """
-
-    def _without_classes(self, count: int) -> None:
-        self.labels = np.zeros(count, dtype=np.int64)
 
 
 class Masks(Images):
@@ -219,7 +205,7 @@ class MaskFolders(MaskSource):
                 f"{path}: found no images in {parts[0][0]}{_IMAGES}, expected PNG, JPEG or WebP "
                 f"files, and for each a PNG of the same name in {_MASKS}."
             )
-        self._without_classes(len(self._files))
+        self.without_classes(len(self._files))
         if -1 not in splits:
             self.split_of = np.array(splits, dtype=np.int8)
         self.notes = left_out(path, strays, "that are neither images nor their masks")
@@ -251,41 +237,20 @@ def files_in(folder: Path, prefix: str = "") -> list[str]:
     return found
 
 
-class MaskManifest(MaskSource):
-    """A .csv with a header, or JSON lines: columns of images, and optionally of masks and splits.
+class MaskManifest(ListedFiles, MaskSource):
+    """A table of paths of images, and optionally of masks and splits.
 
     Raises: SaccadeError if no column has images, or a row has no path or an unknown split.
     """
 
     def __init__(self, path: Path, given: Given) -> None:
-        self.path, self._root = path, Root(given.root or path.parent)
-        self._files: list[str] = []
+        super().__init__(path, given)
         self._mask_of: list[str] = []
-        splits, columns = array("b"), dict[str, str | None]()
-        for row, values in enumerate(table_rows(path)):
-            columns = columns or _columns(path, values)
-            self._files.append("")
-            self._files[row] = path_in(row, values, columns["image"] or "", self.refused)
-            if columns["mask"]:
-                self._mask_of.append(path_in(row, values, columns["mask"], self.refused))
-            if columns["split"]:
-                splits.append(split_in_row(row, values, columns["split"], self.refused))
-        if not self._files:
-            raise SaccadeError(f"{path}: found no rows, expected one per image.")
+        for row, values, column in self.rows("mask"):
+            if column:
+                self._mask_of.append(path_in(row, values, column, self.refused))
         self.masked = bool(self._mask_of)
-        self._without_classes(len(self._files))
-        if splits:
-            self.split_of = np.array(splits, dtype=np.int8)
-        elif (split := split_in(path.name)) >= 0:
-            self.split_of = np.full(len(self.labels), split, dtype=np.int8)
-
-    def read(self, row: int, most_bytes: int) -> bytes:
-        """Return the bytes of the image."""
-        return self._root.read(self._files[row], most_bytes)
-
-    def row_name(self, row: int) -> str:
-        """Return the row's number and path."""
-        return numbered(row, self._files[row])
+        self.without_classes(len(self._files))
 
     def read_mask(self, row: int, wanted: Wanted) -> np.ndarray:
         """Return the indices in the file that the row names."""
@@ -295,18 +260,6 @@ class MaskManifest(MaskSource):
         except RowUnreadable as error:
             raise RowUnreadable(f"its mask {name}: {error}") from None
         return mask_in_file(data, name, wanted)
-
-
-def _columns(path: Path, values: Mapping[str, Any]) -> dict[str, str | None]:
-    usual = {"image": PATHS, "mask": COLUMNS, "split": SPLIT_COLUMNS}
-    found = {what: next((n for n in names if n in values), None) for what, names in usual.items()}
-    if found["image"] is None:
-        shown = ", ".join(repr(name)[:60] for name in list(values)[:20])
-        raise SaccadeError(
-            f"{path}: found the columns {shown}, expected one of images: {', '.join(PATHS)}, and "
-            f"for scores one of masks: {', '.join(COLUMNS)}. Rename the column of images."
-        )
-    return found
 
 
 class MaskArrays(MaskSource):
@@ -335,7 +288,7 @@ class MaskArrays(MaskSource):
         self.images = np.concatenate(images)
         self._indices = np.concatenate(masks) if masks else None
         self._background, self.masked = tuple(background), bool(masks)
-        self._without_classes(len(self.images))
+        self.without_classes(len(self.images))
         if parts[0][0] >= 0:
             self.split_of = np.concatenate(splits)
 

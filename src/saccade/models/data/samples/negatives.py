@@ -11,7 +11,6 @@ from saccade.models.data.samples.listed_images import (
     ListedImages,
     image_folder,
     json_fields,
-    listed_files,
     table_columns,
     table_split,
     table_texts,
@@ -41,9 +40,10 @@ class Negative(NamedTuple):
 class HardNegatives(ListedImages):
     """Images, and true and false sentences about them; a file's name is the kind of its rows."""
 
+    usual, expected = _USUAL, EXPECTED
+
     def __init__(self, path: Path, given: Given) -> None:
-        super().__init__(path)
-        self._given = given
+        super().__init__(path, given)
         self.negatives: list[Negative] = []
 
     def add_file(self, file: Path, split: int) -> None:
@@ -107,8 +107,4 @@ def open_negatives(name: str, given: Given) -> HardNegatives:
 
     Raises: SaccadeError if there is none, or they cannot be used.
     """
-    source = HardNegatives(Path(name), given)
-    for file, split in listed_files(name, _USUAL, EXPECTED):
-        source.add_file(file, split)
-    source.finish()
-    return source
+    return HardNegatives.opened(name, given)

@@ -15,7 +15,6 @@ from saccade.models.data.samples.listed_images import (
     checked_id,
     image_folder,
     json_fields,
-    listed_files,
     table_columns,
     table_split,
     table_texts,
@@ -42,11 +41,11 @@ class AskedImages(ListedImages):
     Shapes: owner [q] int64; kinds and types of the questions, see `kind` and `type_of`.
     """
 
+    usual, expected = _USUAL, EXPECTED
     owner: np.ndarray
 
     def __init__(self, path: Path, given: Given) -> None:
-        super().__init__(path)
-        self._given = given
+        super().__init__(path, given)
         self.texts: list[str] = []
         self._owner = array("q")
         self._known: dict[str, int] = {}  # answers as they are written, and types of questions
@@ -67,7 +66,17 @@ class AskedImages(ListedImages):
         """Return its first words, such as `how many`; empty if the data does not say."""
         return self._names[self._type[question]]
 
-    def add_table(self, file: Path, split: int) -> None:
+    def add_files(self, files: Sequence[tuple[Path, int]]) -> None:
+        """Add tables, or JSON files of questions with their annotations.
+
+        Raises: SaccadeError if an entry cannot be used, or annotations are missing.
+        """
+        if files[0][0].suffix.lower() == ".json":
+            _add_pairs(self, files)
+        else:
+            super().add_files(files)
+
+    def add_file(self, file: Path, split: int) -> None:
         """Add the rows of a .csv or .jsonl.
 
         Raises: SaccadeError if a row cannot be used.
@@ -154,15 +163,7 @@ def open_questions(name: str, given: Given) -> AskedImages:
 
     Raises: SaccadeError if there is none, or they cannot be used.
     """
-    source = AskedImages(Path(name), given)
-    files = listed_files(name, _USUAL, EXPECTED)
-    if files[0][0].suffix.lower() != ".json":
-        for file, split in files:
-            source.add_table(file, split)
-    else:
-        _add_pairs(source, files)
-    source.finish()
-    return source
+    return AskedImages.opened(name, given)
 
 
 def _add_pairs(source: AskedImages, files: Sequence[tuple[Path, int]]) -> None:

@@ -3,40 +3,42 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.models.data.samples.columnar import is_saved
+from saccade.models.data.samples.formats import is_packed, open_source
 from saccade.models.data.samples.listed_images import (
     ListedImages,
     checked_id,
     image_folder,
     json_fields,
-    listed_files,
     table_columns,
     table_split,
     table_texts,
 )
 from saccade.models.data.samples.manifests import SENTENCES, table_rows
-from saccade.models.data.samples.source import Given, numbered, split_named
+from saccade.models.data.samples.source import Given, Source, numbered, split_named
 
 EXPECTED = (
-    "captions: a COCO captions JSON such as captions_train2014.json, a .csv or .jsonl with columns "
-    "of images and captions, or a folder with these"
+    "captions: a COCO captions JSON such as captions_train2014.json, a .csv, .jsonl or .parquet "
+    "with columns of images and captions, WebDataset .tar with .txt, or a folder with these"
 )
 USUAL = re.compile(r"^(captions_.*|dataset_?.*)\.json$")
+_LISTS = ("", "annotations")  # the folders that these are in
 _JSON = "COCO's captions, with images and annotations"
 _RESTVAL = "restval"  # Karpathy's split of COCO's validation images that are for training
 
 
 class Sentences(ListedImages):
-    """Images, each with one or more sentences in `texts`."""
+    """Images, each with one or more sentences."""
 
-    texts: list[tuple[str, ...]]
+    usual, expected = USUAL, EXPECTED
 
     def __init__(self, path: Path, given: Given) -> None:
-        super().__init__(path)
-        self._given = given
+        super().__init__(path, given)
         self._texts: list[list[str]] = []
         self._without = 0  # images of a JSON file that have no sentence
 
@@ -51,14 +53,14 @@ class Sentences(ListedImages):
             self._add_table(file, split)
 
     def finish(self) -> None:
-        """Set texts, labels and splits after all files are added.
+        """Set sentences, labels and splits after all files are added.
 
         Raises: SaccadeError if there is no sentence.
         """
         super().finish()
         if not self._texts:
             raise SaccadeError(f"{self.path}: found no captions, expected {EXPECTED}.")
-        self.texts = [tuple(texts) for texts in self._texts]
+        self.sentences = [tuple(texts) for texts in self._texts]
         if self._without:
             self.notes = (f"{self.path}: left out {self._without:,} images without captions",)
 
@@ -121,11 +123,24 @@ def open_sentences(name: str, given: Given) -> Sentences:
 
     Raises: SaccadeError if there is none, or they cannot be used.
     """
-    source = Sentences(Path(name), given)
-    for file, split in listed_files(name, USUAL, EXPECTED):
-        source.add_file(file, split)
-    source.finish()
-    return source
+    return Sentences.opened(name, given)
+
+
+def open_captions(name: str, given: Given) -> Source:
+    """List images with sentences in any format: such files, Parquet files, shards.
+
+    Raises: SaccadeError if there is none, or they cannot be used.
+    """
+    if is_packed(name) and not has_lists(Path(name)):
+        return open_source(name, replace(given, beside="sentence"))
+    return open_sentences(name, given)
+
+
+def has_lists(path: Path) -> bool:
+    """Return whether a folder has JSON files of captions with their usual names."""
+    if not path.is_dir() or is_saved(path):
+        return False
+    return any(USUAL.search(file.name) for inside in _LISTS for file in (path / inside).glob("*"))
 
 
 def _image(where: str, value: Any, split: int) -> tuple[int | str, str, int, list[str]]:

@@ -13,8 +13,10 @@ from saccade.errors import SaccadeError
 from saccade.json_text import parse_json
 from saccade.models.data.samples.folders import SUFFIXES
 from saccade.models.data.samples.labels import LabelColumn
-from saccade.models.data.samples.manifests import SENTENCES
+from saccade.models.data.samples.manifests import MASKS, SENTENCES
+from saccade.models.data.samples.masks import MaskSource, mask_in_file
 from saccade.models.data.samples.source import (
+    Beside,
     Given,
     RowUnreadable,
     Source,
@@ -22,20 +24,26 @@ from saccade.models.data.samples.source import (
     is_hidden,
     sentences_in,
 )
+from saccade.models.image_decoding import Wanted
 
 _TEXT_BYTES, _JSON_BYTES = 4096, 2**20
 
 
 class _Kind(NamedTuple):
-    """What is wanted beside an image: the members that contain it, and the fields of an object."""
+    """What is wanted beside an image: the members that contain it, and the fields of an object.
+
+    Without fields, the member is read when it is used.
+    """
 
     name: str
     suffixes: tuple[str, ...]
-    fields: tuple[str, ...]
+    fields: tuple[str, ...] = ()
 
 
 _LABEL = _Kind("label", (".cls", ".json"), ("label", "cls", "class", "class_name"))
 _SENTENCE = _Kind("sentence", (".txt", ".json"), SENTENCES)
+_MASK = _Kind("mask", tuple(f".{name}.png" for name in (*MASKS, "seg")))
+_KINDS: Mapping[Beside, _Kind] = {"label": _LABEL, "sentence": _SENTENCE, "mask": _MASK}
 
 
 class Member(NamedTuple):
@@ -47,8 +55,36 @@ class Member(NamedTuple):
     size: int
 
 
+class _Places:
+    """Where the bytes of one member of each sample are."""
+
+    def __init__(self, shards: Sequence[Path]) -> None:
+        self._shards = tuple(shards)
+        self.shard, self._offset, self._size = array("q"), array("q"), array("q")
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.shard)
+
+    def add(self, shard: int, member: Member) -> None:
+        """Add the member of the next sample."""
+        self.shard.append(shard)
+        self._offset.append(member.offset)
+        self._size.append(member.size)
+
+    def read(self, row: int, most_bytes: int) -> bytes:
+        """Return the bytes; of a larger member, the first ones beyond the limit."""
+        size = min(self._size[row], most_bytes + 1)
+        with self._shards[self.shard[row]].open("rb") as file:
+            file.seek(self._offset[row])
+            data = file.read(size)
+        if len(data) < size:
+            raise RowUnreadable("the tar file ends inside this image. Copy it again")
+        return data
+
+
 class Shards(Source):
-    """Images with labels or sentences in uncompressed tar files; `splits` are theirs, or -1.
+    """Images with labels, sentences or masks in uncompressed tar files; `splits` are theirs, or -1.
 
     The files are read once from beginning to end, without the images. Then each image is read from
     its place.
@@ -61,55 +97,60 @@ class Shards(Source):
     ) -> None:
         self.path, self._shards = path, tuple(shards)
         self._keys: list[str] = []
-        self._shard, self._offset, self._size = array("q"), array("q"), array("q")
+        self._images, self._masks = _Places(shards), _Places(shards)
         labels = LabelColumn()
-        self.sentences = Texts() if given.sentences else None
-        self._kind = _SENTENCE if given.sentences else _LABEL
+        self.sentences = sentences = Texts() if given.beside == "sentence" else None
+        self._kind = _KINDS[given.beside]
         self._form: frozenset[str] = frozenset()
         for index, shard in enumerate(shards):
             for key, members, value in _samples_of(shard, self._kind):
-                image = self._checked(shard, key, members)
-                if self.sentences is not None:
-                    self.sentences.append(_texts(shard, key, value))
+                image, mask = self._checked(shard, key, members)
+                if sentences is not None:
+                    sentences.append(_texts(shard, key, value))
+                elif self._kind is _LABEL:
+                    labels.add(_label(shard, key, value))
+                elif mask is not None:
+                    self._masks.add(index, mask)
                 self._keys.append(key)
-                self._shard.append(index)
-                self._offset.append(image.offset)
-                self._size.append(image.size)
-                labels.add(0 if given.sentences else _label(shard, key, value))
+                self._images.add(index, image)
         if not self._keys:
             raise SaccadeError(
                 f"{path}: found no samples, expected pairs such as a.jpg and "
                 f"a{self._kind.suffixes[0]}."
             )
-        self.labels, self.class_names = labels.classes(given, self.refused)
+        if self._kind is _LABEL:
+            self.labels, self.class_names = labels.classes(given, self.refused)
+        else:
+            self.without_classes(len(self._keys))
         if splits and splits[0] >= 0:
-            self.split_of = np.array(splits, dtype=np.int8)[np.array(self._shard)]
+            self.split_of = np.array(splits, dtype=np.int8)[np.array(self._images.shard)]
 
     def read(self, row: int, most_bytes: int) -> bytes:
         """Return the bytes of the image."""
-        size = min(self._size[row], most_bytes + 1)
-        with self._shards[self._shard[row]].open("rb") as file:
-            file.seek(self._offset[row])
-            data = file.read(size)
-        if len(data) < size:
-            raise RowUnreadable("the tar file ends inside this image. Copy it again")
-        return data
+        return self._images.read(row, most_bytes)
 
     def row_name(self, row: int) -> str:
         """Return shard and key."""
-        return f"{self._shards[self._shard[row]].name}: {self._keys[row]}"
+        return f"{self._shards[self._images.shard[row]].name}: {self._keys[row]}"
 
-    def _checked(self, shard: Path, key: str, members: Mapping[str, Member]) -> Member:
-        """Return the image of a sample; all samples have members of the same kinds."""
-        images = [suffix for suffix in members if suffix in SUFFIXES]
+    def _checked(
+        self, shard: Path, key: str, members: Mapping[str, Member]
+    ) -> tuple[Member, Member | None]:
+        """Return the image of a sample, and its mask if one is wanted and there.
+
+        All samples have members of the same kinds.
+        """
         kind = self._kind
-        labels = [suffix for suffix in members if suffix in kind.suffixes]
+        images = [suffix for suffix in members if suffix in SUFFIXES]
+        beside = [suffix for suffix in members if suffix in kind.suffixes]
         shown = " ".join(sorted(members))
-        if len(images) != 1 or not labels:
+        if len(images) != 1 or (len(beside) > 1 if kind is _MASK else not beside):
+            wanted = f"its {kind.name} ({kind.suffixes[0]}, or .json with a {kind.name})"
+            if kind is _MASK:
+                wanted = f"at most one mask ({kind.suffixes[0]})"
             raise SaccadeError(
                 f"{shard}: sample {key!r} has {shown}, expected one image ({', '.join(SUFFIXES)}) "
-                f"and its {kind.name} ({kind.suffixes[0]}, or .json with a {kind.name}). Write the "
-                "shard again."
+                f"and {wanted}. Write the shard again."
             )
         form = frozenset({*members} - {*images} | {"image"})
         self._form = self._form or form
@@ -119,7 +160,23 @@ class Shards(Source):
                 f"{shard}: sample {key!r} has {shown}, but the samples before have {first}. Write "
                 "shards whose samples all have the same members."
             )
-        return members[images[0]]
+        return members[images[0]], members[beside[0]] if kind is _MASK and beside else None
+
+
+class MaskShards(Shards, MaskSource):
+    """Images with masks in PNG members, if there are any."""
+
+    def __init__(
+        self, path: Path, shards: Sequence[Path], splits: Sequence[int], given: Given
+    ) -> None:
+        super().__init__(path, shards, splits, given)
+        self.masked = len(self._masks) > 0
+        self._suffix = next((one for one in _MASK.suffixes if one in self._form), "")
+
+    def read_mask(self, row: int, wanted: Wanted) -> np.ndarray:
+        """Return the indices in the PNG beside the image."""
+        data = self._masks.read(row, wanted.max_image_mib * 2**20)
+        return mask_in_file(data, f"{self._keys[row]}{self._suffix}", wanted)
 
 
 def has_text(shard: Path) -> bool:
@@ -153,9 +210,8 @@ def _samples_of(shard: Path, kind: _Kind = _LABEL) -> Iterator[tuple[str, dict[s
                     seen.add(key)
                 sample[member.suffix] = member
                 # Of a text and an object, the text counts.
-                if member.suffix in kind.suffixes and (
-                    value is None or member.suffix == kind.suffixes[0]
-                ):
+                wanted = kind.suffixes if value is None else kind.suffixes[:1]
+                if kind.fields and member.suffix in wanted:
                     value = _written(shard, member, tar.extractfile(info), kind)
             # tarfile takes the end of a file for the end of the archive.
             file.seek(tar.offset)

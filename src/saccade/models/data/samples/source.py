@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,6 +24,7 @@ SPLIT_NAMES: Mapping[str, str] = {
 }
 _SPLIT_IN_NAME = re.compile(rf"(?:^|[-_./])({'|'.join(SPLIT_NAMES)})(?=[-_./\d]|$)")
 _NAMED = 3  # files in a note
+Beside = Literal["label", "sentence", "mask"]  # what is wanted of each image
 
 
 class RowUnreadable(Exception):
@@ -37,7 +38,7 @@ class Given:
     labels: tuple[str, ...] | None = None  # names of the classes, in order
     labels_path: Path | None = None  # the file that they are from
     root: Path | None = None  # folder in which the paths of a manifest begin
-    sentences: bool = False  # the samples are wanted with their sentences, not their labels
+    beside: Beside = "label"
 
     @classmethod
     def of(cls, labels: Path | None, root: Path | None) -> "Given":
@@ -85,7 +86,7 @@ class Texts:
 class Source(ABC):
     """Labeled samples in the order of their files; a row is read when it is asked for.
 
-    If sentences were asked for instead of labels, all rows are of one class without a name.
+    If sentences or masks are wanted instead of labels, all rows are of one class without a name.
 
     Shapes: labels [n] int64, indices into class_names; split_of [n] int8, indices into SPLITS, or
             None if the data does not say which split a row is in.
@@ -94,7 +95,7 @@ class Source(ABC):
     path: Path
     labels: np.ndarray
     class_names: tuple[str, ...]
-    sentences: Texts | None = None  # of each row
+    sentences: Sequence[tuple[str, ...]] | Texts | None = None  # of each row
     split_of: np.ndarray | None = None
     notes: tuple[str, ...] = ()  # what was left out while listing
 
@@ -117,6 +118,10 @@ class Source(ABC):
     def refused(self, row: int, reason: str) -> SaccadeError:
         """Return the error about a row."""
         return SaccadeError(f"{self.path}: {self.row_name(row)}: {reason}")
+
+    def without_classes(self, count: int) -> None:
+        """Put all rows into one class without a name."""
+        self.labels, self.class_names = np.zeros(count, dtype=np.int64), ("",)
 
 
 def sentences_in(value: Any) -> list[str]:
