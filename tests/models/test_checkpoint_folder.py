@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint  
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
 from saccade.models.shipped import located  # noqa: E402
+from saccade.serving.commands import closings  # noqa: E402
 from saccade.serving.commands.cli import run  # noqa: E402
 from saccade.serving.commands.closings import closing_of  # noqa: E402
 from saccade.serving.commands.inspection import inspect  # noqa: E402
@@ -116,6 +118,40 @@ def test_the_next_bench_of_a_converted_model_asks_for_images(copied: Path) -> No
             closing = closing_of(command, given, result)
             assert closing is not None
             assert closing.next == f"saccade bench {folder}{data} --out {folder}-report"
+
+
+def test_the_next_command_names_the_data_that_only_the_user_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("build/photos")
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").touch()
+    card = {"data": "photos", "own_data": True}
+    header = SimpleNamespace(card=card, preprocessing={})
+    monkeypatch.setattr(closings, "header_of", lambda _: header)
+    result = SimpleNamespace(manifests=(1,), results=(1,), exit_code=0)
+
+    def following(command: str, given: dict[str, Any]) -> str:
+        closing = closing_of(command, given, result)
+        assert closing is not None
+        return closing.next.removeprefix("saccade bench build/photos")
+
+    exported = {"options": SimpleNamespace(out=folder)}
+    end = " --out build/photos-report"
+    assert following("export", exported) == f" --data PATH/photos{end}", "the artefact is not it"
+    (tmp_path / "my images/photos").mkdir(parents=True)
+    assert following("export", exported) == f" --data 'my images/photos'{end}"
+    (tmp_path / "other/photos").mkdir(parents=True)
+    assert following("export", exported) == f" --data PATH/photos{end}", "two of that name"
+    (tmp_path / "photos").mkdir()
+    assert following("export", exported) == f" --data photos{end}"
+    card.pop("own_data")
+    assert following("export", exported) == end, "generated data is found by its name"
+    scored = {"path": folder, "options": SimpleNamespace(data="a b.csv", task=None)}
+    assert following("evaluate", scored) == f" --data 'a b.csv'{end}"
+    scored["options"].task = "retrieval"
+    assert following("evaluate", scored) == f" --data 'a b.csv' --task retrieval{end}"
 
 
 def test_a_quiet_conversion_prints_only_its_result(

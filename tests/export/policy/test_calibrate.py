@@ -22,12 +22,14 @@ from saccade import files
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
+from saccade.exporter.evaluation import classification
 from saccade.exporter.evaluation.calibrate import calibrate
 from saccade.exporter.policy.certificate import check_certificates
 from saccade.exporter.policy.certify import NotCertified
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import read_policies
 from saccade.files import json_bytes
+from saccade.models.data.datasets import load_data
 from saccade.serving.commands import cli
 
 SAMPLES = 900
@@ -109,11 +111,19 @@ def test_a_folder_of_photographs_needs_no_labels(folder, tmp_path):
     assert done.content.samples == 120 and done.content.data == "photographs"
 
 
-def test_against_labels_counts_what_is_lost(folder, labelled):
+def test_against_labels_counts_what_is_lost(folder, labelled, monkeypatch):
+    loaded = []
+
+    def counted(*given, **named):
+        loaded.append(given)
+        return load_data(*given, **named)
+
+    monkeypatch.setattr(classification, "load_data", counted)
     done = calibrate(
         folder, options(labelled, against="labels", split="all", risk=(0.1,)), progress=None
     )
     assert done.content.samples == SAMPLES and done.content.against == "labels"
+    assert len(loaded) == 1 < len(done.content.variants), "once for all variants"
     assert check_certificates(folder, ArtefactFolder(folder).variants)[0].passed
 
 

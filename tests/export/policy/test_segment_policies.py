@@ -20,10 +20,12 @@ from router_code import router_module
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.evaluation import segmentation
 from saccade.exporter.policy.answers import MEASURES, VariantSegments, segment_answers_of
 from saccade.exporter.policy.certificate import CertificateReport, check_certificates
 from saccade.exporter.policy.policy import read_answers, read_policies
 from saccade.files import json_bytes
+from saccade.models.data.tetrominoes import tetrominoes
 from saccade.serving.commands import cli
 
 FULL, SMALL = "slot-attention-t2-fp32", "slot-attention-t1-fp32"
@@ -133,8 +135,16 @@ def test_slots_have_no_labels_to_compare_with(folder, capsys):
     assert not list(folder.glob("*.policy.*"))
 
 
-def test_generated_scenes_of_all_splits(folder):
+def test_generated_scenes_of_all_splits(folder, monkeypatch):
+    drawn = []
+
+    def counted(*given, **named):
+        drawn.append(given)
+        return tetrominoes(*given, **named)
+
+    monkeypatch.setattr(segmentation, "tetrominoes", counted)
     done = calibrated_slots(folder, data="tetrominoes", limit=150, split="validation")
+    assert len(drawn) == 1 < len(done.content.variants), "once for all variants"
     assert done.content is not None and done.content.samples == 150
     every = calibrated_slots(folder, data="shapes", limit=150, split="all")
     assert every.content is not None

@@ -131,6 +131,7 @@ def test_captions_end_to_end(place: Path, tmp_path: Path, weights: Path) -> None
     assert set(checkpoint.config["words"]) == words
     assert checkpoint.config["max_length"] == 5
     assert checkpoint.card["captions"] == 36 and checkpoint.card["validation_images"] == 6
+    assert checkpoint.card["own_data"] and checkpoint.card["data"] == "coco"
     exported = export(checkpoint, ExportOptions(tmp_path / "cap"), FEW_SAMPLES)
     (scored,) = evaluate(exported.folder, EvaluateOptions(data=str(place / "coco"))).results
     scores = {score.name: score.value for score in scored.scores}

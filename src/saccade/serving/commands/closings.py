@@ -126,7 +126,7 @@ def _evaluated(given: Mapping[str, Any], result: Any) -> Closing:
 
     path = given["path"]
     following = (
-        _bench_command(path, given["options"].data)
+        _bench_command(path, given["options"].data, given["options"].task)
         if checkpoint_file(path).is_dir()
         else f"saccade export {_q(path)} --out {_q(Path('build') / _stem(path))}"
     )
@@ -177,8 +177,9 @@ CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing | None]] = {
 }
 
 
-def _bench_command(folder: Path | str, data: str | None = None) -> str:
+def _bench_command(folder: Path | str, data: str | None = None, task: str | None = None) -> str:
     option = _data_option(Path(folder)) if data is None else f" --data {_q(data)}"
+    option += f" --task {task}" if task else ""
     return f"saccade bench {_q(folder)}{option} --out {_q(_beside(folder, 'report'))}"
 
 

@@ -51,7 +51,10 @@ class Root:
 
         Raises: RowUnreadable if it leads out of the folder or is missing; OSError.
         """
-        file = (self._real / name).resolve()
+        try:
+            file = (self._real / name).resolve()
+        except ValueError:  # a null character, or half of a surrogate pair
+            raise RowUnreadable(f"found {name!r:.80}, expected a path. Correct the row") from None
         if not file.is_relative_to(self._real):
             raise RowUnreadable(
                 f"leads out of {self.path}. Move the file into this folder, or name the folder "
