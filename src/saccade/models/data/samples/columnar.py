@@ -260,7 +260,8 @@ def _add_sentences(table: Table, column: str, sentences: Texts) -> None:
             sentences.append(sentences_in(value))
         except ValueError as error:
             raise SaccadeError(
-                f"{table.path}: {numbered(row)}: {error} in column {column!r}."
+                f"{table.path}: {numbered(row)}: {error} in column {column!r}. Correct "
+                "the row, or remove it."
             ) from error
 
 
@@ -269,7 +270,7 @@ def _add_labels(table: Table, column: str, labels: LabelColumn) -> None:
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             raise SaccadeError(
                 f"{table.path}: {numbered(row)}: found {value!r:.80} in column {column!r}, "
-                "expected a label, as text or number."
+                "expected a label, as text or number. Correct the row, or remove it."
             )
         labels.add(value)
 
