@@ -200,6 +200,7 @@ def save_table(folder: Path, table: Any, **state: Any) -> None:
             stream.write_table(table, max_chunksize=3)
     files = {"_data_files": [{"filename": name}]}
     (folder / "state.json").write_text(json.dumps(state | files))
+    (folder / "dataset_info.json").write_text(json.dumps({"citation": ""}))
 
 
 FORMATS: dict[str, Callable[[Path, Sequence[Sample]], str]] = {

@@ -42,11 +42,16 @@ def parse_json(data: bytes | str) -> Any:
         value = json.loads(
             text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_once
         )
-        if "\\u" in text:  # only an escape can be a lone surrogate
-            json.dumps(value, ensure_ascii=False).encode()
+        _check_characters(text, value)
     except UnicodeError as error:
         raise ValueError(f"not UTF-8 text ({error})"[:200]) from error
     return value
+
+
+def _check_characters(text: str, value: Any) -> None:
+    """Raise UnicodeError for half of a surrogate pair, which only an escape can be."""
+    if "\\u" in text:
+        json.dumps(value, ensure_ascii=False).encode()
 
 
 def _check_structure(text: str) -> None:
@@ -130,6 +135,7 @@ class _Text:
                 value, end = self._decoder.raw_decode(self._text, self._at)
                 # The next piece may have further digits of a number.
                 if end < len(self._text) or not self._more():
+                    _check_characters(self._text[self._at : end], value)
                     self._at = end
                     return value
             except RecursionError as error:

@@ -363,9 +363,10 @@ def test_json_is_read_in_pieces(tmp_path, monkeypatch, piece):
     "text",
     (
         *("", "[]", '{"a": [1,]}', '{"a": 1,}', '{"a": [1 2]}', '{"a": 1} 2', '{"a": NaN}'),
-        *("{1: 2}", '{"a": {"b": 1, "b": 2}}', '{"a": [1', "{" * 10_000, '{"a":' + "[" * 200_000),
+        *('{"a": ["\\ud800"]}', "{1: 2}"),
+        *('{"a": {"b": 1, "b": 2}}', '{"a": [1', "{" * 10_000, '{"a":' + "[" * 200_000),
     ),
-    ids=range(12),
+    ids=range(13),
 )
 def test_damaged_json_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)

@@ -5,6 +5,7 @@ import io
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from PIL import Image
 from saccade import verbosity
 from saccade.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
-from saccade.models.data.samples import coco
+from saccade.models.data.samples import coco, columnar
 from saccade.models.data.samples import images as image_file
 from saccade.models.data.samples.masks import Masks
 from saccade.models.data.segmented import SegmentedImages, segmented_images
@@ -330,6 +331,27 @@ def test_a_group_of_rows_is_read_once_for_images_and_masks(tmp_path: Path, monke
         data.masks.source.read(row, 10**6)
         data.masks.source.read_mask(row, FITTED.wanted())
     assert len(read) == len(set(read)) <= 4
+
+
+def test_a_file_that_declares_other_rows_than_it_has_is_refused(
+    tmp_path: Path, monkeypatch
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    group = SimpleNamespace(num_rows=5)
+    metadata = SimpleNamespace(num_row_groups=1, row_group=lambda _: group)
+    read = SimpleNamespace(
+        metadata=metadata, read_row_group=lambda *_: pa.table({"mask": [b"x"] * 4})
+    )
+    rows = columnar.RowGroups(read)
+    assert len(rows) == 5 and rows.row(3) == {"mask": b"x"}
+    with pytest.raises(OSError, match="found 4 rows in group 0, expected more"):
+        rows.row(4)
+    data = parquet_file(tmp_path, scenes(4))
+    monkeypatch.setattr(columnar.RowGroups, "__len__", lambda _: 10**15)
+    with pytest.raises(SaccadeError, match=r"read as a table.*0 rows of images in"):
+        own(data)
+    with pytest.raises(OSError, match="found 4 values in column 'mask', expected 1000"):
+        columnar.ParquetFile(Path(data), -1).column("mask")
 
 
 TRIANGLE = {"id": 5, "image_id": 1, "segmentation": [[0, 0, 9, 0, 0, 9]]}

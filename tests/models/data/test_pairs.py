@@ -244,6 +244,10 @@ NOT_CONTRASTS: dict[str, tuple[Make, str]] = {
         sugar({"0": ONE, "1": {**ONE, "negative_caption": ""}}),
         "'1': found '' in col",
     ),
+    "no path": (
+        sugar({"0": ONE, "1": {**ONE, "filename": "a\0"}}),
+        r"'1': .*: found 'a.x00', expected a path. Correct the row, or remove it",
+    ),
     "no such image": (sugar({"0": {**ONE, "filename": "b.png"}}), "no images: 'b.png'"),
     "a list": (sugar([ONE]), "cannot be read"),
     "no objects": (sugar({"0": 3}), "'0': found 3, expected SugarCrepe's objects"),
