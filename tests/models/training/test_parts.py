@@ -110,6 +110,7 @@ def test_train_starts_a_second_process_and_writes_one_checkpoint(
     for name, value in alone.weights.items():
         torch.testing.assert_close(trained.weights[name], value, rtol=1e-3, atol=1e-4)
     assert load(both.out).card["processes"] == 2
+    assert "own_data" not in trained.card, "digits are generated"
     assert "--processes 2" in trained.card["command"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("one.csv", "one.safetensors", "two.csv", "two.safetensors")

@@ -31,7 +31,6 @@ def test_learns_digits_and_says_how_well(tmp_path: Path) -> None:
     checkpoint = load(train("nac", options).path)
     assert checkpoint.card["validation"]["1"] > 0.3
     assert checkpoint.card["data"] == "digits"
-    assert "own_data" not in checkpoint.card
     assert checkpoint.card["seed"] == 0
     assert checkpoint.card["steps"] == 96
     assert checkpoint.card["command"] == (
