@@ -12,6 +12,7 @@ from torch import nn
 
 from saccade.errors import SaccadeError
 from saccade.models.nac.config import NACConfig
+from saccade.models.nac.training import circuit_task
 from saccade.models.nac.training import recipes as nac_recipes
 from saccade.models.nac.training.circuit_task import drawn_modules
 from saccade.models.training import loop
@@ -29,6 +30,17 @@ def short_digits_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     extra = whole.extra | {"validate_images": 20, "epoch_steps": 4, "curriculum_epochs": 2}
     short = replace(whole, batch=4, validate_every=5, ema=0.9, extra=extra)
     monkeypatch.setattr(nac_recipes, "DIGITS_SUM", short)
+
+
+@pytest.fixture(autouse=True)
+def few_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Score few images: a run's result on all of them takes longer than its steps."""
+    score = circuit_task.score
+
+    def few(model: Any, inputs: Any, labels: Any, *rest: Any, **named: Any) -> dict[str, float]:
+        return score(model, [array[:20] for array in inputs], labels[:20], *rest, **named)
+
+    monkeypatch.setattr(circuit_task, "score", few)
 
 
 def interrupted(options: TrainOptions, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
