@@ -20,7 +20,13 @@ from saccade.models.training.loop import Average, adamw, rate_at
 from saccade.models.training.task import Recipe
 from saccade.models.training.train import TrainOptions, train
 
-MODEL = {"modules": 12, "dim": 16, "signature_dim": 4, "graph_refresh_steps": 3, "propagator_layers": 1}
+MODEL = {
+    "modules": 12,
+    "dim": 16,
+    "signature_dim": 4,
+    "graph_refresh_steps": 3,
+    "propagator_layers": 1,
+}
 
 
 @pytest.fixture
