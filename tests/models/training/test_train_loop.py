@@ -24,7 +24,7 @@ MODEL = {
     "modules": 12,
     "dim": 16,
     "signature_dim": 4,
-    "graph_refresh_steps": 3,
+    "graph_refresh_steps": 9,
     "propagator_layers": 1,
 }
 
@@ -77,14 +77,19 @@ def test_a_resumed_run_gives_the_bytes_of_an_uninterrupted_one(
 ) -> None:
     (tmp_path / "whole").mkdir()
     options = TrainOptions(
-        tmp_path / "nac.safetensors", data=data, set=MODEL, steps=12, precision=precision
+        tmp_path / "nac.safetensors",
+        data=data,
+        set=MODEL,
+        steps=14,
+        learning_rate=0.02,
+        precision=precision,
     )
     whole = replace(options, out=tmp_path / "whole" / "nac.safetensors")
     train("nac", whole)
     # Once in the middle of an epoch, and again before the next ranking of the modules.
     interrupted(options, 5, monkeypatch)
     again = replace(options, resume=True)
-    interrupted(again, 10, monkeypatch)
+    interrupted(again, 12, monkeypatch)
     train("nac", again)
     assert options.out.read_bytes() == whole.out.read_bytes()
     assert not options.state_path.exists()
