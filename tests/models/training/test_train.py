@@ -59,7 +59,7 @@ def test_learns_digits_and_says_how_well(tmp_path: Path) -> None:
 def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
     def bytes_of(name: str, seed: int) -> bytes:
         (tmp_path / name).mkdir()
-        options = replace(SMALL, out=tmp_path / name / "nac.safetensors", seed=seed)
+        options = replace(SMALL, out=tmp_path / name / "nac.safetensors", seed=seed, steps=4)
         before = torch.random.get_rng_state()
         train("nac", options)
         assert torch.equal(before, torch.random.get_rng_state())

@@ -88,7 +88,8 @@ def resnet_options(family: str, data: Path, out: Path, weights: Path) -> TrainOp
     return options_for(family, data, out, set=given, side_px=64, resnet=weights)
 
 
-# One end to end for each family, through a ResNet.
+# One end to end for each family, through a ResNet. Only captions are exported: a graph of questions
+# takes several times as long, and neither the ResNet nor the scores are other code in it.
 
 
 def test_questions_end_to_end(place: Path, tmp_path: Path, weights: Path) -> None:
@@ -108,19 +109,13 @@ def test_questions_end_to_end(place: Path, tmp_path: Path, weights: Path) -> Non
         assert checkpoint.weights[f"cells.resnet.{name}"].equal(value), name
     assert checkpoint.preprocessing.mean == resnet_sizes.MEAN
 
-    exported = export(checkpoint, ExportOptions(tmp_path / "vqa"), FEW_SAMPLES)
-    (scored,) = evaluate(exported.folder, EvaluateOptions(data=str(place / "vqa"))).results
+    (scored,) = evaluate(checkpoint.path, EvaluateOptions(data=str(place / "vqa"))).results
     scores = {score.name: score for score in scored.scores}
     assert scores["accuracy"].value == pytest.approx(card["validation"]["accuracy"], abs=1e-6)
     assert scores["accuracy"].n == 18 and scores["type: is it"].n == 6
     assert scores["answer known"].value == 1 and scored.split == "validation"
     kinds = [scores[kind].value for kind in ("yes/no", "number", "other")]
     assert np.mean(kinds) == pytest.approx(scores["accuracy"].value)
-
-    photo = place / "vqa/val2014/COCO_val2014_000000000100.jpg"
-    with load_artefact(exported.folder) as artefact:
-        (answer,) = artefact.answer([photo], ["How many colors are there?"])
-    assert answer.labels[0][0] in checkpoint.labels
 
 
 def test_captions_end_to_end(place: Path, tmp_path: Path, weights: Path) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from saccade.errors import SaccadeError
 from saccade.models.nac.config import NACConfig
+from saccade.models.nac.training import circuit_task
 from saccade.models.nac.training import recipes as nac_recipes
 from saccade.models.nac.training.circuit_task import drawn_modules
 from saccade.models.training import loop
@@ -19,16 +20,33 @@ from saccade.models.training.loop import Average, adamw, rate_at
 from saccade.models.training.task import Recipe
 from saccade.models.training.train import TrainOptions, train
 
-MODEL = {"modules": 12, "dim": 16, "signature_dim": 4, "graph_refresh_steps": 5}
+MODEL = {
+    "modules": 12,
+    "dim": 16,
+    "signature_dim": 4,
+    "graph_refresh_steps": 9,
+    "propagator_layers": 1,
+}
 
 
 @pytest.fixture
 def short_digits_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Auxiliary heads, a curriculum, averaged weights and epochs of seven steps."""
+    """Auxiliary heads, a curriculum, averaged weights and epochs of four steps."""
     whole = nac_recipes.DIGITS_SUM
-    extra = whole.extra | {"validate_images": 50, "epoch_steps": 7, "curriculum_epochs": 2}
-    short = replace(whole, batch=8, validate_every=6, ema=0.9, extra=extra)
+    extra = whole.extra | {"validate_images": 20, "epoch_steps": 4, "curriculum_epochs": 2}
+    short = replace(whole, batch=4, validate_every=5, ema=0.9, extra=extra)
     monkeypatch.setattr(nac_recipes, "DIGITS_SUM", short)
+
+
+@pytest.fixture(autouse=True)
+def few_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Score few images: a run's result on all of them takes longer than its steps."""
+    score = circuit_task.score
+
+    def few(model: Any, inputs: Any, labels: Any, *rest: Any, **named: Any) -> dict[str, float]:
+        return score(model, [array[:20] for array in inputs], labels[:20], *rest, **named)
+
+    monkeypatch.setattr(circuit_task, "score", few)
 
 
 def interrupted(options: TrainOptions, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,14 +77,19 @@ def test_a_resumed_run_gives_the_bytes_of_an_uninterrupted_one(
 ) -> None:
     (tmp_path / "whole").mkdir()
     options = TrainOptions(
-        tmp_path / "nac.safetensors", data=data, set=MODEL, steps=33, precision=precision
+        tmp_path / "nac.safetensors",
+        data=data,
+        set=MODEL,
+        steps=14,
+        learning_rate=0.02,
+        precision=precision,
     )
     whole = replace(options, out=tmp_path / "whole" / "nac.safetensors")
     train("nac", whole)
     # Once in the middle of an epoch, and again before the next ranking of the modules.
-    interrupted(options, 11, monkeypatch)
+    interrupted(options, 5, monkeypatch)
     again = replace(options, resume=True)
-    interrupted(again, 25, monkeypatch)
+    interrupted(again, 12, monkeypatch)
     train("nac", again)
     assert options.out.read_bytes() == whole.out.read_bytes()
     assert not options.state_path.exists()
