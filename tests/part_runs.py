@@ -12,25 +12,29 @@ from functools import cache, partial
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import labelled_sets
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
 from saccade.models.data.listops import listops
+from saccade.models.data.samples.images import passes_by
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
 from saccade.models.nac.training.recipes import DIGITS
 from saccade.models.training import loop, parts, train
 from saccade.models.training.options import TrainOptions
-from saccade.models.training.processes import ALONE, Follower, Group, joined
+from saccade.models.training.processes import ALONE, Follower, Group, from_the_first, joined
 from saccade.serving.commands import cli
 
 MODELS = "saccade.models."
 STEPS = 2
+OWN_IMAGES = "files of images"
 FEW_SCENES = {"scenes": 24, "singles": 12, "validate_scenes": 4, "report_scenes": 4}
 FEW_CAPTIONS = {"scenes": 24, "singles": 12, "validate_images": 2, "report_images": 2}
 
@@ -112,6 +116,15 @@ CASES = {
         _SOT | {"token_embedding": "resnet", "patch_px": 8},
         smaller=_FEW_IMAGES,
         has_norms=True,
+    ),
+    # Each process reads its own images, and one more that is mixed into its first one.
+    "sot, own images": Case(
+        "sot",
+        _SOT | {"patch_px": 8},
+        {"augment": ("crop", "flip"), "mixup": 0.8},
+        {"data.samples.images:KEPT_BYTES": 0, **_FEW_IMAGES},
+        OWN_IMAGES,
+        batch=7,
     ),
     "slot-attention": Case(
         "slot-attention",
@@ -201,7 +214,10 @@ def run(
     )
     options = replace(options, **changes)
     torch.manual_seed(0)
-    with made_smaller(case):
+    with made_smaller(case), TemporaryDirectory() as folder:
+        if case.data == OWN_IMAGES:
+            data = labelled_sets.class_folders(Path(folder), labelled_sets.noise(8))
+            options = replace(options, data=data)
         this = new_run(case, options, kind, group)
         for step in range(STEPS):
             if stop_after and step == stop_after:
@@ -219,7 +235,8 @@ def run(
 
 def new_run(case: Case, options: TrainOptions, kind: torch.dtype, group: Group) -> loop.Run:
     """Begin a run with numbers of that type, validated after the last step."""
-    task = imported(entry_of(case.family).training)(options)
+    with passes_by(partial(from_the_first, group)):
+        task = imported(entry_of(case.family).training)(options)
     task.recipe = replace(task.recipe, warm_up_steps=1, validate_every=STEPS)
     for module in (task.model, task.auxiliary):
         if module is not None:

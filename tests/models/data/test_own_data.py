@@ -130,7 +130,7 @@ def test_images_are_read_when_they_are_used(
     assert sorted({*read}) == sorted({int(row) for row in data.images.rows[[0, 7]]})
     few = data.first(4)
     assert np.array_equal(np.asarray(few.images), whole[:4]) and len(read) == 6
-    image_file.read_ahead(data.images, lambda: [9, 10])
+    image_file.read_ahead(data.images, lambda: np.array([8, 9, 10]), lambda count: slice(1, count))
     assert np.array_equal(data.images[np.array([10, 9])], whole[[10, 9]])
     assert len(read) == 8, "what was read ahead is not read again"
 
