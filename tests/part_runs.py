@@ -228,6 +228,9 @@ def run(
             this.step()
             this.after_step(lambda *_, **__: None)
     found = {key: value.numpy() for key, value in this.best_weights.items()}
+    # AdamW and the limit of their norm hide the scale of gradients.
+    for key, x in this.task.model.named_parameters():
+        found[f"gradient of {key}"] = (torch.zeros_like(x) if x.grad is None else x.grad).numpy()
     found |= {"losses": np.array([row["loss"] for row in this.log.rows])}
     found |= {"random": torch.random.get_rng_state().numpy()}
     return found | {"best": np.array([this.best_step, this.best_score])}
@@ -237,7 +240,7 @@ def new_run(case: Case, options: TrainOptions, kind: torch.dtype, group: Group) 
     """Begin a run with numbers of that type, validated after the last step."""
     with passes_by(partial(from_the_first, group)):
         task = imported(entry_of(case.family).training)(options)
-    task.recipe = replace(task.recipe, warm_up_steps=1, validate_every=STEPS)
+    task.recipe = replace(task.recipe, warm_up_steps=1, validate_every=STEPS, clip_norm=1e6)
     for module in (task.model, task.auxiliary):
         if module is not None:
             module.to(kind)
