@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,21 @@ def test_an_epsilon_of_1e_8_stays_in_the_graph() -> None:
     proto = trace_module(Share(), {"x": torch.from_numpy(tiny)}, ("share",))
     (answers,) = onnx_session(proto.SerializeToString()).run(None, {"x": tiny})
     np.testing.assert_allclose(answers, 1e-9 / 1.4e-8, rtol=1e-5)
+
+
+def test_the_exporters_table_is_read_once_and_kept_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+    from torch.onnx._internal.exporter import _registration
+
+    from saccade.exporter.graph import tracing
+
+    registry, read = _registration.ONNXRegistry, []
+    known = registry.from_torchlib()
+    monkeypatch.setattr(tracing, "_TABLE", cache(lambda **_: read.append(1) or known))
+    before = {target: list(found) for target, found in known.functions.items()}
+    for _ in range(2):
+        tracing.trace_module(torch.nn.Identity(), {"x": torch.ones(3, 4)}, ("x",))
+    assert read == [1] and known.functions == before
+    assert registry.from_torchlib() is not known

@@ -5,6 +5,8 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from onnxscript import rewriter
 from onnxscript.rewriter.rules.common import _no_op
 from torch import nn
+from torch.onnx._internal.exporter import _registration
 
 from saccade.errors import require
 from saccade.exporter.graph.canonical import OUTPUT_PREFIX, clean, tidy
@@ -141,6 +144,7 @@ def _rounds_as_it_likes(node: Any) -> bool:
 
 
 _EXAMPLES = 3  # samples: torch would treat 0 and 1 as constants
+_TABLE = cache(_registration.ONNXRegistry.from_torchlib)
 
 
 class _Served(nn.Module):
@@ -213,7 +217,7 @@ def trace_module(
         for word in shape
         if isinstance(word, str)
     }
-    with _quiet(), _tiny_constants_stay(), exact_folding(), torch.no_grad():
+    with _quiet(), _read_once(), _tiny_constants_stay(), exact_folding(), torch.no_grad():
         program = torch.onnx.export(
             module.eval(),
             tuple(examples.values()),
@@ -262,6 +266,25 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Keep the exporter's table of ONNX functions: reading them again takes about a second."""
+    registry = _registration.ONNXRegistry
+    before = vars(registry)["from_torchlib"]
+
+    def own_table(_: type, **asked: int) -> _registration.ONNXRegistry:
+        own = copy(_TABLE(**asked))
+        # The caller adds the custom ops, none of which is in the table already.
+        own.functions = dict(own.functions)
+        return own
+
+    registry.from_torchlib = classmethod(own_table)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        registry.from_torchlib = before  # type: ignore[method-assign]
 
 
 @contextmanager
