@@ -169,7 +169,9 @@ def test_the_probe_scores_other_samples_than_it_learns_from() -> None:
 
     spec = (TensorSpec("image", "b 8 8 1", "uint8"),)
     gray = Preprocessing(8, 8, 1, (0.0,), (1.0,))
-    seeing = EvaluatedModel("it", "sot", "0" * 64, {}, (), gray, {"": Function(spec, run)})
+    parts = {"": Function(spec, run)}
+    # The vocabulary of a text tower is a number.
+    seeing = EvaluatedModel("it", "sparo", "0" * 64, METADATA, (), gray, parts)
     given = replace(OPTIONS, data="digits", limit=120)
     result = embedding.probe(seeing, given)
     assert 0.6 < result.scores[0].value < 1 and result.split == "test"
