@@ -299,8 +299,9 @@ def _check_fit(
 def _shape(tensor: Any) -> str:
     if tensor is None:
         return "no such tensor"
-    kind = "number" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
-    return f"{tuple(tensor.shape)} {kind}"
+    # Floats of any width fit: they are converted.
+    kind = "floats" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+    return f"{kind} {list(tensor.shape)}"
 
 
 def freeze(model: nn.Module, parts: Sequence[str], new: Sequence[str] = ()) -> None:
