@@ -291,6 +291,8 @@ def test_what_does_not_fit_is_refused(tiny_checkpoint: Path):
         evaluate(tiny_checkpoint, EvaluateOptions(task="ari"))
     with pytest.raises(SaccadeError, match="--positions left: only the task ari supports"):
         evaluate(tiny_checkpoint, EvaluateOptions(positions="left"))
+    with pytest.raises(SaccadeError, match="--probe adamw: only the task probe supports"):
+        evaluate(tiny_checkpoint, EvaluateOptions(probe="adamw"))
     model = replace(knowing("nac"), labels=("a", "b"))
     numbered = labelled(("0", "1"), [0, 1])
     own = classification.of_model(model, numbered)

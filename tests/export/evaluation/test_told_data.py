@@ -164,11 +164,14 @@ def test_the_probe_scores_other_samples_than_it_learns_from() -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
     def run(inputs: Arrays) -> dict[str, np.ndarray]:
-        return {"embedding": inputs["image"].reshape(len(inputs["image"]), -1) / 255.0}
+        codes = inputs["image"].reshape(len(inputs["image"]), -1) / 255.0
+        return {"embedding": codes, "probe_features": 10 * codes}
 
     spec = (TensorSpec("image", "b 8 8 1", "uint8"),)
     gray = Preprocessing(8, 8, 1, (0.0,), (1.0,))
-    seeing = EvaluatedModel("it", "sot", "0" * 64, {}, (), gray, {"": Function(spec, run)})
+    parts = {"": Function(spec, run)}
+    # The vocabulary of a text tower is a number.
+    seeing = EvaluatedModel("it", "sparo", "0" * 64, METADATA, (), gray, parts)
     given = replace(OPTIONS, data="digits", limit=120)
     result = embedding.probe(seeing, given)
     assert 0.6 < result.scores[0].value < 1 and result.split == "test"
@@ -178,3 +181,12 @@ def test_the_probe_scores_other_samples_than_it_learns_from() -> None:
     assert "chosen on a tenth of the training samples" in validation.protocol
     with pytest.raises(SaccadeError, match="--split all: this task learns from the training"):
         embedding.probe(seeing, replace(given, split="all"))
+    adamw = embedding.probe(seeing, replace(given, probe="adamw"))
+    assert adamw.scores[0].value > 0.6 and adamw.protocol.startswith("AdamW for 10 epochs, weight")
+    dino = embedding.probe(seeing, replace(given, probe="dino"))
+    assert dino.scores[0].value > 0.6 and dino.protocol.startswith("SGD for 100 epochs on 64 feat")
+    blind = replace(
+        seeing, components={"": Function(spec, lambda inputs: {"embedding": inputs["image"]})}
+    )
+    with pytest.raises(SaccadeError, match="--probe dino: found no output probe_features of it"):
+        embedding.probe(blind, replace(given, probe="dino"))

@@ -22,6 +22,7 @@ from saccade.models.data.datasets import Dataset, load_data, pixel_moments
 from saccade.models.data.samples import images as image_file
 from saccade.models.data.samples.folders import ClassFolders
 from saccade.models.data.samples.images import Images
+from saccade.models.data.splits import rows_by_split
 from saccade.models.preprocessing import Preprocessing
 
 DIGITS = Preprocessing(8, 8, 1, (0.0,), (1.0,))
@@ -74,6 +75,12 @@ def test_npz_by_the_names_of_others(tmp_path: Path, digits: list[Sample]) -> Non
     # A tenth of the training samples is held out, since MNIST has no validation samples.
     assert [len(part.labels) for part in parts] == [18, 2, 10]
     assert parts[2].images.min() == 9 and not parts[0].images.any()
+
+
+def test_a_held_out_tenth_is_of_the_training_rows() -> None:
+    rows = rows_by_split(np.arange(40) // 2 % 2, np.tile([2, 0], 20))
+    assert len(rows["validation"]) == 2 and rows["test"].tolist() == list(range(0, 40, 2))
+    assert sorted([*rows["train"], *rows["validation"]]) == list(range(1, 40, 2))
 
 
 GOLDEN = {  # hashes of pixels, labels and names in their order, before other formats were read
@@ -130,7 +137,7 @@ def test_images_are_read_when_they_are_used(
     assert sorted({*read}) == sorted({int(row) for row in data.images.rows[[0, 7]]})
     few = data.first(4)
     assert np.array_equal(np.asarray(few.images), whole[:4]) and len(read) == 6
-    image_file.read_ahead(data.images, lambda: [9, 10])
+    image_file.read_ahead(data.images, lambda: np.array([8, 9, 10]), lambda count: slice(1, count))
     assert np.array_equal(data.images[np.array([10, 9])], whole[[10, 9]])
     assert len(read) == 8, "what was read ahead is not read again"
 

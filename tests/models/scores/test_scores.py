@@ -12,6 +12,7 @@ from saccade.models.scores.attention import repetition
 from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.scores.classification import (
     correct,
+    dino_probe_predict,
     knn_predict,
     probe_predict,
 )
@@ -126,16 +127,48 @@ def test_nearest_neighbours_are_twenty_at_temperature_0_07_unless_told():
     assert knn_predict(known, np.array([0] + [1] * 12), asked).tolist() == [0]
 
 
-def test_linear_probe_separates_what_is_linear():
+@pytest.mark.parametrize("method", ["logistic", "adamw"])
+def test_linear_probe_separates_what_is_linear(method):
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     rng = np.random.default_rng(0)
     codes = rng.standard_normal((300, 5)) * (1, 10, 1e-3, 1, 0)
     labels = (codes[:, 1] > 0).astype(np.int64)
     parts = codes[:150], labels[:150], codes[150:200], labels[150:200]
-    predicted, penalty = probe_predict(*parts, codes[200:])
+    predicted, penalty = probe_predict(*parts, codes[200:], method=method)
     assert np.mean(predicted == labels[200:]) > 0.95 and 1e-6 <= penalty < 1e6
     with pytest.raises(SaccadeError, match="one class"):
-        probe_predict(codes, np.zeros(300, np.int64), codes, labels, codes)
+        probe_predict(codes, np.zeros(300, np.int64), codes, labels, codes, method=method)
+
+
+def test_linear_probes_take_the_steps_of_their_papers(monkeypatch):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    seen = []
+
+    def counted(kind):
+        class Counted(kind):
+            def step(self):
+                (group,) = self.param_groups
+                seen.append((group["lr"], group["weight_decay"], group.get("momentum")))
+                super().step()
+
+        return Counted
+
+    for name in ("AdamW", "SGD"):
+        monkeypatch.setattr(torch.optim, name, counted(getattr(torch.optim, name)))
+    rng = np.random.default_rng(0)
+    codes = rng.standard_normal((150, 4))
+    labels = (codes[:, 1] > 0).astype(np.int64)
+    probe_predict(codes, labels, codes[:20], labels[:20], codes, method="adamw")
+    # Three batches of 64 in each of 10 epochs, the rate along half a cosine; 170 codes at the end.
+    rates = [rate for rate, _, _ in seen[:30]]
+    np.testing.assert_allclose(rates, 0.05 * (1 + np.cos(np.pi * np.arange(30) / 30)))
+    assert len(seen) % 30 == 0 and len(seen) <= 30 * (7 + 8 + 1)
+    assert [seen[30 * trial][1] for trial in range(7)] == pytest.approx(np.logspace(-6, 2, 7))
+    seen.clear()
+    found = dino_probe_predict(codes, labels, codes)
+    rates = 0.00025 * (1 + np.cos(np.pi * np.arange(100) / 100))
+    np.testing.assert_allclose(seen, [(rate, 0, 0.9) for rate in rates for _ in range(2)])
+    assert np.mean(found == labels) > 0.7
 
 
 def test_retrieval_both_ways():

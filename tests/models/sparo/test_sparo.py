@@ -101,6 +101,27 @@ def test_folded_is_the_same_function(form):
         assert torch.allclose(ones, torch.ones_like(ones), atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("form", "norm", "blocks"),
+    [("default", "norm", 3), ("gates", "norm", 3), ("class token", "norm", 4),
+     ("attention", "norm_tokens", 4), ("codebook", "map.norm", 4)],
+)  # fmt: skip
+@torch.no_grad()
+def test_a_probe_gets_the_last_class_tokens_and_the_slots_before_normalization(form, norm, blocks):
+    model = model_of(replace(FORMS[form], image_layers=5))
+    after: list[torch.Tensor] = []
+    for block in model.image.blocks:
+        block.register_forward_hook(lambda module, given, tokens: after.append(tokens[:, 0]))
+    found = model.encode_image(next(iter(inputs_of(model.config)["image"].values())))
+    expected = [model.image_pool.get_submodule(norm)(token) for token in after[-blocks:]]
+    assert len(after) == 5 and len(expected) == blocks
+    if found.raw is not None:
+        expected.append(found.raw[..., -model.config.slot_dim :].flatten(1))
+        assert expected[-1].shape == found.code.shape
+    assert torch.equal(found.probe_features, torch.cat(expected, 1))
+    assert model.train().encode_image(torch.zeros(1, *model.image.size)).probe_features is None
+
+
 @pytest.mark.parametrize("kind", TYPES)
 @torch.no_grad()
 def test_fewer_slots_are_the_same_slots_renormalised_in_both_towers(kind):

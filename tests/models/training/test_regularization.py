@@ -155,9 +155,9 @@ def test_every_image_of_a_batch_has_its_own_numbers() -> None:
     recipe = Recipe(1, 1, 1.0, augment=("crop", "jitter"))
     images = np.random.default_rng(0).integers(0, 256, (1, 9, 9, 3), dtype=np.uint8)
     images = np.repeat(images, 4, 0)
-    found = ImageChanges(recipe).pixels(images, np.random.default_rng(0))
+    found = ImageChanges(recipe).pixels(images, np.random.default_rng(0), slice)
     assert len({one.tobytes() for one in found}) == 4
-    first = ImageChanges(recipe).pixels(images[:2], np.random.default_rng(0))
+    first = ImageChanges(recipe).pixels(images[:2], np.random.default_rng(0), slice)
     np.testing.assert_array_equal(first, found[:2], "the batch's size does not matter")
 
 
@@ -167,7 +167,9 @@ def test_crops_of_own_images_come_from_their_files(photographs: str) -> None:
     for words, cut in ((("crop",), True), (("flip",), False)):
         recipe = Recipe(1, 1, 1.0, augment=words)
         changes = ImageChanges(recipe, images=black, originals=data.originals)
-        found, labels = changes.drawn(np.arange(3), data.labels[:3], np.random.default_rng(0))
+        found, labels = changes.drawn(
+            np.arange(3), data.labels[:3], np.random.default_rng(0), slice
+        )
         assert found.any() == cut
         np.testing.assert_array_equal(labels, data.labels[:3])
     assert data.originals is not None

@@ -11,8 +11,11 @@ from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.splits import stratified_split
-from saccade.models.scores.classification import knn_predict, probe_predict
+from saccade.models.scores.classification import dino_probe_predict, knn_predict, probe_predict
 from saccade.models.scores.results import EvaluationResult, proportion
+
+# An optional output: the features of DINO's linear probe.
+PROBE_FEATURES = "probe_features"
 
 
 def knn(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -27,21 +30,29 @@ def knn(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
 
 
 def probe(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
-    """Score top-1 of logistic regression on the frozen embedding.
+    """Score top-1 of a linear classifier on the frozen model, by the protocol of `--probe`.
 
-    The validation samples choose the penalty, and are then learned from as well; if they are the
-    ones to score, a tenth of the training samples chooses it.
+    The validation samples choose the penalty of `logistic` and `adamw`, and are then learned from
+    as well; if they are the ones to score, a tenth of the training samples chooses it.
     """
-    train, test = (_coded(model, options, split) for split in ("train", _scored(options)))
+    output = PROBE_FEATURES if options.probe == "dino" else "embedding"
+    train, test = (_coded(model, options, split, output) for split in ("train", _scored(options)))
+    if options.probe == "dino":
+        labels = dino_probe_predict(*train.pair, test.codes, seed=options.seed)
+        protocol = f"SGD for 100 epochs on {test.codes.shape[1]} features of the last blocks"
+        return _result(model, "probe", "linear probe top-1", test.data, labels, protocol)
     if own := test.data.split == "validation":
         tenth = max(1, len(train.data.labels) // 10)
         parts = stratified_split(train.data.labels, validation=tenth, test=0)
         train, validation = train.part(parts["train"]), train.part(parts["validation"])
     else:
         validation = _coded(model, options, "validation")
-    labels, penalty = probe_predict(*train.pair, *validation.pair, test.codes)
+    labels, penalty = probe_predict(
+        *train.pair, *validation.pair, test.codes, method=options.probe, seed=options.seed
+    )
     chosen = "a tenth of the training samples" if own else "the validation samples"
-    protocol = f"L2 penalty {penalty:.3g}, chosen on {chosen}"
+    name = "AdamW for 10 epochs, weight decay" if options.probe == "adamw" else "L2 penalty"
+    protocol = f"{name} {penalty:.3g}, chosen on {chosen}"
     return _result(model, "probe", "linear probe top-1", test.data, labels, protocol)
 
 
@@ -96,7 +107,14 @@ def _scored(options: EvaluateOptions) -> str:
     return options.split or HELD_OUT
 
 
-def _coded(model: EvaluatedModel, options: EvaluateOptions, split: str) -> _Coded:
+def _coded(
+    model: EvaluatedModel, options: EvaluateOptions, split: str, output: str = "embedding"
+) -> _Coded:
     data = labelled_inputs(model, options, split)
-    codes = model.component("", "image")(data.inputs)["embedding"]
-    return _Coded(data, codes, data.labels)
+    outputs = model.component("", "image")(data.inputs)
+    if output not in outputs:
+        raise SaccadeError(
+            f"--probe dino: found no output {output} of {model.name}, expected the class tokens of "
+            f"its last blocks. Export a SPARO with --outputs {output}, or choose --probe adamw."
+        )
+    return _Coded(data, outputs[output], data.labels)

@@ -100,5 +100,10 @@ def _task(
             f"--positions {options.positions}: only the task ari supports this option, not "
             f"'{name}'. Leave it out."
         )
+    if options.probe != "logistic" and name != "probe":
+        raise SaccadeError(
+            f"--probe {options.probe}: only the task probe supports this option, not '{name}'. Add "
+            "--task probe, or leave it out."
+        )
     task: Callable[[EvaluatedModel, EvaluateOptions], EvaluationResult] = imported(chosen.score)
     return task

@@ -39,7 +39,10 @@ class EvaluateOptions(PathFields):
     limit: int | None = None  # score at most this many samples
     templates: Path | None = None  # zero-shot prompts, one per line, with {} for the label
     positions: Literal["anywhere", "left"] = "anywhere"  # of objects; only for the task ari
-    seed: int = 0  # for questions, captions and initial states
+    # linear probe: logistic regression, or AdamW for 10 epochs (both CLIP's sweep), or DINO's SGD
+    # on the class tokens of the last blocks
+    probe: Literal["logistic", "adamw", "dino"] = "logistic"
+    seed: int = 0  # for questions, captions, initial states and probes
     runtime: RuntimeName = DEFAULT  # runs the variants of a folder
     # for a folder: run custom ops with saccade's kernels; --no-op-library: run them as their ONNX
     # function bodies

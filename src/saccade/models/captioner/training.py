@@ -16,7 +16,7 @@ from saccade.models.captioner.model import Captioner, CaptionerConfig
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
 from saccade.models.data.datasets import calibration_rows
 from saccade.models.data.own_texts import captioned_split
-from saccade.models.data.samples.images import read_ahead
+from saccade.models.data.samples.images import own_images, read_ahead
 from saccade.models.data.samples.sentences import open_captions
 from saccade.models.data.samples.source import Given
 from saccade.models.data.scene_statements import is_true
@@ -245,8 +245,8 @@ class OwnCaptionTask(CaptionTask):
         images, captions = self.training.dataset.images, self.training.captions
         rows = self._drawn(rng)
         texts = [captions[row][rng.integers(len(captions[row]))] for row in rows.tolist()]
-        pixels = images[rows]
-        read_ahead(images, lambda: self._drawn(deepcopy(rng)))
+        pixels = own_images(images, rows, self.own)
+        read_ahead(images, lambda: self._drawn(deepcopy(rng)), self.own)
         return self._batch(pixels, texts)
 
     def _drawn(self, rng: np.random.Generator) -> np.ndarray:

@@ -22,6 +22,10 @@ class Augmentation:
     degrees: float = 0.0
     zoom: float = 0.0  # 0.1: from 0.9 to 1.1 times
 
+    def __bool__(self) -> bool:
+        """Return whether anything changes."""
+        return bool(self.shift_px or self.degrees or self.zoom)
+
     def times(self, factor: float) -> "Augmentation":
         """Return these changes with all limits multiplied."""
         return Augmentation(self.shift_px * factor, self.degrees * factor, self.zoom * factor)
@@ -31,13 +35,26 @@ class Augmentation:
 
         Shapes: images [n h w c] uint8 -> same.
         """
-        if not (self.shift_px or self.degrees or self.zoom):
+        return self.by(images, self.draw(len(images), rng))
+
+    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw the rotation, the zoom and both shifts of each image, as shares of the limits.
+
+        Shapes: -> [4 count].
+        """
+        return rng.uniform(-1, 1, (4, count)) if self else np.zeros((4, count))
+
+    def by(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+        """Change images by what `draw` returned for them.
+
+        Shapes: images [n h w c] uint8, drawn [4 n] -> images.
+        """
+        if not self:
             return images
-        count, height, width, _ = images.shape
-        angle = np.radians(self.degrees) * rng.uniform(-1, 1, count)
-        scale = 1 + self.zoom * rng.uniform(-1, 1, count)
+        _, height, width, _ = images.shape
+        angle, scale = np.radians(self.degrees) * drawn[0], 1 + self.zoom * drawn[1]
         cosine, sine = (f(angle) / scale for f in (np.cos, np.sin))
-        shift = self.shift_px * rng.uniform(-1, 1, (2, count))
+        shift = self.shift_px * drawn[2:]
         row, column = np.mgrid[:height, :width].reshape(2, -1)
         row, column = row - (height - 1) / 2, column - (width - 1) / 2
         y = np.outer(cosine, row) - np.outer(sine, column) + shift[0][:, None] + (height - 1) / 2
@@ -337,30 +354,32 @@ def mixed(
     *,
     mixup: float,
     cutmix: float,
+    rows: slice = slice(None),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mix each image of a batch with the one before it, by one draw of Beta(alpha, alpha).
 
     `mixup` and `cutmix` are their alphas; if neither is 0, one of the two is drawn per batch. With
-    cutmix the share is that of the pixels.
+    cutmix the share is that of the pixels. Of the images, only `rows` are mixed and returned.
 
-    Shapes: images [n h w c] uint8, labels [n] -> the same, targets [n classes] float32, which sum
-            to 1.
+    Shapes: images [n h w c] uint8, labels [n] -> images [rows h w c], targets [n classes] float32,
+            which sum to 1.
     Source: Zhang et al. 2018 (mixup); Yun et al. 2019 (cutmix).
     """
     cut = cutmix > 0 and (not mixup or rng.random() < 0.5)
     own = float(rng.beta(cutmix, cutmix) if cut else rng.beta(mixup, mixup))
     others = np.roll(np.arange(len(labels)), 1)
+    changed, before = images[rows], images[others[rows]]
     if cut:
         height, width = images.shape[1:3]
         box = _cut_box(height, width, own, rng)
         own = 1 - images[0, *box, 0].size / images[0, ..., 0].size
-        images = images.copy()
-        images[:, *box] = images[others][:, *box]
+        changed = changed.copy()
+        changed[:, *box] = before[:, *box]
     else:
-        blend = own * images.astype(np.float32) + (1 - own) * images[others]
-        images = np.rint(blend).astype(np.uint8)
+        blend = own * changed.astype(np.float32) + (1 - own) * before
+        changed = np.rint(blend).astype(np.uint8)
     one_hot = np.eye(classes, dtype=np.float32)[labels]
-    return images, np.float32(own) * one_hot + np.float32(1 - own) * one_hot[others]
+    return changed, np.float32(own) * one_hot + np.float32(1 - own) * one_hot[others]
 
 
 def _cut_box(height: int, width: int, own: float, rng: np.random.Generator) -> tuple[slice, slice]:

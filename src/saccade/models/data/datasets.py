@@ -12,7 +12,7 @@ import numpy as np
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.samples.arrays import ArrayFile
-from saccade.models.data.samples.images import Images, fitting, is_gray
+from saccade.models.data.samples.images import Images, fitting, is_gray, of_all_images
 from saccade.models.data.samples.source import Source
 from saccade.models.data.splits import SPLITS, chosen_rows, few_of_each, held_out
 from saccade.models.preprocessing import Preprocessing
@@ -118,7 +118,7 @@ def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, .
     Units: fractions of full white.
     """
     if isinstance(images, Images):
-        mean_of, std_of = _moments_by_block(images)
+        mean_of, std_of = of_all_images(lambda: _moments_by_block(images))
     else:
         pixels = images.reshape(-1, images.shape[-1]) / 255
         mean_of, std_of = pixels.mean(0), pixels.std(0)
@@ -126,7 +126,7 @@ def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, .
     return mean, tuple(max(round(float(deviation), 4), 1e-3) for deviation in std_of)
 
 
-def _moments_by_block(images: Images) -> tuple[np.ndarray, np.ndarray]:
+def _moments_by_block(images: Images) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation from sums of whole numbers, which are exact."""
     totals = np.zeros((2, images.shape[-1]), dtype=np.int64)
     for start in range(0, len(images), _BLOCK):
@@ -134,7 +134,7 @@ def _moments_by_block(images: Images) -> tuple[np.ndarray, np.ndarray]:
         totals += [block.sum((0, 1, 2)), (block**2).sum((0, 1, 2))]
     count = math.prod(images.shape[:3])
     mean, square = totals / count / ([[255.0], [255.0**2]])
-    return mean, np.sqrt(np.maximum(square - mean**2, 0))
+    return mean.tolist(), np.sqrt(np.maximum(square - mean**2, 0)).tolist()
 
 
 _GENERATED = ("digits", "digits-sum", "shapes")
@@ -243,7 +243,7 @@ def readable_rows(name: str, split: str, images: Images, most: int) -> np.ndarra
 
     Raises: SaccadeError if there are more. With 0, nothing is read.
     """
-    unreadable = images.unreadable(most) if most else []
+    unreadable = of_all_images(lambda: images.unreadable(most)) if most else []
     for _, text in unreadable[:_SHOWN]:
         note_once(f"left out: {text}")
     if unreadable:

@@ -44,8 +44,11 @@ class Takes:
     condition_most: int = 0  # condition tokens per sample
 
     @classmethod
-    def of(cls, shapes: Mapping[str, Sequence[Any]], vocabulary: Sequence[str] = ()) -> "Takes":
-        """Return what inputs of these names and shapes take; the first axis is the batch."""
+    def of(cls, shapes: Mapping[str, Sequence[Any]], vocabulary: Any = ()) -> "Takes":
+        """Return what inputs of these names and shapes take; the first axis is the batch.
+
+        `vocabulary` is that of characters; of other inputs, it is ignored.
+        """
         lengths = ("length", "condition")
         names = [name for name in shapes if not name.startswith(lengths)]
         shape = shapes[names[0]]
@@ -56,7 +59,7 @@ class Takes:
             len(names),
             int(shape[1]) if varies else 0,
             int(shape[2]) if names[0] == "tokens" else 0,
-            tuple(vocabulary),
+            tuple(vocabulary) if names[0] == "characters" else (),
             () if varies else tuple(int(side) for side in shape[1:]),
             condition is not None,
             int(condition[1]) if condition is not None else 0,

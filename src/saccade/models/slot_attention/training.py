@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import SaccadeError
+from saccade.models.data.samples.images import Own
 from saccade.models.data.segmented import segmented_images
 from saccade.models.data.shapes import scene_batch, scenes
 from saccade.models.data.tetrominoes import PIECES, tetromino_batch, tetrominoes
@@ -39,14 +40,14 @@ _MOST_OBJECTS = {"tetrominoes": PIECES, "shapes": 4}
 class SceneSource:
     """Images to train on and to validate on.
 
-    Shapes: draw(rng, n) -> images [n h w c] uint8; validation: suffix of the score's name,
+    Shapes: draw(rng, n, own) -> images [n h w c] uint8; validation: suffix of the score's name,
             images, masks [n h w] uint8 or None; calibration(n) -> arrays by name.
     """
 
     name: str
     sha256: Mapping[str, str]
     fields: Mapping[str, Any]  # of the configuration
-    draw: Callable[[np.random.Generator, int], np.ndarray]
+    draw: Callable[[np.random.Generator, int, Own], np.ndarray]
     validation: tuple[tuple[str, np.ndarray, np.ndarray | None], ...]
     calibration: Callable[[int], dict[str, np.ndarray]]
 
@@ -82,9 +83,9 @@ def _generated(name: str, options: TrainOptions, recipe: Recipe, validation: int
 
     changes = ImageChanges(recipe)
 
-    def draw(rng: np.random.Generator, count: int) -> np.ndarray:
+    def draw(rng: np.random.Generator, count: int, own: Own) -> np.ndarray:
         drawn = batches(rng, count, side_px=side, positions=positions)
-        return changes.pixels(drawn.images, rng)
+        return changes.pixels(drawn.images, rng, own)
 
     def calibration(count: int) -> dict[str, np.ndarray]:
         some = splits("train", count, side_px=side, positions=positions)
@@ -143,7 +144,9 @@ def _pictures(name: str, options: TrainOptions, recipe: Recipe, validation: int)
         # The masks of the training images are not all read: only those for calibration are used.
         sha256={"train": training.images_sha256, "validation": held_out.sha256},
         fields=fields,
-        draw=lambda rng, count: changes.pixels_at(rng.integers(len(images), size=count), rng),
+        draw=lambda rng, count, own: changes.pixels_at(
+            rng.integers(len(images), size=count), rng, own
+        ),
         validation=(("", np.asarray(scored.images), masks),),
         calibration=calibration,
     )
@@ -231,7 +234,7 @@ class SlotTask(Task):
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
         """Return images [b h w c] uint8, and initial slots: noise [b k d], pose [b k p]."""
         config, count = self.model.config, self.recipe.batch
-        images = self.source.draw(rng, count)
+        images = self.source.draw(rng, count, self.own)
         pose = random_pose(config, rng, count)
         learned = config.initial_slots == "learned"
         width = 0 if learned else config.slot_dim

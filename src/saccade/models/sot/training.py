@@ -16,6 +16,7 @@ from saccade.errors import SaccadeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.data.augment import Augmentation
 from saccade.models.data.datasets import calibration_rows, load_data, pixel_moments
+from saccade.models.data.samples.images import Own
 from saccade.models.data.samples.source import Given
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
@@ -37,6 +38,8 @@ _ONE = (1, 1)  # objects per scene
 class Source:
     """A source of training and validation samples.
 
+    `draw` needs the images of the rows that this process owns only.
+
     Shapes: draw returns inputs by name, such as {"image": [n h w c] uint8}, and labels [n] int64
             or, of mixed images, targets [n classes] float32; validation and calibration the same
             with labels.
@@ -46,7 +49,7 @@ class Source:
     sha256: Mapping[str, str]
     class_names: tuple[str, ...]
     fields: Mapping[str, Any]  # fields of the configuration that the data decides
-    draw: Callable[[np.random.Generator, int], Labelled]
+    draw: Callable[[np.random.Generator, int, Own], Labelled]
     validation: Labelled
     calibration: Labelled
     shots: int | None = None  # training samples per class, if it chose them
@@ -87,10 +90,10 @@ def image_source(
         recipe, usual, classes=classes, images=images, originals=training.originals
     )
 
-    def draw(rng: np.random.Generator, count: int) -> Labelled:
+    def draw(rng: np.random.Generator, count: int, own: Own) -> Labelled:
         chosen = rng.integers(len(labels), size=count)
-        drawn, targets = changes.drawn(chosen, labels[chosen], rng)
-        changes.ahead(lambda: deepcopy(rng).integers(len(labels), size=count))
+        drawn, targets = changes.drawn(chosen, labels[chosen], rng, own)
+        changes.ahead(lambda: deepcopy(rng).integers(len(labels), size=count), own)
         return {"image": drawn}, targets
 
     some = calibration_rows(len(labels), calibration)
@@ -122,9 +125,9 @@ def _shapes(recipe: Recipe, validation: int, calibration: int) -> Source:
 
     changes = ImageChanges(recipe, classes=len(SCENE_LABELS))
 
-    def draw(rng: np.random.Generator, count: int) -> Labelled:
+    def draw(rng: np.random.Generator, count: int, own: Own) -> Labelled:
         drawn, labels = _labelled(scene_batch(rng, count, side_px=SCENE_PX, objects=_ONE))
-        images, targets = changes.batch(drawn["image"], labels, rng)
+        images, targets = changes.batch(drawn["image"], labels, rng, own)
         return {"image": images}, targets
 
     return Source(
@@ -184,7 +187,7 @@ def text_source(options: TrainOptions, *, calibration: int) -> Source:
         sha256={"train": train.sha256, "validation": held_out.sha256},
         class_names=train.class_names,
         fields=fields,
-        draw=lambda rng, count: _rows(train, rng.integers(total, size=count)),
+        draw=lambda rng, count, own: _rows(train, rng.integers(total, size=count)),
         validation=(held_out.inputs, held_out.labels),
         calibration=_rows(train, calibration_rows(total, calibration)),
     )
@@ -236,7 +239,7 @@ class SoTTask(Task):
 
         Labels are [b] int64 or, of mixed images, targets [b classes] float32.
         """
-        inputs, labels = self.source.draw(rng, self.recipe.batch)
+        inputs, labels = self.source.draw(rng, self.recipe.batch, self.own)
         return _tensors(inputs | {"labels": labels})
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:

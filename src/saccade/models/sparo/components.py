@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from saccade.models.sparo.pooling import PoolingOutput
 
+PROBE_FEATURES = "probe_features"  # those of DINO's linear probe
+
 
 def components_of(model: Any) -> tuple[Component, ...]:
     """Return the components of a model with `config`, `encode_image` and `encode_text`.
@@ -24,6 +26,7 @@ def components_of(model: Any) -> tuple[Component, ...]:
     with_slots = config.pooling == "sparo"
     outputs = ("embedding", "slots") if with_slots else ("embedding",)
     optional = ("attention",) if with_slots else ()
+    of_image = (*optional, PROBE_FEATURES)
     image = Component(
         role="image" if config.text else "",
         inputs=(
@@ -33,7 +36,7 @@ def components_of(model: Any) -> tuple[Component, ...]:
         ),
         outputs=outputs,
         run=lambda image: _named(model.encode_image(image)),
-        optional=optional,
+        optional=of_image,
         score=nearest_neighbour,
     )
     if not config.text:
@@ -53,6 +56,8 @@ def _named(pooled: "PoolingOutput") -> "dict[str, Tensor]":
     named = {"embedding": pooled.code}
     if pooled.slots is not None and pooled.attention is not None:
         named |= {"slots": pooled.slots, "attention": pooled.attention}
+    if pooled.probe_features is not None:
+        named[PROBE_FEATURES] = pooled.probe_features
     return named
 
 

@@ -244,6 +244,12 @@ class SparoConfig(ConfigValues):
         """Width of an embedding."""
         return len(self.kept_slots) * self.slot_dim if self.pooling == "sparo" else self.embed_dim
 
+    @property
+    def trunk_norm(self) -> str:
+        """Name of the module that normalizes all tokens of an image, the last one of a trunk."""
+        names = {"attention": "norm_tokens", "codebook": "map.norm"}
+        return f"image_pool.{names.get(self.pooling, 'norm')}"
+
     def read_out(self, tower: str) -> ReadOutShape:
         """Return the sizes of the read-out of `image` or `text`."""
         width, heads = (

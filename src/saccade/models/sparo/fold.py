@@ -12,7 +12,7 @@ from saccade.models.sparo.components import components_of
 from saccade.models.sparo.model import Sparo, encode_image, encode_text
 from saccade.models.sparo.pooling import AttentionPool, PoolingOutput
 from saccade.models.sparo.readout import ReadOut, attend
-from saccade.models.sparo.towers import ImageTower
+from saccade.models.sparo.towers import ImageTower, passed
 
 
 class FoldedReadOut(nn.Module):
@@ -88,13 +88,15 @@ class FoldedImageTower(nn.Module):
         self.register_buffer("first", first[None])
 
     def forward(self, image: Tensor) -> Tensor:
+        return self.with_classes(image)[0]
+
+    def with_classes(self, image: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Do the same as ImageTower.with_classes."""
         check_image(image, self.size)
         pixels = image.to(self.position.dtype).permute(0, 3, 1, 2)
         x = self.norm_input(self.patches(pixels).flatten(2).mT + self.position)
         x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1)
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return passed(self.blocks, x)
 
 
 class FoldedSparo(nn.Module):

@@ -23,6 +23,8 @@ from saccade.models.sparo.pooling import PoolingOutput, pool
 from saccade.models.sparo.readout import selected
 from saccade.models.sparo.towers import ImageTower, TextTower
 
+PROBED_BLOCKS = 4  # whose class tokens a linear probe gets
+
 
 class Sparo(nn.Module, Family):
     """Two towers (or only the image tower), each with a pooling of its tokens into a code.
@@ -168,12 +170,32 @@ def encode_image(model: Any, image: Tensor) -> PoolingOutput:
     Shapes: image [b h w c], values 0 to 255 of any type.
     """
     codebook = model.codebook if model.config.pooling == "codebook" else None
-    pooled: PoolingOutput = model.image_pool(model.image(image), None, codebook)
+    tokens, classes = model.image.with_classes(image)
+    pooled: PoolingOutput = model.image_pool(tokens, None, codebook)
+    if not model.training:
+        pooled = pooled._replace(probe_features=_probe_features(model, classes, pooled.raw))
     if not model.config.masked or pooled.slots is None:
         return pooled
     # Masks were trained on cosines, so the code gets length 1 again.
     code = F.normalize((pooled.slots * model.slot_mask).flatten(1), dim=-1)
     return pooled._replace(code=code, slots=code.unflatten(1, model.slot_mask.shape))
+
+
+def _probe_features(model: Any, classes: Sequence[Tensor], raw: Tensor | None) -> Tensor:
+    """Return the class tokens after the last four blocks, normalized by the norm of all tokens.
+
+    Slots before their normalization take the place of the last one.
+
+    Shapes: classes [b w], raw [b k v] -> [b f].
+    Source: Vani et al. 2024, appendix C.2; DINO's linear probe (Caron et al. 2021).
+    """
+    norm = model.get_submodule(model.config.trunk_norm)
+    count = PROBED_BLOCKS if raw is None else PROBED_BLOCKS - 1
+    parts = [norm(token) for token in classes[-count:]]
+    if raw is not None:
+        # Of types with gates, a gate comes before the slot.
+        parts.append(raw[..., -model.config.slot_dim :].flatten(1))
+    return torch.cat(parts, 1)
 
 
 def encode_text(model: Any, tokens: Tensor) -> PoolingOutput:

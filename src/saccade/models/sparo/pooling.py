@@ -18,11 +18,12 @@ class PoolingOutput(NamedTuple):
 
     Shapes: code [b e] of length 1; feature [b e] before normalization (slots have none); slots
             [b k v], whose concatenation is the code; raw, the slots before weighting; attention
-            [b k n].
+            [b k n]; probe_features [b f], those of DINO's linear probe.
     """
 
     code: Tensor
     feature: Tensor | None = None
+    probe_features: Tensor | None = None
     slots: Tensor | None = None
     raw: Tensor | None = None
     attention: Tensor | None = None

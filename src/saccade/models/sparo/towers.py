@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The image and the text tower of SPARO, which produce the tokens to pool."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,18 @@ def _blocks(config: SparoConfig, layers: int, width: int, heads: int, hidden: in
         Block(width, heads, hidden, activation=config.activation, eps=config.eps)
         for _ in range(layers - config.reduce_depth)
     )
+
+
+def passed(blocks: Iterable[nn.Module], x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the tokens after all blocks, and the class token after each (or without any block).
+
+    Shapes: x [b n w] -> [b n w], each [b w].
+    """
+    classes = []
+    for block in blocks:
+        x = block(x)
+        classes.append(x[:, 0])
+    return x, classes or [x[:, 0]]
 
 
 class ImageTower(nn.Module):
@@ -49,14 +63,18 @@ class ImageTower(nn.Module):
         self.blocks = _blocks(config, config.image_layers, *sizes)
 
     def forward(self, image: Tensor) -> Tensor:
+        return self.with_classes(image)[0]
+
+    def with_classes(self, image: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the tokens of an image, and the class token after each block.
+
+        Shapes: image [b h w c] -> [b n image_width], each [b image_width].
+        """
         check_image(image, self.size)
         pixels = (image.to(self.mean.dtype) / 255 - self.mean) / self.std
         x = self.patches(pixels.permute(0, 3, 1, 2)).flatten(2).mT
         x = torch.cat([self.first().expand(x.shape[0], -1, -1), x], 1) + self.position
-        x = self.norm_input(x)
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return passed(self.blocks, self.norm_input(x))
 
     def first(self) -> Tensor:
         """Return the tokens before the patches.

@@ -105,9 +105,10 @@ class SparoTask(ComparingTask):
         total = len(self.source.images)
         chosen = rng.choice(total, min(self.recipe.batch, total), replace=False)
         tokens = self.encode(self.source.sentences(chosen, rng), truncate=True)
-        images = self.changes.pixels_at(chosen, rng)
+        images = self.changes.pixels_at(chosen, rng, self.own)
         self.changes.ahead(
-            lambda: deepcopy(rng).choice(total, min(self.recipe.batch, total), replace=False)
+            lambda: deepcopy(rng).choice(total, min(self.recipe.batch, total), replace=False),
+            self.own,
         )
         return {"image": torch.from_numpy(images), "tokens": torch.from_numpy(tokens)}
 

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 # Ours by the trunk's names; class tokens and positions are renamed alone.
 _NAMES = {"embed.project.": "image.patches.", "norm_input.": "image.norm_input."}
 _BLOCKS = "blocks."
-_NORMS = {"attention": "image_pool.norm_tokens.", "codebook": "image_pool.map.norm."}
 _IMAGE_FIELDS = ("height_px", "width_px", "channels", "mean", "std", "patch_px")
 
 
-def _norm_of(config: SparoConfig) -> str:
-    """Return the name of the norm of all tokens, which a trunk ends with."""
-    return _NORMS.get(config.pooling, "image_pool.norm.")
+def _rules(config: SparoConfig) -> dict[str, str]:
+    """Return our beginnings of names by the trunk's."""
+    return _NAMES | {"norm.": f"{config.trunk_norm}.", _BLOCKS: f"image.{_BLOCKS}"}
 
 
 def _read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]") -> PretrainedTrunk:
@@ -40,7 +39,7 @@ def _read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]")
         mlp_dim=own.image_hidden,
     )
     tensors = {}
-    for theirs, mine in (*_NAMES.items(), ("norm.", _norm_of(own)), (_BLOCKS, f"image.{_BLOCKS}")):
+    for theirs, mine in _rules(own).items():
         for key, value in weights.items():
             if key.startswith(mine):
                 tensors[theirs + key.removeprefix(mine)] = value
@@ -79,7 +78,7 @@ def _state(trunk: PretrainedTrunk, config: SparoConfig) -> "dict[str, Tensor]":
     import torch
 
     ours: dict[str, Tensor] = {}
-    rules = _NAMES | {"norm.": _norm_of(config), _BLOCKS: f"image.{_BLOCKS}"}
+    rules = _rules(config)
     depth = config.image_layers - config.reduce_depth
     for key, value in trunk.weights.items():
         block = re.match(r"blocks\.(\d+)\.", key)

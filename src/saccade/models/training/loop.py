@@ -178,6 +178,7 @@ class Run:
                 f"recipe: schedule is {recipe.schedule!r}, expected {' or '.join(SCHEDULES)}."
             )
         self.task, self.options, self.recipe, self.group = task, options, recipe, group
+        task.share = (group.rank, group.size)
         self.device = torch.device(options.device)
         task.model.to(self.device)
         train_mode(task.model)

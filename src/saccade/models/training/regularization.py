@@ -9,7 +9,7 @@ from torch import nn
 
 from saccade.errors import SaccadeError
 from saccade.models.data.augment import Augment, Augmentation, mixed
-from saccade.models.data.samples.images import Images, Originals, read_ahead
+from saccade.models.data.samples.images import Images, Originals, Own, in_batch
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.start import is_within
 from saccade.models.training.task import Recipe, Task
@@ -94,8 +94,12 @@ class ImageChanges:
     """The random changes of a task's images: those of its recipe, or else the family's own.
 
     With `--augment`, a batch draws one seed, from which every image has its own random numbers. So
-    the changes do not depend on the order in which threads make them. Crops are cut from the
-    `originals`, if there are any.
+    the changes depend neither on the order in which threads make them nor on the process. Crops are
+    cut from the `originals`, if there are any.
+
+    A process makes only the rows that it `own`s, and with mixup or cutmix the row that is mixed
+    into its first one: to decode one image again costs less than to send it. The other rows of a
+    batch are zero.
     """
 
     def __init__(
@@ -120,63 +124,100 @@ class ImageChanges:
             self._originals = Originals(originals)
 
     def batch(
-        self, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator
+        self, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator, own: Own
     ) -> tuple[np.ndarray, np.ndarray]:
         """Change the images of a batch, and mix them if the recipe has mixup or cutmix.
 
         Shapes: images [n h w c] uint8, labels [n] -> images; labels, or if images were mixed the
                 targets [n classes] float32.
         """
-        return self._mixed(self.pixels(images, rng), labels, rng)
+        rows = self._needed(own, len(images))
+        made = in_batch(self._changed(images[rows], rows, len(images), rng), rows, len(images))
+        return self._mixed(made, labels, rng, own)
 
-    def pixels(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def pixels(self, images: np.ndarray, rng: np.random.Generator, own: Own) -> np.ndarray:
         """Change the images of a batch, without mixing them.
 
         Shapes: images [n h w c] uint8 -> the same.
         """
-        if self._augment is None:
-            return self.usual(images, rng)
-        numbers = _numbers(rng, len(images))
-        return np.stack([self._augment(*pair) for pair in zip(images, numbers, strict=True)])
+        count = len(images)
+        rows = _places(own, count)
+        return in_batch(self._changed(images[rows], rows, count, rng), rows, count)
 
     def drawn(
-        self, places: np.ndarray, labels: np.ndarray, rng: np.random.Generator
+        self, places: np.ndarray, labels: np.ndarray, rng: np.random.Generator, own: Own
     ) -> tuple[np.ndarray, np.ndarray]:
         """Change the images at these places, which have these labels.
 
         Shapes: places and labels [n] -> as `batch`.
         """
-        return self._mixed(self.pixels_at(places, rng), labels, rng)
+        made = self._made(places, self._needed(own, len(places)), rng)
+        return self._mixed(made, labels, rng, own)
 
-    def pixels_at(self, places: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def pixels_at(self, places: np.ndarray, rng: np.random.Generator, own: Own) -> np.ndarray:
         """Change the images at these places, without mixing them.
 
         Shapes: places [n] -> [n h w c] uint8.
         """
+        return self._made(places, _places(own, len(places)), rng)
+
+    def ahead(self, places: Callable[[], np.ndarray], own: Own) -> None:
+        """Begin to decode the images that will be asked for next."""
+        if self._originals is None and not isinstance(self._images, Images):
+            return
+        later = places()
+        later = later[self._needed(own, len(later))]
+        if self._originals is not None:
+            self._originals.ahead(later)
+        elif isinstance(self._images, Images):
+            self._images.ahead(later)
+
+    def _needed(self, own: Own, count: int) -> np.ndarray:
+        """Return the rows of a batch whose images this process needs, in order."""
+        rows = _places(own, count)
+        if not (self.recipe.mixup or self.recipe.cutmix):
+            return rows
+        return np.union1d(rows, (rows - 1) % max(1, count))
+
+    def _made(self, places: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         assert self._images is not None
         if self._originals is None:
-            return self.pixels(self._images[places], rng)
-        assert self._augment is not None
-        return self._originals.each(places, self._augment.from_original, _numbers(rng, len(places)))
+            made = self._changed(self._images[places[rows]], rows, len(places), rng)
+        else:
+            assert self._augment is not None
+            use = self._augment.from_original
+            made = self._originals.each(places[rows], use, _numbers(rng, rows))
+        return in_batch(made, rows, len(places))
 
-    def ahead(self, places: Callable[[], np.ndarray]) -> None:
-        """Begin to decode the images that will be asked for next."""
-        if self._originals is not None:
-            self._originals.ahead(places())
-        elif self._images is not None:
-            read_ahead(self._images, places)
+    def _changed(
+        self, images: np.ndarray, rows: np.ndarray, count: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Change the images of these rows of a batch of `count`."""
+        if self._augment is None:
+            return self.usual.by(images, self.usual.draw(count, rng)[:, rows])
+        numbers = _numbers(rng, rows)
+        changed = [self._augment(*pair) for pair in zip(images, numbers, strict=True)]
+        return np.stack(changed) if changed else images
 
     def _mixed(
-        self, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator
+        self, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator, own: Own
     ) -> tuple[np.ndarray, np.ndarray]:
         mixup, cutmix = self.recipe.mixup, self.recipe.cutmix
         if not (mixup or cutmix):
             return images, labels
-        (numbers,) = _numbers(rng, 1)
-        return mixed(images, labels, self.classes, numbers, mixup=mixup, cutmix=cutmix)
+        count = len(images)
+        (numbers,) = _numbers(rng, np.zeros(1, np.int64))
+        made, targets = mixed(
+            images, labels, self.classes, numbers, mixup=mixup, cutmix=cutmix, rows=own(count)
+        )
+        return in_batch(made, _places(own, count), count), targets
 
 
-def _numbers(rng: np.random.Generator, count: int) -> list[np.random.Generator]:
-    """Draw one seed, and return a generator for each of `count` images."""
+def _places(own: Own, count: int) -> np.ndarray:
+    return np.arange(count)[own(count)]
+
+
+def _numbers(rng: np.random.Generator, rows: np.ndarray) -> list[np.random.Generator]:
+    """Draw one seed, and return the generator of each of these rows of a batch."""
     seed = int(rng.integers(2**62))
-    return [np.random.default_rng((seed, index)) for index in range(count)]
+    return [np.random.default_rng((seed, row)) for row in rows.tolist()]

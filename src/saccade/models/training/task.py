@@ -44,6 +44,11 @@ class Recipe:
     extra: Mapping[str, Any] = field(default_factory=dict)  # read by this family's task only
 
 
+def share_of(samples: int, index: int, count: int) -> slice:
+    """Return part `index` of `count` of the samples; the parts differ by at most one sample."""
+    return slice(index * samples // count, (index + 1) * samples // count)
+
+
 class Task(ABC):
     """A model in training: its batches, its loss, its score, its checkpoint.
 
@@ -63,17 +68,24 @@ class Task(ABC):
     regularized_by: tuple[str, ...] = ()  # options of `regularization.NEEDS` that it applies
     auxiliary: Any = None  # a module trained along with the model, not in the checkpoint
     undivided: tuple[str, ...] = ()  # entries of a batch that every part of it keeps whole
+    share: tuple[int, int] = (0, 1)  # of processes: the number of this one, and of all
 
     @abstractmethod
     def batch(self, step: int, rng: np.random.Generator) -> Any:
         """Return one training batch (a tensor, or tuples, lists and dicts of them), on the CPU.
 
-        The loop moves it to the model's device.
+        The loop moves it to the model's device. Every process draws the same batch, but needs the
+        images of the rows `own(samples)` only; the others may be zero, as long as what is drawn
+        from the generator is the same.
         """
 
     @abstractmethod
     def loss(self, batch: Any, step: int) -> "Tensor":
         """Return the scalar to minimize; the model is in training mode."""
+
+    def own(self, samples: int) -> slice:
+        """Return the rows of a batch of that many samples that this process computes."""
+        return share_of(samples, *self.share)
 
     def samples(self, batch: Any) -> int:
         """Return the number of samples, which can be divided among processes."""
@@ -81,8 +93,7 @@ class Task(ABC):
 
     def part(self, batch: Any, index: int, count: int) -> Any:
         """Return part `index` of `count` of a batch; the parts differ by at most one sample."""
-        samples = self.samples(batch)
-        rows = slice(index * samples // count, (index + 1) * samples // count)
+        rows = share_of(self.samples(batch), index, count)
         return {
             name: value if name in self.undivided else value[rows] for name, value in batch.items()
         }

@@ -26,6 +26,7 @@ from saccade.models.training.processes import (
     Group,
     ProcessLost,
     followers_options,
+    from_the_first,
     group_of,
     joined,
 )
@@ -83,6 +84,7 @@ def _follow(family: str, options: TrainOptions, group: Group) -> None:
 
 def _trained(family: str, options: TrainOptions, group: Group) -> Checkpoint | None:
     torch: Any = require("torch", extra="export")
+    from saccade.models.data.samples.images import passes_by
     from saccade.models.training.start import started
 
     make = _task_of(family)
@@ -97,7 +99,9 @@ def _trained(family: str, options: TrainOptions, group: Group) -> Checkpoint | N
     try:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(options.seed)
-            checkpoint = _run(make(options), options, group)
+            with passes_by(partial(from_the_first, group)):
+                task = make(options)
+            checkpoint = _run(task, options, group)
     except BaseException as error:
         if not options.state_path.exists() and not group.rank:
             _remove_logs(options)

@@ -23,7 +23,7 @@ from saccade.models.data.questions import (
     Question,
     questions,
 )
-from saccade.models.data.samples.images import read_ahead
+from saccade.models.data.samples.images import own_images, read_ahead
 from saccade.models.data.samples.questions import open_questions
 from saccade.models.data.samples.source import Given
 from saccade.models.families import new_model
@@ -42,7 +42,7 @@ from saccade.models.training.own_images import (
     own_splits,
 )
 from saccade.models.training.scene_mix import MIX, SceneTask
-from saccade.models.training.task import Recipe, Task
+from saccade.models.training.task import Recipe, Task, share_of
 from saccade.models.vqa.config import VQAConfig
 from saccade.models.vqa.model import VQA
 from saccade.models.word_tokens import WordVocabulary
@@ -138,7 +138,7 @@ class QuestionTask(Task):
     def part(self, batch: Any, index: int, count: int) -> Any:
         """Return a part of the images, with the questions about them."""
         images = super().part({"images": batch["images"]}, index, count)["images"]
-        first = index * len(batch["images"]) // count
+        first = share_of(len(batch["images"]), index, count).start
         of_image = batch["of_image"] - first
         asked = (of_image >= 0) & (of_image < len(images))
         about = {name: batch[name][asked] for name in ("question", "answers")}
@@ -356,9 +356,8 @@ class OwnQuestionTask(QuestionTask):
         chosen = self._drawn(rng)
         count = self.recipe.extra["questions"]
         asked = [rng.permutation(group)[:count] for group in chosen]
-        places = [int(self.training.owner[group[0]]) for group in chosen]
-        pixels = images[np.array(places)]
-        read_ahead(images, lambda: self._ahead(deepcopy(rng)))
+        pixels = own_images(images, self._places(chosen), self.own)
+        read_ahead(images, lambda: self._places(self._drawn(deepcopy(rng))), self.own)
         texts = [[self._text(question) for question in group] for group in asked]
         answers = self._targets(np.concatenate(asked))
         return self._tensors(pixels, texts) | {"answers": torch.from_numpy(answers)}
@@ -367,8 +366,8 @@ class OwnQuestionTask(QuestionTask):
         drawn = rng.integers(len(self._groups), size=self.recipe.batch)
         return [self._groups[place] for place in drawn.tolist()]
 
-    def _ahead(self, rng: np.random.Generator) -> list[int]:
-        return [int(self.training.owner[group[0]]) for group in self._drawn(rng)]
+    def _places(self, groups: Sequence[np.ndarray]) -> np.ndarray:
+        return self.training.owner[[group[0] for group in groups]]
 
     def _text(self, question: int) -> str:
         return self.training.source.texts[self.training.places[question]]

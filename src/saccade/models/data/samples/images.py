@@ -4,8 +4,9 @@
 import hashlib
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from threading import Lock
 from typing import Any, TypeVar, cast
@@ -18,9 +19,30 @@ from saccade.models.data.samples.source import RowUnreadable, Source
 from saccade.models.image_decoding import FORMATS, ImageRefused, Wanted, fit, opened, upright
 
 T = TypeVar("T")
+# Of a batch of that many samples, the rows that this process passes through the model.
+Own = Callable[[int], slice]
 KEPT_BYTES = 512 * 2**20  # images that fit into it are decoded once; others when they are used
 _MOST_WORKERS = 8
 _BLOCK = 64  # images of a pass over all
+# How a pass over all images is made; the processes of a run let one of them make it.
+_pass: Callable[[Callable[[], Any]], Any] = lambda work: work()  # noqa: E731
+
+
+@contextmanager
+def passes_by(make: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
+    """Let `make` decide in which process a value of JSON is computed that needs all images."""
+    global _pass
+    before, _pass = _pass, make
+    try:
+        yield
+    finally:
+        _pass = before
+
+
+def of_all_images(work: Callable[[], T]) -> T:
+    """Return what this work returns, which reads all images of a split."""
+    found: T = _pass(work)
+    return found
 
 
 class Images:
@@ -112,6 +134,9 @@ class Images:
 
         Reads the images that were not yet read in order.
         """
+        return of_all_images(self._sha256)
+
+    def _sha256(self) -> str:
         while self._hashed < len(self):
             self[np.arange(self._hashed, min(self._hashed + _BLOCK, len(self)))]
         whole = self._digest.copy()
@@ -175,8 +200,12 @@ class Originals:
             image = ready[row].result() if row in ready else self._opened(row)
             return use(image, self._images.wanted, rng)
 
+        pixels = np.empty((len(places), *self._images.shape[1:]), dtype=np.uint8)
         # The images ahead were submitted before, so a worker never waits for a later task.
-        return np.stack([*_pool().map(made, self._images.rows[places].tolist(), numbers)])
+        rows = self._images.rows[places].tolist()
+        for place, image in enumerate(_pool().map(made, rows, numbers)):
+            pixels[place] = image
+        return pixels
 
     def ahead(self, places: np.ndarray) -> None:
         """Begin to decode the images at these places, which will be asked for next."""
@@ -217,16 +246,43 @@ def fitting(images: Images) -> np.ndarray:
 
 def pixels_sha256(images: np.ndarray) -> str:
     """Return the hash of the pixels alone, of an array or of `Images`."""
-    digest = hashlib.sha256()
-    for start in range(0, len(images), _BLOCK):
-        digest.update(images[np.arange(start, min(start + _BLOCK, len(images)))].tobytes())
-    return digest.hexdigest()
+
+    def made() -> str:
+        digest = hashlib.sha256()
+        for start in range(0, len(images), _BLOCK):
+            digest.update(images[np.arange(start, min(start + _BLOCK, len(images)))].tobytes())
+        return digest.hexdigest()
+
+    return of_all_images(made)
 
 
-def read_ahead(images: np.ndarray, places: Callable[[], Sequence[int] | np.ndarray]) -> None:
+def in_batch(images: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
+    """Return a batch of `count` images that has these at `rows`, in order, and zeros elsewhere.
+
+    Shapes: images [r h w c], rows [r] -> [count h w c].
+    """
+    if len(rows) == count:
+        return images
+    # The system gives memory to the rows that are written, not to the zeros.
+    batch = np.zeros((count, *images.shape[1:]), images.dtype)
+    batch[rows] = images
+    return batch
+
+
+def own_images(images: np.ndarray, places: np.ndarray, own: Own) -> np.ndarray:
+    """Return a batch of the images at these places; only the rows of this process are decoded.
+
+    Shapes: places [n] -> [n h w c] uint8.
+    """
+    rows = np.arange(len(places))[own(len(places))]
+    return in_batch(images[places[rows]], rows, len(places))
+
+
+def read_ahead(images: np.ndarray, places: Callable[[], np.ndarray], own: Own) -> None:
     """Begin to decode images that will be asked for next, if they are not in memory."""
     if isinstance(images, Images):
-        images.ahead(np.asarray(places()))
+        later = places()
+        images.ahead(later[own(len(later))])
 
 
 @cache

@@ -18,6 +18,7 @@ from saccade.models.data.datasets import (
     pixel_moments,
 )
 from saccade.models.data.digits import QUADRANTS, compose, digits
+from saccade.models.data.samples.images import Own
 from saccade.models.nac.model import NAC
 from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules
 from saccade.models.nac.training.recipes import SETTABLE, recipe_for, with_epochs, with_extra
@@ -54,7 +55,7 @@ class ImageBatches:
             originals=data.originals,
         )
 
-    def at(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+    def at(self, step: int, rng: np.random.Generator, own: Own) -> dict[str, Tensor]:
         """Return the batch of a step; steps count from 0.
 
         Shapes: images [b h w c] uint8, labels [b] int64 or, of mixed images, targets [b classes]
@@ -70,9 +71,9 @@ class ImageBatches:
             return self._canvases(step // self.steps, rng)
         parts, place = np.array_split(self._epoch, self.steps), step % self.steps
         part = parts[place]
-        images, targets = self._changes.drawn(part, self._labels[part], rng)
+        images, targets = self._changes.drawn(part, self._labels[part], rng, own)
         later = parts[place + 1] if place + 1 < len(parts) else part[:0]
-        self._changes.ahead(lambda: later)
+        self._changes.ahead(lambda: later, own)
         return {"images": torch.from_numpy(images), "labels": torch.from_numpy(targets)}
 
     def _canvases(self, epoch: int, rng: np.random.Generator) -> dict[str, Tensor]:
@@ -228,7 +229,7 @@ class NACTask(CircuitTask):
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
         """Return images [b h w c] uint8, labels [b], and `modules` [m] if some are left out."""
-        batch = self.batches.at(step, rng)
+        batch = self.batches.at(step, rng, self.own)
         modules = self._modules(step, rng)
         return batch if modules is None else batch | {"modules": modules}
 

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each process decodes and changes its own rows of a batch, which are those of the whole batch."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import labelled_sets
+import language_sets
+import numpy as np
+import pytest
+
+from saccade.models.data.samples import images as image_file
+from saccade.models.entry import imported
+from saccade.models.families import entry_of
+from saccade.models.training.options import TrainOptions
+from saccade.models.training.task import Task, share_of
+
+BATCH, STEPS, SIDE_PX = 5, 2, 12  # parts of 2 and 3 samples
+TINY: dict[str, dict[str, Any]] = {
+    "sot": {"dim": 4, "heads": 1, "layers": 1, "mlp_dim": 4, "pool_heads": 1, "m": 2, "n": 2},
+    "nac": {"modules": 4, "dim": 8, "propagator_layers": 1},
+    "sparo": {
+        **dict.fromkeys(("image_width", "text_width", "image_hidden", "text_hidden"), 8),
+        **dict.fromkeys(("image_layers", "text_layers", "image_heads", "text_heads"), 1),
+    },
+    "slot-attention": {
+        "slot_dim": 8,
+        "encoder_channels": [4],
+        "encoder_kernels": [3],
+        "encoder_strides": [2],
+        "decoder_channels": [4],
+    },
+    "vqa": {"dim": 8, "heads": 2, "layers": 1, "hidden": 8, "grid": [2, 2], "feature_dim": 8},
+    "captioner": {"dim": 8, "hidden_dim": 8, "widths": [4, 4, 4], "feature_dim": 4},
+}
+MIXED = {"mixup": 0.8, "cutmix": 1.0}
+# Family and options; the last is the number of rows that a process decodes for others.
+CASES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "sot": ("sot", {}, 0),
+    "sot, crops, mixed": ("sot", {"augment": ("crop", "jitter"), **MIXED}, 1),
+    "sot, erased, mixed": ("sot", {"augment": ("erasing=1",), "mixup": 0.8}, 1),
+    "nac": ("nac", {}, 0),
+    "nac, mixed": ("nac", {"cutmix": 1.0}, 1),
+    "sparo": ("sparo", {"augment": ("crop",)}, 0),
+    "slot-attention": ("slot-attention", {"augment": ("flip",)}, 0),
+    "vqa": ("vqa", {}, 0),
+    "captioner": ("captioner", {}, 0),
+}
+
+
+class AtOnce:
+    """In place of the threads that decode: everything is done when it is asked for."""
+
+    map = staticmethod(map)
+
+    def submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*given))
+        return done
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    place = tmp_path_factory.mktemp("own")
+    folder = labelled_sets.class_folders(place / "noise", labelled_sets.noise(14))
+    own = {name: str(getattr(language_sets, kind)(place / kind)) for name, kind in
+           (("vqa", "vqa"), ("captioner", "coco"))}  # fmt: skip
+    return dict.fromkeys(TINY, folder) | own
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows whose images were decoded; none of them stays in memory."""
+    rows: list[int] = []
+    whole = image_file.Images.opened
+
+    def counted(images: image_file.Images, row: int, use: Any) -> Any:
+        rows.append(row)
+        return whole(images, row, use)
+
+    monkeypatch.setattr(image_file, "KEPT_BYTES", 0)
+    monkeypatch.setattr(image_file, "_pool", AtOnce)
+    monkeypatch.setattr(image_file.Images, "opened", counted)
+    return rows
+
+
+def batches(task: Task, share: tuple[int, int]) -> list[dict[str, np.ndarray]]:
+    """The first batches that a process draws."""
+    task.share, rng = share, np.random.default_rng(3)
+    drawn = [task.batch(step, rng) for step in range(STEPS)]
+    return [{name: value.numpy() for name, value in batch.items()} for batch in drawn]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_process_decodes_its_own_rows(
+    name: str, folders: dict[str, str], decoded: list[int], tmp_path: Path
+) -> None:
+    family, options, others = CASES[name]
+    made = TrainOptions(
+        tmp_path / "unused.safetensors", data=folders[family], set=TINY[family], side_px=SIDE_PX
+    )
+    made = TrainOptions(**vars(made) | {"batch": BATCH, "steps": 8} | options)
+    task: Task = imported(entry_of(family).training)(made)
+    decoded.clear()
+    whole, seen = batches(task, (0, 1)), set(drop(decoded))
+    image = next(key for key, value in whole[0].items() if value.ndim == 4)
+    counts, rows = [], set()
+    for rank in range(2):
+        for one, own in zip(whole, batches(task, (rank, 2)), strict=True):
+            mine = share_of(len(one[image]), rank, 2)
+            assert own[image][mine].any()
+            np.testing.assert_array_equal(own[image][mine], one[image][mine])
+            assert not np.delete(own[image], mine, 0).any()
+            for key in own.keys() - {image}:
+                np.testing.assert_array_equal(own[key], one[key])
+        found = drop(decoded)
+        counts.append(len(found))
+        rows |= set(found)
+    # One batch is decoded ahead; a row that a batch has twice may be decoded once.
+    most = [(STEPS + 1) * (len(range(BATCH)[share_of(BATCH, rank, 2)]) + others) for rank in (0, 1)]
+    assert all(count <= limit for count, limit in zip(counts, most, strict=True)), (counts, most)
+    assert rows == seen
+
+
+def drop(rows: list[int]) -> Iterable[int]:
+    """Return the rows, and forget them."""
+    found = list(rows)
+    rows.clear()
+    return found
