@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from saccade.errors import ShapeError
 from saccade.models.layers.pixels import check_image
 from saccade.models.layers.transformer import Block
+from saccade.models.layers.trunk import trunk_of
 from saccade.models.sparo.config import SparoConfig
 
 
@@ -18,16 +19,17 @@ def _blocks(config: SparoConfig, layers: int, width: int, heads: int, hidden: in
 
 
 class ImageTower(nn.Module):
-    """A tower that returns the tokens of an image: class token, registers, patches.
+    """A ViT that returns the tokens of an image: class token, registers, patches.
 
     Shapes: image [b h w c], values 0 to 255 of any type -> [b n image_width]: the class token and
-            registers, then rows of patches from the top left.
+            registers, unless the trunk has only patches, then rows of patches from the top left.
     Source: Dosovitskiy et al. 2021; with `pre_norm` the trunk of CLIP, without it that of DINO;
             with registers Darcet et al. 2023.
     """
 
     mean: Tensor
     std: Tensor
+    class_token: nn.Parameter | None
     registers: nn.Parameter | None
 
     def __init__(self, config: SparoConfig) -> None:
@@ -40,8 +42,10 @@ class ImageTower(nn.Module):
             config.channels, width, config.patch_px, config.patch_px, bias=config.patch_bias
         )
         std = width**-0.5
-        self.class_token = nn.Parameter(std * torch.randn(width))
-        registers = std * torch.randn(config.registers, width) if config.registers else None
+        token = std * torch.randn(width) if config.first_tokens else None
+        self.register_parameter("class_token", None if token is None else nn.Parameter(token))
+        count = max(0, config.first_tokens - 1)
+        registers = std * torch.randn(count, width) if count else None
         self.register_parameter("registers", None if registers is None else nn.Parameter(registers))
         self.position = nn.Parameter(std * torch.randn(config.image_tokens, width))
         self.norm_input = nn.LayerNorm(width, eps=config.eps) if config.pre_norm else nn.Identity()
@@ -52,19 +56,40 @@ class ImageTower(nn.Module):
         check_image(image, self.size)
         pixels = (image.to(self.mean.dtype) / 255 - self.mean) / self.std
         x = self.patches(pixels.permute(0, 3, 1, 2)).flatten(2).mT
-        x = torch.cat([self.first().expand(x.shape[0], -1, -1), x], 1) + self.position
-        x = self.norm_input(x)
+        if (first := self.first()) is not None:
+            x = torch.cat([first.expand(x.shape[0], -1, -1), x], 1)
+        x = self.norm_input(x + self.position)
         for block in self.blocks:
             x = block(x)
         return x
 
-    def first(self) -> Tensor:
-        """Return the tokens before the patches.
+    def first(self) -> Tensor | None:
+        """Return the tokens before the patches, if there are any.
 
         Shapes: -> [k image_width].
         """
+        if self.class_token is None:
+            return None
         token = self.class_token[None]
         return token if self.registers is None else torch.cat((token, self.registers))
+
+
+class StagedTower(nn.Module):
+    """A Swin or ResNet that returns the tokens of an image, without its last norm.
+
+    The pooling begins with that norm.
+
+    Shapes: image [b h w c], values 0 to 255 of any type -> [b n image_width], row by row.
+    """
+
+    def __init__(self, config: SparoConfig) -> None:
+        super().__init__()
+        self.trunk = trunk_of(config.shape)
+        self.trunk.norm = nn.Identity()
+
+    def forward(self, image: Tensor) -> Tensor:
+        words: Tensor = self.trunk(image).words
+        return words
 
 
 class TextTower(nn.Module):
