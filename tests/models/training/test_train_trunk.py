@@ -216,7 +216,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, trained: Trained) 
         calibration=parent.calibration,
         card={},
     )
-    with pytest.raises(ShapeError, match=r"blocks.0.widen.bias: found .*3,.*Copy both from one"):
+    with pytest.raises(ShapeError, match=r"blocks.0.widen.bias: found floats \[3\],.*Copy both"):
         trained("sot", other.path, out=tmp_path / "child.safetensors")
 
 
