@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from saccade.models.layers.resnet import ResNet
+from saccade.models.resnet_sizes import ResNetSizes
+
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 # What lies beside the weights in a checkpoint that a run can go on from.
@@ -201,6 +204,15 @@ def swin(place: Path) -> OfficialFile:
     return _timm(place, files.swin_file(), {"img_size": files.SIDE})
 
 
+def resnet(place: Path) -> OfficialFile:
+    """A narrow ResNet with torchvision's names, as saved by torch.save."""
+    sizes = ResNetSizes("narrow", (1, 1, 1, 1), (4, 8, 16, 32), basic=True)
+    torch.manual_seed(5)
+    torch.save(ResNet(sizes, classes=3).state_dict(), place / "model.pth")
+    given = _given(place, config={"img_size": 64}, labels=names(3))
+    return OfficialFile(place / "model.pth", given)
+
+
 def hugging_face(place: Path) -> OfficialFile:
     """A folder that transformers saved, copied so that a test may change it."""
     shutil.copytree(GOLDEN / "hugging_face" / "vit", place / "vit")
@@ -218,6 +230,7 @@ FILES: dict[str, Callable[[Path], OfficialFile]] = {
     "vit": vit,
     "deit": deit,
     "swin": swin,
+    "resnet": resnet,
     "transformers": hugging_face,
 }
 # Other forms of a source's files.

@@ -2,7 +2,6 @@
 """Residual networks against what torchvision documents, their folding, and their weight files."""
 
 from functools import cache
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,9 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from saccade.errors import SaccadeError
-from saccade.models import resnet_sizes
 from saccade.models.layers.resnet import ResNet, load_resnet
-from saccade.models.resnet_sizes import BLOCKS, feature_width
+from saccade.models.resnet_sizes import BLOCKS, ResNetSizes, sizes_of
 
 # Parameters with 1,000 classes, and tensors of the state dict, as torchvision documents them.
 DOCUMENTED = {
@@ -28,13 +26,12 @@ NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 @cache
 def outline(name: str, classes: int = 0) -> ResNet:
     with torch.device("meta"):
-        return ResNet(name, classes=classes)
+        return ResNet(sizes_of(name), classes=classes)
 
 
 def narrow() -> ResNet:
     """A ResNet-18 with few channels."""
-    with patch.object(resnet_sizes, "WIDTHS", (8, 8, 16, 16)):
-        return ResNet("resnet18")
+    return ResNet(ResNetSizes("resnet18", BLOCKS["resnet18"], (8, 8, 16, 16), basic=True))
 
 
 @cache
@@ -56,7 +53,7 @@ def test_sizes_are_torchvisions(name):
     assert (sum(p.numel() for p in network.parameters()), len(network.state_dict())) == DOCUMENTED[
         name
     ]
-    assert network.fc.in_features == feature_width(name)
+    assert network.fc.in_features == sizes_of(name).features
 
 
 def test_names_and_shapes_of_basic_blocks_are_torchvisions():

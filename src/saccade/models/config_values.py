@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.models.budget import Budget, ComputeBudget
-from saccade.models.resnet_sizes import STRIDE, feature_width
+from saccade.models.resnet_sizes import STRIDE, sizes_of
 from saccade.schema import WrongValue, typed
 from saccade.spelling import nearest
 
@@ -84,7 +84,7 @@ class ConfigValues:
             wanted = f"{STRIDE} px for each of {cells} cells ({name})"
             self._expect(side, getattr(self, side) == STRIDE * cells, wanted)
         self._expect("channels", self.channels == 3, f"3 ({name})")  # type: ignore[attr-defined]
-        width = feature_width(name)
+        width = sizes_of(name).features
         fits = self.feature_dim == width  # type: ignore[attr-defined]
         self._expect("feature_dim", fits, f"{width} ({name})")
 

@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image trunks that families share: their shape, and how a family takes one from a checkpoint."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
+
+from saccade.models.resnet_sizes import STEM_PX, WIDTHS, ResNetSizes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Kind = Literal["vit", "swin", "swinv2"]
+Kind = Literal["vit", "swin", "swinv2", "resnet"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
+# For messages that ask for another trunk.
+KNOWN = "a ViT, DeiT, DINOv2, Swin, ResNet, CLIP or SigLIP"
+_NAMES: Mapping[str, str] = {"swin": "Swin", "swinv2": "Swin V2", "resnet": "ResNet"}
 
 
 @dataclass(frozen=True)
 class TrunkShape:
-    """The sizes and options of a ViT (one resolution) or a Swin (stages that halve the grid).
+    """The sizes and options of a ViT (one resolution), or of a Swin or ResNet (stages).
 
-    Source: Dosovitskiy et al. 2020; Touvron et al. 2020; Darcet et al. 2023 (registers); Liu et
-            al. 2021 and 2022 (Swin).
+    Each stage of a Swin or ResNet after the first halves the grid.
+
+    Source: Dosovitskiy et al. 2020; Touvron et al. 2020; Darcet et al. 2023 (registers); Zhai et
+            al. 2023 (SigLIP); Liu et al. 2021 and 2022 (Swin); He et al. 2016 (ResNet).
     """
 
     height_px: int
@@ -25,12 +32,14 @@ class TrunkShape:
     channels: int
     mean: tuple[float, ...]  # per channel, of pixels scaled to [0, 1]
     std: tuple[float, ...]
-    patch_px: int
-    dim: int  # width of a token; for a Swin, in its first stage
+    patch_px: int  # of a ResNet: side of a cell in its first stage
+    dim: int  # width of a token; for a Swin in its first stage, for a ResNet of its stem
     trunk: Kind = "vit"
     token_embedding: str = "naive"  # one linear layer per patch; only SoT has others
     dense_norm: bool = False
     position: str = "learned"
+    remainder: bool = False  # of a ViT: pixels beyond the last whole patch are not read
+    patches_only: bool = False  # no class token, as in SigLIP
     distillation: bool = False  # a second class token
     registers: int = 0  # further tokens between class token and patches
     pre_norm: bool = False  # CLIP normalizes the tokens before the first block
@@ -40,10 +49,11 @@ class TrunkShape:
     layers: int = 0  # of a ViT
     heads: int = 1
     mlp_dim: int = 1
-    stage_layers: tuple[int, ...] = ()  # of a Swin
-    stage_heads: tuple[int, ...] = ()
+    stage_layers: tuple[int, ...] = ()  # of a Swin or ResNet
+    stage_heads: tuple[int, ...] = ()  # of a Swin
     window: int = 7  # tokens per side
     trained_windows: tuple[int, ...] = ()  # of a Swin V2, before it was fine-tuned with others
+    bottleneck: bool = True  # of a ResNet: blocks of three convolutions instead of two
 
     @classmethod
     def of(cls, config: Any) -> "TrunkShape":
@@ -52,12 +62,19 @@ class TrunkShape:
 
     @property
     def is_vit(self) -> bool:
-        """True for one resolution with a class token, False for a Swin."""
+        """True for one resolution, False for stages."""
         return self.trunk == "vit"
+
+    @property
+    def is_resnet(self) -> bool:
+        """True for convolutions, False for attention."""
+        return self.trunk == "resnet"
 
     @property
     def specials(self) -> int:
         """Class tokens."""
+        if self.patches_only or not self.is_vit:
+            return 0
         return 2 if self.distillation else 1
 
     @property
@@ -72,14 +89,39 @@ class TrunkShape:
         return tuple((rows // 2**s, columns // 2**s) for s in range(len(self.stage_layers)))
 
     @property
+    def resnet(self) -> ResNetSizes:
+        """The sizes of a ResNet."""
+        widths = tuple(self.dim * 2**stage for stage in range(len(self.stage_layers)))
+        return ResNetSizes("the ResNet", self.stage_layers, widths, not self.bottleneck)
+
+    @property
     def width(self) -> int:
         """Width of the tokens that the trunk returns."""
+        if self.is_resnet:
+            return self.resnet.features
         return self.dim if self.is_vit else self.dim * 2 ** (len(self.stage_layers) - 1)
+
+    @property
+    def last_heads(self) -> int:
+        """Number of heads of the last block; of a ResNet, as many as give heads of about 64."""
+        if self.is_vit:
+            return self.heads
+        most = max(1, self.width // 64)
+        fitting = (heads for heads in range(most, 0, -1) if self.width % heads == 0)
+        return next(fitting) if self.is_resnet else self.stage_heads[-1]
 
     @property
     def token_px(self) -> int:
         """Side in pixels of the square that a token at the trunk's end represents."""
         return self.patch_px if self.is_vit else self.patch_px * 2 ** (len(self.stage_layers) - 1)
+
+    @property
+    def whole_patches(self) -> bool:
+        """True if patches fill the image, or a ViT leaves out what remains of it."""
+        sides = (self.height_px, self.width_px)
+        if self.is_vit and self.remainder:
+            return min(sides) >= self.patch_px
+        return all(side % self.patch_px == 0 for side in sides)
 
     def heads_fit(self) -> bool:
         """Return True if the heads divide the widths."""
@@ -99,18 +141,48 @@ class TrunkShape:
                 return f"a size that stage {stage + 1} can halve, whose grid is {rows} x {columns}"
         return None
 
+    def misfit(self) -> tuple[str, str] | None:
+        """Return a field that does not fit a trunk with stages, and what is expected of it."""
+        return next(self._resnet_misfits() if self.is_resnet else self._swin_misfits(), None)
+
+    def _swin_misfits(self) -> Iterator[tuple[str, str]]:
+        stages, trained = len(self.stage_layers), len(self.trained_windows)
+        if not stages:
+            yield "stage_layers", "1 or more each"
+        if len(self.stage_heads) != stages:
+            yield "stage_heads", f"{stages} values"
+        if not self.heads_fit():
+            yield "stage_heads", "divisors of the widths"
+        if trained and (trained != stages or self.trunk != "swinv2"):
+            yield "trained_windows", f"{stages} values for a Swin V2, else none"
+        if untiled := self.tiled():
+            yield "window", untiled
+
+    def _resnet_misfits(self) -> Iterator[tuple[str, str]]:
+        stages = len(WIDTHS)
+        if len(self.stage_layers) != stages:
+            yield "stage_layers", f"{stages} values for a ResNet"
+        if self.stage_heads:
+            yield "stage_heads", "none for a ResNet"
+        if self.patch_px != STEM_PX:
+            yield "patch_px", f"{STEM_PX} for a ResNet"
+        for name in ("height_px", "width_px"):
+            if getattr(self, name) % self.token_px:
+                yield name, f"a multiple of {self.token_px}, the side of a ResNet's cells"
+
     def described(self) -> str:
         """Describe the trunk in a few words."""
         size = f"{self.height_px} x {self.width_px} px"
         if self.is_vit:
             return f"ViT of {self.layers} blocks, width {self.dim}, patches of {self.patch_px} px"
-        name = "Swin" if self.trunk == "swin" else "Swin V2"
-        return f"{name} of {'-'.join(map(str, self.stage_layers))} blocks, width {self.dim}, {size}"
+        blocks = "-".join(map(str, self.stage_layers))
+        width = self.width if self.is_resnet else self.dim
+        return f"{_NAMES[self.trunk]} of {blocks} blocks, width {width}, {size}"
 
 
 @dataclass(frozen=True)
 class PretrainedTrunk:
-    """A trunk with its weights, by the names of `layers.vit.ViT` or `layers.swin.Swin`."""
+    """A trunk with its weights, by the names of the module that `layers.trunk.trunk_of` makes."""
 
     shape: TrunkShape
     weights: "Mapping[str, Tensor]"

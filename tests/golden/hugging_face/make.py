@@ -36,6 +36,12 @@ SWIN = {
 }
 # Windows of 4 in a grid of 8, with offsets as in windows of 3, then one window of 4.
 SWIN2 = SWIN | {"pretrained_window_sizes": [3, 0]}
+# 16 px are three whole patches of 5 px and a remainder, as in SigLIP SO400M of 384 px.
+SIGLIP = {key: value for key, value in TRUNK.items() if key != "patch_size"} | {"patch_size": 5}
+# Cells of 32 px: four stages, the image larger than in the other models.
+CELLS = 64
+RESNET = {"embedding_size": 4, "hidden_sizes": [16, 32, 64, 128], "depths": [1, 2, 1, 1]}
+BASIC = {"embedding_size": 4, "hidden_sizes": [4, 8, 16, 32], "depths": [1, 1, 1, 1]}
 TEXT = {
     "vocab_size": 60,
     "hidden_size": 16,
@@ -70,6 +76,14 @@ def models() -> dict[str, tuple]:
     distilled = hf.DeiTConfig(**TRUNK, **LABELS)
     registered = hf.Dinov2WithRegistersConfig(**DINO, num_register_tokens=2, **LABELS)
     registered_alone = hf.Dinov2WithRegistersConfig(**DINO, num_register_tokens=3)
+    siglip = hf.SiglipConfig(
+        vision_config=TRUNK,
+        text_config={**TEXT, "projection_size": 16, "pad_token_id": 1},
+        **LABELS,
+    )
+    square = hf.SiglipImageProcessor(**SQUASHED)
+    large = hf.ConvNextImageProcessor(size={"shortest_edge": CELLS}, crop_pct=0.875, **HALF)
+    basic = hf.ResNetConfig(**BASIC, layer_type="basic", **LABELS)
     alone = hf.CLIPVisionConfig(**vision, projection_dim=12)
     return {
         "vit": (hf.ViTForImageClassification(vit), squash),
@@ -85,6 +99,12 @@ def models() -> dict[str, tuple]:
         "registers": (hf.Dinov2WithRegistersForImageClassification(registered), bit),
         "registers-embedding": (hf.Dinov2WithRegistersModel(registered_alone), bit),
         "swinv2": (hf.Swinv2ForImageClassification(hf.Swinv2Config(**SWIN2, **LABELS)), squash),
+        "siglip": (hf.SiglipModel(siglip), square),
+        "siglip-vision": (hf.SiglipVisionModel(hf.SiglipVisionConfig(**SIGLIP)), square),
+        "siglip-classes": (hf.SiglipForImageClassification(siglip), square),
+        "resnet": (hf.ResNetForImageClassification(hf.ResNetConfig(**RESNET, **LABELS)), large),
+        "resnet-basic": (hf.ResNetForImageClassification(basic), large),
+        "resnet-embedding": (hf.ResNetModel(hf.ResNetConfig(**RESNET)), large),
     }
 
 
@@ -98,7 +118,14 @@ def draw(model: torch.nn.Module, seed: int) -> None:
                 numbers = 2.0 ** torch.randint(-2, 2, parameter.shape, generator=generator)
             elif "norm" in name and name.endswith("weight"):
                 numbers = 1 + numbers
+            elif "convolution" in name:
+                numbers = numbers / parameter[0].numel() ** 0.5  # many of them follow each other
             parameter.copy_(numbers)
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+            elif name.endswith("running_var"):
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
 
 
 def answers(model: torch.nn.Module, pixels: torch.Tensor, tokens: torch.Tensor) -> dict:
@@ -111,13 +138,28 @@ def answers(model: torch.nn.Module, pixels: torch.Tensor, tokens: torch.Tensor) 
             "text": made.text_embeds,
             "logits": made.logits_per_image,
         }
+    if name == "SiglipModel":
+        return answers(model.vision_model, pixels, tokens)
     made = model(pixel_values=pixels)
     if "Classification" in name:
         return {"logits": made.logits}
-    states = made.image_embeds if name.endswith("Projection") else made.last_hidden_state[:, 0]
-    if name == "CLIPVisionModel":
-        states = made.pooler_output
+    if name.startswith(("CLIPVisionModel", "Siglip", "ResNet")):
+        states = made.image_embeds if name.endswith("Projection") else made.pooler_output.flatten(1)
+    else:
+        states = made.last_hidden_state[:, 0]
     return {"embedding": torch.nn.functional.normalize(states, dim=-1)}
+
+
+def features(model: torch.nn.Module, pixels: torch.Tensor) -> torch.Tensor:
+    """Return all tokens of an image after the last norm; a ResNet has none.
+
+    Shapes: pixels [b c h w] -> [b n d], the patches last.
+    """
+    vision = getattr(model.base_model, "vision_model", model.base_model)
+    made = vision(pixel_values=pixels).last_hidden_state
+    if type(model).__name__.startswith("CLIP"):
+        return vision.post_layernorm(made)
+    return made.flatten(2).mT if made.dim() == 4 else made
 
 
 def main() -> None:
@@ -128,9 +170,13 @@ def main() -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (3, SIDE, SIDE, 3), dtype=np.uint8)
     tokens = np.array([[58, 3, 7, 59, 0, 0, 0, 0], [58, 9, 59, 0, 0, 0, 0, 0]], np.int64)
-    arrays = {"images": images, "tokens": tokens}
+    large = rng.integers(0, 256, (2, CELLS, CELLS, 3), dtype=np.uint8)
+    arrays = {"images": images, "large images": large, "tokens": tokens}
     mean, std = (np.array(HALF[key]) for key in ("image_mean", "image_std"))
-    pixels = torch.from_numpy((images / 255 - mean) / std).permute(0, 3, 1, 2).contiguous()
+    pixels = {
+        resnet: torch.from_numpy((given / 255 - mean) / std).permute(0, 3, 1, 2).contiguous()
+        for resnet, given in ((False, images), (True, large))
+    }
     for seed, (name, (model, processor)) in enumerate(models().items()):
         draw(model, seed)
         folder = out / name
@@ -138,7 +184,9 @@ def main() -> None:
         model.eval().save_pretrained(folder)
         processor.save_pretrained(folder)
         with torch.no_grad():
-            made = answers(model.double(), pixels, torch.from_numpy(tokens))
+            given = pixels[name.startswith("resnet")]
+            made = answers(model.double(), given, torch.from_numpy(tokens))
+            made["features"] = features(model, given)
         arrays |= {f"{name}/{key}": value.numpy() for key, value in made.items()}
         for index, (width, height) in enumerate(((37, 24), (24, 40), (53, 47))):
             photo = photograph(index, width, height)

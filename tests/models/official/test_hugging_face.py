@@ -19,7 +19,9 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from saccade.errors import SaccadeError  # noqa: E402
 from saccade.models.checkpoint import Checkpoint, load  # noqa: E402
 from saccade.models.image_decoding import fit  # noqa: E402
+from saccade.models.official.conversion import Official  # noqa: E402
 from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
+from saccade.models.official.hugging_face_images import processor_images  # noqa: E402
 from saccade.models.official.report import ConversionFailed, ConversionReport  # noqa: E402
 
 GOLDEN = TESTS / "golden" / "hugging_face"
@@ -43,8 +45,10 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Check
 
 
 def answers_of(model: Any) -> dict[str, np.ndarray]:
-    images, tokens = (torch.from_numpy(ANSWERS[name]) for name in ("images", "tokens"))
     components = model.components()
+    small = components[0].inputs[0].shape[1] == ANSWERS["images"].shape[1]
+    names = ("images" if small else "large images", "tokens")
+    images, tokens = (torch.from_numpy(ANSWERS[name]) for name in names)
     with torch.no_grad():
         outputs = dict(components[0].run(image=images))
         if len(components) == 2:
@@ -61,7 +65,7 @@ def test_answers_are_those_of_transformers(
     wanted = {
         key.partition("/")[2]: ANSWERS[key]
         for key in ANSWERS.files
-        if key.startswith(f"{name}/") and "pixels" not in key
+        if key.startswith(f"{name}/") and "pixels" not in key and "features" not in key
     }
     assert wanted
     for dtype, close in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
@@ -132,8 +136,32 @@ def drop(name: str) -> Change:
 
 
 CONFIGS: dict[str, tuple[str, Change, str]] = {
-    "resnet": ("vit", put(model_type="resnet"), "'resnet'.*no convolutional trunk.*saccade train"),
-    "siglip": ("vit", put(model_type="siglip"), "'siglip'.*A CLIP does the same task"),
+    "convnext": ("vit", put(model_type="convnext"), "'convnext'.*saccade reads ResNets.* train"),
+    "naflex": (
+        "vit",
+        put(model_type="siglip2"),
+        "'siglip2'.*any shape.*one size, whose model_type",
+    ),
+    "stride": ("resnet", put(downsample_in_bottleneck=True), "downsample_in_bottleneck is True, e"),
+    "widths": (
+        "resnet",
+        put(hidden_sizes=[16, 32, 64, 96]),
+        r"hidden_sizes is .*128\], which doub",
+    ),
+    "stages": (
+        "resnet",
+        put(depths=[1, 2, 1], hidden_sizes=[16, 32, 64]),
+        "stage_layers is .*, expected 4 values for a ResNet",
+    ),
+    "blocks": ("resnet", put(depths=[1, 3, 1, 1]), "missing: .*layer2.2.conv1"),
+    "GELU": ("siglip-vision", put(hidden_act="relu"), "hidden_act is 'relu', expected 'gelu_pyt"),
+    "side": ("siglip-vision", put(image_size=17), r"image_size is 17, expected \[16, 16\]"),
+    "positions": ("siglip-vision", put(patch_size=4), r"position.*found \(9, 16\), expected \(16,"),
+    "no pooling": (
+        "siglip-vision",
+        put(vision_use_head=False),
+        r"unexpected: vision_model.head|unexpected: head",
+    ),
     "no type": ("vit", put(model_type="mystery"), "'mystery', expected one of vit, deit"),
     "a decoder": (
         "vit",
@@ -169,11 +197,13 @@ def test_refuses_a_configuration(case: str, tmp_path: Path) -> None:
 PROCESSORS: dict[str, tuple[str, Change, str]] = {
     "class": (
         "vit",
-        put(image_processor_type="ConvNextImageProcessor"),
-        "image_processor_type is 'ConvNextImageProcessor', expected one of ViTImageProcessor",
+        put(image_processor_type="BeitImageProcessor"),
+        "image_processor_type is 'BeitImageProcessor', expected one of ViTImageProcessor",
     ),
     "another step": ("vit", put(do_pad=True), "do_pad is True, expected only the steps resize"),
     "a share": ("vit", put(crop_pct=0.9), "crop_pct is 0.9"),
+    "no share": ("resnet", put(crop_pct=1.5), "crop_pct is 1.5, expected a number above 0 and up"),
+    "two crops": ("resnet", put(do_center_crop=True), "do_center_crop is True, expected shortest"),
     "no resize": ("vit", put(do_resize=False), "do_resize is False, expected true"),
     "no scale": ("vit", put(do_rescale=False), "do_rescale is False, expected true"),
     "scale": ("vit", put(rescale_factor=1 / 127.5), "rescale_factor is .*, expected 1/255"),
@@ -206,6 +236,15 @@ def test_processors_of_older_releases(tmp_path: Path) -> None:
     assert preprocessing is not None
     assert (preprocessing.resize_mode, preprocessing.resize_px) == ("shortest", (21, 21))
     assert (preprocessing.height_px, preprocessing.crop_rounding) == (16, "down")
+
+
+def test_a_large_image_of_a_resnet_is_squashed() -> None:
+    """As ConvNextImageProcessor does from 384 px, whatever its crop_pct is."""
+    given = json.loads((GOLDEN / "resnet" / "preprocessor_config.json").read_text())
+    given["size"] = {"shortest_edge": 384}
+    official = Official("it", {}, {"preprocessor_config": given})
+    preprocessing = processor_images(official, 3).preprocessing
+    assert (preprocessing.resize_mode, preprocessing.resize_px) == ("squash", (384, 384))
 
 
 def test_every_key_that_does_not_fit_is_reported(tmp_path: Path) -> None:
@@ -299,9 +338,12 @@ def test_inspect_names_the_command(tmp_path: Path) -> None:
     in_parts = inspect(sharded(tmp_path))
     assert in_parts.facts["weights"] == "model.safetensors.index.json"
     config = tmp_path / "vit" / "config.json"
-    config.write_text(config.read_text().replace('"vit"', '"resnet"'))
+    config.write_text(config.read_text().replace('"vit"', '"convnext"'))
     refused = inspect(tmp_path / "vit")
-    assert "no convolutional trunk" in refused.facts["converted"] and not refused.next
+    assert (
+        "convolutional trunks saccade reads ResNets" in refused.facts["converted"]
+        and not refused.next
+    )
 
 
 def test_weights_that_torch_saved(tmp_path: Path, converted: Callable[[str], Checkpoint]) -> None:

@@ -77,8 +77,10 @@ def test_a_folder_of_timm_tells_its_source_and_its_labels(tmp_path: Path) -> Non
     (hub / "config.json").write_text(json.dumps(content))
     report = convert("auto", hub, ConvertOptions(out))
     assert (report.source, load(out).labels) == ("vit", ("a", "b", "c", "d", "e"))
-    (hub / "config.json").write_text(json.dumps(content | {"architecture": "resnet50"}))
-    with pytest.raises(SaccadeError, match=r"architecture 'resnet50', expected .* vit_, deit_"):
+    (hub / "config.json").write_text(json.dumps(content | {"architecture": "convnext_tiny"}))
+    with pytest.raises(
+        SaccadeError, match=r"architecture 'convnext_tiny', expected .* vit_.*, deit_"
+    ):
         convert("auto", hub, ConvertOptions(out, force=True))
 
 

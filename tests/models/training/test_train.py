@@ -173,6 +173,7 @@ def test_an_output_that_exists_is_refused_before_work(tmp_path: Path) -> None:
 def test_sizes_that_no_patch_divides_are_refused() -> None:
     assert recipe_for("mine", 28, 28).config["patch_px"] == 4
     assert recipe_for("mine", 32, 64).config["patch_px"] == 8
+    assert recipe_for("mine", 17, 17, patch_px=4).config["patch_px"] == 4
     with pytest.raises(SaccadeError, match="31x37"):
         recipe_for("mine", 31, 37)
 

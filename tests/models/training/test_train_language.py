@@ -75,7 +75,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file as torchvision's, but narrow."""
     torch.manual_seed(1)
     path = tmp_path_factory.mktemp("weights") / "resnet18-narrow.pth"
-    network = ResNet("resnet18", classes=5)
+    network = ResNet(resnet_sizes.sizes_of("resnet18"), classes=5)
     for name, tensor in network.named_buffers():
         if "var" in name:
             tensor.uniform_(0.5, 2)

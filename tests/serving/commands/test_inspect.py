@@ -91,7 +91,7 @@ def test_answers_of_a_bulk_job(tmp_path, content):
 
 
 # What `convert` refuses to guess, by source.
-NEEDED = {name: {"--labels"} for name in ("nac", "sot", "vit", "deit", "swin")} | {
+NEEDED = {name: {"--labels"} for name in ("nac", "sot", "vit", "deit", "swin", "resnet")} | {
     "sparo-clip": set(),
     "open-clip": {"--config"},
     "invariant-slot-attention": {"--config"},

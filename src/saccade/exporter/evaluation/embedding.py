@@ -114,7 +114,7 @@ def _coded(
     outputs = model.component("", "image")(data.inputs)
     if output not in outputs:
         raise SaccadeError(
-            f"--probe dino: found no output {output} of {model.name}, expected the class tokens of "
-            f"its last blocks. Export a SPARO with --outputs {output}, or choose --probe adamw."
+            f"--probe dino: found no output {output} of {model.name}, expected the class token of "
+            f"its last blocks. Export a SPARO that has one with --outputs {output}, or choose --probe adamw."
         )
     return _Coded(data, outputs[output], data.labels)

@@ -30,6 +30,7 @@ from saccade.models.captioner.layers import (
 from saccade.models.interface import Component, Family
 from saccade.models.layers.pixels import PixelScale
 from saccade.models.layers.resnet import ResNet
+from saccade.models.resnet_sizes import sizes_of
 from saccade.models.word_tokens import WordVocabulary
 
 
@@ -58,7 +59,9 @@ class Captioner(nn.Module, Family):
         if config.takes_pixels:
             self.scale = PixelScale(config)
             self.convolutions = (
-                convolutions(config) if config.encoder == "cnn" else ResNet(config.encoder)
+                convolutions(config)
+                if config.encoder == "cnn"
+                else ResNet(sizes_of(config.encoder))
             )
         self.feed_forward = nn.Linear(config.feature_dim, g)
         if config.position:

@@ -2,10 +2,10 @@
 """Residual networks with the names of torchvision, so that its weights load from a local file."""
 
 from collections.abc import Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.files import read_regular
-from saccade.models import resnet_sizes
 from saccade.models.checkpoint_format import EntriesRefused, check_entries, header_text, unpack
-from saccade.models.resnet_sizes import BASIC, BLOCKS, EXPANSION
+from saccade.models.layers.pixels import ImageFields, PixelScale
+from saccade.models.resnet_sizes import BASIC, BLOCKS, EXPANSION, WIDTHS, ResNetSizes
 from saccade.models.torch_file import TorchFileRefused, load_torch
 
 _PREFIXES = ("", "module.", "backbone.", "resnet.")
@@ -60,19 +60,20 @@ class ResNet(nn.Module):
     Source: He et al. 2016 (Deep Residual Learning), table 1.
     """
 
-    def __init__(self, name: str, *, channels: int = 3, classes: int = 0) -> None:
+    def __init__(self, sizes: ResNetSizes, *, channels: int = 3, classes: int = 0) -> None:
         super().__init__()
-        self.name = name
-        self.conv1 = _convolution(channels, resnet_sizes.WIDTHS[0], 7, 2)
-        self.bn1 = nn.BatchNorm2d(resnet_sizes.WIDTHS[0])
-        before = resnet_sizes.WIDTHS[0]
-        for stage, (width, count) in enumerate(zip(resnet_sizes.WIDTHS, BLOCKS[name], strict=True)):
+        self.name = sizes.name
+        before = sizes.widths[0]
+        self.conv1 = _convolution(channels, before, 7, 2)
+        self.bn1 = nn.BatchNorm2d(before)
+        for stage, (width, count) in enumerate(zip(sizes.widths, sizes.blocks, strict=True)):
             blocks = []
             for block in range(count):
                 stride = 2 if stage and not block else 1
-                blocks.append(_Block(before, width, stride, basic=name in BASIC))
-                before = width * (1 if name in BASIC else EXPANSION)
+                blocks.append(_Block(before, width, stride, basic=sizes.basic))
+                before = width * (1 if sizes.basic else EXPANSION)
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+        self.blocks = sizes.blocks
         self.fc = nn.Linear(before, classes) if classes else None
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -81,16 +82,39 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.bn1(self.conv1(x)))
         x = nn.functional.max_pool2d(x, 3, 2, 1)
-        for stage in range(1, len(resnet_sizes.WIDTHS) + 1):
+        for stage in range(1, len(self.blocks) + 1):
             x = self.get_submodule(f"layer{stage}")(x)
         return x
 
     def folded(self) -> "ResNet":
         """Return a copy for evaluation, each batch norm folded into its convolution."""
-        copy = deepcopy(self).eval()
-        for module in [copy, *copy.modules()]:
+        made = deepcopy(self).eval()
+        for module in [made, *made.modules()]:
             _fold_norms(module)
-        return copy.requires_grad_(False)
+        return made.requires_grad_(False)
+
+
+class ResNetCells(nn.Module):
+    """The features of a ResNet's cells, row by row.
+
+    Shapes: image [b h w c], values 0 to 255 of any type -> `content` [b (H W) width].
+    """
+
+    def __init__(self, config: ImageFields, sizes: ResNetSizes) -> None:
+        super().__init__()
+        # It only reads the image's size, mean and std.
+        self.scale = PixelScale(config)
+        self.resnet = ResNet(sizes, channels=config.channels)
+
+    def content(self, image: Tensor) -> Tensor:
+        """Return the cells' features, and nothing about their places."""
+        return self.resnet(self.scale(image).permute(0, 3, 1, 2)).flatten(2).mT
+
+    def folded(self) -> Self:
+        """Return a copy with folded batch norms."""
+        made = copy(self)
+        made._modules = {**self._modules, "resnet": self.resnet.folded()}
+        return made
 
 
 def _convolution(before: int, width: int, size: int, stride: int) -> nn.Conv2d:
@@ -179,7 +203,7 @@ def _likely(found: Mapping[str, Tensor]) -> str:
     """Return the name of the network whose blocks these are, or nothing."""
     counts = tuple(
         len({key.split(".")[1] for key in found if key.startswith(f"layer{stage}.")})
-        for stage in range(1, len(resnet_sizes.WIDTHS) + 1)
+        for stage in range(1, len(WIDTHS) + 1)
     )
     basic = "layer1.0.conv3.weight" not in found
     names = (name for name, blocks in BLOCKS.items() if blocks == counts)

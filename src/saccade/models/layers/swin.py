@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from saccade.models.layers.pixels import PixelScale
 from saccade.models.layers.transformer import dropped_path
-from saccade.models.layers.vit import PatchTokens, Tokens, ViT
+from saccade.models.layers.vit import Tokens
 from saccade.models.trunks import TrunkShape
 
 HIDDEN_BIAS = 512  # of the MLP that gives the bias in V2
@@ -266,23 +266,3 @@ def _shift_mask(grid: tuple[int, int], side: int, shift: int) -> Tensor:
     region = _windows(region[None, :, :, None].float(), side)[0, :, :, 0]
     apart = region[:, None, :] != region[:, :, None]
     return apart.float() * MASKED
-
-
-def trunk_of(shape: TrunkShape) -> nn.Module:
-    """Create a trunk with one linear layer per patch."""
-    return ViT(shape, PatchTokens(shape)) if shape.is_vit else Swin(shape)
-
-
-def block_layers(trunk: nn.Module, place: str) -> tuple[tuple[str, ...], ...]:
-    """Return the parts of each block of a ViT or Swin called `place`; none of another module."""
-    if isinstance(trunk, ViT):
-        return tuple((f"{place}.blocks.{index}",) for index in range(len(trunk.blocks)))
-    if not isinstance(trunk, Swin):
-        return ()
-    counts = [len(list(blocks.children())) for blocks in trunk.stages]
-    return tuple(
-        # A merging follows the last block of its stage.
-        (f"{place}.stages.{stage}.{index}", *([f"{place}.mergings.{stage}"] * (index == last)))
-        for stage, last in enumerate(count - 1 for count in counts)
-        for index in range(last + 1)
-    )

@@ -44,13 +44,16 @@ class PatchTokens(nn.Module):
 class ViT(nn.Module):
     """Pre-norm transformer blocks on class and word tokens with absolute positions.
 
-    `class_tokens` has the class tokens, then the registers, which nothing reads at the end.
+    `class_tokens` has the class tokens, then the registers, which nothing reads at the end; None if
+    there are neither.
 
     Shapes: image [b h w c], values 0 to 255 of any type -> `Tokens`.
     Source: Dosovitskiy et al. 2020; with a second class token Touvron et al. 2020 (DeiT); with
-            registers Darcet et al. 2023; with convolutions before it and fixed positions Xie et
-            al. 2021 (SoT).
+            registers Darcet et al. 2023; without class token Zhai et al. 2023 (SigLIP); with
+            convolutions before it and fixed positions Xie et al. 2021 (SoT).
     """
+
+    class_tokens: nn.Parameter | None
 
     def __init__(self, config: TrunkShape, embed: nn.Module) -> None:
         super().__init__()
@@ -61,7 +64,8 @@ class ViT(nn.Module):
         self.embed = embed
         rows, columns = config.grid
         count = self.words_from + rows * columns
-        self.class_tokens = nn.Parameter(POSITION_STD * torch.randn(self.words_from, config.dim))
+        first = POSITION_STD * torch.randn(self.words_from, config.dim)
+        self.register_parameter("class_tokens", nn.Parameter(first) if self.words_from else None)
         if config.position == "sinusoid":
             self.position = nn.Parameter(sinusoid(count, config.dim), requires_grad=False)
         else:
@@ -82,17 +86,25 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(config.dim, eps=eps)
 
     def forward(self, image: Tensor) -> Tokens:
-        words = self.embed(self.scale(image).permute(0, 3, 1, 2))
-        first = self.class_tokens.expand(words.shape[0], -1, -1)
-        x = self.norm_input(torch.cat((first, words), 1) + self.position)
+        x = self.embed(self.scale(image).permute(0, 3, 1, 2))
+        if self.class_tokens is not None:
+            x = torch.cat((self.class_tokens.expand(x.shape[0], -1, -1), x), 1)
+        x = self.norm_input(x + self.position)
         for block in self.blocks[:-1]:
             x = block(x)
         last = self.blocks[-1]
         assert isinstance(last, Block)
         # Computed here in addition to the block itself; training does not need it.
-        attention = None if self.training else class_attention(last, x)
-        x = self.norm(last(x))
-        return Tokens(x[:, : self.specials], x[:, self.words_from :], attention)
+        attention = None if self.training or not self.specials else class_attention(last, x)
+        return tokens_of(self.norm(last(x)), self.specials, self.words_from, attention)
+
+
+def tokens_of(x: Tensor, specials: int, words_from: int, attention: Tensor | None) -> Tokens:
+    """Return the class tokens, if there are any, and the words that follow them and registers.
+
+    Shapes: x [b n d].
+    """
+    return Tokens(x[:, :specials] if specials else None, x[:, words_from:], attention)
 
 
 def class_attention(block: Block, x: Tensor) -> Tensor:

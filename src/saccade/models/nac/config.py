@@ -77,7 +77,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 Input = Literal["image", "tokens", "points", "characters", "bytes"]
-Tokenizer = Literal["patch", "conv", "convnext", "vit", "swin", "swinv2"]
+Tokenizer = Literal["patch", "conv", "convnext", Kind]
 Positions = Literal["learned", "sinusoidal", "concat", "none"]
 ModuleActivation = Literal["gelu", "relu"]
 FfnGate = Literal["none", "geglu"]
@@ -98,6 +98,13 @@ Distance = Annotated[float, Range(0, 2, below=True)]  # of cosines; 0: none
 MAX_MODULES = 4096
 BUDGETS = ("1", "0.5", "0.25", "0.125")
 SOURCE = "Weiss et al. 2022, Neural Attentive Circuits"
+# Fields by their names in `TrunkShape`.
+_TRUNK_FIELDS = {
+    "stage_layers": "trunk_layers",
+    "stage_heads": "trunk_heads",
+    "window": "trunk_window",
+    "trained_windows": "trunk_windows_before",
+}
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,7 @@ class NACConfig(ConfigValues):
     input: Input = "image"
     input_sets: int = 1  # 2: a pair (image and image_b), each marked by a vector
     # for images: one linear layer per patch, three small convolutions, the stages of a ConvNeXt, or
-    # a trunk (vit, swin, swinv2), whose patches are the tokens
+    # a trunk (vit, swin, swinv2, resnet), whose patches or cells are the tokens
     tokenizer: Tokenizer = "patch"
     height_px: Count = 8
     width_px: Count = 8
@@ -219,18 +226,21 @@ class NACConfig(ConfigValues):
     head: Head = "linear"  # modulated: a ModFC with the first read-out code
     head_norm: bool = False  # LayerNorm before the head
     # The trunk, if it is the tokenizer: one value of a ViT's layers and heads, one per stage of a
-    # Swin's. Its tokens before the patches (class token, registers) are not read.
+    # Swin's or ResNet's, which has no heads. Tokens before the patches (class token, registers) are
+    # not read; 0: the trunk has none.
     trunk_dim: Natural = 0
     trunk_layers: tuple[Natural, ...] = ()
     trunk_heads: tuple[Count, ...] = ()
     trunk_mlp_dim: Natural = 0
-    trunk_first: Count = 1
+    trunk_first: Natural = 1
     trunk_pre_norm: bool = False
     trunk_activation: Activation = "gelu"
     trunk_qkv_bias: bool = True
     trunk_epsilon: Positive = 1e-6
     trunk_window: Count = 7
     trunk_windows_before: tuple[Natural, ...] = ()
+    trunk_bottleneck: bool = True
+    trunk_remainder: bool = False
     seed: int = 0  # of the initial weights
 
     def __post_init__(self) -> None:
@@ -321,6 +331,8 @@ class NACConfig(ConfigValues):
             self._check_trunk(self.trunk)
         side = self.token_px
         fits = self.height_px % side == 0 and self.width_px % side == 0
+        if self.trunk is not None and self.trunk.is_vit:
+            fits = self.trunk.whole_patches
         size = f"a divisor of height_px ({self.height_px}) and width_px ({self.width_px})"
         name = "patch_px" if self.tokenizer != "convnext" else "convnext_widths"
         self._expect(name, fits, size if name == "patch_px" else f"stages that give {side}, {size}")
@@ -331,10 +343,12 @@ class NACConfig(ConfigValues):
         self._expect("trunk_dim", self.trunk_dim >= 1, f"at least 1 with tokenizer {trunk.trunk}")
         wanted = "one value" if trunk.is_vit else "one value per stage"
         self._expect("trunk_layers", counts == 1 if trunk.is_vit else counts >= 1, wanted)
-        self._expect("trunk_heads", len(self.trunk_heads) == counts, f"{counts} values")
-        self._expect("trunk_heads", trunk.heads_fit(), "divisors of the widths")
-        self._expect("trunk_mlp_dim", self.trunk_mlp_dim >= 1, "at least 1")
-        self._expect("trunk_window", trunk.tiled() is None, trunk.tiled() or "")
+        if not trunk.is_resnet:
+            self._expect("trunk_heads", len(self.trunk_heads) == counts, f"{counts} values")
+            self._expect("trunk_heads", trunk.heads_fit(), "divisors of the widths")
+            self._expect("trunk_mlp_dim", self.trunk_mlp_dim >= 1, "at least 1")
+        if misfit := None if trunk.is_vit else trunk.misfit():
+            self._expect(_TRUNK_FIELDS.get(misfit[0], misfit[0]), False, misfit[1])
         self._expect("token_width", self.tokens_width == trunk.width, f"{trunk.width}, the trunk's")
 
     def _check_links(self) -> None:
@@ -373,7 +387,8 @@ class NACConfig(ConfigValues):
             patch_px=self.patch_px,
             dim=self.trunk_dim,
             trunk=self.tokenizer,  # type: ignore[arg-type]
-            registers=self.trunk_first - 1,
+            patches_only=vit and not self.trunk_first,
+            registers=max(0, self.trunk_first - 1),
             pre_norm=self.trunk_pre_norm,
             activation=self.trunk_activation,
             qkv_bias=self.trunk_qkv_bias,
@@ -385,6 +400,8 @@ class NACConfig(ConfigValues):
             stage_heads=() if vit else self.trunk_heads,
             window=self.trunk_window,
             trained_windows=self.trunk_windows_before,
+            bottleneck=self.trunk_bottleneck,
+            remainder=self.trunk_remainder,
         )
 
     @property

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from saccade.models.interface import Component
 from saccade.models.layers.pixels import check_image
-from saccade.models.layers.swin import WindowAttention
+from saccade.models.layers.trunk import fold_trunks
 from saccade.models.nac.components import nac_component
 from saccade.models.nac.execution import heard_codes, reading_codes
 from saccade.models.nac.folded_layers import (
@@ -49,7 +49,7 @@ class FoldedPatches(nn.Module):
 
 
 def fold_tokenizer(source: nn.Module) -> nn.Module:
-    """Fold the tokenizer's pixel scale if that is exact, and compute its fixed positions.
+    """Fold the tokenizer's pixel scale if that is exact, its trunk, and its fixed positions.
 
     A convolution pads with zeros after scaling, so its scale stays.
     """
@@ -61,9 +61,7 @@ def fold_tokenizer(source: nn.Module) -> nn.Module:
         if source.position is None and config.positions == "sinusoidal" and config.max_tokens:
             fixed = sinusoids(config.max_tokens, config.tokens_width).to(source.norm.weight)
             source.position = nn.Parameter(fixed)
-    for module in source.modules():
-        if isinstance(module, WindowAttention):
-            module.constant = module.bias().detach()
+    fold_trunks(source)
     return FoldedPatches(source) if isinstance(source, PatchTokenizer) else source
 
 

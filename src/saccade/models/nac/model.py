@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from saccade.errors import SaccadeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.interface import Component, Family
-from saccade.models.layers.swin import block_layers
+from saccade.models.layers.trunk import block_layers
 from saccade.models.nac.components import input_names, length_names, nac_component
 from saccade.models.nac.config import NACConfig as NACConfig
 from saccade.models.nac.execution import execute, reading_codes

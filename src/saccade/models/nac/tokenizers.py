@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from saccade.errors import ShapeError
 from saccade.models.layers.pixels import PixelScale
-from saccade.models.layers.swin import trunk_of
+from saccade.models.layers.trunk import trunk_of
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.modulation import linear
 from saccade.models.nac.sequence_tokenizers import POSITION_STD, sequence_tokenizer
@@ -187,7 +187,9 @@ def patches(pixels: Tensor, side_px: int) -> Tensor:
 
 
 class TrunkTokenizer(nn.Module):
-    """The patches of a ViT or Swin after its last norm; positions are the trunk's own.
+    """The patches of a ViT or Swin after its last norm, or the cells of a ResNet.
+
+    Positions are the trunk's own; a ResNet has none.
 
     Shapes: image [b h w c], values 0 to 255 of any type -> tokens [b n tokens_width], row by row.
     Source: Weiss et al. 2022, section 4.4: a pretrained backbone preprocesses the images.

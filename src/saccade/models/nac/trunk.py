@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError
 from saccade.models.nac.config import NACConfig
-from saccade.models.trunks import PretrainedTrunk, TrunkPort, TrunkShape
+from saccade.models.trunks import KNOWN, PretrainedTrunk, TrunkPort, TrunkShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ def _read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]")
     if own.trunk is None:
         raise SaccadeError(
             f"--trunk {name}: this NAC reads its input through the tokenizer "
-            f"'{own.tokenizer}', not a trunk. Pass a ViT, DeiT, DINOv2, Swin or CLIP."
+            f"'{own.tokenizer}', not a trunk. Pass {KNOWN}."
         )
     place = _place(own)
     tensors = {
@@ -37,7 +37,7 @@ def _fields(shape: TrunkShape) -> dict[str, Any]:
     if shape.token_embedding != "naive":
         raise SaccadeError(
             f"--trunk: found a trunk with {shape.token_embedding} embedding, but this family takes "
-            "those with one linear layer per patch. Pass a ViT, DeiT, DINOv2, Swin or CLIP."
+            f"those with one linear layer per patch. Pass {KNOWN}."
         )
     layers = (shape.layers,) if shape.is_vit else shape.stage_layers
     heads = (shape.heads,) if shape.is_vit else shape.stage_heads
@@ -50,13 +50,15 @@ def _fields(shape: TrunkShape) -> dict[str, Any]:
         "trunk_layers": layers,
         "trunk_heads": heads,
         "trunk_mlp_dim": shape.mlp_dim,
-        "trunk_first": shape.specials + shape.registers,
+        "trunk_first": shape.specials + shape.registers if shape.is_vit else 1,
         "trunk_pre_norm": shape.pre_norm,
         "trunk_activation": shape.activation,
         "trunk_qkv_bias": shape.qkv_bias,
         "trunk_epsilon": shape.layer_norm_epsilon,
         "trunk_window": shape.window,
         "trunk_windows_before": shape.trained_windows,
+        "trunk_bottleneck": shape.bottleneck,
+        "trunk_remainder": shape.remainder,
     }
 
 

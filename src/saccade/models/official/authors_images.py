@@ -98,6 +98,11 @@ def _torchvision_swin(sides: _Sides, dim: int = 96, layers: int = 12) -> _Rule:
     return _covering(sides, of_224), "torchvision's Swin weights IMAGENET1K_V1"
 
 
+def _resnet(sides: _Sides) -> _Rule:
+    fields = {"interpolation": "bilinear"} | _covering(sides, 256)
+    return fields, "torchvision's ResNet weights IMAGENET1K_V1"
+
+
 def _slots(sides: _Sides) -> _Rule:
     fields = {"interpolation": "bilinear", "antialias": False} | _covering(sides)
     origin = "resize_small of lib/preprocessing.py, which is tf.image.resize; the cut of a data set"
@@ -111,6 +116,7 @@ _RULES: dict[str, Callable[..., _Rule]] = {
     "open-clip": _open_clip,
     "sparo-clip": _sparo_clip,
     "sparo-dino": _of_256("DINO's eval_knn.py"),
+    "resnet": _resnet,
     "sot": _of_256("SoT's main.py, crop_pct 0.875 of timm 0.3.4"),
     "vit": _vit,
     "deit": _of_256("DeiT's datasets.py, eval_crop_ratio 0.875"),

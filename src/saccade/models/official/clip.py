@@ -90,10 +90,10 @@ def towers(config: SparoConfig, text: str) -> Iterator[Row]:
     yield "text_pool.project.weight", f"{text}text_projection", transposed
     if config.pooling == "attention":
         separate = config.image_width != config.feature_dim
-        yield from _attention("image_pool", "visual.attn_pool", config.feature_dim, separate)
+        yield from _attention("image_pool", "visual.attn_pool", separate)
     if config.pools_by_attention("text"):
         separate = config.text_width != config.feature_dim
-        yield from _attention("text_pool", f"{text}text_attn_pool", config.feature_dim, separate)
+        yield from _attention("text_pool", f"{text}text_attn_pool", separate)
     yield from _bottleneck(config)
 
 
@@ -115,22 +115,22 @@ def _query_map(ours: str, theirs: str) -> Iterator[Row]:
         yield from layer(f"{ours}.{name}", f"{theirs}.{place}")
 
 
-def _attention(ours: str, theirs: str, width: int, separate: bool) -> Iterator[Row]:
+def _attention(ours: str, theirs: str, separate: bool) -> Iterator[Row]:
     yield f"{ours}.query", f"{theirs}.query", same
     yield from layer(f"{ours}.norm_query", f"{theirs}.ln_q")
     yield from layer(f"{ours}.norm_tokens", f"{theirs}.ln_k")
     for i, name in enumerate("qkv"):
-        third = _third(i, width)
         if separate:
             yield f"{ours}.{name}.weight", f"{theirs}.attn.{name}_proj_weight", same
         else:
-            yield f"{ours}.{name}.weight", f"{theirs}.attn.in_proj_weight", third
-        yield f"{ours}.{name}.bias", f"{theirs}.attn.in_proj_bias", third
+            yield f"{ours}.{name}.weight", f"{theirs}.attn.in_proj_weight", third(i)
+        yield f"{ours}.{name}.bias", f"{theirs}.attn.in_proj_bias", third(i)
     yield from layer(f"{ours}.out", f"{theirs}.attn.out_proj")
 
 
-def _third(i: int, width: int) -> "Callable[[Tensor], Tensor]":
-    return lambda x: x[i * width : (i + 1) * width]
+def third(i: int) -> "Callable[[Tensor], Tensor]":
+    """Return the function that takes the queries (0), keys (1) or values (2) of all three."""
+    return lambda x: x.chunk(3)[i]
 
 
 CLIP_VOCABULARY = 49408

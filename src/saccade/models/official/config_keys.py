@@ -59,14 +59,15 @@ _TOWER = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
     *("layer_norm_eps", "image_size", "patch_size", "num_channels", "qkv_bias", "embed_dim"),
     *("depths", "num_heads", "window_size", "mlp_ratio", "use_swiglu_ffn", "projection_dim"),
-    *("vocab_size", "eos_token_id", "max_position_embeddings"),
+    *("vocab_size", "eos_token_id", "max_position_embeddings", "vision_use_head"),
+    *("projection_size", "embedding_size", "hidden_sizes", "layer_type"),
 )
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "sot": (
         *("ViTConfig.embed_dim", "ViTConfig.depth", "ViTConfig.num_heads", "in_chans", "img_size"),
         *_HEAD,
     ),
-    **dict.fromkeys(("vit", "deit", "swin"), _TIMM),
+    **dict.fromkeys(("vit", "deit", "swin", "resnet"), _TIMM),
     **dict.fromkeys(("open-clip", "sparo-clip", "sparo-dino"), _CLIP),
     "nac": _NAC,
     "transformers": (
@@ -76,7 +77,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 }
 # Sources whose JSON a user writes, and keys that only a project's own JSON has.
 # `invariant-slot-attention` and `tvmax-vqa` check their keys themselves.
-_WRITTEN = ("vit", "deit", "swin")
+_WRITTEN = ("vit", "deit", "swin", "resnet")
 _USUAL = ("num_heads", "img_size", "representationConfig", "pretrained_cfg")
 _FOREIGN = ("architecture", "pretrained_cfg", "preprocess_cfg", "representationConfig")
 _NESTED = ("model_cfg", "model", "kwargs")  # where the model's part of a project's JSON may be

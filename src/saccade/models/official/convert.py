@@ -82,9 +82,14 @@ _MARKS = (
     ("tvmax-vqa", "img_feat_linear.weight", "attflat_img.mlp.linear.weight"),
     ("invariant-slot-attention", "general_dense_q_0/kernel", "state_init"),
     ("sot", "cls_token", "classifier.cls_fc.weight", "blocks.0.attn.qkv.weight"),
+    ("transformers", "vision_model.post_layernorm.weight"),
+    ("transformers", "encoder.stages.0.layers.0.layer.0.convolution.weight"),
     ("swin", "attn.relative_position_bias_table", "mlp.fc1.weight"),
+    ("swin", "attn.cpb_mlp.0.weight", "mlp.fc1.weight"),
+    ("resnet", "conv1.weight", "layer1.0.bn1.running_mean", "layer4.0.conv2.weight"),
     ("deit", "dist_token", "patch_embed.proj.weight"),
     ("vit", "cls_token", "patch_embed.proj.weight"),
+    ("vit", "pos_embed", "blocks.0.attn.qkv.weight", "patch_embed.proj.weight"),
 )
 
 
@@ -132,6 +137,7 @@ SOURCES = {
     "vit": Source("vit", _TRUNK, hub="timm"),
     "deit": Source("vit:convert_deit", _TRUNK, hub="timm"),
     "swin": Source("swin", _TRUNK, hub="timm"),
+    "resnet": Source("resnet", hub="timm"),
     "transformers": Source("hugging_face", ("labels", "vocabulary"), hub="transformers"),
 }
 AUTO = "auto"  # for a folder of a model hub, whose JSON tells the source
@@ -205,7 +211,10 @@ def read_folder(path: Path) -> Checkpoint:
         sha256=report.sha256,
         family=converted.family,
         config=converted.config.to_dict(),
-        weights={name: value.float() for name, value in converted.weights.items()},
+        weights={
+            name: value.float() if value.is_floating_point() else value
+            for name, value in converted.weights.items()
+        },
         preprocessing=converted.preprocessing,
         labels=(),
         calibration={},

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder of a model hub: the project that wrote it, its weights and its JSON files."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,8 +35,14 @@ HUBS = {
 }
 # Files with the image processor of a transformers model, and the key under which it is.
 _PROCESSORS = (("preprocessor_config.json", None), ("processor_config.json", "image_processor"))
-# The converter for the first part of timm's architecture.
-_TIMM = {"vit": "vit", "deit": "deit", "deit3": "deit", "swin": "swin"}
+# The converter by a pattern of timm's architecture.
+_TIMM = {
+    r"vit_.+": "vit",
+    r"deit3?_.+": "deit",
+    r"swin_.+|swinv2_(?!cr_).+": "swin",
+    r"resnet(18|26|34|50|101|152)": "resnet",
+}
+_KNOWN = "vit_*, deit_*, deit3_*, swin_*, swinv2_*, resnet18, 26, 34, 50, 101 or 152"
 
 
 def hub_of(folder: Path) -> str | None:
@@ -76,13 +83,15 @@ def source_of(folder: Path) -> str:
 
 def _timm_source(folder: Path) -> str:
     architecture = (object_from(folder / "config.json", "config.json") or {})["architecture"]
-    source = _TIMM.get(str(architecture).partition("_")[0])
+    name = str(architecture).partition(".")[0]
+    fitting = (source for pattern, source in _TIMM.items() if re.fullmatch(pattern, name))
+    source = next(fitting, None)
     if source is None:
         raise SaccadeError(
             f"{folder}: config.json has timm's architecture {str(architecture)!r:.60}, expected "
-            f"one that begins with {'_, '.join(_TIMM)}_. saccade has no family for others. Choose "
-            "a ViT, DeiT or Swin, or train a family on your images: saccade train nac --data "
-            "FOLDER --out NAME.safetensors"
+            f"one of {_KNOWN}. saccade has no family for others. Choose one of these,"
+            " or train a family on your images: saccade train nac --data FOLDER --out "
+            "NAME.safetensors"
         )
     return source
 

@@ -17,7 +17,7 @@ LAYERS = {
     "widen": "intermediate.dense",
     "narrow": "output.dense",
 }
-# The converter of this package by model_type.
+# The converter of this package by model_type; `:name` if it is not `convert`.
 CONVERTERS = {
     "vit": "hugging_face_vit",
     "deit": "hugging_face_vit",
@@ -25,18 +25,23 @@ CONVERTERS = {
     "dinov2_with_registers": "hugging_face_vit",
     "swin": "hugging_face_swin",
     "swinv2": "hugging_face_swin",
+    "siglip": "hugging_face_siglip",
+    "siglip_vision_model": "hugging_face_siglip",
+    "resnet": "resnet:convert_transformers",
     "clip": "hugging_face_clip",
     "clip_vision_model": "hugging_face_clip",
 }
-_NO_CONVOLUTIONS = "saccade has no convolutional trunk. A ViT, DeiT or Swin does the same task"
-_OTHER_POOLING = "Its towers pool by an attention that saccade lacks. A CLIP does the same task"
+_OTHER_CONVOLUTIONS = (
+    "Of convolutional trunks saccade reads ResNets. A ViT or Swin does the same task"
+)
+_ANY_SHAPE = (
+    "It takes images of any shape. Convert a SigLIP 2 for images of one size, whose model_type is "
+    "siglip"
+)
 # What to use instead of a model that no family here computes.
 _CLOSEST = {
-    "resnet": _NO_CONVOLUTIONS,
-    "convnext": _NO_CONVOLUTIONS,
-    "convnextv2": _NO_CONVOLUTIONS,
-    "siglip": _OTHER_POOLING,
-    "siglip2": _OTHER_POOLING,
+    **dict.fromkeys(("convnext", "convnextv2", "regnet"), _OTHER_CONVOLUTIONS),
+    **dict.fromkeys(("siglip2", "siglip2_vision_model"), _ANY_SHAPE),
     "beit": "Its attention has a position bias in each layer. Convert a ViT or DeiT",
 }
 _TRAIN = (
@@ -51,8 +56,9 @@ def convert(official: Official) -> Converted:
     Raises: SaccadeError if config.json is missing, or names a model that is not supported.
     """
     kind = check_type(official.path, official.config or {})
-    module = import_module(f"saccade.models.official.{CONVERTERS[kind]}")
-    converted: Converted = module.convert(official)
+    name, _, function = CONVERTERS[kind].partition(":")
+    module = import_module(f"saccade.models.official.{name}")
+    converted: Converted = getattr(module, function or "convert")(official)
     return converted
 
 

@@ -145,7 +145,7 @@ def _rows(config: SparoConfig, theirs: str, *, projected: bool) -> Iterator[Row]
     yield "image.position", f"{theirs}embeddings.position_embedding.weight", same
     yield "image.patches.weight", f"{theirs}embeddings.patch_embedding.weight", same
     yield from layer("image.norm_input", f"{theirs}pre_layrnorm")
-    yield from _blocks("image", theirs, config.image_layers)
+    yield from block_rows("image", theirs, config.image_layers)
     yield from layer("image_pool.norm", f"{theirs}post_layernorm")
     if projected:
         yield "image_pool.project.weight", "visual_projection.weight", same
@@ -154,12 +154,13 @@ def _rows(config: SparoConfig, theirs: str, *, projected: bool) -> Iterator[Row]
     yield "logit_scale", "logit_scale", lambda x: x.reshape(())
     yield "text.embedding.weight", "text_model.embeddings.token_embedding.weight", same
     yield "text.position", "text_model.embeddings.position_embedding.weight", same
-    yield from _blocks("text", "text_model.", config.text_layers)
+    yield from block_rows("text", "text_model.", config.text_layers)
     yield from layer("text_pool.norm", "text_model.final_layer_norm")
     yield "text_pool.project.weight", "text_projection.weight", same
 
 
-def _blocks(ours: str, theirs: str, layers: int) -> Iterator[Row]:
+def block_rows(ours: str, theirs: str, layers: int) -> Iterator[Row]:
+    """Yield the rows of a tower's blocks, which SigLIP names as CLIP does."""
     for index in range(layers):
         mine, other = f"{ours}.blocks.{index}", f"{theirs}encoder.layers.{index}"
         names = ("q_proj", "k_proj", "v_proj")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The preprocessing of a transformers model: its image processor's JSON, step by step.
 
-Source: image_processing_vit.py, _deit.py, _clip.py, _bit.py and _siglip.py of transformers 4.57 and
-        5.23, and `center_crop` of image_transforms.py, which rounds odd margins down.
+Source: image_processing_vit.py, _deit.py, _clip.py, _bit.py, _siglip.py and _convnext.py of
+        transformers 4.57 and 5.23, and `center_crop` of image_transforms.py, which rounds odd
+        margins down.
 """
 
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ class Processor(NamedTuple):
     std: tuple[float, ...] = _HALF
     crop: int = 0  # side of the center crop, if it does one by default
     square: bool = True  # a size of one number is height and width, else the shortest edge
+    share: float = 0.0  # of a smaller image's side that its own center crop keeps, if it does one
 
 
 _224 = {"height": 224, "width": 224}
@@ -47,7 +49,9 @@ PROCESSORS = {
     "CLIP": _CLIP,
     "Bit": _CLIP,
     "Siglip": Processor(_224, 3),
+    "ConvNext": Processor({"shortest_edge": 384}, 3, square=False, share=224 / 256),
 }
+_WHOLE_PX = 384  # from this side, ConvNext's processor squashes images instead of cropping them
 _ENDINGS = ("Fast", "Pil", "ImageProcessor", "FeatureExtractor")
 
 
@@ -101,7 +105,7 @@ class _Reading:
         )
 
     def _check(self) -> None:
-        known = {*_STEPS, *_VALUES, *_NAMES}
+        known = {*_STEPS, *_VALUES, *_NAMES, *(("crop_pct",) if self.usual.share else ())}
         for key, value in self.given.items():
             if key not in known and value not in (None, False):
                 expected = f"only the steps {', '.join(step[3:] for step in _STEPS)}"
@@ -122,6 +126,8 @@ class _Reading:
     def sizes(self) -> tuple[int, int, dict[str, Any]]:
         """Return height and width of the input, and the fields of the resize before the crop."""
         size = self._size("size", self.usual.size, square=self.usual.square)
+        if self.usual.share:
+            return self._own_crop(size)
         if "shortest_edge" in size:
             mode, resize_px = "shortest", (size["shortest_edge"],) * 2
         else:
@@ -138,6 +144,26 @@ class _Reading:
         if mode == "shortest":
             raise self._refused("do_center_crop", False, "true, as shortest_edge keeps the shape")
         return *resize_px, fields
+
+    def _own_crop(self, size: Mapping[str, int]) -> tuple[int, int, dict[str, Any]]:
+        share, side = self.given.get("crop_pct", self.usual.share), size.get("shortest_edge")
+        if type(share) not in (int, float) or not 0 < share <= 1:
+            raise self._refused("crop_pct", share, "a number above 0 and up to 1")
+        if side is None or self._does("do_center_crop", False):
+            name = "size" if side is None else "do_center_crop"
+            raise self._refused(name, self.given.get(name), "shortest_edge, and no other crop")
+        if side >= _WHOLE_PX:
+            return side, side, {"resize_mode": "squash", "resize_px": (side, side)}
+        resize_px = (int(side / share),) * 2
+        return (
+            side,
+            side,
+            {
+                "resize_mode": "shortest",
+                "resize_px": resize_px,
+                "crop_rounding": "down",
+            },
+        )
 
     def _size(self, key: str, usual: Mapping[str, int], *, square: bool) -> Mapping[str, int]:
         given = self.given.get(key)

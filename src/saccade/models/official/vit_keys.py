@@ -3,15 +3,15 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 from saccade.errors import SaccadeError
 from saccade.models.official.conversion import Official, Reading
 from saccade.models.official.given_files import whole_number
+from saccade.models.trunks import Activation
 
-if TYPE_CHECKING:
-    pass
-
+SPECIALS = ("cls_token", "dist_token", "reg_token")  # timm's tokens before the patches
+POOL = "attn_pool.latent"  # the query of timm's attention pooling
 _VIT = (
     (r"class_token", "cls_token"),
     (r"encoder\.pos_embedding", "pos_embed"),
@@ -102,16 +102,17 @@ def hint(config: Mapping[str, Any] | None, *path: str, default: Any = None) -> A
 
 
 def take_specials(reading: Reading, tokens: tuple[str, ...], position: str) -> None:
-    """Take the class tokens and registers, stacked, and the positions.
+    """Take the class tokens and registers, if any, stacked, and the positions.
 
     Tokens without a position, as in DeiT III, get zeros.
     """
     import torch
 
     given = [reading.tensors[key].flatten(0, -2) for key in tokens]
-    reading.put("trunk.class_tokens", torch.cat(given), *tokens)
+    if given:
+        reading.put("trunk.class_tokens", torch.cat(given), *tokens)
     places = reading.tensors[position].flatten(0, -2)
-    if is_square(len(places)):
+    if given and is_square(len(places)):
         places = torch.cat((places.new_zeros(sum(map(len, given)), places.shape[1]), places))
     reading.put("trunk.position", places, position)
 
@@ -157,20 +158,30 @@ def block_fields(reading: Reading) -> dict[str, Any]:
     }
 
 
+_HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1152: 16}  # by width
+
+
 def heads_of(reading: Reading, config: Mapping[str, Any] | None, dim: int) -> int:
-    """Return the number of heads of a ViT: of width 64 in the usual sizes, else from --config.
+    """Return the number of heads of a ViT: as in the usual sizes of this width, else from --config.
 
     Raises: SaccadeError if neither tells it.
     """
-    given = hint(config, "num_heads")
+    given = hint(config, "num_heads", default=hint(config, "model_args", "num_heads"))
     if given is not None:
         return whole_number(given, "num_heads")
-    if dim in (192, 384, 768, 1024):
-        return dim // 64
+    if dim in _HEADS:
+        return _HEADS[dim]
     raise SaccadeError(
         f"{reading.path}: tokens have width {dim}, and the number of heads is not in the file. "
         'Pass it with --config, a JSON file such as {"num_heads": 4}.'
     )
+
+
+def published_side(config: Mapping[str, Any] | None) -> int | None:
+    """Return the side of the images in timm's or OpenCLIP's JSON, if it is there."""
+    given = hint(config, "pretrained_cfg", "input_size") or hint(config, "preprocess_cfg", "size")
+    side = given[-1] if isinstance(given, list) and given else given
+    return side if type(side) is int else None
 
 
 def square_side(reading: Reading, count: int, key: str) -> int:
@@ -185,3 +196,26 @@ def square_side(reading: Reading, count: int, key: str) -> int:
             "Expected the positions of a square image."
         )
     return side
+
+
+# timm's SigLIPs with the activation that the authors used for all; timm has GELU in the others.
+_TANH = re.compile(
+    r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.+"
+    r"|vit_large_patch16_siglip_(gap_)?512"
+)
+
+
+def activation_of(reading: Reading, config: Mapping[str, Any] | None) -> str:
+    """Return the activation that timm uses in the model that the JSON names, if it names one.
+
+    Raises: SaccadeError if the JSON names another activation.
+    """
+    name = str(hint(config, "architecture", default="")).partition(".")[0]
+    usual = "gelu_tanh" if _TANH.fullmatch(name) else "gelu"
+    given = hint(config, "model_args", "act_layer", default=usual)
+    if given not in get_args(Activation):
+        raise SaccadeError(
+            f"{reading.path}: act_layer of model_args is {given!r:.60}, expected one of "
+            f"{', '.join(get_args(Activation))}. Convert another model."
+        )
+    return str(given)

@@ -12,7 +12,7 @@ ENTRY = FamilyEntry(
     source="saccade.models.sot.config:SOURCE",
     tasks=("top1", "knn", "probe"),
     answers=("probabilities",),
-    architectures=("vit", "deit", "swin"),
+    architectures=("vit", "deit", "swin", "resnet", "siglip"),
     picture="saccade.models.sot.picture:class_token",
     focus="saccade.models.sot.picture:focus",
 )

@@ -23,7 +23,7 @@ REMEDY = (
 def sot_components(model: Any) -> tuple[Component, ...]:
     """Return the component of a model, or of its folded form."""
     config: SoTConfig = model.config
-    optional = ["attention"] if config.input == "image" and config.trunk == "vit" else []
+    optional = ["attention"] if config.input == "image" and config.shape.specials else []
     invariants: dict[str, Invariant] = {}
     if config.second_order:
         optional += ["covariance", "pooled"]

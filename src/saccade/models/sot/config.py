@@ -8,6 +8,7 @@ from saccade.errors import SaccadeError
 from saccade.models.budget import Budget, ComputeBudget
 from saccade.models.config_values import ConfigValues
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from saccade.models.resnet_sizes import BLOCKS, STEM_PX, WIDTHS
 from saccade.models.trunks import Activation, Kind, TrunkShape
 from saccade.schema import Count, Natural, Positive, Probability, Range
 
@@ -34,7 +35,7 @@ CONVOLUTION_PX = {
 
 @dataclass(frozen=True)
 class SoTConfig(ConfigValues):
-    """Configuration of a SoT, and of ViT, DeiT and Swin with or without its head.
+    """Configuration of a SoT, and of ViT, DeiT, Swin and ResNet with or without its head.
 
     The defaults are a small model of 8x8 images with the paper's formulas. Comments mention what
     the paper leaves open and what the authors' code does instead.
@@ -57,28 +58,31 @@ class SoTConfig(ConfigValues):
     max_tokens: Count = 128  # per text
     class_token: ClassToken = "first"  # in a text: BERT's is first, GPT's last
     # The trunk.
-    # vit: one resolution and a class token; swin, swinv2: windows, no class token
+    # vit: one resolution; swin, swinv2, resnet: stages, no class token
     trunk: Kind = "vit"
     # of a ViT: one linear layer per patch, or a stem and three blocks
     token_embedding: TokenEmbedding = "naive"
     dense_norm: bool = False  # batch norms in dense blocks, as in later releases of timm
     patch_px: Count = 2  # side of the square that becomes one token
     position: Position = "learned"  # sinusoid: fixed, as in the authors' code
+    remainder: bool = False  # of a ViT: pixels beyond the last whole patch are not read
+    patches_only: bool = False  # of a ViT: no class token, as in SigLIP
     distillation: bool = False  # a second class token and classifier; the two are averaged
     registers: Natural = 0  # tokens between class token and patches, which the head does not read
     pre_norm: bool = False  # of a ViT: CLIP normalizes the tokens before the first block
     activation: Activation = "gelu"  # of a ViT's blocks
-    dim: Count = 48  # width of a token; for a Swin, in its first stage
+    dim: Count = 48  # width of a token; for a Swin, in its first stage; for a ResNet, of its stem
     layers: Count = 3
     heads: Count = 4
     mlp_dim: Count = 96
     qkv_bias: bool = False
     layer_norm_epsilon: Positive = 1e-5
-    stage_layers: tuple[Count, ...] = ()  # of a Swin; each stage halves the grid
-    stage_heads: tuple[Count, ...] = ()
+    stage_layers: tuple[Count, ...] = ()  # of a Swin or ResNet; each stage halves the grid
+    stage_heads: tuple[Count, ...] = ()  # of a Swin
     window: Count = 7  # tokens per side
     # of a Swin V2, per stage: windows before it was fine-tuned with larger ones; 0 or empty: as now
     trained_windows: tuple[Natural, ...] = ()
+    bottleneck: bool = True  # of a ResNet: blocks of three convolutions instead of two
     # The head.
     fusion: Fusion = "sum"  # of class token and word tokens
     # width that the class token is projected to first (1,280 in table 3)
@@ -155,7 +159,7 @@ class SoTConfig(ConfigValues):
         return known[text]
 
     def _check_image(self) -> None:
-        fits = self.height_px % self.patch_px == 0 and self.width_px % self.patch_px == 0
+        fits = self.shape.whole_patches
         size = f"a divisor of height_px ({self.height_px}) and width_px ({self.width_px})"
         self._expect("patch_px", fits, size)
         self._check_pixels()
@@ -168,24 +172,23 @@ class SoTConfig(ConfigValues):
         if self.input == "tokens" or self.trunk == "vit":
             self._expect("heads", self.dim % self.heads == 0, f"a divisor of dim ({self.dim})")
             return
-        stages = len(self.stage_layers)
-        self._expect("stage_layers", stages >= 1, "1 or more each")
-        self._expect("stage_heads", len(self.stage_heads) == stages, f"{stages} values")
-        self._expect("stage_heads", self.shape.heads_fit(), "divisors of the widths")
-        trained = self.trunk == "swinv2" and len(self.trained_windows) == stages
-        fits = trained or not self.trained_windows
-        self._expect("trained_windows", fits, f"{stages} values for a Swin V2, else none")
-        untiled = self.shape.tiled()
-        self._expect("window", untiled is None, untiled or "")
+        if misfit := self.shape.misfit():
+            self._expect(misfit[0], False, misfit[1])
 
     def _check_head(self) -> None:
         wordy = self.fusion in ("visual", "aggr-all")
-        if self.input == "image" and not self.shape.is_vit:
-            self._expect("fusion", self.fusion == "visual", "visual: Swin has no class token")
+        if self.input == "image" and not self.shape.specials:
+            wanted = "visual: this trunk has no class token"
+            self._expect("fusion", self.fusion == "visual", wanted)
+        self._expect(
+            "patches_only",
+            not self.patches_only or (self.input == "image" and self.trunk == "vit"),
+            "false unless the trunk is a ViT",
+        )
         self._expect(
             "distillation",
-            not self.distillation or (self.input == "image" and self.trunk == "vit"),
-            "false unless the trunk is a ViT",
+            not self.distillation or (self.input == "image" and self.shape.specials == 2),
+            "false unless the trunk is a ViT with a class token",
         )
         self._expect(
             "class_projection",
@@ -281,6 +284,19 @@ def swin(
     return SoTConfig(**_IMAGENET | fixed | values)
 
 
+def resnet(stage_layers: tuple[int, ...], **values: Any) -> SoTConfig:
+    """Return a ResNet of bottlenecks that classifies the mean of its cells."""
+    fixed: dict[str, Any] = {
+        "trunk": "resnet",
+        "dim": WIDTHS[0],
+        "stage_layers": stage_layers,
+        "patch_px": STEM_PX,
+        "pooling": "gap",
+        "fusion": "visual",
+    }
+    return SoTConfig(**_IMAGENET | fixed | values)
+
+
 def _paper(dim: int, heads: int, layers: int, mlp_dim: int, m: int, **values: Any) -> SoTConfig:
     sizes = {"dim": dim, "heads": heads, "layers": layers, "mlp_dim": mlp_dim, "m": m, "n": m}
     return official_sot(**sizes | values)
@@ -310,6 +326,8 @@ PRESETS: dict[str, SoTConfig] = {
     "deit-tiny-sot": deit(192, 12, fusion="sum"),
     "swin-tiny": swin(96, (2, 2, 6, 2), (3, 6, 12, 24)),
     "swin-tiny-sot": swin(96, (2, 2, 6, 2), (3, 6, 12, 24), pooling="mgcrp", m=24, n=24),
+    "resnet-50": resnet(BLOCKS["resnet50"]),
+    "resnet-50-sot": resnet(BLOCKS["resnet50"], pooling="mgcrp", m=24, n=24),
     "sot-shapes": SoTConfig(
         **SMALL | {"height_px": 48, "width_px": 48, "channels": 3, "patch_px": 6, "classes": 16},
         mean=(0.5,) * 3,

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from saccade.models.interface import Component
 from saccade.models.layers.pixels import check_image
-from saccade.models.layers.swin import Swin, WindowAttention
+from saccade.models.layers.swin import Swin
 from saccade.models.layers.transformer import ACTIVATIONS, Block
-from saccade.models.layers.vit import Tokens, ViT, class_attention
+from saccade.models.layers.trunk import ResNetTrunk, fold_trunks
+from saccade.models.layers.vit import Tokens, ViT, class_attention, tokens_of
 from saccade.models.sot.components import sot_components
 from saccade.models.sot.head import Head
 from saccade.models.sot.model import SoT, outputs_of
@@ -40,6 +41,8 @@ class FoldedSoT(nn.Module):
             self.trunk = FoldedViT(source.trunk, class_only=self.config.fusion == "class")
         elif isinstance(source.trunk, Swin):
             self.trunk = FoldedSwin(source.trunk)
+        elif isinstance(source.trunk, ResNetTrunk):
+            fold_trunks(source.trunk)
         self.requires_grad_(False)
         self.eval()
 
@@ -85,7 +88,7 @@ class FoldedViT(nn.Module):
     Shapes: as `ViT`; with `class_only` the returned words are the class tokens again.
     """
 
-    first: Tensor
+    first: Tensor | None
     position: Tensor
 
     def __init__(self, source: ViT, *, class_only: bool) -> None:
@@ -101,15 +104,18 @@ class FoldedViT(nn.Module):
         assert project.bias is not None
         position = source.position
         self.norm_input = source.norm_input
-        first = source.norm_input(source.class_tokens + position[: self.words_from])
+        first: Tensor | None = None
+        if source.class_tokens is not None:
+            first = source.norm_input(source.class_tokens + position[: self.words_from])
         self.register_buffer("first", first)
         self.register_buffer("position", position[self.words_from :] + project.bias)
         project.bias = None
         self.class_only = class_only
 
     def forward(self, image: Tensor) -> Tokens:
-        words = self.norm_input(self.embed(self.scale(image)) + self.position)
-        x = torch.cat((self.first.expand(words.shape[0], -1, -1), words), 1)
+        x = self.norm_input(self.embed(self.scale(image)) + self.position)
+        if self.first is not None:
+            x = torch.cat((self.first.expand(x.shape[0], -1, -1), x), 1)
         for block in self.blocks[:-1]:
             x = block(x)
         last = self.blocks[-1]
@@ -118,9 +124,8 @@ class FoldedViT(nn.Module):
             tokens, attention = _first_tokens(last, x, self.specials)
             tokens = self.norm(tokens)
             return Tokens(tokens, tokens, attention)
-        attention = class_attention(last, x)
-        x = self.norm(last(x))
-        return Tokens(x[:, : self.specials], x[:, self.words_from :], attention)
+        seen = class_attention(last, x) if self.specials else None
+        return tokens_of(self.norm(last(x)), self.specials, self.words_from, seen)
 
 
 class FoldedSwin(nn.Module):
@@ -132,9 +137,7 @@ class FoldedSwin(nn.Module):
     def __init__(self, source: Swin) -> None:
         super().__init__()
         self.inner = source
-        for module in source.modules():
-            if isinstance(module, WindowAttention):
-                module.constant = module.bias().detach()
+        fold_trunks(source)
         source.scale = FoldedPixels(source.scale, source.embed)
 
     def forward(self, image: Tensor) -> Tokens:

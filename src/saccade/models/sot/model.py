@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.interface import Component, Family
-from saccade.models.layers.swin import Swin, SwinBlock, block_layers
+from saccade.models.layers.swin import SwinBlock
 from saccade.models.layers.transformer import Block
-from saccade.models.layers.vit import Tokens, ViT
+from saccade.models.layers.trunk import block_layers, trunk_of
+from saccade.models.layers.vit import Tokens
 from saccade.models.sot.components import sot_components
 from saccade.models.sot.config import SoTConfig as SoTConfig
 from saccade.models.sot.head import Answer, Head, head_outputs
@@ -51,7 +52,7 @@ class States(nn.Module):
 
 
 class SoT(nn.Module, Family):
-    """A ViT, DeiT, Swin or SoT trunk, or the states of a text, with the second-order head.
+    """A trunk of images, or the states of a text, with the second-order head.
 
     Source: Xie et al. 2021, SoT: Delving Deeper into Classification Head for Transformer.
     """
@@ -164,8 +165,8 @@ def outputs_of(model: Any, x: Tensor, length: Tensor | None) -> dict[str, Tensor
 def _trunk(config: SoTConfig) -> nn.Module:
     if config.input == "tokens":
         return States(config)
-    shape = config.shape
-    return ViT(shape, token_embedding(config)) if shape.is_vit else Swin(shape)
+    embed = token_embedding(config) if config.shape.is_vit else None
+    return trunk_of(config.shape, embed)
 
 
 def _draw(module: nn.Module) -> None:

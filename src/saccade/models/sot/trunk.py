@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trunk of a SoT, ViT, DeiT or Swin, given to other models and taken from them."""
+"""The trunk of a SoT, ViT, DeiT, Swin or ResNet, given to other models and taken from them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PREFIX = "trunk."
+_OF_VIT = ("layers", "heads", "mlp_dim")  # a trunk with stages has them by stage
 
 
 def _read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]") -> PretrainedTrunk:
@@ -31,8 +32,10 @@ def _read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]")
 
 def _fields(shape: TrunkShape) -> dict[str, Any]:
     fields = asdict(shape)
-    # A Swin has no class token for the other fusions to read.
-    return fields if shape.is_vit else fields | {"fusion": "visual"}
+    if not shape.is_vit:
+        fields = {name: value for name, value in fields.items() if name not in _OF_VIT}
+    # Without a class token, the other fusions have nothing to read.
+    return fields if shape.specials else fields | {"fusion": "visual"}
 
 
 def _state(trunk: PretrainedTrunk, config: SoTConfig) -> "dict[str, Tensor]":

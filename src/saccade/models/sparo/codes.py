@@ -19,7 +19,7 @@ def image_slots(model: Sparo, images: np.ndarray) -> np.ndarray:
 
     Shapes: images [n h w c] uint8 -> [n l v], or [n 1 e] for a baseline.
     """
-    device = model.image.position.device
+    device = next(model.parameters()).device
     parts = (np.asarray(images[i : i + _CHUNK]) for i in range(0, len(images), _CHUNK))
     return _gathered([model.encode_image(torch.from_numpy(part).to(device)) for part in parts])
 
@@ -30,7 +30,7 @@ def text_slots(model: Sparo, texts: Sequence[str], *, truncate: bool = False) ->
 
     Shapes: -> [len(texts) l v], or [len(texts) 1 e] for a baseline.
     """
-    device = model.image.position.device
+    device = next(model.parameters()).device
     tokens = torch.from_numpy(encode_texts(model.runtime_metadata(), texts, truncate=truncate))
     return _gathered([model.encode_text(part.to(device)) for part in tokens.split(_CHUNK)])
 

@@ -26,7 +26,7 @@ def components_of(model: Any) -> tuple[Component, ...]:
     with_slots = config.pooling == "sparo"
     outputs = ("embedding", "slots") if with_slots else ("embedding",)
     optional = ("attention",) if with_slots else ()
-    of_image = (*optional, PROBE_FEATURES)
+    of_image = (*optional, PROBE_FEATURES) if config.first_tokens else optional
     image = Component(
         role="image" if config.text else "",
         inputs=(

@@ -8,13 +8,15 @@ from saccade.errors import SaccadeError
 from saccade.models.budget import ComputeBudget, fraction_budget
 from saccade.models.config_values import ConfigValues
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
-from saccade.models.trunks import Activation
+from saccade.models.resnet_sizes import EXPANSION
+from saccade.models.trunks import Activation, Kind, TrunkShape
 from saccade.schema import Count, Natural, Positive
 
 REPRESENTATIONS = ("cont", "sqrtsem", "sem")
 WEIGHTS = ("const", "norm", "sqrtsoftmax", "softmax")
+UNPROJECTED = ("map", "mean")  # poolings whose result is as wide as the tokens
 GATES = ("sqrtsoftmax", "softmax")  # these weight a slot by its first channel
-Pooling = Literal["sparo", "cls", "gap", "attention", "codebook"]
+Pooling = Literal["sparo", "cls", "gap", "attention", "codebook", "map", "mean"]
 TextPooling = Literal["same", "eos", "attention"]
 Tokenizer = Literal["clip", "words", "custom"]
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -61,7 +63,7 @@ class SparoConfig(ConfigValues):
     """
 
     called = "SPARO"
-    layer_counts = ("image_layers", "text_layers")
+    layer_counts = ("image_layers", "text_layers", "stage_layers")
     long_lists = ("kept",)
 
     height_px: Count = 224
@@ -73,10 +75,19 @@ class SparoConfig(ConfigValues):
     patch_bias: bool = False  # True in DINO, False in CLIP
     pre_norm: bool = True  # CLIP normalizes the tokens before the first block
     registers: Natural = 0  # tokens of the image between class token and patches
-    image_width: Count = 768
+    remainder: bool = False  # of a ViT: pixels beyond the last whole patch are not read
+    patches_only: bool = False  # no class token, as in SigLIP
+    image_width: Count = 768  # of the tokens that are pooled
     image_layers: Natural = 12
     image_heads: Count = 12
     image_hidden: Count = 3072
+    # swin, swinv2 and resnet have stages instead of image_layers, and no class token
+    trunk: Kind = "vit"
+    stage_layers: tuple[Count, ...] = ()
+    stage_heads: tuple[Count, ...] = ()
+    window: Count = 7  # of a Swin, tokens per side
+    trained_windows: tuple[Natural, ...] = ()
+    bottleneck: bool = True  # of a ResNet
     eps: Positive = 1e-5  # of every LayerNorm; DINO: 1e-6
     text: bool = True  # False: only the image tower, as in DINO
     context_length: Count = 77
@@ -150,13 +161,22 @@ class SparoConfig(ConfigValues):
 
     def _check_image(self) -> None:
         for name in ("height_px", "width_px"):
-            fits = getattr(self, name) % self.patch_px == 0
+            fits = self.shape.whole_patches or getattr(self, name) % self.patch_px == 0
             self._expect(name, fits, f"a multiple of patch_px ({self.patch_px})")
         self._check_pixels()
         divides = self.image_width % self.image_heads == 0
         self._expect("image_heads", divides, f"a divisor of image_width ({self.image_width})")
         least = min(self.image_layers, self.text_layers if self.text else self.image_layers)
+        least = least if self.trunk == "vit" else 0
         self._expect("reduce_depth", self.reduce_depth <= least, f"at most {least}")
+        if self.trunk != "vit":
+            self._check_stages()
+
+    def _check_stages(self) -> None:
+        if misfit := self.shape.misfit():
+            self._expect(misfit[0], False, misfit[1])
+        fits = self.image_width == self.shape.width
+        self._expect("image_width", fits, f"a width that {len(self.stage_layers)} stages divide")
 
     def _check_text(self) -> None:
         if not self.text:
@@ -174,11 +194,19 @@ class SparoConfig(ConfigValues):
         self._expect("merges", fits, "vocabulary - 514 pairs, or none")
 
     def _check_pooling(self) -> None:
+        first = self.pooling != "cls" or self.first_tokens > 0
+        self._expect("pooling", first, "another one: this trunk has no class token")
+        fits = not (self.patches_only and (self.registers or self.trunk != "vit"))
+        self._expect("patches_only", fits, "false unless the trunk is a ViT without registers")
+        if self.pooling in UNPROJECTED:
+            fits = self.embed_dim == self.image_width
+            wanted = f"image_width ({self.image_width}) if pooling is {self.pooling}"
+            self._expect("embed_dim", fits, wanted)
         whole = self.pooling in ("sparo", "codebook")
         fits = not whole or self.text_pooling == "same"
         self._expect("text_pooling", fits, f"'same' if pooling is {self.pooling}")
-        fits = not (self.pooling == "sparo" and self.bottleneck_dim)
-        self._expect("bottleneck_dim", fits, "0 if pooling is sparo")
+        fits = not (self.pooling in ("sparo", *UNPROJECTED) and self.bottleneck_dim)
+        self._expect("bottleneck_dim", fits, f"0 if pooling is {self.pooling}")
         for tower in ("image", "text"):
             attends = self.pools_by_attention(tower)
             prefix = "" if tower == "image" else "text_"
@@ -210,10 +238,48 @@ class SparoConfig(ConfigValues):
             self._expect("share_queries", fits, "false, or attn_dim set, where the towers differ")
 
     @property
+    def first_tokens(self) -> int:
+        """Number of tokens before the patches: the class token and the registers."""
+        return 0 if self.patches_only or self.trunk != "vit" else 1 + self.registers
+
+    @property
     def image_tokens(self) -> int:
-        """Number of patches, plus the class token and the registers."""
+        """Number of a ViT's patches and of the tokens before them."""
         patches = (self.height_px // self.patch_px) * (self.width_px // self.patch_px)
-        return patches + 1 + self.registers
+        return patches + self.first_tokens
+
+    @property
+    def shape(self) -> TrunkShape:
+        """The sizes of the image tower."""
+        vit = self.trunk == "vit"
+        # The other trunks widen from stage to stage.
+        wider = 1 if vit else 2 ** max(0, len(self.stage_layers) - 1)
+        if self.trunk == "resnet" and self.bottleneck:
+            wider *= EXPANSION
+        return TrunkShape(
+            height_px=self.height_px,
+            width_px=self.width_px,
+            channels=self.channels,
+            mean=self.mean,
+            std=self.std,
+            patch_px=self.patch_px,
+            dim=self.image_width // wider,
+            trunk=self.trunk,
+            remainder=self.remainder,
+            patches_only=self.patches_only,
+            registers=self.registers,
+            pre_norm=self.pre_norm,
+            activation=self.activation,
+            layer_norm_epsilon=self.eps,
+            layers=self.image_layers - self.reduce_depth if vit else 0,
+            heads=self.image_heads,
+            mlp_dim=self.image_hidden,
+            stage_layers=self.stage_layers,
+            stage_heads=self.stage_heads,
+            window=self.window,
+            trained_windows=self.trained_windows,
+            bottleneck=self.bottleneck,
+        )
 
     @property
     def kept_slots(self) -> tuple[int, ...]:
@@ -304,6 +370,19 @@ _PRESETS: dict[str, dict[str, Any]] = {
     "vit-b-32-gap": {"pooling": "gap"},
     "vit-b-32-bottleneck": {"pooling": "cls", "bottleneck_dim": 64},
     "vit-b-32-fdt": {"pooling": "codebook"},
+    "siglip-b-16": {
+        "mean": (0.5, 0.5, 0.5),
+        "std": (0.5, 0.5, 0.5),
+        "patch_px": 16,
+        "patch_bias": True,
+        "pre_norm": False,
+        "patches_only": True,
+        "activation": "gelu_tanh",
+        "eps": 1e-6,
+        "text": False,
+        "pooling": "map",
+        "embed_dim": 768,
+    },
     "dino-vit-s-16-sparo": {
         "patch_px": 16,
         "patch_bias": True,

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from saccade.models.interface import Component
 from saccade.models.layers.pixels import check_image
+from saccade.models.layers.trunk import fold_trunks
 from saccade.models.sparo.components import components_of
 from saccade.models.sparo.model import Sparo, encode_image, encode_text
-from saccade.models.sparo.pooling import AttentionPool, PoolingOutput
+from saccade.models.sparo.pooling import AttentionPool, MapPool, PoolingOutput
 from saccade.models.sparo.readout import ReadOut, attend
 from saccade.models.sparo.towers import ImageTower, passed
 
@@ -65,7 +66,7 @@ class FoldedImageTower(nn.Module):
     Shapes: as ImageTower.
     """
 
-    first: Tensor
+    first: Tensor | None
     position: Tensor
 
     @torch.no_grad()
@@ -83,19 +84,22 @@ class FoldedImageTower(nn.Module):
         if patches.bias is not None:
             constant = constant + patches.bias
         first = source.first()
-        self.register_buffer("position", source.position[len(first) :] + constant)
-        first = source.norm_input(first + source.position[: len(first)])
-        self.register_buffer("first", first[None])
+        count = 0 if first is None else len(first)
+        self.register_buffer("position", source.position[count:] + constant)
+        if first is not None:
+            first = source.norm_input(first + source.position[:count])[None]
+        self.register_buffer("first", first)
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.with_classes(image)[0]
+        return self.with_first(image)[0]
 
-    def with_classes(self, image: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Do the same as ImageTower.with_classes."""
+    def with_first(self, image: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Do the same as ImageTower.with_first."""
         check_image(image, self.size)
         pixels = image.to(self.position.dtype).permute(0, 3, 1, 2)
         x = self.norm_input(self.patches(pixels).flatten(2).mT + self.position)
-        x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1)
+        if self.first is not None:
+            x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1)
         return passed(self.blocks, x)
 
 
@@ -108,7 +112,10 @@ class FoldedSparo(nn.Module):
     def __init__(self, source: Sparo) -> None:
         super().__init__()
         config = self.config = source.config
-        self.image = FoldedImageTower(source.image)
+        self.image: nn.Module = source.image
+        if isinstance(source.image, ImageTower):
+            self.image = FoldedImageTower(source.image)
+        fold_trunks(self.image)
         self.image_pool = source.image_pool
         if config.text:
             self.text, self.text_pool = source.text, source.text_pool
@@ -117,7 +124,7 @@ class FoldedSparo(nn.Module):
         if config.pooling == "sparo":
             self._fold_read_outs()
         for module in self.modules():
-            if isinstance(module, AttentionPool):
+            if isinstance(module, AttentionPool | MapPool):
                 module.constant = module.asked()
         if config.masked:
             self.register_buffer("slot_mask", source.slot_mask)

@@ -16,12 +16,14 @@ from torch.nn import functional as F
 from saccade.errors import SaccadeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.interface import Component, Family
+from saccade.models.layers.swin import SwinBlock
 from saccade.models.layers.transformer import Block
+from saccade.models.layers.trunk import block_layers
 from saccade.models.sparo.components import components_of
 from saccade.models.sparo.config import SparoConfig as SparoConfig
 from saccade.models.sparo.pooling import PoolingOutput, pool
 from saccade.models.sparo.readout import selected
-from saccade.models.sparo.towers import ImageTower, TextTower
+from saccade.models.sparo.towers import ImageTower, StagedTower, TextTower
 
 PROBED_BLOCKS = 4  # whose class tokens a linear probe gets
 
@@ -33,7 +35,7 @@ class Sparo(nn.Module, Family):
     """
 
     config_class = SparoConfig
-    repeated_blocks = (Block,)
+    repeated_blocks = (Block, SwinBlock)
     slot_order: Tensor
     slot_mask: Tensor
 
@@ -43,7 +45,8 @@ class Sparo(nn.Module, Family):
         self.config = config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.image = ImageTower(config)
+            tower = ImageTower if config.trunk == "vit" else StagedTower
+            self.image: nn.Module = tower(config)
             self.image_pool = pool(config, "image")
             if config.text:
                 self.text = TextTower(config)
@@ -85,16 +88,11 @@ class Sparo(nn.Module, Family):
     def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
         """Return both towers before their blocks, their blocks by index, and what follows them."""
         towers = ("image", "text") if self.config.text else ("image",)
-        counts = [len(list(self.get_submodule(f"{tower}.blocks").children())) for tower in towers]
+        own = [_blocks(self.get_submodule(tower), tower) for tower in towers]
+        most = max(map(len, own))
         # The shorter tower ends where the longer one does.
-        blocks = [
-            tuple(
-                f"{tower}.blocks.{index - max(counts) + count}"
-                for tower, count in zip(towers, counts, strict=True)
-                if index >= max(counts) - count
-            )
-            for index in range(max(counts))
-        ]
+        padded = [((),) * (most - len(blocks)) + blocks for blocks in own]
+        blocks = (sum(parts, ()) for parts in zip(*padded, strict=True))
         return (towers, *blocks, ("image_pool", "text_pool"))
 
     def components(self) -> tuple[Component, ...]:
@@ -126,7 +124,7 @@ class Sparo(nn.Module, Family):
             )
         kept = tuple(config.kept_slots[slot] for slot in chosen)
         smaller = Sparo(replace(config, kept=kept), fresh=False).to(self.slot_order.device)
-        smaller = smaller.to(self.image.position.dtype)
+        smaller = smaller.to(next(self.parameters()).dtype)
         smaller.load_state_dict(self._state_of(chosen))
         return smaller.train(self.training)
 
@@ -164,15 +162,26 @@ class Sparo(nn.Module, Family):
         return metadata
 
 
+def _blocks(tower: nn.Module, place: str) -> tuple[tuple[str, ...], ...]:
+    """Return the parts of each block of a tower called `place`."""
+    if isinstance(tower, StagedTower):
+        return block_layers(tower.trunk, f"{place}.trunk")
+    count = len(list(tower.get_submodule("blocks").children()))
+    return tuple((f"{place}.blocks.{index}",) for index in range(count))
+
+
 def encode_image(model: Any, image: Tensor) -> PoolingOutput:
     """Encode an image with a Sparo or its folded form.
 
     Shapes: image [b h w c], values 0 to 255 of any type.
     """
     codebook = model.codebook if model.config.pooling == "codebook" else None
-    tokens, classes = model.image.with_classes(image)
+    if model.config.first_tokens:
+        tokens, classes = model.image.with_first(image)
+    else:
+        tokens, classes = model.image(image), ()
     pooled: PoolingOutput = model.image_pool(tokens, None, codebook)
-    if not model.training:
+    if classes and not model.training:
         pooled = pooled._replace(probe_features=_probe_features(model, classes, pooled.raw))
     if not model.config.masked or pooled.slots is None:
         return pooled

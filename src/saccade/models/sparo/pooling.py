@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saccade.models.layers.transformer import ACTIVATIONS
 from saccade.models.sparo.config import SparoConfig
 from saccade.models.sparo.readout import ReadOut, attend, unit_code
 from saccade.plugins.ops import sparsemax
@@ -113,15 +114,75 @@ class AttentionPool(nn.Module):
     ) -> PoolingOutput:
         tokens = self.norm_tokens(tokens)
         q = self.asked() if self.constant is None else self.constant
-        k, v = (
-            layer(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer in (self.k, self.v)
-        )
-        logits = (k @ (q.mT / math.sqrt(k.shape[-1]))).mT
-        weights = attend(logits.flatten(1, 2), end).unflatten(1, (self.heads, -1))
-        answers = self.norm(self.out((weights @ v).transpose(1, 2).flatten(2)))
+        answers = self.norm(self.out(answers_of(q, self.k(tokens), self.v(tokens), end)))
         state = answers.mean(1) if self.mean else answers[:, 0]
         feature = self.widen(self.project(state))
+        return PoolingOutput(F.normalize(feature, dim=-1), feature)
+
+
+def answers_of(q: Tensor, k: Tensor, v: Tensor, end: Tensor | None) -> Tensor:
+    """Return what queries read from the tokens, with all heads side by side.
+
+    Shapes: q [heads k w], k and v [b n (heads w)], end [b] -> [b k (heads w)].
+    """
+    heads = q.shape[0]
+    k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (k, v))
+    logits = (k @ (q.mT / math.sqrt(k.shape[-1]))).mT
+    weights = attend(logits.flatten(1, 2), end).unflatten(1, (heads, -1))
+    return (weights @ v).transpose(1, 2).flatten(2)
+
+
+class MapPool(nn.Module):
+    """One learned query attends to the normalized tokens of an image; then an MLP, with a residual.
+
+    Source: Zhai et al. 2022 (Scaling Vision Transformers), its attention pooling, as in SigLIP.
+    """
+
+    constant: Tensor | None  # the precomputed query, in the folded form
+
+    def __init__(self, config: SparoConfig, tower: str) -> None:
+        super().__init__()
+        width = config.image_width
+        self.heads, self.activation = config.image_heads, config.activation
+        self.norm = nn.LayerNorm(width, eps=config.eps)
+        self.query = nn.Parameter(torch.randn(1, width))
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+        self.norm_mlp = nn.LayerNorm(width, eps=config.eps)
+        self.widen = nn.Linear(width, config.image_hidden)
+        self.narrow = nn.Linear(config.image_hidden, width)
+        self.register_buffer("constant", None, persistent=False)
+
+    def asked(self) -> Tensor:
+        """Return the query by head.
+
+        Shapes: -> [heads 1 w].
+        """
+        return self.q(self.query).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+
+    def forward(
+        self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
+    ) -> PoolingOutput:
+        tokens = self.norm(tokens)
+        q = self.asked() if self.constant is None else self.constant
+        x = self.out(answers_of(q, self.k(tokens), self.v(tokens), end))[:, 0]
+        feature = x + self.narrow(ACTIVATIONS[self.activation](self.widen(self.norm_mlp(x))))
+        return PoolingOutput(F.normalize(feature, dim=-1), feature)
+
+
+class MeanPool(nn.Module):
+    """The mean of an image's patches after the trunk's last norm; a ResNet has none."""
+
+    def __init__(self, config: SparoConfig, tower: str) -> None:
+        super().__init__()
+        self.words_from = config.first_tokens
+        bare = config.shape.is_resnet
+        self.norm = nn.Identity() if bare else nn.LayerNorm(config.image_width, eps=config.eps)
+
+    def forward(
+        self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
+    ) -> PoolingOutput:
+        feature = self.norm(tokens)[:, self.words_from :].mean(1)
         return PoolingOutput(F.normalize(feature, dim=-1), feature)
 
 
@@ -154,7 +215,7 @@ class CodebookPool(nn.Module):
     def __init__(self, config: SparoConfig, tower: str) -> None:
         super().__init__()
         width = config.image_width if tower == "image" else config.text_width
-        self.words_from = 1 + config.registers  # of an image
+        self.words_from = config.first_tokens  # of an image
         self.map = QueryMap(width, config.feature_dim, config.eps)
         self.temperature = config.temperature
         self.widen = bottleneck(config)
@@ -187,7 +248,11 @@ POOLS: dict[str, type[nn.Module]] = {
     "eos": StatePool,
     "attention": AttentionPool,
     "codebook": CodebookPool,
+    "map": MapPool,
+    "mean": MeanPool,
 }
+# With these, a text has the state of its end token.
+_OF_IMAGES = ("cls", "gap", "map", "mean")
 
 
 def pool(config: SparoConfig, tower: str) -> nn.Module:
@@ -196,5 +261,5 @@ def pool(config: SparoConfig, tower: str) -> nn.Module:
     if tower == "text":
         kind = config.text_pooling
         if kind == "same":
-            kind = "eos" if config.pooling in ("cls", "gap") else config.pooling
+            kind = "eos" if config.pooling in _OF_IMAGES else config.pooling
     return POOLS[kind](config, tower)

@@ -225,7 +225,8 @@ def with_selection(
         state["slot_mask"] = _full_mask(chosen["mask"], (count, config.slot_dim))
     masked = config.masked or chosen["mask"] is not None
     changed = Sparo(replace(config, masked=masked), fresh=False)
-    changed.to(model.image.position.device, model.image.position.dtype)
+    own = next(model.parameters())
+    changed.to(own.device, own.dtype)
     changed.load_state_dict(state)
     return changed.train(model.training)
 

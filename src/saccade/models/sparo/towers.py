@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from saccade.errors import ShapeError
 from saccade.models.layers.pixels import check_image
 from saccade.models.layers.transformer import Block
+from saccade.models.layers.trunk import trunk_of
 from saccade.models.sparo.config import SparoConfig
 
 
@@ -20,28 +21,29 @@ def _blocks(config: SparoConfig, layers: int, width: int, heads: int, hidden: in
 
 
 def passed(blocks: Iterable[nn.Module], x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the tokens after all blocks, and the class token after each (or without any block).
+    """Return the tokens after all blocks, and the first one after each (or without any block).
 
     Shapes: x [b n w] -> [b n w], each [b w].
     """
-    classes = []
+    first = []
     for block in blocks:
         x = block(x)
-        classes.append(x[:, 0])
-    return x, classes or [x[:, 0]]
+        first.append(x[:, 0])
+    return x, first or [x[:, 0]]
 
 
 class ImageTower(nn.Module):
-    """A tower that returns the tokens of an image: class token, registers, patches.
+    """A ViT that returns the tokens of an image: class token, registers, patches.
 
     Shapes: image [b h w c], values 0 to 255 of any type -> [b n image_width]: the class token and
-            registers, then rows of patches from the top left.
+            registers, unless the trunk has only patches, then rows of patches from the top left.
     Source: Dosovitskiy et al. 2021; with `pre_norm` the trunk of CLIP, without it that of DINO;
             with registers Darcet et al. 2023.
     """
 
     mean: Tensor
     std: Tensor
+    class_token: nn.Parameter | None
     registers: nn.Parameter | None
 
     def __init__(self, config: SparoConfig) -> None:
@@ -54,8 +56,10 @@ class ImageTower(nn.Module):
             config.channels, width, config.patch_px, config.patch_px, bias=config.patch_bias
         )
         std = width**-0.5
-        self.class_token = nn.Parameter(std * torch.randn(width))
-        registers = std * torch.randn(config.registers, width) if config.registers else None
+        token = std * torch.randn(width) if config.first_tokens else None
+        self.register_parameter("class_token", None if token is None else nn.Parameter(token))
+        count = max(0, config.first_tokens - 1)
+        registers = std * torch.randn(count, width) if count else None
         self.register_parameter("registers", None if registers is None else nn.Parameter(registers))
         self.position = nn.Parameter(std * torch.randn(config.image_tokens, width))
         self.norm_input = nn.LayerNorm(width, eps=config.eps) if config.pre_norm else nn.Identity()
@@ -63,26 +67,47 @@ class ImageTower(nn.Module):
         self.blocks = _blocks(config, config.image_layers, *sizes)
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.with_classes(image)[0]
+        return self.with_first(image)[0]
 
-    def with_classes(self, image: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the tokens of an image, and the class token after each block.
+    def with_first(self, image: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the tokens of an image, and the first one, a class token, after each block.
 
         Shapes: image [b h w c] -> [b n image_width], each [b image_width].
         """
         check_image(image, self.size)
         pixels = (image.to(self.mean.dtype) / 255 - self.mean) / self.std
         x = self.patches(pixels.permute(0, 3, 1, 2)).flatten(2).mT
-        x = torch.cat([self.first().expand(x.shape[0], -1, -1), x], 1) + self.position
-        return passed(self.blocks, self.norm_input(x))
+        if (first := self.first()) is not None:
+            x = torch.cat([first.expand(x.shape[0], -1, -1), x], 1)
+        return passed(self.blocks, self.norm_input(x + self.position))
 
-    def first(self) -> Tensor:
-        """Return the tokens before the patches.
+    def first(self) -> Tensor | None:
+        """Return the tokens before the patches, if there are any.
 
         Shapes: -> [k image_width].
         """
+        if self.class_token is None:
+            return None
         token = self.class_token[None]
         return token if self.registers is None else torch.cat((token, self.registers))
+
+
+class StagedTower(nn.Module):
+    """A Swin or ResNet that returns the tokens of an image, without its last norm.
+
+    The pooling begins with that norm.
+
+    Shapes: image [b h w c], values 0 to 255 of any type -> [b n image_width], row by row.
+    """
+
+    def __init__(self, config: SparoConfig) -> None:
+        super().__init__()
+        self.trunk = trunk_of(config.shape)
+        self.trunk.norm = nn.Identity()
+
+    def forward(self, image: Tensor) -> Tensor:
+        words: Tensor = self.trunk(image).words
+        return words
 
 
 class TextTower(nn.Module):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError
 from saccade.models.sparo.config import SparoConfig
-from saccade.models.trunks import PretrainedTrunk, TrunkPort, TrunkShape
+from saccade.models.trunks import KNOWN, PretrainedTrunk, TrunkPort, TrunkShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,60 +15,63 @@ if TYPE_CHECKING:
 # Ours by the trunk's names; class tokens and positions are renamed alone.
 _NAMES = {"embed.project.": "image.patches.", "norm_input.": "image.norm_input."}
 _BLOCKS = "blocks."
-_IMAGE_FIELDS = ("height_px", "width_px", "channels", "mean", "std", "patch_px")
+_STAGED = "image.trunk."  # before all names of a Swin or ResNet but those of its norm
+_IMAGE_FIELDS = ("height_px", "width_px", "channels", "mean", "std", "patch_px", "remainder")
+_STAGE_FIELDS = ("stage_layers", "stage_heads", "window", "trained_windows", "bottleneck")
 
 
 def _rules(config: SparoConfig) -> dict[str, str]:
-    """Return our beginnings of names by the trunk's."""
-    return _NAMES | {"norm.": f"{config.trunk_norm}.", _BLOCKS: f"image.{_BLOCKS}"}
+    """Return the beginnings of our names by those of the trunk's, the first that fits wins.
+
+    A trunk ends with the norm of all tokens, with which a pooling begins; a ResNet has none.
+    """
+    norm = {"norm.": f"{config.trunk_norm}."}
+    if config.trunk == "vit":
+        return _NAMES | norm | {_BLOCKS: f"image.{_BLOCKS}"}
+    return ({} if config.shape.is_resnet else norm) | {"": _STAGED}
 
 
 def _read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]") -> PretrainedTrunk:
     import torch
 
     own = SparoConfig.from_dict(dict(config))
-    shape = TrunkShape(
-        **{field: getattr(own, field) for field in _IMAGE_FIELDS},
-        dim=own.image_width,
-        registers=own.registers,
-        pre_norm=own.pre_norm,
-        activation=own.activation,
-        layer_norm_epsilon=own.eps,
-        layers=own.image_layers - own.reduce_depth,
-        heads=own.image_heads,
-        mlp_dim=own.image_hidden,
-    )
-    tensors = {}
-    for theirs, mine in _rules(own).items():
-        for key, value in weights.items():
-            if key.startswith(mine):
-                tensors[theirs + key.removeprefix(mine)] = value
-    first = [weights["image.class_token"][None]]
-    if own.registers:
-        first.append(weights["image.registers"])
-    tensors["class_tokens"] = torch.cat(first)
-    tensors["position"] = weights["image.position"]
-    if not own.patch_bias:
-        tensors["embed.project.bias"] = torch.zeros(own.image_width)
-    return PretrainedTrunk(shape, tensors)
+    tensors = {
+        theirs + key.removeprefix(mine): value
+        for theirs, mine in _rules(own).items()
+        for key, value in weights.items()
+        if key.startswith(mine)
+    }
+    if own.trunk == "vit":
+        if own.first_tokens:
+            first = [weights["image.class_token"][None]]
+            if own.registers:
+                first.append(weights["image.registers"])
+            tensors["class_tokens"] = torch.cat(first)
+        tensors["position"] = weights["image.position"]
+        if not own.patch_bias:
+            tensors["embed.project.bias"] = torch.zeros(own.image_width)
+    return PretrainedTrunk(own.shape, tensors)
 
 
 def _fields(shape: TrunkShape) -> dict[str, Any]:
-    if not shape.is_vit or shape.token_embedding != "naive":
+    if shape.token_embedding != "naive":
         raise SaccadeError(
-            f"--trunk: found a {shape.described()}, but the image tower of this family is a ViT "
-            "with one linear layer per patch. Pass a ViT, DeiT, DINOv2 or CLIP."
+            f"--trunk: found a {shape.described()}, but the image tower of this family has one "
+            f"linear layer per patch. Pass {KNOWN}."
         )
+    first = shape.specials + shape.registers
     return {
-        **{field: getattr(shape, field) for field in _IMAGE_FIELDS},
+        **{field: getattr(shape, field) for field in (*_IMAGE_FIELDS, *_STAGE_FIELDS)},
+        "trunk": shape.trunk,
         "patch_bias": True,
+        "patches_only": shape.is_vit and not first,
         "pre_norm": shape.pre_norm,
-        "registers": shape.registers + shape.specials - 1,
+        "registers": max(0, first - 1),
         "activation": shape.activation,
         "eps": shape.layer_norm_epsilon,
-        "image_width": shape.dim,
+        "image_width": shape.width,
         "image_layers": shape.layers,
-        "image_heads": shape.heads,
+        "image_heads": shape.last_heads,
         "image_hidden": shape.mlp_dim,
         "reduce_depth": 0,
     }
@@ -87,14 +90,16 @@ def _state(trunk: PretrainedTrunk, config: SparoConfig) -> "dict[str, Tensor]":
         for theirs, mine in rules.items():
             if key.startswith(theirs):
                 ours[mine + key.removeprefix(theirs)] = value
-    ours["image.class_token"] = trunk.weights["class_tokens"][0]
-    if config.registers:
-        ours["image.registers"] = trunk.weights["class_tokens"][1:]
-    ours["image.position"] = trunk.weights["position"]
+                break
+    if config.trunk == "vit":
+        if config.first_tokens:
+            ours["image.class_token"] = trunk.weights["class_tokens"][0]
+        if config.registers:
+            ours["image.registers"] = trunk.weights["class_tokens"][1:]
+        ours["image.position"] = trunk.weights["position"]
     if not trunk.shape.qkv_bias:
-        for index in range(depth):
-            name = f"image.blocks.{index}.attention.qkv.bias"
-            ours[name] = torch.zeros(3 * config.image_width)
+        for name in [name for name in ours if name.endswith("attention.qkv.weight")]:
+            ours[name.removesuffix("weight") + "bias"] = torch.zeros(len(ours[name]))
     return ours
 
 

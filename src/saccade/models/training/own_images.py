@@ -11,7 +11,7 @@ from saccade.errors import SaccadeError
 from saccade.models.data.datasets import pixel_moments
 from saccade.models.data.samples.source import Source
 from saccade.models.preprocessing import Preprocessing
-from saccade.models.resnet_sizes import BLOCKS, MEAN, STD, STRIDE, feature_width
+from saccade.models.resnet_sizes import BLOCKS, MEAN, STD, STRIDE, sizes_of
 from saccade.models.training.options import TrainOptions, chosen_recipe, with_counts
 from saccade.models.training.task import Recipe
 from saccade.models.word_tokens import frequent_words, split_words
@@ -77,7 +77,12 @@ def image_fields(options: TrainOptions, images: np.ndarray, encoder: str) -> dic
     name = options.value("encoder", encoder)
     if name in BLOCKS:
         grid = (max(1, height // STRIDE), max(1, width // STRIDE))
-        return fields | {"mean": MEAN, "std": STD, "feature_dim": feature_width(name), "grid": grid}
+        return fields | {
+            "mean": MEAN,
+            "std": STD,
+            "feature_dim": sizes_of(name).features,
+            "grid": grid,
+        }
     mean, std = pixel_moments(images[:_SEEN])
     return fields | {"mean": mean, "std": std}
 

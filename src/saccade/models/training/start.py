@@ -19,7 +19,7 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.models.shipped import SHIPPED, located
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import Task
-from saccade.models.trunks import PretrainedTrunk, TrunkPort
+from saccade.models.trunks import KNOWN, PretrainedTrunk, TrunkPort
 from saccade.spelling import did_you_mean
 from saccade.verbosity import note
 
@@ -117,7 +117,7 @@ def _with_trunk(family: str, options: TrainOptions, path: Path) -> TrunkOptions:
     if own is None or origin.preprocessing is None:
         raise SaccadeError(
             f"--trunk {path}: a checkpoint of {origin.family} has no trunk of images. Pass that of "
-            "a ViT, DeiT, DINOv2, Swin or CLIP."
+            f"{KNOWN}."
         )
     trunk = own.read(str(path), origin.config, origin.weights)
     given = GivenTrunk(origin, trunk, port, port.fields(trunk.shape), origin.preprocessing)

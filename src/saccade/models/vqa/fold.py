@@ -23,7 +23,7 @@ from saccade.models.vqa.mcan import (
 )
 from saccade.models.vqa.model import (
     VQA,
-    ResNetCells,
+    PlacedCells,
     answered,
     check_question,
     given_boxes,
@@ -215,7 +215,7 @@ class FoldedVQA(nn.Module):
         if self.config.has_grid:
             if self.config.features == "image":
                 cells = source.cells
-                self.cells = cells.folded() if isinstance(cells, ResNetCells) else cells
+                self.cells = cells.folded() if isinstance(cells, PlacedCells) else cells
                 position = source.grid_linear(source.cells.position)
                 self.register_buffer("position", position)
             self.grid = FoldedDecoder(

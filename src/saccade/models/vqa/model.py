@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network that answers questions about images, and shows where it looked."""
 
-from copy import copy
 from typing import Any
 
 import torch
@@ -10,8 +9,9 @@ from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
 from saccade.models.interface import Component, Family
-from saccade.models.layers.pixels import PixelScale, check_image
-from saccade.models.layers.resnet import ResNet
+from saccade.models.layers.pixels import check_image
+from saccade.models.layers.resnet import ResNetCells
+from saccade.models.resnet_sizes import sizes_of
 from saccade.models.vqa.components import vqa_component
 from saccade.models.vqa.config import VQAConfig
 from saccade.models.vqa.image_attention import GridPlaces, check_sizes, grid_attention
@@ -68,31 +68,19 @@ class ImageCells(nn.Module):
         return x.flatten(2).mT
 
 
-class ResNetCells(nn.Module):
+class PlacedCells(ResNetCells):
     """The features of a ResNet's cells, plus positions.
 
     Shapes: image [b h w c], values 0 to 255 of any type -> [b (H W) feature_dim].
     """
 
     def __init__(self, config: VQAConfig) -> None:
-        super().__init__()
-        self.scale = PixelScale(config)
-        self.resnet = ResNet(config.encoder)
+        super().__init__(config, sizes_of(config.encoder))
         cells = config.grid[0] * config.grid[1]
         self.position = nn.Parameter(_POSITION_STD * torch.randn(cells, config.feature_dim))
 
     def forward(self, image: Tensor) -> Tensor:
         return self.content(image) + self.position
-
-    def content(self, image: Tensor) -> Tensor:
-        """Return the cells without their positions."""
-        return self.resnet(self.scale(image).permute(0, 3, 1, 2)).flatten(2).mT
-
-    def folded(self) -> "ResNetCells":
-        """Return a copy with folded batch norms."""
-        made = copy(self)
-        made._modules = {**self._modules, "resnet": self.resnet.folded()}
-        return made
 
 
 def _widths(config: VQAConfig) -> list[int]:
@@ -136,7 +124,7 @@ class VQA(nn.Module, Family):
         if config.has_grid:
             if config.features == "image":
                 small = config.encoder == "cells"
-                self.cells = ImageCells(config) if small else ResNetCells(config)
+                self.cells = ImageCells(config) if small else PlacedCells(config)
             self.grid_linear = nn.Linear(config.feature_dim, config.dim)
             self.grid_decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
             self.grid_pool = Pool(config)

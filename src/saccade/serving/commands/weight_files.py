@@ -30,7 +30,7 @@ from saccade.models.torch_file import TorchFileRefused, texts_of
 Described = tuple[str, dict[str, Any], tuple[str, ...]]
 _LABELS, _CONFIG = "--labels LABELS.txt", "--config MODEL.json"
 # What `convert` cannot read from the file, by source.
-_NEEDED = dict.fromkeys(("nac", "sot", "vit", "deit", "swin"), (_LABELS,)) | {
+_NEEDED = dict.fromkeys(("nac", "sot", "vit", "deit", "swin", "resnet"), (_LABELS,)) | {
     "open-clip": (_CONFIG,),
     "invariant-slot-attention": (_CONFIG,),
     "tvmax-vqa": ("--attention {softmax,sparsemax,tvmax}", "--labels ANSWERS.json"),

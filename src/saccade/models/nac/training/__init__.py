@@ -201,7 +201,9 @@ class NACTask(CircuitTask):
         self.data_sha256 = {"train": training.sha256, "validation": validation.sha256}
         self.card = {"validation_images": len(validation.labels)}
         _, height, width, channels = training.images.shape
-        recipe = recipe_for(options.data or "digits", height, width)
+        trunk = options.given_trunk
+        patch_px = trunk.fields["patch_px"] if trunk is not None else 0
+        recipe = recipe_for(options.data or "digits", height, width, patch_px=patch_px)
         recipe = chosen_recipe(options, quick=recipe, shipped=recipe)
         recipe = with_extra(recipe, options.set)
         recipe = with_epochs(recipe, len(training.labels), steps=options.steps)
