@@ -169,7 +169,7 @@ def test_blocks_that_the_read_out_replaces_are_left_out(
 
 def test_other_tensors_still_have_to_fit(clip: Checkpoint, pairs: str, tmp_path: Path) -> None:
     given = TrainOptions(tmp_path / "x.safetensors", data=pairs, init=clip.path)
-    with pytest.raises(ShapeError, match=r"image.blocks.0.* found \(16, 24\) number, expected"):
+    with pytest.raises(ShapeError, match=r"image.blocks.0.* found floats \[16, 24\], expected"):
         train("sparo", replace(given, set=SLOTS | {"image_hidden": 32}))
     with pytest.raises(SaccadeError, match=r"--freeze image_pool: .* is new, so it must be"):
         train("sparo", replace(given, set=SLOTS, freeze=("image_pool",)))

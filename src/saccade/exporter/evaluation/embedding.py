@@ -115,6 +115,7 @@ def _coded(
     if output not in outputs:
         raise SaccadeError(
             f"--probe dino: found no output {output} of {model.name}, expected the class token of "
-            f"its last blocks. Export a SPARO that has one with --outputs {output}, or choose --probe adamw."
+            f"its last blocks. Export a SPARO that has one with --outputs {output}, or choose "
+            "--probe adamw."
         )
     return _Coded(data, outputs[output], data.labels)
