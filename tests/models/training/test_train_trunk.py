@@ -220,15 +220,16 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, trained: Trained) 
         trained("sot", other.path, out=tmp_path / "child.safetensors")
 
 
-def test_the_result_is_traced_with_a_free_batch(trained: Trained) -> None:
-    """What an export traces; its ONNX operators are those of a SoT's trunk and of another NAC."""
-    model = trained("nac", GOLDEN / "vit", freeze=("trunk",)).build()
-    folded = model.at(model.budget("0.5")).fold()
-    images = torch.from_numpy(ANSWERS["images"])
-    with torch.no_grad():
-        program = torch.export.export(
-            folded, (images[:3],), dynamic_shapes=({0: torch.export.Dim("b", min=1)},)
-        )
-        for count in (1, 2):
-            given = images.flip(0)[:count]
-            assert (program.module()(given) - folded(given)).abs().max() < 1e-5
+def test_the_result_is_exported_and_answers(trained: Trained, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime: pip install '.[export,cpu]'")
+    from quick_gate import FEW_SAMPLES
+
+    from saccade.exporter.exported import ExportOptions, export
+    from saccade.serving.local.artefact import load_artefact
+
+    child = trained("nac", GOLDEN / "vit", freeze=("trunk",))
+    options = ExportOptions(tmp_path / "out", budget=(0.5,))
+    export(child, options, FEW_SAMPLES, progress=None)
+    with load_artefact(tmp_path / "out") as model:
+        (answer,) = model.classify([ANSWERS["photograph 0"]])
+    assert answer.labels[0][0] in child.labels
