@@ -21,6 +21,7 @@ import os
 import statistics
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ from saccade.models.training.options import TrainOptions
 from saccade.models.training.start import load_start, started
 
 SHOTS, SEEDS, CLASSES = (1, 2, 4, 8, 16), (0, 1, 2, 3, 4), 8
-STEPS, WARM_UP, RATE = 60, 10, 3e-3
+STEPS, WARM_UP = 60, 10
+RATES = (3e-3, 3e-4)  # the family's own, and one for weights that are already good
 TIMES = 3  # as large: 24 px, the side of the shipped circuit's images
 POOL = max(SHOTS) + 4  # training samples per class to draw from
 SHIPPED = "shipped:digits-sum"
@@ -74,7 +76,7 @@ def write_data(path: Path) -> None:
     )
 
 
-def run_of(data: Path, arm: str, shots: int, seed: int) -> dict[str, Any]:
+def run_of(data: Path, arm: str, rate: float, shots: int, seed: int) -> dict[str, Any]:
     """Train once; return the score of the last weights on the test split."""
     options = TrainOptions(
         data.with_name("run.safetensors"),
@@ -82,7 +84,7 @@ def run_of(data: Path, arm: str, shots: int, seed: int) -> dict[str, Any]:
         shots=shots,
         seed=seed,
         steps=STEPS,
-        learning_rate=RATE,
+        learning_rate=rate,
     )
     if arm == "fine-tuned":
         options = replace(options, init=Path(SHIPPED))
@@ -102,7 +104,7 @@ def run_of(data: Path, arm: str, shots: int, seed: int) -> dict[str, Any]:
     test = load_data(str(data), "test")
     top_1 = score(model, (test.images,), test.labels, (1.0,), at_once=100)["1"]
     return {
-        "arm": arm, "shots": shots, "seed": seed, "top_1": top_1,
+        "arm": arm, "learning_rate": rate, "shots": shots, "seed": seed, "top_1": top_1,
         "processor_s": round(time.process_time() - begin, 1),
         "loss": fitted.log.rows[-1]["loss"],
     }  # fmt: skip
@@ -115,38 +117,45 @@ def interval(values: list[float]) -> dict[str, float]:
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
-def summary_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the intervals of each arm and shot with all seeds, and of paired differences."""
-    scores = {(run["arm"], run["shots"], run["seed"]): run["top_1"] for run in runs}
-    found: dict[str, Any] = {}
-    for arm in ARMS:
-        for shots in SHOTS:
-            mine = [scores.get((arm, shots, seed)) for seed in SEEDS]
-            if None in mine:
-                continue
-            entry = {"top_1": interval(mine)}
-            base = [scores.get(("random weights", shots, seed)) for seed in SEEDS]
-            if arm != "random weights" and None not in base:
-                differences = [one - other for one, other in zip(mine, base, strict=True)]
-                entry["over_random_weights"] = interval(differences)
-            found.setdefault(arm, {})[str(shots)] = entry
+def summary_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the intervals of each arm, rate and shot, and of paired differences.
+
+    A difference is that from random weights at the same rate.
+    """
+    fields = ("arm", "learning_rate", "shots", "seed")
+    scores = {tuple(run[field] for field in fields): run["top_1"] for run in runs}
+    found = []
+    for arm, rate, shots in product(ARMS, RATES, SHOTS):
+        mine, base = (
+            [scores[which, rate, shots, seed] for seed in SEEDS] for which in (arm, ARMS[1])
+        )
+        entry = {"arm": arm, "learning_rate": rate, "shots": shots, "top_1": interval(mine)}
+        if arm != ARMS[1]:
+            differences = [one - other for one, other in zip(mine, base, strict=True)]
+            entry["over_random_weights"] = interval(differences)
+        found.append(entry)
     return found
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw top-1 by samples per class, a line for each arm."""
+    """Draw top-1 by samples per class, a line for each arm and rate."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 4.4), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for arm, color in zip(ARMS, ("#0b6e99", "#8a8f98"), strict=True):
-        points = [(int(n), entry["top_1"]) for n, entry in result["summary"].get(arm, {}).items()]
-        shots = [n for n, _ in points]
-        axes.plot(shots, [100 * one["mean"] for _, one in points], "o-", color=color, label=arm)
-        low, high = ([100 * one[end] for _, one in points] for end in ("low", "high"))
-        axes.fill_between(shots, low, high, color=color, alpha=0.15, linewidth=0)
+    styles = product(("#0b6e99", "#8a8f98"), ("o-", "s--"))
+    for (arm, rate), (color, style) in zip(product(ARMS, RATES), styles, strict=True):
+        points = [
+            entry["top_1"]
+            for entry in result["summary"]
+            if (entry["arm"], entry["learning_rate"]) == (arm, rate)
+        ]
+        label = f"{arm}, learning rate {rate:g}"
+        axes.plot(SHOTS, [100 * one["mean"] for one in points], style, color=color, label=label)
+        low, high = ([100 * one[end] for one in points] for end in ("low", "high"))
+        axes.fill_between(SHOTS, low, high, color=color, alpha=0.12, linewidth=0)
     axes.axhline(100 / CLASSES, color="#c2571a", linestyle=":", linewidth=1, label="chance")
     axes.set_xscale("log", base=2)
     axes.set_xticks(SHOTS, [str(n) for n in SHOTS])
@@ -170,13 +179,11 @@ def main() -> None:
     if not data.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
         write_data(data)
-    for seed in SEEDS:
-        for shots in given.only or SHOTS:
-            for arm in ARMS:
-                kept = BUILD / f"{arm.replace(' ', '-')}-{shots}-{seed}.json"
-                if not kept.exists():
-                    write_atomically(kept, json_bytes(run_of(data, arm, shots, seed)))
-                    print(kept.read_text(), flush=True)
+    for seed, shots, rate, arm in product(SEEDS, given.only or SHOTS, RATES, ARMS):
+        kept = BUILD / f"{arm.replace(' ', '-')}-{rate:g}-{shots}-{seed}.json"
+        if not kept.exists():
+            write_atomically(kept, json_bytes(run_of(data, arm, rate, shots, seed)))
+            print(kept.read_text(), flush=True)
     if given.only:
         return
     runs = [json.loads(path.read_bytes()) for path in sorted(BUILD.glob("*.json"))]
@@ -187,7 +194,7 @@ def main() -> None:
             "pretrained": SHIPPED, "data": "scikit-learn's digits 0 to 7, three times as large, of "
             "the splits that the pretrained circuit was not trained on",
             "test_samples": len(load_data(str(data), "test").labels), "classes": CLASSES,
-            "steps": STEPS, "warm_up_steps": WARM_UP, "learning_rate": RATE,
+            "steps": STEPS, "warm_up_steps": WARM_UP, "learning_rates": RATES,
             "weights": "of the last step",
         },
         "summary": summary_of(runs),
