@@ -9,7 +9,7 @@ from torch import nn
 
 from saccade.errors import SaccadeError
 from saccade.models.data.augment import Augment, Augmentation, mixed
-from saccade.models.data.samples.images import Images, Originals, Own, in_batch
+from saccade.models.data.samples.images import Images, Originals, Own, in_batch, read_ahead
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.start import is_within
 from saccade.models.training.task import Recipe, Task
@@ -163,14 +163,8 @@ class ImageChanges:
 
     def ahead(self, places: Callable[[], np.ndarray], own: Own) -> None:
         """Begin to decode the images that will be asked for next."""
-        if self._originals is None and not isinstance(self._images, Images):
-            return
-        later = places()
-        later = later[self._needed(own, len(later))]
-        if self._originals is not None:
-            self._originals.ahead(later)
-        elif isinstance(self._images, Images):
-            self._images.ahead(later)
+        source = self._images if self._originals is None else self._originals
+        read_ahead(source, places, lambda count: self._needed(own, count))
 
     def _needed(self, own: Own, count: int) -> np.ndarray:
         """Return the rows of a batch whose images this process needs, in order."""

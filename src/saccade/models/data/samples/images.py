@@ -278,9 +278,13 @@ def own_images(images: np.ndarray, places: np.ndarray, own: Own) -> np.ndarray:
     return in_batch(images[places[rows]], rows, len(places))
 
 
-def read_ahead(images: np.ndarray, places: Callable[[], np.ndarray], own: Own) -> None:
+def read_ahead(
+    images: np.ndarray | Originals | None,
+    places: Callable[[], np.ndarray],
+    own: Callable[[int], slice | np.ndarray],
+) -> None:
     """Begin to decode images that will be asked for next, if they are not in memory."""
-    if isinstance(images, Images):
+    if isinstance(images, Images | Originals):
         later = places()
         images.ahead(later[own(len(later))])
 
