@@ -68,9 +68,8 @@ class Instrumentation:
         self.log = RequestLog(model, pb.Logger.log_warn) if wants_log else None
         self.on = self.spans is not None or self.log is not None
 
-    def sender(self, request: Any) -> Any:
+    def sender(self, sender: Any, request: Any) -> Any:
         """Return a request's sender, which observes the request if that is on."""
-        sender = request.get_response_sender()
         return ObservedSender(sender, request, self) if self.on else sender
 
     def routed(self, ticket: Ticket, route: Route) -> None:

@@ -35,7 +35,7 @@ from policies import Followed, all_policies, policy_of, steps_of
 from relay import OUTPUTS as OF_ALL
 from relay import Relay, StepSender, count_adapted, marks_of, outputs_of
 from routes import Route, Routes, read_routes
-from sender import Sender
+from sender import Reply, Sender
 from server_queue import ServerQueue
 from texts import repeated
 from ticket import Ticket, caller_of, deadline, time_for
@@ -106,18 +106,26 @@ class TritonPythonModel:
         self.metrics.close()
         self.instrumentation.close()
 
-    def execute(self, requests: list[Any]) -> None:
-        """Put each request into its variant's lane. The lanes send the answers."""
-        for request in requests:
-            sender = Sender(self.instrumentation.sender(request), self.metrics)
-            try:
-                self._route(request, sender)
-            except RequestRefused as error:
-                refuse(sender, str(error), INVALID_REQUEST)
-            except Busy as busy:
-                refuse(sender, str(busy), BUSY)
-            except Exception as error:
-                fail(sender, "the router could not read the request", error)
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Put each request into its variant's lane.
+
+        Returns a response for each request that is refused here, and None for the others: the
+        lanes send their answers.
+        """
+        return [self._execute(request) for request in requests]
+
+    def _execute(self, request: Any) -> Any:
+        reply = Reply(request.get_response_sender())
+        sender = Sender(self.instrumentation.sender(reply, request), self.metrics)
+        try:
+            self._route(request, sender)
+        except RequestRefused as error:
+            refuse(sender, str(error), INVALID_REQUEST)
+        except Busy as busy:
+            refuse(sender, str(busy), BUSY)
+        except Exception as error:
+            fail(sender, "the router could not read the request", error)
+        return reply.executed()
 
     def _expire(self) -> None:
         while not self.ended.wait(EXPIRE_EVERY_S):

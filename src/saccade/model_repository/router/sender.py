@@ -1,9 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's sender of one request's answer, which also counts the outcome of the request."""
 
+from threading import get_ident
 from typing import Any
 
 from metrics import Metrics
+
+
+class Reply:
+    """The server's sender of one request, which keeps what is sent while `execute` runs.
+
+    `execute` returns it then: the server takes it along with the end of `execute`. A response that
+    is sent costs a message to the server and one back, which is more than all else of a refusal.
+    """
+
+    __slots__ = ("_kept", "_sender", "_thread")
+
+    def __init__(self, sender: Any) -> None:
+        """Call this in the thread that runs `execute`, and `executed` at its end."""
+        self._sender, self._thread, self._kept = sender, get_ident(), None
+
+    def send(self, response: Any, flags: int) -> None:
+        """Send a response, or keep it if it comes from `execute`."""
+        if get_ident() == self._thread:
+            self._kept = response
+        else:
+            self._sender.send(response, flags=flags)
+
+    def executed(self) -> Any:
+        """Return the response that was kept, or None; later ones are sent."""
+        self._thread = None
+        return self._kept
+
+    def is_cancelled(self) -> bool:
+        """Return whether the caller has gone."""
+        return bool(self._sender.is_cancelled())
 
 
 class Sender:
