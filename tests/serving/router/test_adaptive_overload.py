@@ -48,6 +48,36 @@ def test_a_hopeless_load_gets_as_many_answers_as_the_cheapest_variant_has(simula
     assert degraded([one for one in after if one[0] > fell_s + 5]) == 0
 
 
+def test_first_calls_that_were_slow_do_not_end_all_answers(simulation):
+    """A load that begins at once: the first calls of a model are slow, most of all if all run."""
+    for lane in simulation.lanes.values():
+        for _ in range(2):
+            lane.service.add(1.0, 2 * SLO_S)
+    simulation.load(8 * CARRIED, 1)
+    began_s = simulation.clock.now
+    simulation.load(8 * CARRIED, 1)
+    answers = [one for one in simulation.done if one[1] and one[0] + one[2] > began_s]
+    assert len(answers) > 0.95 * CARRIED
+
+
+@pytest.mark.parametrize("calls", [2, 50])
+def test_a_variant_that_seems_too_slow_is_measured_again_if_it_rests(simulation, calls):
+    from adaptive import Busy
+
+    for lane in simulation.lanes.values():
+        for _ in range(calls):
+            lane.service.add(1.0, 2 * SLO_S)
+    if calls > 2:
+        with pytest.raises(Busy):
+            simulation.ask()
+        simulation.clock.now += 0.6
+    assert simulation.ask()[0].name == "small"
+    simulation.lanes["small", ""].waiting.append(None)
+    simulation.clock.now += 0.1
+    with pytest.raises(Busy):
+        simulation.ask()
+
+
 def test_a_decision_needs_about_one_forecast_also_under_overload(simulation):
     """Counted, not timed: the router decides in one thread, and a refusal must be cheap."""
     for rate, most in ((50, 1.5), (130, 3.0), (8 * CARRIED, 1.0)):

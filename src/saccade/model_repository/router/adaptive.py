@@ -243,6 +243,8 @@ class Adaptive:
             level.spill = len(level.candidates) if at is None else at
         if at is None:
             cheapest = level.candidates[-1]
+            if self.forecast.to_measure(cheapest, ticket.role):
+                return every.stop - 1
             needs_s = self.forecast.answer_s(cheapest, ticket)
             hopeless = self.forecast.alone_s(cheapest, ticket) > limit_s
             level.full = Full(ticket.rows, needs_s, needs_s - limit_s, large, hopeless)

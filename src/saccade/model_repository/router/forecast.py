@@ -211,6 +211,16 @@ class Forecast:
         lane = self._lane(candidate.routes[0], role)
         return lane.idle and lane.service.rested_s > PROBE_S
 
+    def to_measure(self, candidate: Candidate, role: str) -> bool:
+        """Return whether the candidate's lanes are idle, and the forecast for it may be wrong.
+
+        A candidate that seems too slow gets no requests, so without one now and then it would seem
+        too slow forever.
+        """
+        lanes = [self._lane(route, role) for route in candidate.routes]
+        wrong = any(lane.service.unsure or lane.service.rested_s > PROBE_S for lane in lanes)
+        return wrong and all(lane.idle for lane in lanes)
+
     def unsure(self, candidate: Candidate, role: str) -> bool:
         """Return whether a forecast that the candidate is too slow should be tried."""
         return any(self._lane(route, role).service.unsure for route in candidate.routes)
