@@ -326,7 +326,7 @@ def test_what_nothing_can_answer_in_time_is_refused_with_a_hint(clock):
         lane.waiting.clear()
     clock.now += 1
     with pytest.raises(Busy, match="send less in one request, or allow more time"):
-        simulation.ask(rows=4000)
+        simulation.ask(rows=40_000)
     assert simulation.ask()
 
 

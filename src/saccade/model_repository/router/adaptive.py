@@ -33,6 +33,7 @@ SAFE = 0.8  # share of the objective that a forecast may need
 SURE = 0.9  # share of the caller's remaining time, as in a lane; of the objective, for the best
 EASY = 0.5  # share of the time left for waiting that a better candidate may need to be taken again
 FULL_LOAD, EASY_LOAD = 0.95, 0.85  # how busy the busiest lane may be to stay, and to go up
+DOUBT = 10.0  # a forecast of more than this many times the limit is not tried
 BEHIND, BEHIND_S = 0.3, 0.1  # lag as a part of the objective that lowers levels, and how often
 REFUSE_S = 0.1  # part of the objective for which a refusal is not reconsidered
 HOLD_S, MOST_HOLD_S = 0.75, 2.5  # how long a better candidate must have fit
@@ -243,10 +244,10 @@ class Adaptive:
             level.spill = len(level.candidates) if at is None else at
         if at is None:
             cheapest = level.candidates[-1]
-            if self.forecast.to_measure(cheapest, ticket.role):
+            alone_s = self.forecast.alone_s(cheapest, ticket)
+            if alone_s < DOUBT * limit_s and self.forecast.seems_slow(cheapest, ticket.role):
                 return every.stop - 1
-            needs_s = self.forecast.answer_s(cheapest, ticket)
-            hopeless = self.forecast.alone_s(cheapest, ticket) > limit_s
+            needs_s, hopeless = self.forecast.answer_s(cheapest, ticket), alone_s > limit_s
             level.full = Full(ticket.rows, needs_s, needs_s - limit_s, large, hopeless)
             level.full_until_s = now_s + REFUSE_S * limit_s
         return at

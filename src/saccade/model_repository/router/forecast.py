@@ -211,15 +211,14 @@ class Forecast:
         lane = self._lane(candidate.routes[0], role)
         return lane.idle and lane.service.rested_s > PROBE_S
 
-    def to_measure(self, candidate: Candidate, role: str) -> bool:
-        """Return whether the candidate's lanes are idle, and the forecast for it may be wrong.
+    def seems_slow(self, candidate: Candidate, role: str) -> bool:
+        """Return whether a forecast that the candidate is too slow should be tried now.
 
-        A candidate that seems too slow gets no requests, so without one now and then it would seem
-        too slow forever.
+        A candidate that gets no requests would otherwise seem too slow forever. Its lanes are idle,
+        so only one request at a time finds out.
         """
-        lanes = [self._lane(route, role) for route in candidate.routes]
-        wrong = any(lane.service.unsure or lane.service.rested_s > PROBE_S for lane in lanes)
-        return wrong and all(lane.idle for lane in lanes)
+        idle = all(self._lane(route, role).idle for route in candidate.routes)
+        return idle and self.unsure(candidate, role)
 
     def unsure(self, candidate: Candidate, role: str) -> bool:
         """Return whether a forecast that the candidate is too slow should be tried."""
