@@ -10,6 +10,13 @@ from typing import Any
 import numpy as np
 
 
+def execute(router: Any, requests: Sequence[Any]) -> None:
+    """Let a router execute requests, and deliver what it returns, as the server does."""
+    for request, response in zip(requests, router.execute(requests), strict=True):
+        if response is not None:
+            request.send(response, flags=1)
+
+
 class FakeRequest:
     """One request for encoded images, and the sender of its answer.
 

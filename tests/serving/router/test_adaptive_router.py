@@ -2,6 +2,7 @@
 """Load-adaptive choice by the router's own code without a server: answers, marks and counters."""
 
 import pytest
+from fake_requests import execute
 from test_relay import (  # noqa: F401
     DEAD,
     FULL,
@@ -30,12 +31,13 @@ def adaptive(make):  # noqa: F811
     router.late = set()
     forecast = router.adaptive.forecast
     forecast.answer_s = lambda candidate, ticket: 1e6 if candidate.name in router.late else 0.0
+    forecast.seems_slow = lambda *_: False
     return router
 
 
 def answer_of(router, shades=(1, 2, 3), outputs=tuple(OUTPUTS), **parameters):
     request = Request(shades, outputs, **parameters)
-    router.execute([request])
+    execute(router, [request])
     return request.answer()
 
 
@@ -67,7 +69,7 @@ def test_under_more_load_a_smaller_budget_answers_without_a_certificate(adaptive
 def test_if_nothing_is_in_time_the_request_is_refused_at_once(adaptive):
     adaptive.late = {FULL, "safe", MIDDLE, SMALL}
     request = Request([1])
-    adaptive.execute([request])
+    execute(adaptive, [request])
     code, text = request.error()
     assert code == "unavailable" and text.startswith("model 'nac' is busy") and "try" in text
     assert adaptive.calls == []
@@ -81,7 +83,7 @@ def test_what_waited_too_long_in_the_servers_queue_is_refused_unread(adaptive):
         (tensor,) = request.inputs()
         own = tensor.as_numpy
         tensor.as_numpy = lambda own=own, read=read: read.append(1) or own()
-        adaptive.execute([request])
+        execute(adaptive, [request])
         if code is None:
             assert request.answer() and read
         else:
@@ -118,7 +120,7 @@ def test_a_risk_is_kept_or_the_request_is_refused(adaptive):
         adaptive.late = late
         adaptive.adaptive._levels.clear()
         request = Request([1], max_risk=risk)
-        adaptive.execute([request])
+        execute(adaptive, [request])
         assert request.error()[0] == "unavailable"
 
 
@@ -134,7 +136,7 @@ def test_in_other_repositories_nothing_adapts_by_itself(make):  # noqa: F811
     assert set(answer_of(router)) == OUTPUTS - {"steps", "certified", "degraded"}
     assert not answer_of(router, policy="safe")["degraded"].any()
     request = Request([1], max_latency_ms=5)
-    router.execute([request])
+    execute(router, [request])
     assert "max_latency_ms needs measured latencies" in request.error()[1]
     assert not answer_of(router, max_risk=0.01, max_latency_ms=50_000)["degraded"].any()
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_requests import FakeRequest
+from fake_requests import FakeRequest, execute
 from PIL import Image
 
 from saccade.exporter.policy.answers import MEASURES, Answers
@@ -184,7 +184,7 @@ def held(make):
     for name in (SMALL, FULL):
         one.go[name].set()
     one.first = Request([0], budget="b0500")
-    one.execute([one.first])
+    execute(one, [one.first])
     assert one.entered[MIDDLE].wait(60)
     return one
 
@@ -214,7 +214,7 @@ def offline(name, shades=SHADES):
 @pytest.mark.parametrize("name", ["auto", "night", "odd", "never", "late"])
 def test_each_row_is_answered_as_by_the_chain_offline(router, name):
     request = Request(policy=name)
-    router.execute([request])
+    execute(router, [request])
     ends, logits, variants = offline(name)
     assert name == "never" or len({*ends}) == len({*variants}) > 1, "rows end at different steps"
     answer = request.answer()
@@ -234,7 +234,7 @@ def test_each_row_is_answered_as_by_the_chain_offline(router, name):
 @pytest.mark.parametrize("name", ["auto", "late"])
 def test_the_answers_of_models_are_never_written_to(router, name):
     request = Request(policy=name)
-    router.execute([request])
+    execute(router, [request])
     request.answer()
     assert len(router.given) == 3 * 3, "three arrays of three variants"
     for array, as_given in router.given:
@@ -243,7 +243,7 @@ def test_the_answers_of_models_are_never_written_to(router, name):
 
 def test_rows_that_are_sure_at_once_cost_one_call(router):
     request = Request(policy="always")
-    router.execute([request])
+    execute(router, [request])
     assert set(texts(request.answer()["variant"])) == {SMALL}
     assert router.calls == [(SMALL, 64)]
 
@@ -254,7 +254,7 @@ def test_an_image_is_decoded_once(router, monkeypatch):
     plain, done = decoding.decode, []
     monkeypatch.setattr(decoding, "decode", lambda *given: (done.append(1), plain(*given))[1])
     request = Request(policy="never")
-    router.execute([request])
+    execute(router, [request])
     request.answer()
     assert len(done) == 64 and [name for name, _ in router.calls] == [SMALL, FULL]
 
@@ -262,17 +262,17 @@ def test_an_image_is_decoded_once(router, monkeypatch):
 def test_only_what_was_asked_for_is_answered(router):
     for asked in (["certified"], ["variant", "probabilities"], ["logits", "steps"]):
         request = Request(outputs=asked, policy="auto")
-        router.execute([request])
+        execute(router, [request])
         assert set(request.answer()) == set(asked)
     # Who names no output is asked for all of the configuration by the server.
     request = Request(outputs=[*OUTPUTS, "embedding", "saccade_lanes"], policy="auto")
-    router.execute([request])
+    execute(router, [request])
     assert set(request.answer()) == OUTPUTS
 
 
 def test_a_request_without_a_policy_is_answered_as_ever(router):
     request = Request([3], budget="b0500")
-    router.execute([request])
+    execute(router, [request])
     assert set(request.answer()) == {"logits", "probabilities", "variant", "variant_sha256"}
     assert request.answer()["variant"].tobytes().decode() == MIDDLE
 
@@ -280,9 +280,9 @@ def test_a_request_without_a_policy_is_answered_as_ever(router):
 def test_the_rest_shares_a_call_with_what_waits_there(held, eventually):
     request = Request(outputs=["logits"], policy="auto")
     other = Request([5, 6], budget="b0500")  # which asks for more
-    held.execute([request])
+    execute(held, [request])
     eventually(lambda: held.lanes[MIDDLE, ""].report()["waiting"], 6)
-    held.execute([other])
+    execute(held, [other])
     held.go[MIDDLE].set()
     ends, logits, _ = offline("auto")
     np.testing.assert_array_equal(request.answer()["logits"], logits)
@@ -303,7 +303,7 @@ FAILURES = {
 def test_a_failure_in_the_chain_leaves_the_answer_before(router, failing, words):
     router.failing[failing] = words
     request, strict = Request(policy="auto"), Request(policy="auto", strict=True)
-    router.execute([request])
+    execute(router, [request])
     ends, _, _ = offline("auto")
     reached = CHAIN.index(failing)
     answer = request.answer()
@@ -313,7 +313,7 @@ def test_a_failure_in_the_chain_leaves_the_answer_before(router, failing, words)
     assert texts(answer["variant"]) == [CHAIN[at] for at in kept]
     expected = [LOGITS[CHAIN[at]][shade] for at, shade in zip(kept, SHADES, strict=True)]
     np.testing.assert_array_equal(answer["logits"], np.array(expected, np.float32))
-    router.execute([strict])
+    execute(router, [strict])
     code, text = strict.error()
     assert code == FAILURES[words][0] and FAILURES[words][1] in text and f"'{failing}'" in text
 
@@ -321,7 +321,7 @@ def test_a_failure_in_the_chain_leaves_the_answer_before(router, failing, words)
 def test_a_failure_of_the_first_step_is_the_requests(router):
     router.failing[SMALL] = DEAD
     request = Request(policy="auto")
-    router.execute([request])
+    execute(router, [request])
     code, text = request.error()
     assert code == "unavailable" and SMALL in text and len(router.calls) == 1
 
@@ -331,7 +331,7 @@ def test_time_that_runs_out_in_the_chain(held, strict, eventually, monkeypatch):
     import backlog
 
     request = Request(policy="auto", strict=strict, timeout=60_000_000)
-    held.execute([request])
+    execute(held, [request])
     ends, _, _ = offline("auto")
     eventually(lambda: held.lanes[MIDDLE, ""].report()["waiting"], 6)
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 60)
@@ -348,7 +348,7 @@ def test_time_that_runs_out_in_the_chain(held, strict, eventually, monkeypatch):
 
 def test_nothing_more_is_run_for_a_caller_that_has_gone(held, eventually):
     request = Request(policy="auto")
-    held.execute([request])
+    execute(held, [request])
     eventually(lambda: held.lanes[MIDDLE, ""].report()["waiting"], 6)
     request.gone = True
     time.sleep(0.06)  # before that it is not worth asking
@@ -361,7 +361,7 @@ def test_a_lane_that_has_ended_is_no_reason_to_wait(make):
     """The largest variant's lane ends first; a request may still be on its way to it."""
     router = make()
     request = Request(policy="never")
-    router.execute([request])
+    execute(router, [request])
     assert router.entered[SMALL].wait(60)
     router.lanes[FULL, ""].close()
     router.go[SMALL].set()
@@ -371,7 +371,7 @@ def test_a_lane_that_has_ended_is_no_reason_to_wait(make):
 def test_a_broken_image_is_the_requests_own_fault(router):
     request = Request(policy="auto")
     request.inputs()[0].as_numpy()[5, 0] = b"junk"
-    router.execute([request])
+    execute(router, [request])
     code, text = request.error()
     assert code == "invalid" and "image 5" in text and router.calls == []
 
@@ -399,7 +399,7 @@ REFUSED = {
 def test_refused(router, case):
     parameters, words = REFUSED[case]
     request = Request(**parameters)
-    router.execute([request])
+    execute(router, [request])
     code, text = request.error()
     assert code == "invalid" and words in text and router.calls == []
 
@@ -413,16 +413,16 @@ def test_a_family_refuses_what_no_policy_covers(router, monkeypatch, policy):
 
     monkeypatch.setattr(router.family, "check_followed", refuse)
     request = Request(**({"max_risk": 0} if policy == "full model" else {"policy": policy}))
-    router.execute([request])
+    execute(router, [request])
     assert request.error() == ("invalid", "no policy covers ['image']") and router.calls == []
     plain = Request(budget=0.5)
-    router.execute([plain])
+    execute(router, [plain])
     assert plain.answer()
 
 
 def test_outputs_that_variants_do_not_share_are_refused_by_name(router):
     request = Request(outputs=["logits", "embedding"], policy="auto")
-    router.execute([request])
+    execute(router, [request])
     code, text = request.error()
     assert code == "invalid" and text.startswith("found output embedding in a request with")
 
@@ -431,7 +431,7 @@ def test_outputs_that_variants_do_not_share_are_refused_by_name(router):
 def test_a_router_without_policies_says_how_it_gets_some(make, parameters):
     router = make(policies=[])
     request = Request(**parameters)
-    router.execute([request])
+    execute(router, [request])
     code, text = request.error()
     assert code == "invalid" and "saccade calibrate" in text and "saccade repository" in text
 
@@ -445,7 +445,7 @@ RISKS = {
 @pytest.mark.parametrize("risk", RISKS)
 def test_the_cheapest_policy_of_a_risk_is_followed(router, risk):
     request = Request(max_risk=risk)
-    router.execute([request])
+    execute(router, [request])
     answer = request.answer()
     assert tuple(name for name, _ in router.calls) == RISKS[risk] and answer["certified"].all()
     if RISKS[risk] == (FULL,):
@@ -456,11 +456,11 @@ def test_the_cheapest_policy_of_a_risk_is_followed(router, risk):
 def test_answers_are_counted_by_policy_step_and_certificate(router, pb):
     ends, _, _ = offline("auto")
     whole, broken, full = Request(policy="auto"), Request(policy="auto"), Request([1], max_risk=0)
-    router.execute([whole, full])
+    execute(router, [whole, full])
     whole.answer(), full.answer()
     router.failing[MIDDLE] = DEAD
     strict = Request(policy="auto", strict=True)
-    router.execute([broken, strict])
+    execute(router, [broken, strict])
     broken.answer(), strict.error()
     router.finalize()
 

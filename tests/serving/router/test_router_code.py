@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from fake_requests import FakeRequest
+from fake_requests import FakeRequest, execute
 from PIL import Image
 
 VARIANT = "nac-b1000-fp32"
@@ -91,7 +91,7 @@ def router(pb, tmp_path):
 def busy(router):
     """The same, while a first request is run."""
     router.first = Request()
-    router.execute([router.first])
+    execute(router, [router.first])
     while not router.runs:
         time.sleep(0.001)
     return router
@@ -117,7 +117,7 @@ def test_each_request_is_counted_once_by_how_it_ended(busy, pb):
         *(Request(png(255)), Request(png(7)), Request(timeout=2**64 - 1), late),
         Request(parameters={"saccade_probe": "lanes"}),
     ]
-    busy.execute(mates)
+    execute(busy, mates)
     late.answer()
     busy.go.set()
     for request in (busy.first, *mates):
@@ -138,7 +138,7 @@ def test_each_request_is_counted_once_by_how_it_ended(busy, pb):
 
 def test_a_negative_timeout_is_its_callers_own_failure(busy):
     bad, good = Request(timeout=2**64 - 1), [Request(png(7), timeout=t) for t in (0, 2**62)]
-    busy.execute([bad, *good])
+    execute(busy, [bad, *good])
     assert bad.error() == (
         "invalid",
         "the request's timeout is -1 microseconds, expected 1 or more, or 0 for none",
@@ -152,7 +152,7 @@ def test_a_negative_timeout_is_its_callers_own_failure(busy):
 
 def test_a_run_that_fails_is_made_again_for_each_request(busy):
     bad, good = Request(png(255)), Request(png(7))
-    busy.execute([bad, good])
+    execute(busy, [bad, good])
     busy.go.set()
     assert bad.error() == ("internal", f"variant '{VARIANT}' failed; see the server's log")
     np.testing.assert_array_equal(good.answer().tensors["logits"], [[7, 7]])
@@ -185,7 +185,7 @@ class Files(list):
 
 def test_the_next_group_is_decoded_while_the_lane_is_busy(busy, decodes, eventually):
     requests = [Request(png(shade)) for shade in range(20)]
-    busy.execute(requests)
+    execute(busy, requests)
     eventually(lambda: len(decodes) == 8, 1)
     waiting = next(iter(busy.lanes.values()))._backlog
     eventually(lambda: waiting.cost[1] < 0.02 * 12.1, 1)
@@ -198,9 +198,9 @@ def test_the_next_group_is_decoded_while_the_lane_is_busy(busy, decodes, eventua
 
 def test_more_requests_join_what_was_decoded_ahead(busy, decodes, eventually):
     first, later = Request(png(1)), Request(png(2))
-    busy.execute([first])
+    execute(busy, [first])
     eventually(lambda: len(decodes) == 1, 1)
-    busy.execute([later])
+    execute(busy, [later])
     eventually(lambda: len(decodes) == 2, 1)
     busy.go.set()
     assert first.error() is None and later.error() is None and busy.runs == [1, 2]
@@ -208,7 +208,7 @@ def test_more_requests_join_what_was_decoded_ahead(busy, decodes, eventually):
 
 def test_a_broken_image_is_refused_while_the_lane_is_busy(busy):
     bad, good = Request(b"junk"), Request(png(7))
-    busy.execute([bad, good])
+    execute(busy, [bad, good])
     assert bad.error()[0] == "invalid" and busy.first.response is None
     busy.go.set()
     np.testing.assert_array_equal(good.answer().tensors["logits"], [[7, 7]])
@@ -218,7 +218,7 @@ def test_a_broken_image_is_refused_while_the_lane_is_busy(busy):
 def test_a_group_waits_for_an_image_that_is_decoded_ahead(busy, decodes, eventually):
     decodes.go.clear()
     request = Request(png(7))
-    busy.execute([request])
+    execute(busy, [request])
     eventually(lambda: len(decodes) == 1, 1)
     busy.go.set()
     assert busy.first.error() is None
@@ -234,7 +234,7 @@ def test_whoever_leaves_while_decoded_ahead_hears_one_answer(busy, decodes, even
     for file in (png(7), b"junk"):
         decodes.go.clear()
         late = Request(file, timeout=50_000)
-        busy.execute([late])
+        execute(busy, [late])
         eventually(lambda: len(decodes) == 1, 1)
         assert late.error()[0] == "unavailable" and "ran out" in late.error()[1]
         decodes.go.set()
@@ -243,10 +243,29 @@ def test_whoever_leaves_while_decoded_ahead_hears_one_answer(busy, decodes, even
     assert busy.runs == [1]
 
 
+def test_a_refusal_of_execute_is_returned_and_not_sent(router):
+    """A response that is sent costs the server's queue two more messages."""
+    legal, refused = Request(), Request(parameters={"budget": 7})
+    answers = router.execute([legal, refused])
+    assert answers[0] is None and answers[1].error.code() == "invalid"
+    assert refused.response is None
+    router.go.set()
+    assert legal.answered().error is None
+
+
+def test_a_request_that_loses_its_place_to_a_later_one_is_told(busy):
+    """Its own `execute` has returned, so its refusal is sent."""
+    crowd = [Request(identity=f"crowd/{index}") for index in range(256)]
+    execute(busy, crowd)
+    execute(busy, [Request(identity="other/1")])
+    (removed,) = [one for one in crowd if one.response is not None]
+    assert removed.error()[0] == "unavailable" and "is full" in removed.error()[1]
+
+
 def test_a_probe_is_answered_while_the_lane_is_busy(busy):
-    busy.execute([Request() for _ in range(300)])
+    execute(busy, [Request() for _ in range(300)])
     probe = Request(parameters={"saccade_probe": "lanes"})
-    busy.execute([probe])
+    execute(busy, [probe])
     assert probe.error() is None
     (content,) = json.loads(probe.answer().tensors["saccade_lanes"].tobytes())
     assert (content["variant"], content["part"], content["waiting"]) == (VARIANT, "", 256)
@@ -261,10 +280,10 @@ def test_many_megapixels_together_are_refused_before_any_is_decoded(router, monk
     monkeypatch.setattr(decoding, "most_megapixels", lambda wanted: 3)
     refused, legal = Request(*[png(side=1000)] * 4), Request(*[png(side=1000)] * 3)
     router.go.set()
-    router.execute([legal])
+    execute(router, [legal])
     assert legal.error() is None and router.runs == [3]
     monkeypatch.setattr(decoding, "decode", None)
-    router.execute([refused])
+    execute(router, [refused])
     code, text = refused.error()
     assert code == "invalid"
     assert "4 images have 4.0 megapixels together, allowed are 3 megapixels per request" in text
@@ -296,7 +315,7 @@ def test_the_cap_goes_by_what_is_decoded_and_not_by_the_first_header(router, mon
     monkeypatch.setattr(decoding, "SLOW_S", 1e-9)  # on any machine
     router.go.set()
     request = Request(*[forged] * 8)
-    router.execute([request])
+    execute(router, [request])
     assert "4.0 megapixels together, allowed are 3 " in request.error()[1]
     assert len(done) == 4, "no more is decoded than is allowed, and one image"
 
@@ -308,7 +327,7 @@ def test_a_header_that_lies_does_not_make_other_images_look_dear(router, monkeyp
     monkeypatch.setattr(decoding, "decode", lambda *_: time.sleep(0.1) or np.zeros((8, 8, 1)))
     router.go.set()
     request = Request(forged)
-    router.execute([request])
+    execute(router, [request])
     assert request.error() is None
     (lane,) = router.lanes.values()
     assert 0.09 < lane.pace.decode.of(1) < 1, "a tenth of a second or so for its megapixel"
@@ -325,7 +344,7 @@ def test_time_is_looked_at_between_images(router, monkeypatch):
 
     monkeypatch.setattr(decoding, "decode", slow)
     request = Request(*[png()] * 64, timeout=250_000)
-    router.execute([request])
+    execute(router, [request])
     code, text = request.error()
     assert code == "unavailable" and "timeout ran out when" in text and "of 64 images" in text
     assert len(done) < 64 and not router.runs
@@ -334,7 +353,7 @@ def test_time_is_looked_at_between_images(router, monkeypatch):
 def test_nothing_is_run_for_a_caller_that_has_gone(busy, pb):
     gone, there = Request(), Request()
     gone.gone = True
-    busy.execute([gone, there])
+    execute(busy, [gone, there])
     time.sleep(0.06)  # before that it is not worth asking
     busy.go.set()
     assert gone.error() == ("cancelled", "the caller has gone")
@@ -344,7 +363,7 @@ def test_nothing_is_run_for_a_caller_that_has_gone(busy, pb):
 
 def test_whoever_runs_out_of_time_hears_so_at_once(busy):
     waiting = Request(timeout=50_000)
-    busy.execute([waiting])
+    execute(busy, [waiting])
     code, text = waiting.error()  # while the lane is still busy
     assert code == "unavailable" and "timeout ran out" in text
     assert busy.runs == [1]
@@ -382,7 +401,7 @@ def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb):
         raise pb.TritonError("in ensemble, Stub process 'nac' is not healthy.")
 
     mates = [Request(), Request()]
-    busy.execute(mates)
+    execute(busy, mates)
     pb.answer = died
     busy.go.set()
     for mate in mates:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Observe requests on their way through the router: spans, and a log line for each failure.
 
-Both are off unless the environment turns them on. If both are off, the router uses the server's own
-senders, and nothing here runs for a request. An error here never fails a request.
+Both are off unless the environment turns them on. If both are off, senders are not
+wrapped, and nothing here runs for a request. An error here never fails a request.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Instrumentation:
         self.log = RequestLog(model, pb.Logger.log_warn) if wants_log else None
         self.on = self.spans is not None or self.log is not None
 
-    def sender(self, sender: Any, request: Any) -> Any:
+    def sender(self, request: Any, sender: Any) -> Any:
         """Return a request's sender, which observes the request if that is on."""
         return ObservedSender(sender, request, self) if self.on else sender
 

@@ -109,14 +109,13 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         """Put each request into its variant's lane.
 
-        Returns a response for each request that is refused here, and None for the others: the
-        lanes send their answers.
+        Returns the refusals, and None for each request that a lane will answer.
         """
         return [self._execute(request) for request in requests]
 
     def _execute(self, request: Any) -> Any:
         reply = Reply(request.get_response_sender())
-        sender = Sender(self.instrumentation.sender(reply, request), self.metrics)
+        sender = Sender(self.instrumentation.sender(request, reply), self.metrics)
         try:
             self._route(request, sender)
         except RequestRefused as error:

@@ -208,8 +208,8 @@ class InProcess:
         """
         answers: SimpleQueue[InferenceResponse] = SimpleQueue()
         self._log.last, self._error, self._unloaded = "", None, None
-        self._router.execute([Request(inputs, outputs, parameters, answers.put)])
-        response = answers.get()
+        (refusal,) = self._router.execute([Request(inputs, outputs, parameters, answers.put)])
+        response = answers.get() if refusal is None else refusal
         if self._unloaded is not None:
             # With a policy, the router answers with the previous variant. But here a model that
             # cannot be loaded is an error in the files, which does not go away by itself.
