@@ -21,7 +21,7 @@ _MISSED = 0.01  # of the level: the chance that the interval of a nuisance param
 _TAIL = 1e-6  # of the level: chance that is not added up, but taken to be against us
 _PER_ERROR, _FINER = 4, 17  # rates that are tried in each standard error, and around the best one
 _FEWEST = 32  # rates that are tried of few samples, whose error is wide
-_RARE = 36  # so many losses of one sign are expected at most where more rates are tried
+_RARE = 36  # more rates are tried where at most this number of losses of one sign is expected
 _TIE = 1e-9  # relative; scores that differ by rounding are equal
 _LEAST = 1e-15
 
@@ -68,21 +68,21 @@ def paired_p_value(lost: int, won: int, n: int, risk: float, level: float) -> fl
     most = _most_lost(uneven, _score(lost, lost + won, n, risk), n, risk)
 
     def chances(rates: np.ndarray) -> np.ndarray:
-        # A risk below -rate is no mean: the largest chance is then that of -rate.
+        # A mean is at least -rate: if the risk is less, the largest chance is that of -rate.
         shares = np.clip((1 + risk / np.maximum(rates, _LEAST)) / 2, 0, 1)[:, None]
         return (binom.pmf(uneven, n, rates[:, None]) * binom.cdf(most, uneven, shares)).sum(1)
 
     tried = chances(rates)
     best = int(tried.argmax())
-    around = rates[[max(best - 1, 0), min(best + 1, len(rates) - 1)]]
-    largest = max(tried[best], chances(np.linspace(*around, _FINER)).max())
+    around = rates[max(best - 1, 0) : best + 2]
+    largest = max(tried[best], chances(np.linspace(around[0], around[-1], _FINER)).max())
     return min(1.0, float(largest) + tail + missed)
 
 
 def paired_bound(lost: int, won: int, n: int, confidence: float) -> float:
     """Return a risk that `paired_p_value` rejects at this confidence, with all above it.
 
-    The counts are ordered anew at each risk, so a rejected risk may have one above it that is not
+    Each risk orders the counts in its own way, so a rejected risk may have one above it that is not
     rejected, a fraction of a standard error away: these are looked for.
     Units:  lost and won count the losses of 1 and of -1 among n.
     """
