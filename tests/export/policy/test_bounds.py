@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of a risk: exact where they can be counted by hand, valid where they cannot."""
 
-from math import comb, log, sqrt
+from math import comb, factorial
 
 import numpy as np
 import pytest
 
 pytest.importorskip("scipy", reason="scipy is not installed: pip install '.[bench]'")
 
+from scipy import optimize, stats
+
 from saccade.errors import SaccadeError
+from saccade.exporter.policy import bounds
 from saccade.exporter.policy.bounds import (
-    betting_bound,
-    betting_p_value,
     binomial_bound,
     binomial_p_value,
+    paired_bound,
+    paired_p_value,
+    paired_samples_needed,
     samples_needed,
 )
 
@@ -35,47 +39,134 @@ def test_bound_of_nothing_but_events_is_one():
     assert binomial_bound(0, 0, 0.95) == 1.0
 
 
-@pytest.mark.parametrize(("rate", "ahead"), [(0.0, 0.0), (0.1, 0.05)])
-def test_betting_rejects_a_true_risk_no_more_often_than_its_level(rate, ahead):
-    """Losses of mean `ahead`, so that "above ahead" is just true."""
-    rng = np.random.default_rng(0)
-    shares = (rate / 2 + ahead, rate / 2)
-    rejected = 0
-    for _ in range(400):
-        drawn = rng.random(300)
-        losses = np.where(drawn < shares[0], 1.0, np.where(drawn < sum(shares), -1.0, 0.0))
-        rejected += betting_p_value(losses, ahead, 0.1) <= 0.1
-    # 400 draws at a chance of 0.1: 65 are exceeded once in 100,000 times.
-    assert rejected <= 65
+def outcomes(n):
+    """All counts of losses of 1 and of -1 among n."""
+    return [(lost, won) for lost in range(n + 1) for won in range(n + 1 - lost)]
 
 
-def test_betting_rejects_what_is_far_off():
-    losses = np.where(np.random.default_rng(0).random(1_000) < 0.01, 1.0, 0.0)
-    assert betting_p_value(losses, 0.1, 0.05) < 1e-6
-    assert losses.mean() < betting_bound(losses, 0.95) < 0.05
+def score(lost, won, n, risk):
+    """Nam's statistic, with the likeliest rate found by search instead of its formula."""
+
+    def against(rate):
+        counts = (lost, won, n - lost - won)
+        shares = ((rate + risk) / 2, (rate - risk) / 2, 1 - rate)
+        return -sum(k * np.log(max(share, 1e-300)) for k, share in zip(counts, shares, strict=True))
+
+    least = abs(risk)
+    near = optimize.minimize_scalar(against, bounds=(least, 1), options={"xatol": 1e-12}).x
+    rate = min((least, near, 1.0), key=against)
+    return ((lost - won) / n - risk) / np.sqrt(max(rate - risk**2, 1e-15) / n)
 
 
-def one_bet_at_a_time(losses, risk, level):
-    """The same game as a gambler plays it, who has seen the samples before and no other."""
-    mean, capital, most = (risk + 1) / 2, 1.0, 1.0
-    total, squares, variance = 0.5, 0.25, 0.25
-    for seen, loss in enumerate(losses, 1):
-        x = (loss + 1) / 2
-        stake = min(sqrt(2 * log(1 / level) / (len(losses) * variance)), 0.75 / (1 - mean))
-        capital *= 1 + stake * (mean - x)
-        most = max(most, capital)
-        total += x
-        squares += (x - total / (seen + 1)) ** 2
-        variance = squares / (seen + 1)
-    return 1 / most
+def brute_force(lost, won, n, risk, level):
+    """The p-value as the sum of multinomial probabilities, at 2,000 rates."""
+    limit, missed = score(lost, won, n, risk), 0.01 * level
+    good = [one for one in outcomes(n) if score(*one, n, risk) <= limit + 1e-6]
+    uneven = lost + won
+    low = stats.beta.ppf(missed / 2, uneven, n - uneven + 1) if uneven else 0.0
+    high = stats.beta.ppf(1 - missed / 2, uneven + 1, n - uneven) if uneven < n else 1.0
+    rates = np.linspace(max(low, risk), max(high, risk), 2_000)
+    gain = np.clip((rates - risk) / 2, 0, rates)  # a risk below -rate is that of -rate
+    chance = 0.0
+    for one, other in good:
+        ways = factorial(n) // (factorial(one) * factorial(other) * factorial(n - one - other))
+        chance += ways * (rates - gain) ** one * gain**other * (1 - rates) ** (n - one - other)
+    return min(1.0, float(np.max(chance)) + missed)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_betting_stakes_know_nothing_of_the_samples_to_come(seed):
-    losses = np.random.default_rng(seed).choice([-1.0, 0.0, 1.0], 200, p=[0.1, 0.8, 0.1])
-    expected = one_bet_at_a_time(losses, 0.1, 0.05)
-    assert betting_p_value(losses, 0.1, 0.05) == pytest.approx(expected, rel=1e-9)
-    assert betting_p_value(losses[:0], 0.5, 0.05) == 1.0
+@pytest.mark.parametrize("risk", [0.0, 0.1, 0.3, -0.2])
+def test_paired_p_value_is_the_sum_over_all_outcomes(risk):
+    n = 6
+    for lost, won in outcomes(n):
+        found = paired_p_value(lost, won, n, risk, 0.1)
+        assert found == pytest.approx(brute_force(lost, won, n, risk, 0.1), rel=1e-3), (lost, won)
+
+
+@pytest.mark.parametrize(
+    ("n", "risk", "rate", "level"),
+    [
+        (60, 0.05, 0.05, 0.1),
+        (60, 0.1, 0.3, 0.05),
+        (300, 0.0, 0.1, 0.1),
+        (300, -0.02, 0.1, 0.05),
+        (1_500, 0.01, 0.02, 0.05),
+    ],
+)
+def test_paired_test_rejects_a_true_risk_as_often_as_its_level(n, risk, rate, level):
+    """At a mean of `risk`: the chance of all counts that are rejected, without any drawing."""
+
+    def rejects(lost, uneven):
+        return paired_p_value(lost, uneven - lost, n, risk, level) <= level
+
+    first, last = (int(stats.binom.ppf(tail, n, rate)) for tail in (1e-3, 1 - 1e-3))
+    total, most = 0.0, -1
+    for uneven in range(first, last + 1):  # `most` losses of 1 among them are rejected
+        while most < uneven and rejects(most + 1, uneven):
+            most += 1
+        while most >= 0 and not rejects(most, uneven):
+            most -= 1
+        share = (1 + risk / rate) / 2
+        total += stats.binom.pmf(uneven, n, rate) * stats.binom.cdf(most, uneven, share)
+    assert total <= level
+    if n >= 300:
+        assert total > 0.7 * level, "gives away too much"
+
+
+def test_a_finer_grid_of_rates_changes_nothing(monkeypatch):
+    few = [(2, 8, 60, 0.005), (1, 3, 5, 0.5), (0, 1, 5, 0.5)]
+    some = [(5, 25, 300, 0.02), (12, 3, 300, 0.1), (0, 7, 300, -0.02)]
+    cases = [*few, *some, (41, 45, 1_500, 0.0), (33, 0, 1_500, 0.03), (0, 0, 1_500, 0.01)]
+    found = [paired_p_value(*case, 0.05) for case in cases]
+    monkeypatch.setattr(bounds, "_PER_ERROR", 10 * bounds._PER_ERROR)
+    monkeypatch.setattr(bounds, "_FEWEST", 10 * bounds._FEWEST)
+    assert found == pytest.approx([paired_p_value(*case, 0.05) for case in cases], rel=1e-3)
+
+
+def test_paired_p_value_rises_with_the_losses_and_falls_with_the_gains():
+    values = np.array([[paired_p_value(lost, won, 200, 0.05, 0.05) for won in (0, 4, 9)]
+                       for lost in (0, 2, 5, 11)])  # fmt: skip
+    assert (np.diff(values, axis=0) > 0).all() and (np.diff(values, axis=1) < 0).all()
+
+
+def test_paired_p_value_of_extremes():
+    assert paired_p_value(0, 0, 0, 0.5, 0.05) == 1.0
+    assert paired_p_value(60, 0, 60, 0.9, 0.05) == pytest.approx(1.0)
+    assert paired_p_value(0, 0, 60, 0.0, 0.05) == pytest.approx(1.0)
+    # Nothing lost, nothing gained: nearly the binomial test, whose losses are never made up for.
+    assert paired_p_value(0, 0, 60, 0.1, 0.05) == pytest.approx(0.9**60 + 0.0005, rel=1e-3)
+    assert paired_p_value(0, 60, 60, 0.0, 0.05) < 0.001
+    for level in (0.1, 0.001):
+        assert paired_p_value(0, 40, 300, 0.1, level) <= 0.02 * level
+    assert 0.001 < paired_p_value(52_000, 48_000, 10**6, 0.005, 0.05) < 0.005
+
+
+@pytest.mark.parametrize(("lost", "won", "n"), [(5, 5, 300), (2, 30, 300), (6, 0, 60), (0, 40, 60)])
+def test_paired_bound_is_where_rejection_begins(lost, won, n):
+    bound = paired_bound(lost, won, n, 0.95)
+    assert (lost - won) / n < bound < 1
+    assert paired_p_value(lost, won, n, bound, 0.05) <= 0.05
+    assert paired_p_value(lost, won, n, bound - 2e-5, 0.05) > 0.05
+
+
+def test_paired_bound_is_above_all_that_is_not_rejected():
+    """Of these counts, -0.0245 is rejected, and -0.02398 is not."""
+    bound = paired_bound(2, 18, 360, 0.95)
+    rejected = [paired_p_value(2, 18, 360, risk, 0.05) <= 0.05 for risk in (-0.0245, -0.02398)]
+    assert rejected == [True, False] and bound > -0.02398
+
+
+def test_paired_bound_of_extremes():
+    assert paired_bound(0, 0, 0, 0.95) == paired_bound(60, 0, 60, 0.95) == 1.0
+    assert -1 < paired_bound(0, 60, 60, 0.95) < -0.85
+
+
+def test_paired_samples_needed_are_about_what_passes():
+    needed = paired_samples_needed(0.02, 0.018, 0.01, 0.95)
+    assert (
+        0.03 < paired_p_value(round(0.02 * needed), round(0.018 * needed), needed, 0.01, 1) < 0.08
+    )
+    assert paired_samples_needed(0.03, 0.01, 0.02, 0.95) is None
+    assert paired_samples_needed(0.0, 0.0, 0.05, 0.95) == samples_needed(0.0, 0.05, 0.95)
 
 
 def test_samples_needed_are_the_fewest_that_pass():

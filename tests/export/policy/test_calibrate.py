@@ -125,6 +125,15 @@ def test_against_labels_counts_what_is_lost(folder, labelled, monkeypatch):
     assert done.content.samples == SAMPLES and done.content.against == "labels"
     assert len(loaded) == 1 < len(done.content.variants), "once for all variants"
     assert check_certificates(folder, ArtefactFolder(folder).variants)[0].passed
+    edited(done.path, lambda content: content.update(version=1))
+    (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
+    assert re.search("test against labels was replaced .*--against labels", report.problem)
+
+
+def test_an_earlier_file_against_the_full_model_still_passes(folder, images):
+    path = calibrate(folder, options(images), progress=None).path
+    edited(path, lambda content: content.update(version=1))
+    assert check_certificates(folder, ArtefactFolder(folder).variants)[0].passed
 
 
 def test_what_is_not_certified_is_not_written(folder, images):

@@ -115,3 +115,15 @@ def test_the_full_model_alone_is_not_cheaper_than_itself():
     answers = answers_of(drawn, None, full="full", seed=0)
     (found,) = certify(answers, (0.2,), confidence=CONFIDENCE, against="full", steps=2)
     assert isinstance(found, NotCertified)
+
+
+def test_a_chain_after_one_that_fails_is_not_what_was_reached():
+    """The small variant gains so much that it would pass, but the first chain has no gains."""
+    labels = np.arange(170) % 4
+    right = 9.0 * np.eye(4)[labels]
+    wrong = np.where((np.arange(170) % 10 == 0)[:, None], np.roll(right, 1, axis=1), right)
+    variants = [VariantAnswers("small", "s", 0.1, right), VariantAnswers("full", "f", 1.0, wrong)]
+    answers = answers_of(variants, labels, full="full", seed=0)
+    (found,) = certify(answers, (0.02,), confidence=0.9, against="labels", steps=2)
+    assert isinstance(found, NotCertified) and found.bound > 0.02
+    assert found.samples == least_samples(0.02, 0.9) > 170

@@ -6,16 +6,24 @@ the chance of a p-value of at most `level` is at most `level`.
 """
 
 import math
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
 from saccade.errors import SaccadeError, require
 
 _MOST_SAMPLES = 10**8
-_PRECISION = 1e-6  # of a bound that is found by bisection
-# Of what a bet may lose at most: at 1 a single sample could end the game.
-_STAKE = 0.75
-_PRIOR_VARIANCE = 0.25  # of a loss in [0, 1] before any sample, the largest there is
+_PRECISION = 1e-5  # of a bound that is found by bisection
+_STEP, _STEPS = 0.02, 15  # of a standard error, in which risks above a bound are tried
+_MISSED = 0.01  # of the level: the chance that the interval of a nuisance parameter misses it
+_TAIL = 1e-6  # of the level: chance that is not added up, but taken to be against us
+_PER_ERROR, _FINER = 4, 17  # rates that are tried in each standard error, and around the best one
+_FEWEST = 32  # rates that are tried of few samples, whose error is wide
+_RARE = 36  # more rates are tried where at most this number of losses of one sign is expected
+_TIE = 1e-9  # relative; scores that differ by rounding are equal
+_LEAST = 1e-15
 
 
 def binomial_p_value(events: int, n: int, risk: float) -> float:
@@ -38,46 +46,135 @@ def binomial_bound(events: int, n: int, confidence: float) -> float:
     return float(beta.ppf(confidence, events + 1, n - events))
 
 
-def betting_p_value(losses: np.ndarray, risk: float, level: float) -> float:
-    """Test a mean of losses of any sign: one over the most that a gambler's capital ever reached.
+def paired_p_value(lost: int, won: int, n: int, risk: float, level: float) -> float:
+    """Test a mean of losses of -1, 0 and 1: the chance of counts as good as these, at the most.
 
-    The gambler bets that the mean is below `risk`, on one sample after the other, with stakes
-    that depend on earlier samples only. If the mean is not below it, the game is not in the
-    gambler's favor, and capital of 1 / level is reached with a chance of at most `level`. `level`
-    tunes the stakes; the p-value is valid whatever it is.
-    Shapes: losses [n], from -1 to 1, in an order that does not depend on their values.
-    Source: Waudby-Smith and Ramdas 2024 (arXiv 2010.09686), section 4, predictable plug-in.
+    How many losses are not 0 is a nuisance parameter: their rate `d`. The chance is the largest
+    one over a confidence interval of `d`, plus the chance that the interval misses it. It is
+    computed at a mean of `risk`; if the mean is above it, the chance is smaller. `level` sets the
+    width of the interval; the p-value is valid whatever it is.
+
+    Units:  lost and won count the losses of 1 and of -1 among n.
+    Source: Hsueh, Liu and Chen 2001, Biometrics 57(2), with the statistic of Nam 1997, Biometrics
+            53(4); the interval as in Berger and Boos 1994, JASA 89(427).
     """
-    n = len(losses)
     if n == 0:
         return 1.0
-    x, mean = (np.asarray(losses, np.float64) + 1) / 2, (risk + 1) / 2
-    count = np.arange(1, n + 1)
-    running_mean = (0.5 + np.cumsum(x)) / (count + 1)
-    running_variance = (_PRIOR_VARIANCE + np.cumsum((x - running_mean) ** 2)) / (count + 1)
-    variance = np.concatenate([[_PRIOR_VARIANCE], running_variance[:-1]])  # before each sample
-    most = _STAKE / max(1 - mean, 1e-12)
-    stakes = np.minimum(np.sqrt(2 * math.log(1 / level) / (n * variance)), most)
-    capital = np.cumsum(np.log1p(stakes * (mean - x)))
-    return float(min(1.0, math.exp(-max(0.0, float(capital.max())))))
+    missed, tail = _MISSED * level, _TAIL * level
+    rates = _rates(lost + won, n, risk, missed)
+    binom = require("scipy.stats", extra="bench").binom
+    first, last = binom.ppf(tail / 2, n, rates[0]), binom.isf(tail / 2, n, rates[-1])
+    uneven = np.arange(max(first, 0), last + 1)  # counts of losses that are not 0
+    most = _most_lost(uneven, _score(lost, lost + won, n, risk), n, risk)
+
+    def chances(rates: np.ndarray) -> np.ndarray:
+        # A mean is at least -rate: if the risk is less, the largest chance is that of -rate.
+        shares = np.clip((1 + risk / np.maximum(rates, _LEAST)) / 2, 0, 1)[:, None]
+        return (binom.pmf(uneven, n, rates[:, None]) * binom.cdf(most, uneven, shares)).sum(1)
+
+    tried = chances(rates)
+    best = int(tried.argmax())
+    around = rates[max(best - 1, 0) : best + 2]
+    largest = max(tried[best], chances(np.linspace(around[0], around[-1], _FINER)).max())
+    return min(1.0, float(largest) + tail + missed)
 
 
-def betting_bound(losses: np.ndarray, confidence: float) -> float:
-    """Return the smallest risk that `betting_p_value` rejects at this confidence, 1 if it is none.
+def paired_bound(lost: int, won: int, n: int, confidence: float) -> float:
+    """Return a risk that `paired_p_value` rejects at this confidence, with all above it.
 
-    Shapes: losses [n], from -1 to 1.
+    Each risk orders the counts in its own way, so a rejected risk may have one above it that is not
+    rejected, a fraction of a standard error away: these are looked for.
+    Units:  lost and won count the losses of 1 and of -1 among n.
     """
     level = 1 - confidence
-    low, high = -1.0, 1.0
-    if betting_p_value(losses, high, level) > level:
+
+    def rejects(risk: float) -> bool:
+        return paired_p_value(lost, won, n, risk, level) <= level
+
+    if not rejects(1.0):
         return 1.0
+    bound = _turn(rejects, -1.0, 1.0)
+    mean, rate = (lost - won) / n, (lost + won) / n
+    step = _STEP * float(_standard_error(rate, mean, bound)) / math.sqrt(n)
+    above = bound + step * np.arange(_STEPS, 0, -1)
+    for risk in above[above < 1]:
+        if not rejects(float(risk)):
+            return _turn(rejects, float(risk), min(1.0, float(risk) + step))
+    return bound
+
+
+def _turn(rejects: Callable[[float], bool], low: float, high: float) -> float:
+    """Return a risk that is rejected, next to one that is not; `high` is rejected, `low` is not."""
     while high - low > _PRECISION:
         middle = (low + high) / 2
-        if betting_p_value(losses, middle, level) <= level:
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if rejects(middle) else (middle, high)
     return high
+
+
+def paired_samples_needed(lost: float, won: float, risk: float, confidence: float) -> int | None:
+    """Return about how many samples certify a risk at these rates; None if none would do.
+
+    Units:  lost and won are the shares of the losses of 1 and of -1.
+    Source: the normal approximation of `paired_p_value`.
+    """
+    mean = lost - won
+    if mean >= risk:
+        return None
+    error = float(_standard_error(lost + won, mean, risk))
+    enough = (NormalDist().inv_cdf(confidence) * error / (risk - mean)) ** 2
+    if enough > _MOST_SAMPLES:
+        return None
+    least = samples_needed(0.0, risk, confidence) if risk > 0 else None
+    return max(least or 1, math.ceil(enough))
+
+
+def _rates(uneven: int, n: int, risk: float, missed: float) -> np.ndarray:
+    """Return rates of losses that are not 0, all over the interval that may miss the true one.
+
+    No mean is above its rate, so a rate is at least the risk. There, and at -risk, losses of one
+    sign are rare, and the chance changes with each of them.
+    Shapes: -> [rates], rising.
+    Source: Clopper and Pearson 1934, two-sided.
+    """
+    beta = require("scipy.stats", extra="bench").beta
+    low = beta.ppf(missed / 2, uneven, n - uneven + 1) if uneven > 0 else 0.0
+    high = beta.isf(missed / 2, uneven + 1, n - uneven) if uneven < n else 1.0
+    low, high = max(low, risk), max(high, risk)
+    middle = min(max(uneven, 1) / n, 1 - 1 / (2 * n))
+    error = math.sqrt(middle * (1 - middle) / n)
+    even = np.linspace(low, high, max(_FEWEST, math.ceil(_PER_ERROR * (high - low) / error) + 1))
+    rare = abs(risk) + np.arange(0, math.sqrt(_RARE), 1 / _PER_ERROR) ** 2 / n
+    return np.unique(np.concatenate([even, rare[(low < rare) & (rare < high)]]))
+
+
+def _most_lost(uneven: np.ndarray, score: float, n: int, risk: float) -> np.ndarray:
+    """Return for each count of losses that are not 0 how many 1 may be among them at this score.
+
+    Shapes: uneven [k] -> [k], -1 where even none is too many.
+    """
+    low, high = np.full(len(uneven), -1.0), uneven + 1.0  # the score rises with the losses of 1
+    limit = score + _TIE * max(1.0, abs(score))
+    while (high - low > 1).any():
+        middle = np.floor((low + high) / 2)
+        good = _score(middle, uneven, n, risk) <= limit
+        low, high = np.where(good, middle, low), np.where(good, high, np.maximum(middle, low + 1))
+    return low
+
+
+def _score(lost: Any, uneven: Any, n: int, risk: float) -> Any:
+    """Return the excess of the mean loss over the risk, in standard errors."""
+    mean, rate = (2 * lost - uneven) / n, uneven / n
+    return (mean - risk) * math.sqrt(n) / _standard_error(rate, mean, risk)
+
+
+def _standard_error(rate: Any, mean: Any, risk: float) -> Any:
+    """Return the standard error of one loss if the mean is `risk`.
+
+    Source: Nam 1997: its rate of losses that are not 0 is then the likeliest one at that mean.
+    """
+    half = (rate + risk * mean) / 2
+    likeliest = half + np.sqrt(np.maximum(half**2 - risk * mean + (1 - rate) * risk**2, 0))
+    return np.sqrt(np.maximum(likeliest - risk**2, _LEAST))
 
 
 def samples_needed(rate: float, risk: float, confidence: float) -> int | None:

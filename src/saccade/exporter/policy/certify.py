@@ -9,15 +9,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from statistics import NormalDist
 
 import numpy as np
 
 from saccade.exporter.policy.answers import LEARN_SHARE, MEASURES, Answers
 from saccade.exporter.policy.bounds import (
-    betting_bound,
-    betting_p_value,
     binomial_bound,
     binomial_p_value,
+    paired_bound,
+    paired_p_value,
+    paired_samples_needed,
     samples_needed,
 )
 from saccade.exporter.policy.chains import Chain, front
@@ -108,16 +110,29 @@ class _Test:
 
     def passes(self, losses: np.ndarray, risk: float) -> bool:
         """Return whether "the risk is above `risk`" is rejected."""
-        level = 1 - self.confidence
+        level, (lost, won, n) = 1 - self.confidence, _counts(losses)
         if self.against == "full":
-            return binomial_p_value(int(losses.sum()), len(losses), risk) <= level
-        return betting_p_value(losses, risk, level) <= level
+            return binomial_p_value(lost, n, risk) <= level
+        return paired_p_value(lost, won, n, risk, level) <= level
 
     def bound(self, losses: np.ndarray) -> float:
         """Return the upper confidence bound on the mean loss."""
+        lost, won, n = _counts(losses)
         if self.against == "full":
-            return binomial_bound(int(losses.sum()), len(losses), self.confidence)
-        return betting_bound(losses, self.confidence)
+            return binomial_bound(lost, n, self.confidence)
+        return paired_bound(lost, won, n, self.confidence)
+
+    def near(self, losses: np.ndarray) -> float:
+        """Return about what the bound is, which is enough to compare."""
+        error = float(losses.std()) / math.sqrt(len(losses))
+        return float(losses.mean()) + NormalDist().inv_cdf(self.confidence) * error
+
+    def samples_needed(self, losses: np.ndarray, risk: float) -> int | None:
+        """Return how many testing samples would do if the risk is what was observed."""
+        lost, won, n = _counts(losses)
+        if self.against == "full":
+            return samples_needed(lost / n, risk, self.confidence)
+        return paired_samples_needed(lost / n, won / n, risk, self.confidence)
 
 
 def _chosen(
@@ -125,21 +140,25 @@ def _chosen(
 ) -> Certified | NotCertified:
     # A mean of equal times may be less than each of them, by rounding.
     full_seconds = answers.seconds[answers.full] * (1 - _ROUNDING)
-    passed = takewhile(lambda one: test.passes(one.losses, risk), tried)
+    passed = list(takewhile(lambda one: test.passes(one.losses, risk), tried))
     cheaper = [one for one in passed if one.seconds < full_seconds]
     if cheaper:
         best = min(cheaper, key=lambda one: one.seconds)
-        return _certified(answers, best.chain, risk, best.losses, test.bound(best.losses))
+        # Bounds are found to a precision; that this risk is rejected is known.
+        return _certified(
+            answers, best.chain, risk, best.losses, min(risk, test.bound(best.losses))
+        )
     if risk == 0:
         full = Chain((answers.full,), MEASURES[0], ())
         return _certified(answers, full, risk, np.zeros(1), 0.0)
     nearest = min(
         (one for one in tried if one.seconds < full_seconds),
-        key=lambda one: test.bound(one.losses),
+        key=lambda one: test.near(one.losses),
         default=tried[-1],
     )
-    rate = max(0.0, float(nearest.losses.mean()))
-    needed = samples_needed(rate, risk, test.confidence)
+    if test.passes(nearest.losses, risk) and len(passed) < len(tried):
+        nearest = tried[len(passed)]  # the one that ended the sequence
+    needed = test.samples_needed(nearest.losses, risk)
     in_all = None if needed is None else _in_all(needed)
     return NotCertified(risk, test.bound(nearest.losses), in_all)
 
@@ -155,6 +174,11 @@ def _certified(
         seconds=chain.seconds(answers),
         shares=chain.shares(answers),
     )
+
+
+def _counts(losses: np.ndarray) -> tuple[int, int, int]:
+    """Return how many losses are 1, how many are -1, and how many there are."""
+    return int((losses > 0).sum()), int((losses < 0).sum()), len(losses)
 
 
 def _in_all(tested: int) -> int:

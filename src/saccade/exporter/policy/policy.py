@@ -22,7 +22,9 @@ from saccade.json_text import parse_json
 from saccade.schema import AGAIN, Count, Natural, Positive, Probability, Range, Share, typed
 
 SCHEMA = "saccade.policies"
-VERSION = 1
+VERSION = 2
+# Against labels, version 1 was certified by another test; against the full model, nothing changed.
+_EARLIER = 1
 SUFFIX = ".policy.json"
 ANSWERS_SUFFIX = ".policy.npz"
 _CALIBRATE = "Calibrate again with: saccade calibrate FOLDER --data DATA"
@@ -175,7 +177,13 @@ def read_policies(path: Path) -> PolicyFile:
         raise SaccadeError(
             f"{path}: is not a policy file ({error!r:.200}). {_CALIBRATE}"
         ) from error
-    if (schema, version) != (SCHEMA, VERSION):
+    if (schema, version, content.get("against")) == (SCHEMA, _EARLIER, "labels"):
+        raise SaccadeError(
+            f"{path}: is version {version}, whose test against labels was replaced by a more "
+            f"powerful one, so its certificates cannot be computed again. {_CALIBRATE} --against "
+            "labels"
+        )
+    if schema != SCHEMA or version not in (_EARLIER, VERSION):
         raise SaccadeError(
             f"{path}: is {schema!r:.80} version {version!r:.20}, expected {SCHEMA!r} version "
             f"{VERSION}. {_CALIBRATE}"
