@@ -3,10 +3,13 @@
 
     python benchmarks/cascade.py
     python benchmarks/cascade.py --checkpoint build/nac_sizes/256-1.safetensors
+    git show c5d82ef:models/shipped/digits-sum.safetensors > build/first-digits-sum.safetensors
+    python benchmarks/cascade.py --checkpoint build/first-digits-sum.safetensors
 
 The shipped digits-sum was trained so that 4 of its 256 modules answer as all of them do: there the
-smallest variant alone is the best policy. A circuit without module dropout (nac_sizes.py) loses
-with every module that goes, which is what chains are for.
+smallest variant alone is the best policy. Two other circuits lose when modules go, which is what
+chains are for: one without module dropout (nac_sizes.py), and the digits-sum that was shipped
+first, whose dense links make the full model 60 times as expensive as 4 modules.
 
 With an exported folder and stored canvases, a machine without torch can measure (OMP_NUM_THREADS=1;
 numpy, scipy, onnxruntime, and the dependencies of saccade):
@@ -19,8 +22,9 @@ The 5,000 test canvases are split in halves, at random and many times. One half 
 other, which nothing was chosen on, says what the policy's risk and accuracy are. Beside it the
 control: the cheapest chain that does well on the calibration half, with no test.
 
-Speed is measured for the policies of the first split, one thread, in turn with every fixed
-budget, on the other half's images. Each variant runs in the batch in which it is fastest.
+Speed is measured for the policies of the first splits (--speed-splits), one thread, in turn with
+every fixed budget, on the other half's images. Each variant runs in the batch in which it is
+fastest. A policy is compared with the fastest budget whose accuracy is not shown to be lower.
 """
 
 import argparse
@@ -163,8 +167,7 @@ def guarantees(whole: Population, against: Any, splits: int, jobs: int) -> list[
 
 def one_split(whole: Population, against: Any, seed: int) -> dict[float, dict[str, float]]:
     """By risk that one half certified: what the chain and the control do on the other half."""
-    order = np.random.default_rng(1_000 + seed).permutation(len(whole.labels))
-    mine, other = np.array_split(order, 2)
+    mine, other = halves(whole, seed)
     answers = whole.calibrated(mine, seed)
     found = certify(answers, RISKS, confidence=CONFIDENCE, against=against, steps=STEPS)
     return {
@@ -219,13 +222,22 @@ def summary(risk: float, rows: Sequence[dict[str, float]], splits: int) -> dict[
     return result
 
 
+def halves(whole: Population, seed: int) -> list[np.ndarray]:
+    """The rows of a split: those that calibrate, and the others."""
+    return np.array_split(np.random.default_rng(1_000 + seed).permutation(len(whole.labels)), 2)
+
+
 def speeds(
-    whole: Population, models: Sequence[Model], images: np.ndarray, against: Any, rounds: int
+    whole: Population,
+    models: Sequence[Model],
+    images: np.ndarray,
+    against: Any,
+    rounds: int,
+    seed: int,
 ) -> list[dict[str, Any]]:
-    """Images per second of the first split's policies, over those of each fixed budget."""
-    order = np.random.default_rng(1_000).permutation(len(whole.labels))
-    mine, other = np.array_split(order, 2)
-    answers = whole.calibrated(mine, 0)
+    """Images per second of one split's policies, over those of each fixed budget."""
+    mine, other = halves(whole, seed)
+    answers = whole.calibrated(mine, seed)
     images, labels = images[other], whole.labels[other]
     fixed = {one.name: model for one, model in zip(whole.variants, models, strict=True)}
     calls: dict[str, Callable[[], np.ndarray]] = {
@@ -250,6 +262,7 @@ def speeds(
         rows.append(
             {
                 "name": name,
+                "split": seed,
                 "chain": [whole.variants[step].name for step in steps],
                 "batches": [models[step].batch for step in steps],
                 "images_per_second": len(images) * len(seconds) / sum(seconds),
@@ -260,6 +273,22 @@ def speeds(
             }
         )
     return rows
+
+
+def over_splits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each risk: the ratios of its policies, with the mean and range over the splits."""
+    found = []
+    for name in dict.fromkeys(row["name"] for row in rows if "over_best_fixed" in row):
+        own = [row for row in rows if row["name"] == name]
+        one: dict[str, Any] = {"risk": float(name), "splits": len(own)}
+        for key in ("over_full", "over_best_fixed"):
+            ratios = [row[key]["times"] for row in own]
+            one[key] = {
+                "mean": float(np.exp(np.mean(np.log(ratios)))), "range": [min(ratios), max(ratios)],
+            }  # fmt: skip
+        one["not_shown_less_accurate"] = sum(row["accuracy_minus_full"][1] >= 0 for row in own)
+        found.append(one)
+    return found
 
 
 def over_best(
@@ -313,11 +342,17 @@ def main() -> None:
         "confidence": CONFIDENCE,
     }
     for against in ("full", "labels"):  # first all that is timed, on a machine with nothing else
-        result[against] = {"speeds": speeds(whole, models, images, against, options.rounds)}
+        rows = [
+            row
+            for seed in range(options.speed_splits)
+            for row in speeds(whole, models, images, against, options.rounds, seed)
+        ]
+        result[against] = {"speeds": rows, "over_splits": over_splits(rows)}
     for against in ("full", "labels"):
         result[against]["guarantees"] = guarantees(whole, against, options.splits, options.jobs)
-        for row in (*result[against]["guarantees"], *result[against]["speeds"]):
-            print(against, row, flush=True)
+        for kind in ("guarantees", "speeds", "over_splits"):
+            for row in result[against][kind]:
+                print(against, row, flush=True)
     name = "cascade" if stem == CHECKPOINT.stem else f"cascade_{stem}"
     write_result(options.out or ROOT / "benchmarks" / "results" / f"{name}.json", result)
 
@@ -326,6 +361,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--splits", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--speed-splits", type=int, default=1, help="splits that are timed")
     parser.add_argument("--jobs", type=int, default=1, help="processes that calibrate splits")
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="exported once")
     parser.add_argument("--artefact", type=Path, help="an exported folder instead of a checkpoint")
