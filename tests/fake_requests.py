@@ -33,7 +33,9 @@ class FakeRequest:
         identity: str = "",
     ) -> None:
         array = np.array(files, dtype=object).reshape(-1, 1)
-        tensor = SimpleNamespace(name=lambda: "image", as_numpy=lambda: array)
+        tensor = SimpleNamespace(
+            name=lambda: "image", shape=lambda: list(array.shape), as_numpy=lambda: array
+        )
         self.inputs = lambda: [tensor]
         self.parameters = lambda: json.dumps(parameters)
         self.timeout, self.request_id = (lambda: timeout), (lambda: identity)

@@ -130,8 +130,9 @@ class Simulation:
         """Decide on a request that arrives now."""
         from candidates import wish_of
 
-        wish = wish_of(self.routes, parameters or {}, ())
-        return self.adaptive.choose(wish, ticket_of(rows, self.clock.now))
+        wish, ticket = wish_of(self.routes, parameters or {}, ()), ticket_of(rows, self.clock.now)
+        self.adaptive.check_arrival(wish, "", ticket.left_s, rows)
+        return self.adaptive.choose(wish, ticket)
 
     def arrive(self):
         from adaptive import Busy

@@ -128,10 +128,10 @@ def test_better_lanes_are_not_measured_while_requests_are_refused(simulation):
     assert simulation.ask()[0].name == "small", "only a small share"
 
 
-def arrival(simulation, left_s=float("inf")):
+def arrival(simulation, left_s=float("inf"), rows=1):
     from candidates import wish_of
 
-    simulation.adaptive.check_arrival(wish_of(simulation.routes, {}, ()), "", left_s)
+    simulation.adaptive.check_arrival(wish_of(simulation.routes, {}, ()), "", left_s, rows)
 
 
 def test_what_is_late_on_arrival_is_refused_without_a_forecast(simulation):
@@ -195,3 +195,24 @@ def test_the_best_candidate_is_kept_for_as_long_as_a_lane_would(simulation, shar
         share * SLO_S if candidate.name == "full" else own(candidate, ticket)
     )
     assert simulation.ask()[0].name == name
+
+
+def test_a_refusal_is_repeated_before_the_inputs_are_read(simulation):
+    """Not for requests of fewer rows, which may still fit."""
+    from adaptive import Busy
+
+    simulation.load(30, 2)
+    small = simulation.lanes["small", ""]
+    for lane in simulation.lanes.values():
+        lane.waiting.extend([None] * 2000)
+    with pytest.raises(Busy):
+        simulation.ask(rows=4)
+    small.waiting.clear()
+    simulation.forecasts = 0
+    for rows in (4, 5):
+        with pytest.raises(Busy, match=r"found no way to answer this request within 150 ms"):
+            arrival(simulation, left_s=0.75 * SLO_S, rows=rows)
+    arrival(simulation, rows=3)
+    assert simulation.forecasts == 0
+    simulation.clock.now += 0.1
+    arrival(simulation, rows=4)

@@ -153,20 +153,29 @@ class Adaptive:
         self._levels: dict[Any, Level] = {}
         self._lock = threading.Lock()
 
-    def check_arrival(self, wish: Wish, role: str, left_s: float) -> None:
-        """Refuse a request whose time was over when the router received it; this costs least.
+    def check_arrival(self, wish: Wish, role: str, left_s: float, rows: int) -> None:
+        """Refuse a request before its inputs are read, which costs least.
 
-        Raises: Busy with the time that it waited.
+        It is refused if its time was over when the router received it, or if a request like it was
+        refused a moment ago.
+
+        Raises: Busy with the time that it waited, or the one that it would need.
         """
-        lag_s = self._lag_s()
+        now_s, lag_s = time.monotonic(), self._lag_s()
         wanted_s = min(wish.slo_s, left_s)
-        if lag_s < SAFE * wanted_s:
-            return
-        now_s = time.monotonic()
+        late = lag_s >= SAFE * wanted_s
         with self._lock:
             level = self._level_of(wish, role)
+            full = now_s < level.full_until_s and rows >= level.full.rows
+            if not (late or full):
+                return
             level.asked(now_s)
-            self._fall_behind(level, now_s)
+            if late:
+                self._fall_behind(level, now_s)
+            else:
+                level.demand.add(0 if level.full.large else rows)
+        if not late:
+            raise Busy(self._refusal(level, wanted_s))
         raise Busy(
             f"model '{self._routes.model}' is busy: this request waited about {1e3 * lag_s:.3g} ms "
             f"in the server's queue, which leaves too little of {1e3 * wanted_s:.3g} ms; "
@@ -184,15 +193,11 @@ class Adaptive:
         with self._lock:
             level = self._level_of(wish, ticket.role)
             level.asked(now_s)
-            at = None
-            if now_s < level.full_until_s and ticket.rows >= level.full.rows:
-                level.demand.add(0 if level.full.large else ticket.rows)
-            else:
-                share = SAFE if level.at else SURE
-                limit_s = min(share * wish.slo_s, SURE * ticket.left_s) - lag_s
-                at = self._chosen(level, ticket, limit_s, now_s, behind=behind)
+            share = SAFE if level.at else SURE
+            limit_s = min(share * wish.slo_s, SURE * ticket.left_s) - lag_s
+            at = self._chosen(level, ticket, limit_s, now_s, behind=behind)
         if at is None:
-            raise Busy(self._refusal(level, wish, ticket))
+            raise Busy(self._refusal(level, min(wish.slo_s, ticket.left_s)))
         candidate = level.candidates[at]
         return candidate, Adapted(candidate.name, at > 0, candidate.certified)
 
@@ -306,13 +311,13 @@ class Adaptive:
                 shares.append((other.current, other.demand.per_second))
         return self.forecast.busy(shares, ticket.role)
 
-    def _refusal(self, level: Level, wish: Wish, ticket: Ticket) -> str:
+    def _refusal(self, level: Level, wanted_s: float) -> str:
         full = level.full
         hint = later(full.over_s)
         if full.hopeless:
             hint = "send less in one request, or allow more time"
         return (
             f"model '{self._routes.model}' is busy: found no way to answer this request within "
-            f"{1e3 * max(0.0, min(wish.slo_s, ticket.left_s)):.3g} ms; the cheapest, "
+            f"{1e3 * max(0.0, wanted_s):.3g} ms; the cheapest, "
             f"'{level.candidates[-1].name}', needs about {1e3 * full.needs_s:.3g} ms; {hint}"
         )

@@ -151,7 +151,8 @@ class TritonPythonModel:
             if followed is None:  # `max_latency_ms` then has the meaning that it has without load
                 route = choose(self.routes, parameters, own_names)
         if wish:
-            self.adaptive.check_arrival(wish, role, time_for(request.timeout()))
+            rows = min(tensor.shape()[0] for tensor in tensors.values())
+            self.adaptive.check_arrival(wish, role, time_for(request.timeout()), rows)
         inputs = {name: tensor.as_numpy() for name, tensor in tensors.items()}
         check_axes(inputs, self.routes, role)
         self.family.check(inputs, route.facts)

@@ -12,7 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb
 from routes import Routes
 
-EVERY_S = 0.02  # a probe costs about 2 ms of CPU time, in the server and in the router
+EVERY_S = 0.05  # a probe costs about 2 ms of CPU time, in the server and in the router
 CALM_LAG_S, CALM_EVERY_S = 0.005, 0.1  # while probes do not wait longer than this
 RETRY_S = 1.0  # after a probe that failed
 ACTIVE_S = 1.0  # after the last request, no probe is sent

@@ -68,6 +68,10 @@ class Tensor:
         """Return the name."""
         return self._name
 
+    def shape(self) -> list[int]:
+        """Return the sizes of the axes."""
+        return list(self._array.shape)
+
     def as_numpy(self) -> np.ndarray:
         """Return the array."""
         return self._array
