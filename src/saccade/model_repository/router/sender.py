@@ -18,7 +18,8 @@ class Reply:
 
     def __init__(self, sender: Any) -> None:
         """Call this in the thread that runs `execute`, and `executed` at its end."""
-        self._sender, self._thread, self._kept = sender, get_ident(), None
+        self._sender, self._kept = sender, None
+        self._thread: int | None = get_ident()
 
     def send(self, response: Any, flags: int) -> None:
         """Send a response, or keep it if it comes from `execute`."""
