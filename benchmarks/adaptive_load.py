@@ -4,6 +4,7 @@
     python benchmarks/adaptive_load.py --artefact build/nac --prepare   # needs the export extras
     python benchmarks/adaptive_load.py                                   # about 5 minutes
     python benchmarks/adaptive_load.py --seconds 20 --rounds 3 --picture docs/adaptive_load.png
+    python benchmarks/adaptive_load.py --seconds 4 --windows 10          # the largest load alone
 
 Requests arrive at random (Poisson), whether earlier ones are answered or not, at 0.5, 1, 2, 4 and 8
 times what budget 1 alone sustains, and at last at 0.5 times again. Every request has the objective
@@ -21,6 +22,11 @@ torch nor scikit-learn, so the folder may be copied to another machine.
 
 The first and the last thing that is measured is the capacity, with callers that wait for their
 answers. Writes results/adaptive_load.json.
+
+A round of all arms takes minutes, in which a virtual machine gets more or less of its host.
+--windows compares the adaptive choice at the largest load with the cheapest variant at that load
+and at half of it, in short turns, with an interval over them and what the host took. It writes
+results/adaptive_overload.json.
 """
 
 import argparse
@@ -40,6 +46,7 @@ from poisson_load import OK, OTHER, REFUSED, Order, Sent, send
 from result_file import write_result
 
 from saccade.machine import this_machine
+from saccade.models.scores.intervals import bootstrap
 from saccade.serving.bench.load import LoadGenerator, Stream
 from saccade.serving.bench.load_requests import png_files, request
 from saccade.serving.bench.open_load import quantiles, with_timeout
@@ -78,6 +85,9 @@ def main() -> None:
         files, labels = files_of(file["images"], options.images), file["labels"]
     labels = labels[: files.size].reshape(len(files), -1)
     with servers(options) as (plain, adaptive):
+        if options.windows:
+            print(overload(plain, adaptive, files, labels, options)["of_the_cheapest"])
+            return
         result = measure(plain, adaptive, files, labels, options)
     for name, met in result["aims"].items():
         print(f"{'met' if met['met'] else 'MISSED'}: {name}: {met['found']}")
@@ -96,15 +106,18 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each load")
     parser.add_argument("--times", type=float, nargs="+", default=TIMES, help="of the capacity")
     parser.add_argument("--rounds", type=int, default=1, help="turns of all arms")
+    parser.add_argument("--windows", type=int, default=0, help="turns at the largest load alone")
     parser.add_argument("--images", type=int, default=4, help="images per request")
     parser.add_argument("--fixed", default="0.125", help="the small budget")
     parser.add_argument("--policy", help="of the cascade; default: the one nearest to risk 0.01")
     parser.add_argument("--generators", type=int, default=2, help="processes that send requests")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--picture", type=Path, help="also draw it over time, into this PNG file")
-    results = ROOT / "benchmarks" / "results"
-    parser.add_argument("--out", type=Path, default=results / "adaptive_load.json")
-    return parser.parse_args()
+    parser.add_argument("--out", type=Path, help="results/adaptive_load.json, or _overload.json")
+    options = parser.parse_args()
+    name = "adaptive_overload.json" if options.windows else "adaptive_load.json"
+    options.out = options.out or ROOT / "benchmarks" / "results" / name
+    return options
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -204,6 +217,62 @@ def measure(
     if options.picture:
         draw(options.picture, result)
     return result
+
+
+def overload(
+    plain: Server,
+    adaptive: Server,
+    files: np.ndarray,
+    labels: np.ndarray,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Compare the adaptive choice at the largest load with the cheapest variant, in short turns."""
+    with Client(plain.url, plain.model) as client:
+        view = client.view()
+    smallest, full = view.budget(view.variants[-1]), capacity(plain, files, "1")
+    marked = ("logits", "variant", "degraded")
+    least = Arm("cheapest", plain.url, {"budget": smallest})
+    times = max(options.times)
+    turns = [(Arm("adaptive", adaptive.url, {}, marked), times), (least, times), (least, times / 2)]
+    windows, ratios = [], []
+    for turn in range(options.windows):
+        found = {}
+        for arm, load in turns[:: -1 if turn % 2 else 1]:
+            phases, stolen = ((load * full, options.seconds),), stolen_s()
+            sent = run(arm, files, plain.model, phases, options, seed=options.seed + 100 * turn)
+            right = sent.classes == labels[sent.message]
+            inside = sent.planned_s >= 0
+            one = _figures(sent, right, inside, view.variants, options.slo_ms)
+            found[arm.name, load] = one["in_time"]
+            windows.append({"arm": arm.name, "times": load, **one, "stolen_s": stolen_s() - stolen})
+            print(arm.name, load, one["in_time"], one["refused"], one["late"], flush=True)
+        mine = found.pop(("adaptive", times))
+        ratios.append(mine / max(1, *found.values()))
+    of_the_cheapest = np.array(ratios)
+    result = {
+        "benchmark": "load-adaptive choice beside the cheapest variant, at the largest load",
+        "machine": this_machine().to_dict(),
+        "model": plain.model,
+        "cheapest": smallest,
+        "images": options.images,
+        "slo_ms": options.slo_ms,
+        "seconds": options.seconds,
+        "offered_per_s": times * full,
+        "of_the_cheapest": {
+            "mean": float(of_the_cheapest.mean()),
+            "interval": list(bootstrap(of_the_cheapest)),
+            "ratios": ratios,
+        },
+        "windows": windows,
+    }
+    write_result(options.out, result)
+    return result
+
+
+def stolen_s() -> float:
+    """Return the seconds that the host has taken from this machine's cores since it started."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return int(words[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def capacity(server: Server, files: np.ndarray, budget: str, seconds: float = 4.0) -> float:
