@@ -11,7 +11,7 @@ class Reply:
     """The server's sender of one request, which keeps what is sent while `execute` runs.
 
     `execute` returns it then: the server takes it along with the end of `execute`. A response that
-    is sent costs a message to the server and one back, which is more than all else of a refusal.
+    is sent costs a message to the server and one back, for which `execute` would wait.
     """
 
     __slots__ = ("_kept", "_sender", "_thread")
