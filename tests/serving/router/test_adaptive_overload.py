@@ -160,10 +160,10 @@ def test_decoding_makes_a_lane_busy(simulation):
     simulation.load(50, 2)
     (level,) = simulation.adaptive._levels.values()
     forecast, shares = simulation.adaptive.forecast, [(level.current, 50.0)]
-    before = forecast.busy(shares, "")
+    before = forecast.busy(shares, "", 1)
     simulation.lanes["small", ""].decoding.add(10.0, 5.0)  # its first image
     simulation.lanes["half", ""].decoding.add(10.0, 0.1)
-    assert forecast.busy(shares, "") == pytest.approx(before + 0.5)
+    assert forecast.busy(shares, "", 1) == pytest.approx(before + 0.5)
 
 
 def test_a_long_load_is_no_rise_that_came_too_early(clock):  # noqa: F811

@@ -2,7 +2,7 @@
 """What a forecast is made of: the time of a group, a rate, and the share that goes on."""
 
 import pytest
-from test_adaptive import clock  # noqa: F401
+from test_adaptive import Simulation, clock, routes_of, ticket_of  # noqa: F401
 
 
 def test_the_time_of_a_group(clock):  # noqa: F811
@@ -45,6 +45,23 @@ def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):  # noqa: F811
     service.add(1, 0.1)
     clock.now += SLOW_S + 0.1
     assert service.unsure and service.seconds(1) == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_request_of_more_rows_than_a_group_is_a_group_of_its_own(clock):  # noqa: F811
+    """Such as of the full model, which is often the fastest image by image."""
+    from forecast import Candidate
+
+    routes = routes_of()
+    single = tuple(route._replace(run_batch=1) for route in routes.variants)
+    simulation = Simulation(clock, routes._replace(variants=single))
+    full, forecast = simulation.lanes["full", ""], simulation.adaptive.forecast
+    for _ in range(20):
+        full.service.add(4, 0.02)
+        clock.now += 0.05
+    candidate = Candidate("full", single[:1])
+    assert forecast.busy([(candidate, 100.0)], "", rows=4) == pytest.approx(0.5)
+    full.waiting.extend([None] * 8)
+    assert forecast.answer_s(candidate, ticket_of(4, clock.now)) == pytest.approx(0.06)
 
 
 def test_a_rate_fades(clock):  # noqa: F811

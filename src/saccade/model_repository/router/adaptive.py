@@ -309,7 +309,7 @@ class Adaptive:
         for (role, *_), other in self._levels.items():
             if other is not level and role == ticket.role:
                 shares.append((other.current, other.demand.per_second))
-        return self.forecast.busy(shares, ticket.role)
+        return self.forecast.busy(shares, ticket.role, ticket.rows)
 
     def _refusal(self, level: Level, wanted_s: float) -> str:
         full = level.full

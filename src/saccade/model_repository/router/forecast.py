@@ -192,13 +192,15 @@ class Forecast:
         """Return the seconds that a request would take if nothing else was waiting."""
         return self._sum(candidate, ticket, lambda *_: 0.0)
 
-    def busy(self, shares_of_load: Sequence[tuple[Candidate, float]], role: str) -> float:
+    def busy(
+        self, shares_of_load: Sequence[tuple[Candidate, float]], role: str, rows: int
+    ) -> float:
         """Return how busy the busiest lane of the first candidate would be; 1 is always busy.
 
         `shares_of_load` are the candidates that answer requests which adapt to the load, and their
-        rows per second.
+        rows per second; `rows` are those of one request.
         """
-        first, *others = [self._demand(each, role, rate) for each, rate in shares_of_load]
+        first, *others = [self._demand(each, role, rate, rows) for each, rate in shares_of_load]
         return max(
             demand
             + sum(other.get(name, 0.0) for other in others)
@@ -224,7 +226,9 @@ class Forecast:
         """Return whether a forecast that the candidate is too slow should be tried."""
         return any(self._lane(route, role).service.unsure for route in candidate.routes)
 
-    def _demand(self, candidate: Candidate, role: str, rows_per_s: float) -> dict[str, float]:
+    def _demand(
+        self, candidate: Candidate, role: str, rows_per_s: float, rows: int
+    ) -> dict[str, float]:
         """Return the time per second that each variant's lane would need."""
         steps = zip(candidate.routes, self._shares(candidate), strict=True)
         needed = {}
@@ -233,8 +237,8 @@ class Forecast:
         measured = [lane.decoding.of(1.0) for lane in mine]
         decoding_s = min((seconds for seconds in measured if seconds), default=0.0)
         for route, share in steps:
-            row_s = self._seconds(route, role, route.run_batch) / route.run_batch
-            row_s += decoding_s
+            group = _group(route, share * rows)
+            row_s = self._seconds(route, role, group) / group + decoding_s
             needed[route.name] = rows_per_s * share * row_s
         return needed
 
@@ -257,10 +261,11 @@ class Forecast:
         """Return the seconds until the lane of a variant starts on a request that arrives now."""
         lane = self._lane(route, ticket.role)
         waiting = lane.ahead_of(ticket)
-        groups, rest = divmod(waiting.work, route.run_batch)
+        group = _group(route, ticket.work)
+        groups, rest = divmod(waiting.work, group)
         return (
             waiting.left_s
-            + groups * self._seconds(route, ticket.role, route.run_batch)
+            + groups * self._seconds(route, ticket.role, group)
             + (self._seconds(route, ticket.role, rest) if rest else 0.0)
             + lane.pace.decode.of(waiting.megapixels)
         )
@@ -283,3 +288,8 @@ class Forecast:
 
     def _lane(self, route: Route, role: str) -> Lane:
         return self._lanes[route.name, role]
+
+
+def _group(route: Route, work: float) -> float:
+    """Return the work of a lane's full group if requests are of this work; it has at least one."""
+    return max(float(route.run_batch), work)
