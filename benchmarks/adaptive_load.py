@@ -168,8 +168,24 @@ def arms_of(
         ending = [name for name in policies if name.endswith("-0.01")]
         name = options.policy or (ending or policies)[0]
         arms.append(Arm(f"cascade {name}", plain.url, {"policy": name}))
-    marked = ("logits", "variant", "degraded")
-    return [*arms, Arm("adaptive", adaptive.url, {}, marked)]
+    return [*arms, adaptive_arm(adaptive)]
+
+
+def adaptive_arm(adaptive: Server) -> Arm:
+    """Return the arm whose requests name nothing."""
+    return Arm("adaptive", adaptive.url, {}, ("logits", "variant", "degraded"))
+
+
+def head(model: str, smallest: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what every result says about the machine and the load."""
+    return {
+        "machine": this_machine().to_dict(),
+        "model": model,
+        "cheapest": smallest,
+        "images": options.images,
+        "slo_ms": options.slo_ms,
+        "seconds": options.seconds,
+    }
 
 
 def measure(
@@ -188,16 +204,11 @@ def measure(
     phases = tuple((times * capacities["1"][0], options.seconds) for times in options.times)
     result: dict[str, Any] = {
         "benchmark": "load-adaptive choice beyond the full model's capacity",
-        "machine": this_machine().to_dict(),
-        "model": plain.model,
+        **head(plain.model, smallest, options),
         "variants": list(view.variants),
         "policies": list(view.policies),
-        "images": options.images,
-        "slo_ms": options.slo_ms,
-        "seconds": options.seconds,
         "times": list(options.times),
         "capacity_per_s": capacities,
-        "cheapest": smallest,
         "arms": {},
     }
     arms = arms_of(plain, adaptive, smallest, options)
@@ -230,10 +241,9 @@ def overload(
     with Client(plain.url, plain.model) as client:
         view = client.view()
     smallest, full = view.budget(view.variants[-1]), capacity(plain, files, "1")
-    marked = ("logits", "variant", "degraded")
     least = Arm("cheapest", plain.url, {"budget": smallest})
     times = max(options.times)
-    turns = [(Arm("adaptive", adaptive.url, {}, marked), times), (least, times), (least, times / 2)]
+    turns = [(adaptive_arm(adaptive), times), (least, times), (least, times / 2)]
     windows, ratios = [], []
     for turn in range(options.windows):
         found = {}
@@ -251,12 +261,7 @@ def overload(
     of_the_cheapest = np.array(ratios)
     result = {
         "benchmark": "load-adaptive choice beside the cheapest variant, at the largest load",
-        "machine": this_machine().to_dict(),
-        "model": plain.model,
-        "cheapest": smallest,
-        "images": options.images,
-        "slo_ms": options.slo_ms,
-        "seconds": options.seconds,
+        **head(plain.model, smallest, options),
         "offered_per_s": times * full,
         "of_the_cheapest": {
             "mean": float(of_the_cheapest.mean()),
