@@ -250,22 +250,20 @@ def overload(
         for arm, load in turns[:: -1 if turn % 2 else 1]:
             phases, stolen = ((load * full, options.seconds),), stolen_s()
             sent = run(arm, files, plain.model, phases, options, seed=options.seed + 100 * turn)
-            right = sent.classes == labels[sent.message]
-            inside = sent.planned_s >= 0
+            right, inside = sent.classes == labels[sent.message], sent.planned_s >= 0
             one = _figures(sent, right, inside, view.variants, options.slo_ms)
             found[arm.name, load] = one["in_time"]
             windows.append({"arm": arm.name, "times": load, **one, "stolen_s": stolen_s() - stolen})
             print(arm.name, load, one["in_time"], one["refused"], one["late"], flush=True)
         mine = found.pop(("adaptive", times))
         ratios.append(mine / max(1, *found.values()))
-    of_the_cheapest = np.array(ratios)
     result = {
         "benchmark": "load-adaptive choice beside the cheapest variant, at the largest load",
         **head(plain.model, smallest, options),
         "offered_per_s": times * full,
         "of_the_cheapest": {
-            "mean": float(of_the_cheapest.mean()),
-            "interval": list(bootstrap(of_the_cheapest)),
+            "mean": float(np.mean(ratios)),
+            "interval": list(bootstrap(np.array(ratios))),
             "ratios": ratios,
         },
         "windows": windows,
