@@ -8,7 +8,7 @@ TOOLS := build/supply-tools
 DEPLOY_TOOLS := build/deploy-tools
 DOCS_TOOLS := build/docs-tools
 
-.PHONY: help demo docs test test-fast check bench plugins plugins-tensorrt check-native \
+.PHONY: help demo docs test test-fast test-journeys check bench plugins plugins-tensorrt check-native \
 	check-chaos check-deploy check-first-hour check-fuzz check-gpu check-killed check-mutations check-notebooks check-scale \
 	check-supply check-wheel wheel
 
@@ -23,11 +23,15 @@ docs: $(STAMP) $(DOCS_TOOLS)/.installed ## build the documentation site in build
 	NO_MKDOCS_2_WARNING=1 $(DOCS_TOOLS)/bin/mkdocs build --strict --clean
 	$(BIN)/python docs_site/check_built.py
 
-test: $(STAMP) ## run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: $(STAMP) ## run all tests except the journeys: up to ten minutes on two cores
+	$(PYTEST) -m "not journey" $(PYTEST_ARGS)
 
-test-fast: $(STAMP) ## run all tests except those that serve, train, export or compile
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(PYTEST_ARGS)
+test-journeys: $(STAMP) ## run whole journeys of users, which `make test` leaves out
+	$(PYTEST) -m journey $(PYTEST_ARGS)
+
+test-fast: $(STAMP) ## run the tests of `make test` that do not serve, train, export or compile
+	$(PYTEST) -q -m "not slow and not journey" $(PYTEST_ARGS)
 
 check: $(STAMP) ## run ruff, ruff format, mypy on the built wheel, and look up advisories
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,22 +104,21 @@ def tiny_checkpoint(tiny_nac: Callable[..., Any], tmp_path_factory: pytest.TempP
 def tiny_folder(tiny_checkpoint: Path) -> Path:
     """The checkpoint exported as `nac` at budgets 1, 0.5, 0.25, 0.125; copy it to change it."""
     from folder_store import stored
+    from traced_graphs import traced_once
 
     from saccade.exporter.exported import ExportOptions, export
 
     def make(place: Path) -> None:
-        export(tiny_checkpoint, ExportOptions(place / "nac"))
+        with traced_once():
+            export(tiny_checkpoint, ExportOptions(place / "nac"))
 
     return stored("nac", make) / "nac"
 
 
 @pytest.fixture
-def traced_before(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exports of `tiny_checkpoint` take the graphs of `tiny_folder`: tracing one takes seconds."""
-    import onnx
+def traced_before() -> Iterator[None]:
+    """Exports take graphs that were traced for other tests: tracing one takes seconds."""
+    from traced_graphs import traced_once
 
-    def graph(folded: Any, *_: Any) -> Any:
-        share = folded.config.modules / 16
-        return onnx.load(tiny_folder / f"nac-b{round(1000 * share):04d}-fp32.onnx")
-
-    monkeypatch.setattr("saccade.exporter.graph.tracing.trace_component", graph)
+    with traced_once():
+        yield

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from quick_gate import FEW_SAMPLES
+from traced_graphs import traced_once
 
 from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint, save
@@ -42,8 +43,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "feature_dim": 16, **_MASKS,
     },
     "captioner": {
-        "attention": "sparsemax", "words": WORDS, "max_length": 6, "height_px": 12,
-        "width_px": 12, "widths": (8, 12), "strides": (3, 1), "grid_height": 4, "grid_width": 4,
+        "attention": "sparsemax", "words": WORDS, "max_length": 6, "height_px": 16,
+        "width_px": 16, "widths": (8, 12), "strides": (4, 1), "grid_height": 4, "grid_width": 4,
         "feature_dim": 12, "dim": 12, "attention_dim": 8, "hidden_dim": 16, "embedding_dim": 8,
     },
 }  # fmt: skip
@@ -104,4 +105,5 @@ def exported(
         outputs=OUTPUTS[family],
         precision=precision,
     )
-    return export(place / f"{family}.safetensors", options, FEW_SAMPLES).folder
+    with traced_once():
+        return export(place / f"{family}.safetensors", options, FEW_SAMPLES).folder

@@ -111,13 +111,13 @@ def test_failing_gate_leaves_everything_as_it_was(
     monkeypatch.setattr("saccade.exporter.graph.tracing.trace_component", lambda *arguments: wrong)
     out = tmp_path / "nac"
     with pytest.raises(GateFailed, match=r"nac-b0125-fp32: .* relative error is") as failed:
-        export(tiny_checkpoint, ExportOptions(out, budget=(0.25, 0.125)))
+        export(tiny_checkpoint, ExportOptions(out, budget=(0.25, 0.125)), FEW_SAMPLES)
     assert failed.value.exit_code == 1
     assert list(tmp_path.iterdir()) == []
     out.mkdir()
     (out / "precious").write_text("kept")
     with pytest.raises(GateFailed):
-        export(tiny_checkpoint, ExportOptions(out, budget=(0.125,), force=True))
+        export(tiny_checkpoint, ExportOptions(out, budget=(0.125,), force=True), FEW_SAMPLES)
     assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["nac", "precious"]
 
 

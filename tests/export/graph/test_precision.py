@@ -17,6 +17,7 @@ from folder_store import stored
 from onnx import helper, numpy_helper
 from quick_gate import FEW_SAMPLES
 from rtx_builds import needs_rtx
+from traced_graphs import traced_once
 
 from saccade.errors import GateFailed, SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -31,7 +32,6 @@ from saccade.exporter.runtimes.half_products import HalfProducts, half_products
 from saccade.exporter.runtimes.runners import half_runner, onnx_runner, onnx_session, torch_runner
 from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
 from saccade.files import sha256_of
-from saccade.models.checkpoint import load, save
 from saccade.models.interface import Component, TensorSpec
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
@@ -41,8 +41,9 @@ COMPONENT = Component("", (), (), dict)
 @pytest.fixture(scope="module")
 def typed(tiny_checkpoint: Path) -> ExportedModel:
     def make(place: Path) -> None:
-        options = ExportOptions(place / "nac", budget=("0.5",), precision=PRECISIONS)
-        export(tiny_checkpoint, options, FEW_SAMPLES)
+        options = ExportOptions(place / "nac", budget=("1",), precision=PRECISIONS)
+        with traced_once():
+            export(tiny_checkpoint, options, FEW_SAMPLES)
 
     folder = stored("typed", make) / "nac"
     return ExportedModel(folder, tuple(ArtefactFolder(folder).manifests))
@@ -162,12 +163,12 @@ def test_a_folder_holds_every_precision(typed: ExportedModel) -> None:
 def test_a_component_without_half_precision_has_no_ranges(typed: ExportedModel) -> None:
     image = np.zeros((1, 8, 8, 1), np.uint8)
     assert (
-        activation_ranges(onnx.load(typed.folder / "nac-b0500-fp32.onnx"), {"image": image}) == {}
+        activation_ranges(onnx.load(typed.folder / "nac-b1000-fp32.onnx"), {"image": image}) == {}
     )
 
 
 def test_integers_are_symmetric_and_biases_are_not_quantised(typed: ExportedModel) -> None:
-    proto = onnx.load(typed.folder / "nac-b0500-int8.onnx")
+    proto = onnx.load(typed.folder / "nac-b1000-int8.onnx")
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     linear = [
         node for node in proto.graph.node if "quantizeLinear" in node.op_type.replace("Q", "q")
@@ -193,9 +194,11 @@ def test_tensorrt_builds_each_of_them(typed: ExportedModel, tmp_path: Path) -> N
         assert engine.layer_types.get("fp32", 0) >= kept
 
 
-def test_the_same_bytes_again(typed: ExportedModel, tmp_path: Path) -> None:
+def test_scales_of_the_same_graph_are_the_same_again(
+    typed: ExportedModel, tmp_path: Path, traced_before: None
+) -> None:
     checkpoint = typed.folder / "nac.safetensors"
-    options = ExportOptions(tmp_path / "again", name="nac", budget=("0.5",), precision=("int8",))
+    options = ExportOptions(tmp_path / "again", name="nac", budget=("1",), precision=("int8",))
     again = {
         manifest.variant.name: manifest.file.sha256
         for manifest in export(checkpoint, options, FEW_SAMPLES).manifests
@@ -210,9 +213,9 @@ def test_a_mistyped_file_is_refused(typed: ExportedModel, tmp_path: Path) -> Non
         if "fp16" not in path.name:
             path.unlink()
             (folder / path.name.replace(".manifest.json", ".onnx")).unlink()
-    manifest = read_manifest(folder / "nac-b0500-fp16.manifest.json")
+    manifest = read_manifest(folder / "nac-b1000-fp16.manifest.json")
     file = folder / manifest.file.name
-    shutil.copyfile(typed.folder / "nac-b0500-fp32.onnx", file)
+    shutil.copyfile(typed.folder / "nac-b1000-fp32.onnx", file)
     entry = replace(manifest.file, sha256=sha256_of(file), bytes=file.stat().st_size)
     write_manifest(folder, replace(manifest, file=entry))
     (row,) = verify(folder).variants
@@ -232,28 +235,19 @@ def test_a_graph_of_another_type_is_named() -> None:
         check_types("it-b1000-fp16", "fp16", types, cost, sorted(types))
 
 
-def test_an_overflowing_model_is_not_exported(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    checkpoint = load(tiny_checkpoint)
-    weights = {name: tensor.clone() for name, tensor in checkpoint.build().state_dict().items()}
-    (name,) = [
-        weight for weight in weights if weight.endswith("propagators.0.ffn.widen.linear.weight")
-    ]
-    weights[name] *= 1e5
-    large = save(
-        tmp_path / "large.safetensors",
-        family=checkpoint.family,
-        config=checkpoint.config,
-        weights=weights,
-        preprocessing=checkpoint.preprocessing,
-        labels=checkpoint.labels,
-        calibration=checkpoint.calibration,
-        card=checkpoint.card,
-    )
-    options = ExportOptions(tmp_path / "out", budget=("0.5",), precision=("fp16",))
+def test_an_overflowing_model_is_not_exported(
+    typed: ExportedModel, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = onnx.load(typed.folder / "nac-b1000-fp16.onnx")
+    (gain,) = (each for each in proto.graph.initializer if each.name.endswith("0.ffn.widen.gain"))
+    large = numpy_helper.from_array(1e5 * numpy_helper.to_array(gain), gain.name)
+    gain.CopyFrom(large)
+    monkeypatch.setattr("saccade.exporter.graph.tracing.trace_component", lambda *_: proto)
+    options = ExportOptions(tmp_path / "out", budget=("1",), precision=("fp16",))
     with pytest.raises(
         GateFailed, match=r"tensor propagators/.* reaches .* 16,384.*--precision bf16"
     ):
-        export(large.path, options)
+        export(tiny_checkpoint, options, FEW_SAMPLES)
     assert not (tmp_path / "out").exists()
     with pytest.raises(GateFailed, match="nan"):
         check_ranges("it", {"a": 1.0, "b": float("nan")})

@@ -6,9 +6,8 @@ What needs `tensorrt` and a GPU runs against the fake.
 
 import re
 import shlex
-from collections.abc import Callable
+import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,11 +25,12 @@ DOCUMENT = ROOT / "docs" / "engines.md"
 
 
 @needs_rtx
+@pytest.mark.journey
 def test_every_block_does_what_it_says(
-    tiny_nac: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Path, traced_before: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny_nac(Path("digits-sum.safetensors"), modules=4, propagator_layers=1)
+    shutil.copy(tiny_checkpoint, "digits-sum.safetensors")
     monkeypatch.setattr(shipped, "__file__", str(tmp_path / "__init__.py"))
     np.save("images.npy", np.ones((4, 8, 8, 1), np.uint8))
     seen: dict[str, dict[str, np.ndarray]] = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 import family_folders
 import onnx
 import pytest
+import tiny_families
 from family_folders import family_folder
 from half_typed import add_variant, half_typed
 from rtx_builds import needs_rtx
@@ -17,22 +18,29 @@ from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
 from saccade.models.families import FAMILIES
 
 TYPED_AT_EXPORT = ("sot", "captioner")  # by the exporter; of the others the test puts casts in
-BUDGETS_OF_NAC = ("b1000", "b0125")  # of the four in the folder; the others are between them
 
 
 @needs_rtx
 @pytest.mark.parametrize("family", FAMILIES)
-def test_builds_every_variant_in_both_types(
-    family: str, tmp_path: Path, request: pytest.FixtureRequest
+@pytest.mark.parametrize("all_variants", [False, pytest.param(True, marks=pytest.mark.journey)])
+def test_builds_every_family_in_both_types(
+    family: str, all_variants: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    """The largest budget in fp16 and the smallest in fp32, or every budget in both."""
     is_nac = family == "nac"
     exported = request.getfixturevalue("tiny_folder") if is_nac else family_folder(family)
     folder = Path(shutil.copytree(exported, tmp_path / "folder"))
-    expected = {}
+    expected: dict[str, tuple[str, int]] = {}
+    budgets = [manifest.variant.setting for manifest in ArtefactFolder(exported).manifests]
+    wanted = {"fp32": budgets if all_variants else budgets[-1:]}
+    wanted["fp16"] = budgets if all_variants else budgets[:1]
     if family in TYPED_AT_EXPORT:
         (tmp_path / "typed").mkdir()
-        typed = family_folders.exported(family, tmp_path / "typed", ("fp16",))
+        asked = tiny_families.BUDGETS.get(family, ())[: None if all_variants else 1]
+        typed = family_folders.exported(family, tmp_path / "typed", ("fp16",), budget=asked)
         for manifest in ArtefactFolder(typed).manifests:
+            if manifest.variant.setting not in wanted["fp16"]:
+                continue
             nodes = matrix_types(onnx.load(typed / manifest.file.name))
             count = len(nodes) - len(manifest.float32_layers)
             assert count > 0
@@ -40,13 +48,12 @@ def test_builds_every_variant_in_both_types(
             for path in typed.glob(f"{manifest.variant.name}.*"):
                 shutil.copy(path, folder)
     for manifest in ArtefactFolder(exported).manifests:
-        name = manifest.variant.name
-        if family == "nac" and manifest.variant.setting not in BUDGETS_OF_NAC:
-            continue
+        name, setting = manifest.variant.name, manifest.variant.setting
         proto = onnx.load(folder / manifest.file.name)
         count = sum(node.op_type in MATRIX_NODES for node in proto.graph.node)
-        expected[name] = ("fp32", count)
-        if family not in TYPED_AT_EXPORT:
+        if setting in wanted["fp32"]:
+            expected[name] = ("fp32", count)
+        if setting in wanted["fp16"] and family not in TYPED_AT_EXPORT:
             made = add_variant(folder, name, "fp16", half_typed(proto, "fp16"))
             expected[made.variant.name] = ("fp16", count)
     options = BuildOptions(engine="tensorrt-rtx", variant=tuple(expected), out=tmp_path / "out")

@@ -36,19 +36,21 @@ def task_in(
     )  # fmt: skip
 
 
-def test_a_point_is_exported_through_the_gate_in_a_child(tiny_nac, tmp_path: Path) -> None:
-    checkpoint = tiny_nac(tmp_path / "nac.safetensors", modules=2, propagator_layers=1).path
-    task = task_in(tmp_path / "point", checkpoint, data="digits", limit=20, split="val")
-    with Worker(point_process.__name__) as worker:
-        assert worker.ask(task, Refusal) == Refusal()
+def test_a_point_is_exported_through_the_gate(
+    tiny_checkpoint: Path, tmp_path: Path, traced_before: None
+) -> None:
+    task = task_in(tmp_path / "point", tiny_checkpoint, data="digits", limit=20, split="val")
+    assert point_process.main(task) == Refusal()
     (manifest,) = ArtefactFolder(tmp_path / "point" / "export").manifests
-    assert manifest.parity.passed and manifest.variant.kept == 1
+    assert manifest.parity.passed and manifest.variant.kept == 8
     result = ready.read_result(json.loads((tmp_path / "point" / "score.json").read_bytes()))
     assert result.samples.shape == (20,) and result.scores[0].n == 20
     assert result.split == "validation"
     (tmp_path / "point" / "score.json").unlink()
     (tmp_path / "point" / "export" / manifest.file.name).unlink()
-    answer = point_process.main(task)
+    # In a child, as `sweep` runs it.
+    with Worker(point_process.__name__) as worker:
+        answer = worker.ask(task, Refusal)
     assert answer.stage == "score" and manifest.file.name in answer.reason
 
 

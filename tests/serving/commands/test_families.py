@@ -21,7 +21,6 @@ from saccade.serving.commands.slot_picture import masks_png
 from saccade.serving.local import artefact
 
 IMAGES = np.random.default_rng(7).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
-SMALL = np.ascontiguousarray(IMAGES[:, :12, :12])
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -370,7 +369,7 @@ def test_bulk_answers_are_the_served_ones(asked, served, family, tmp_path):
     from saccade.serving.bulk.options import BulkOptions
 
     client, _ = asked(family)
-    images = {"captioner": SMALL, "slot-attention": MANY[:20]}.get(family, IMAGES)
+    images = {"slot-attention": MANY[:20]}.get(family, IMAGES)
     questions = np.resize(["what is left ?", "red circle", "blue ?"], len(images))
     np.savez(tmp_path / "inputs.npz", image=images, question=questions)
     own = {"slot-attention": {"seed": 5, "policy": "auto"}, "captioner": {"beam": 2}}
@@ -429,17 +428,17 @@ def test_captions_are_those_of_the_search_in_process(asked):
     metadata = client.view().runtime_metadata(name)
     step = step_of(lambda arrays: run(name, "step", **arrays))
     settings = {"start": metadata["start"], "max_length": 4}
-    encoded = run(name, "encode", image=SMALL)
+    encoded = run(name, "encode", image=IMAGES)
     # No word is likelier than the end in a model that was never trained: take one as the end.
     for end in (metadata["end"], 5):
         greedy = greedy_search(step, encoded, end=end, **settings)
-        actual = client.caption(SMALL, beam=1, max_length=4, end=str(end))
+        actual = client.caption(IMAGES, beam=1, max_length=4, end=str(end))
         for one, expected in zip(actual, greedy, strict=True):
             assert len(one.text.split()) == len(expected.tokens)
             np.testing.assert_allclose(one.attention, expected.attention, **CLOSE)
     first = {key: value[:1] for key, value in encoded.items()}
     best = beam_search(step, first, end=metadata["end"], beam=3, **settings)[0]
-    (one,) = client.caption(SMALL[:1], beam=3, max_length=4)
+    (one,) = client.caption(IMAGES[:1], beam=3, max_length=4)
     words = [metadata["words"][token - 4] for token in best.tokens]
     assert one.text.split() == words
     np.testing.assert_allclose(one.attention, best.attention, **CLOSE)
@@ -470,9 +469,9 @@ REFUSED = {
     "no such word": (
         "vqa", {"image": IMAGES, "question": np.full((3, 6), 99)}, {}, "expected 0 to 15",
     ),
-    "no word of the model": ("captioner", {"image": SMALL}, {"end": "zebra"}, "'zebra'"),
-    "longer than was trained": ("captioner", {"image": SMALL}, {"max_length": "99"}, "1 to 6"),
-    "an unknown input": ("captioner", {"images": SMALL}, {}, "no input 'images'"),
+    "no word of the model": ("captioner", {"image": IMAGES}, {"end": "zebra"}, "'zebra'"),
+    "longer than was trained": ("captioner", {"image": IMAGES}, {"max_length": "99"}, "1 to 6"),
+    "an unknown input": ("captioner", {"images": IMAGES}, {}, "no input 'images'"),
 }  # fmt: skip
 
 

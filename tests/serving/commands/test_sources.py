@@ -22,6 +22,8 @@ from saccade.serving.client.client import Client  # noqa: E402
 from saccade.serving.commands.cli import run  # noqa: E402
 from saccade.serving.server.server import ServeOptions, Server  # noqa: E402
 
+pytestmark = pytest.mark.journey
+
 FILES = official_files.FILES | official_files.FORMS
 # A folder of transformers becomes a model of the same families, and
 # tests/models/official/test_hugging_face.py exports one. A ResNet is in test_trunk_golden.py there.

@@ -82,6 +82,7 @@ def clone(tmp_path: Path, small_shipped: None) -> Path:
     return place
 
 
+@pytest.mark.journey
 @pytest.mark.timeout(1500)
 def test_quickstarts_do_what_they_say(
     needs_server: None,

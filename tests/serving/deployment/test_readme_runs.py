@@ -25,6 +25,7 @@ def clone(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.mark.journey
 @pytest.mark.timeout(1500)
 def test_examples_work_in_the_order_of_the_page(
     needs_server: None,

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs that tests trace more than once, traced by the first of them: one takes seconds.
+
+The gate still compares each exported file with its model, so a wrong graph does not go unnoticed.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from folder_store import stored
+
+
+@contextmanager
+def traced_once() -> Iterator[None]:
+    """Within, exports in this process take a graph of the same model that was traced before."""
+    import onnx
+
+    from saccade.exporter.graph import tracing
+
+    trace = tracing.trace_component
+
+    def from_store(*asked: Any) -> onnx.ModelProto:
+        def make(place: Path) -> None:
+            onnx.save(trace(*asked), place / "graph.onnx")
+
+        return onnx.load(stored(f"graph-{_digest(*asked)}", make) / "graph.onnx")
+
+    with mock.patch.object(tracing, "trace_component", from_store):
+        yield
+
+
+def _digest(
+    model: Any, component: Any, samples: Any, outputs: Sequence[str], precision: str = "fp32"
+) -> str:
+    """Hash everything that a trace depends on, besides the sources: `stored` hashes those."""
+    taken = [(spec.name, samples[spec.name].dtype.str, spec.shape) for spec in component.inputs]
+    said = [model, getattr(model, "config", None), component.role, taken, (*outputs,), precision]
+    digest = hashlib.sha256(repr(said).encode())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(f"{name} {tensor.dtype} {(*tensor.shape,)}\n".encode())
+        digest.update(tensor.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:20]
