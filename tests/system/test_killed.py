@@ -33,6 +33,7 @@ def result():
     return json.loads(done.stdout)
 
 
+@pytest.mark.journey
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGTERM", "SIGINT", "ENOSPC"])
 def test_nothing_half_made_is_seen_and_the_next_run_ends_well(result, fault):
     faulty = [each for each in result["results"] if each["fault"] == fault]

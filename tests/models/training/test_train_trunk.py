@@ -227,8 +227,8 @@ def test_the_result_is_exported_and_answers(trained: Trained, tmp_path: Path) ->
     from saccade.exporter.exported import ExportOptions, export
     from saccade.serving.local.artefact import load_artefact
 
-    child = trained("nac", GOLDEN / "vit", freeze=("trunk",))
-    options = ExportOptions(tmp_path / "out", budget=(0.5,))
+    child = trained("sot", GOLDEN / "vit", freeze=("trunk",))
+    options = ExportOptions(tmp_path / "out", budget=("class",))
     export(child, options, FEW_SAMPLES, progress=None)
     with load_artefact(tmp_path / "out") as model:
         (answer,) = model.classify([ANSWERS["photograph 0"]])

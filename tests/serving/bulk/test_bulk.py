@@ -11,6 +11,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from bulk_jobs import in_this_process
 from PIL import Image
 from tiny_artefacts import FULL, HALF, artefacts, manifest_of, onnx_model
 
@@ -65,11 +67,12 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(artefact: Path, tmp_path: Path) -> Callable[..., Any]:
-    """Run a job in one process; its report."""
+    """Run a job in this process, or in `workers` others; its report."""
 
     def go(source: Path | str, **options: Any) -> Any:
         given = {"out": str(tmp_path / "out"), "workers": "1", **options}
-        return bulk(artefact, BulkOptions(input=str(source), **given))
+        with nullcontext() if "workers" in options else in_this_process():
+            return bulk(artefact, BulkOptions(input=str(source), **given))
 
     return go
 
@@ -87,7 +90,7 @@ def in_order(by_id: dict[str, dict[str, Any]], names: list[str]) -> list[list[fl
 
 
 def test_a_folder_of_images(run: Callable[..., Any], images: Path, tmp_path: Path) -> None:
-    report = run(images, shard=4, batch=3, budget="0.5")
+    report = run(images, shard=4, batch=3, budget="0.5", workers="2")
     assert (report.answers, report.errors, report.variant) == (COUNT - 1, 1, HALF)
     found = answers(tmp_path / "out")
     assert set(found) == {
@@ -358,7 +361,7 @@ def test_a_shard_that_ends_every_process(
 
     monkeypatch.setattr(runners, "Worker", Killed)
     with pytest.raises(SaccadeError, match=r"Shard 0 stopped the process that ran it 3 times"):
-        run(images)
+        run(images, workers="1")
 
 
 def test_a_driver_that_is_killed_leaves_nothing_half_written(

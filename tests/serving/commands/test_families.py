@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from bulk_jobs import in_this_process
 from family_server import FAMILIES, FOLLOWING, LABELS, MANY, TEMPLATES, options_of, serving
 from local_parity import as_deployed, check_alike
 from metric_pages import numbers_in, page_of
@@ -377,7 +378,8 @@ def test_bulk_answers_are_the_served_ones(asked, served, family, tmp_path):
     options = BulkOptions(
         str(tmp_path / "inputs.npz"), str(tmp_path / "out"), workers="1", top=100, **own
     )
-    bulk(served(family)[1], options)
+    with in_this_process():
+        bulk(served(family)[1], options)
     rows = pq.read_table(tmp_path / "out" / "answers").to_pylist()
     assert [row["id"] for row in rows] == [f"inputs.npz#{i}" for i in range(len(images))]
     if family == "captioner":

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 
 import numpy as np
+import pytest
 from envoys import running
 
 from saccade.errors import SaccadeError
@@ -16,6 +17,7 @@ from saccade.serving.server.server import ServeOptions, Server
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 
 
+@pytest.mark.journey
 def test_callers_do_not_notice_that_a_server_is_killed(
     envoy_binary, server, tiny_repository, digit, tmp_path, eventually
 ):
