@@ -96,7 +96,7 @@ def test_one_changed_weight_fails(pair: Path) -> None:
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     onnx.save(proto, pair / f"{FULL}.onnx")
     rehash(pair)
-    report = verify(pair)
+    report = verify(pair, FEW_SAMPLES)
     assert not report.passed
     assert list(failing(report)) == [FULL]
     assert "relative error is" in failing(report)[FULL]
@@ -133,7 +133,7 @@ def test_files_that_are_not_what_they_claim(folder: Path) -> None:
     truncated.write_bytes(truncated.read_bytes()[:5000])
     rehash(folder, quarter)
     rehash(folder, eighth, labels=[f"digit {9 - digit}" for digit in range(10)])
-    problems = failing(verify(folder))
+    problems = failing(verify(folder, FEW_SAMPLES))
     assert "changed after its export" in problems[FULL]
     assert "relative error" in problems[half]
     assert "not a complete ONNX model" in problems[quarter]
