@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,8 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
+from family_folders import family_folder  # noqa: E402
+from places import TESTS  # noqa: E402
 from quick_gate import FEW_SAMPLES  # noqa: E402
 
 from saccade.errors import GateFailed, MissingPackage, SaccadeError  # noqa: E402
@@ -86,22 +89,23 @@ def test_file_is_clean(name: str, tiny_folder: Path) -> None:
     assert len(contents) == len(set(contents))
 
 
-def test_same_bytes_in_another_process(
-    tiny_folder: Path, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_same_bytes_in_another_process(tmp_path: Path) -> None:
+    """Of the family that is traced the fastest; test_fixed_order.py looks at a NAC's constants."""
+    folder = family_folder("sot")
     code = (
         "import sys; from pathlib import Path; import saccade\n"
-        "options = saccade.ExportOptions(Path(sys.argv[2]), name='nac', budget=(0.125,))\n"
-        "saccade.export(sys.argv[1], options)\n"
+        "from quick_gate import FEW_SAMPLES\n"
+        "options = saccade.ExportOptions(Path(sys.argv[2]), budget=('class',))\n"
+        "saccade.export(sys.argv[1], options, FEW_SAMPLES)\n"
     )
-    command = [sys.executable, "-c", code, str(tiny_checkpoint), str(tmp_path / "again")]
-    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    command = [sys.executable, "-c", code, str(folder / "sot.safetensors"), str(tmp_path / "again")]
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(TESTS)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # the exporter's own warnings are not the caller's
     for suffix in (".onnx", ".manifest.json"):
-        name = f"nac-b0125-fp32{suffix}"
-        assert (tmp_path / "again" / name).read_bytes() == (tiny_folder / name).read_bytes()
+        name = f"sot-class-fp32{suffix}"
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
 
 
 def test_failing_gate_leaves_everything_as_it_was(
@@ -121,16 +125,21 @@ def test_failing_gate_leaves_everything_as_it_was(
     assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["nac", "precious"]
 
 
-def test_conditional_on_its_image_and_an_override(
-    tiny_nac: Callable[..., Any], tmp_path: Path
-) -> None:
-    checkpoint = tiny_nac(tmp_path / "My_NAC.safetensors", conditional=True, modules=8)
+@pytest.mark.journey  # tests of the NAC compare its parts, and trace one with two inputs
+def test_conditional_on_its_image(tiny_nac: Callable[..., Any], tmp_path: Path) -> None:
+    checkpoint = tiny_nac(tmp_path / "nac.safetensors", conditional=True, modules=8)
+    options = ExportOptions(tmp_path / "out", budget=(0.5,))
+    assert export(checkpoint, options, FEW_SAMPLES).report.passed
+
+
+def test_an_override_and_a_name(tiny_checkpoint: Path, traced_before: None, tmp_path: Path) -> None:
+    path = Path(shutil.copy(tiny_checkpoint, tmp_path / "My_NAC.safetensors"))
     out = tmp_path / "out"
     out.mkdir()
     options = ExportOptions(
         out, name="nac-c", budget=(0.5,), threshold={"score_points": 5}, force=True
     )
-    exported = export(checkpoint, options, FEW_SAMPLES)
+    exported = export(path, options, FEW_SAMPLES)
     (manifest,) = ArtefactFolder(out).manifests
     assert exported.manifests == (manifest,)
     assert manifest.variant.name == "nac-c-b0500-fp32"

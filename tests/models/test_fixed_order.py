@@ -71,7 +71,7 @@ def test_an_export_has_the_same_bytes_on_an_older_cpu(tmp_path: Path) -> None:
     here, loose = hashes(weights)
     command = [sys.executable, __file__, weights]
     paths = os.pathsep.join(place for place in sys.path if place)
-    environment = {**os.environ, **OLDER, "PYTHONPATH": paths}
+    environment = {**os.environ, **OLDER, "PYTHONPATH": paths, "PYTHONHASHSEED": "7"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     there, loose_there = done.stdout.split()

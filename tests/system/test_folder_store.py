@@ -70,3 +70,34 @@ def test_other_sources_have_another_folder_and_few_of_them_stay(made, monkeypatc
     held.close()
     assert len(calls) == 6
     assert [path.exists() for path in folders] == [True, False, True, True, True, True]
+
+
+def test_a_graph_is_traced_once_for_the_same_model_and_request(made, monkeypatch):
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
+    from traced_graphs import traced_once
+
+    from saccade.exporter.graph import tracing
+    from saccade.models.interface import Component, TensorSpec
+
+    traced = []
+    monkeypatch.setattr(folder_store, "_CHECKED", set())
+    monkeypatch.setattr(
+        tracing, "trace_component", lambda *asked: traced.append(asked) or onnx.ModelProto()
+    )
+    model = torch.nn.Linear(3, 2)
+    component = Component("", (TensorSpec("x", "b 3", "float32"),), ("y",), run=lambda x: x)
+    samples = {"x": torch.zeros(3, 3).numpy()}
+    with traced_once():
+        for changed in (
+            lambda: None,
+            lambda: model.weight.data.add_(1),
+            lambda: model.register_buffer("more", torch.ones(1), persistent=False),
+            lambda: setattr(model, "config", "another"),
+        ):
+            changed()
+            for _ in range(2):
+                tracing.trace_component(model, component, samples, ("y",))
+        tracing.trace_component(model, component, samples, ("y", "z"))
+        tracing.trace_component(model, component, samples, ("y",), "fp16")
+    assert len(traced) == 4 + 2

@@ -183,6 +183,7 @@ def test_integers_are_symmetric_and_biases_are_not_quantised(typed: ExportedMode
 
 
 @needs_rtx
+@pytest.mark.journey
 def test_tensorrt_builds_each_of_them(typed: ExportedModel, tmp_path: Path) -> None:
     folder = shutil.copytree(typed.folder, tmp_path / "nac")
     engines = build(folder, BuildOptions(engine="tensorrt-rtx", out=tmp_path / "engines"))

@@ -87,6 +87,7 @@ def test_photographs_become_the_pixels_of_the_image_processor(
         assert np.array_equal(fit(photograph, preprocessing.wanted()), theirs), index
 
 
+@pytest.mark.journey
 def test_a_converted_folder_is_exported_through_the_gate(
     converted: Callable[[str], Checkpoint], tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_questions_end_to_end(place: Path, tmp_path: Path, weights: Path) -> Non
     assert np.mean(kinds) == pytest.approx(scores["accuracy"].value)
 
 
+@pytest.mark.journey
 def test_captions_end_to_end(place: Path, tmp_path: Path, weights: Path) -> None:
     options = resnet_options("captioner", place / "coco", tmp_path / "cap.safetensors", weights)
     options = replace(options, steps=6)

@@ -144,6 +144,7 @@ def pieces(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in paths}
 
 
+@pytest.mark.journey
 def test_killed_it_goes_on_and_does_nothing_twice(
     swept: SweepReport, asked: SweepOptions, tiny_checkpoint: Path, tmp_path: Path, eventually
 ) -> None:

@@ -10,6 +10,8 @@ from chaos.scene import models_of
 from chaos.service import Service
 from chaos.table import rows
 
+pytestmark = pytest.mark.journey
+
 
 @pytest.fixture(scope="module")
 def service(needs_server: None, tiny_repository) -> Iterator[Service]:

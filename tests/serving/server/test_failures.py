@@ -20,6 +20,8 @@ from saccade.serving.client.probe import Prober
 from saccade.serving.server.run_folder import SHARED_MEMORY
 from saccade.serving.server.server import ServeOptions, Server
 
+pytestmark = pytest.mark.journey
+
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 FULL, CHEAP = 1.0, 0.5
 CHEAP_VARIANT = "tiny-b0500-fp32"

@@ -152,7 +152,7 @@ def test_ready_says_that_new_callers_are_not_taken(server, client, digit, monkey
             for _ in range(20):
                 idle.enter_context(socket.create_connection(place, 10))
             eventually(lambda: not server.ready(), 20)
-            assert refusal(*place, 10)
+            assert refusal(*place, 2)
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     # Without a descriptor the server cannot look at its models' folders either, and unloads them.
