@@ -9,7 +9,7 @@ the system's programs on the path, a virtual environment that the README's own c
 where the kernel allows it, an empty folder in place of the one around this checkout. Only the
 settings of pip and of the network are passed on. What is not committed is not in the clone.
 
-`make test` runs the same pages within one process, with small models
+`make test-journeys` runs the same pages within one process, with small models
 (serving/deployment/test_quickstarts_run.py).
 """
 
