@@ -85,6 +85,7 @@ def test_kernels_and_bodies_agree_with_torch(model, inputs):
 
 
 @needs_rtx
+@pytest.mark.journey
 def test_builds_an_engine(model, tmp_path):
     (tmp_path / "five.onnx").write_bytes(model.SerializeToString())
     network = build(tmp_path / "five.onnx").network

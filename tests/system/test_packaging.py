@@ -69,6 +69,7 @@ def test_what_a_zip_file_keeps_of_the_machine_is_put_away(builder, tmp_path):
     assert modes == {((1980, 1, 1, 0, 0, 0), 0o100644)}
 
 
+@pytest.mark.journey
 def test_wheel_holds_every_source_file(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
     for path in PACKAGE.rglob("*"):
@@ -80,6 +81,7 @@ def test_wheel_holds_every_source_file(wheel):
     assert {"saccade/py.typed", "saccade_serving.py"} <= inside
 
 
+@pytest.mark.journey
 def test_wheel_runs_without_the_tree(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (

@@ -15,6 +15,8 @@ from saccade.serving.client.async_client import AsyncClient
 from saccade.serving.client.client import Client
 from saccade.serving.server.server import ServeOptions, Server
 
+pytestmark = pytest.mark.journey
+
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 PROBE_S = 0.2  # far less than what the requests below take
 

@@ -65,6 +65,7 @@ def broken(folder: Path) -> Path:
     return repository
 
 
+@pytest.mark.journey
 def test_an_update_that_fails_keeps_what_was_served(served, place, tmp_path, monkeypatch, load):
     before, pid, old = logits(served), served.pid, place.resolve()
     with load(served, 1.0, 0.5, timeout_s=5) as calls:
@@ -82,6 +83,7 @@ def test_an_update_that_fails_keeps_what_was_served(served, place, tmp_path, mon
     point(place, old)
 
 
+@pytest.mark.journey
 def test_an_update_is_served_without_one_failure(
     served, place, tmp_path, monkeypatch, load, eventually
 ):
