@@ -329,7 +329,7 @@ def summary(
 def figures(
     sent: Sent, right: np.ndarray, inside: np.ndarray, variants: Sequence[str], slo_ms: float
 ) -> dict[str, Any]:
-    """Return what became of the requests of some time."""
+    """Return how the requests of some time were answered."""
     answered = inside & (sent.status == OK)
     named = Counter(sent.variants[answered].ravel().tolist())
     rows = max(1, sum(named.values()))
