@@ -244,7 +244,7 @@ def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
         (["--steps", "9"], "--steps is 9, expected 1 to 4"),
         (["--name", "../x"], "--name is '../x', expected"),
         (["--against", "labels"], "has no labels"),
-        (["--risk", "0.001"], "has 900 samples, expected at least 4,9"),
+        (["--risk", "0.001"], "has 900 samples, expected at least 4,991: fewer cannot certify"),
         (["--device", "elsewhere"], "was measured on here .*Name it with --device"),
     ],
 )

@@ -98,12 +98,27 @@ def test_what_is_not_certified_says_what_would_do(everybody):
     answers = drawn(everybody, 0)
     (found,) = certify(answers, (0.001,), confidence=0.95, against="full", steps=3)
     assert isinstance(found, NotCertified)
-    assert found.bound > 0.001 and found.samples >= least_samples(0.001, 0.95) > SAMPLES
+    assert found.bound > 0.001 and found.samples >= least_samples(0.001, 0.95, "full") > SAMPLES
 
 
-def test_least_samples_certify_if_nothing_is_lost():
-    # ln(0.05) / ln(0.99) = 298.07 samples test, and they are 60 % of all.
-    assert least_samples(0.01, 0.95) == 499
+@pytest.mark.parametrize(("against", "risk", "expected"), [
+    ("full", 0.1, 48),  # 0.9**28 > 0.05 > 0.9**29, and 29 of 48 samples test
+    ("full", 0.01, 498),
+    ("labels", 0.1, 48),
+    ("labels", 0.01, 500),  # the test of pairs allows for losses that gains made up for
+])  # fmt: skip
+def test_one_sample_less_than_the_least_certifies_nothing(against, risk, expected):
+    """Of one small model that gives all the answers of the full one."""
+
+    def certifies(n):
+        logits = np.tile([0.0, 9.0], (n, 1))
+        drawn = [VariantAnswers("small", "s", 0.1, logits), VariantAnswers("full", "f", 1, logits)]
+        answers = answers_of(drawn, np.ones(n, int), full="full", seed=0)
+        (found,) = certify(answers, (risk,), confidence=0.95, against=against, steps=1)
+        return isinstance(found, Certified)
+
+    fewest = next(n for n in range(expected - 3, expected + 3) if certifies(n))
+    assert fewest == expected == least_samples(risk, 0.95, against)
 
 
 def test_the_full_model_alone_is_not_cheaper_than_itself():
@@ -126,4 +141,4 @@ def test_a_chain_after_one_that_fails_is_not_what_was_reached():
     answers = answers_of(variants, labels, full="full", seed=0)
     (found,) = certify(answers, (0.02,), confidence=0.9, against="labels", steps=2)
     assert isinstance(found, NotCertified) and found.bound > 0.02
-    assert found.samples == least_samples(0.02, 0.9) > 170
+    assert found.samples == least_samples(0.02, 0.9, "labels") > 170

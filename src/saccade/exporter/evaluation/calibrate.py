@@ -382,7 +382,7 @@ def _check_samples(data: str, found: int, labelled: bool, options: CalibrateOpti
     smallest = min((risk for risk in options.risk if risk > 0), default=None)
     if smallest is None:
         return
-    needed = least_samples(smallest, options.confidence)
+    needed = least_samples(smallest, options.confidence, options.against)
     if found < needed:
         raise SaccadeError(
             f"{data}: has {found:,} samples, expected at least {needed:,}: fewer cannot "

@@ -8,7 +8,7 @@ learned from other samples.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import count, takewhile
 from statistics import NormalDist
 
 import numpy as np
@@ -58,9 +58,16 @@ class NotCertified:
     samples: int | None
 
 
-def least_samples(risk: float, confidence: float) -> int:
-    """Return how many calibration samples certify a risk if not one answer is lost."""
-    needed = samples_needed(0.0, risk, confidence)
+def least_samples(risk: float, confidence: float, against: Against) -> int:
+    """Return how many calibration samples certify a risk if not one answer is lost.
+
+    Fewer certify nothing, not even answers that are better than the full model's: the chains that
+    are tested begin with one that always ends in the full model, which loses and gains nothing.
+    """
+    if against == "full":
+        needed = samples_needed(0.0, risk, confidence)
+    else:
+        needed = paired_samples_needed(0.0, 0.0, risk, confidence)
     assert needed is not None
     return _in_all(needed)
 
@@ -159,8 +166,9 @@ def _chosen(
     if test.passes(nearest.losses, risk) and len(passed) < len(tried):
         nearest = tried[len(passed)]  # the one that ended the sequence
     needed = test.samples_needed(nearest.losses, risk)
-    in_all = None if needed is None else _in_all(needed)
-    return NotCertified(risk, test.bound(nearest.losses), in_all)
+    if needed is not None:
+        needed = max(_in_all(needed), least_samples(risk, test.confidence, test.against))
+    return NotCertified(risk, test.bound(nearest.losses), needed)
 
 
 def _certified(
@@ -183,4 +191,5 @@ def _counts(losses: np.ndarray) -> tuple[int, int, int]:
 
 def _in_all(tested: int) -> int:
     """Return how many calibration samples are needed for this many to certify."""
-    return math.ceil(tested / (1 - LEARN_SHARE))
+    least = math.floor(tested / (1 - LEARN_SHARE)) - 1  # the share is of a rounded number
+    return next(n for n in count(least) if n - round(LEARN_SHARE * n) >= tested)
