@@ -245,7 +245,12 @@ def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
         (["--name", "../x"], "--name is '../x', expected"),
         (["--against", "labels"], "has no labels"),
         (["--risk", "0.001"], "has 900 samples, expected at least 4,991: fewer cannot certify"),
-        (["--device", "elsewhere"], "was measured on here .*Name it with --device"),
+        (
+            ["--device", "elsewhere"],
+            "was measured on here .*, but --device is 'elsewhere'. Name one of these machines",
+        ),
+        (["--templates", "t.txt"], "--templates t.txt: .* zero-shot models, but .* of its own"),
+        (["--labels", "names.txt"], "--labels names.txt: .* but images.npz has no labels. Drop it"),
     ],
 )
 def test_wrong_input_is_refused(folder, images, words, found, capsys):

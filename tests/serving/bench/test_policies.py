@@ -4,6 +4,8 @@
 import itertools
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,25 +29,32 @@ from saccade.exporter.artefact.frontier import (
     read_frontier,
 )
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
+from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.policy.policy import Policy, Step
+from saccade.exporter.policy.policy import Policy, Step, texts_sha256
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.scores.results import EvaluationResult, proportion
 from saccade.schema import typed
-from saccade.serving.bench import in_process, policies
+from saccade.serving.bench import bench as bench_module
+from saccade.serving.bench import in_process, policies, served
 from saccade.serving.bench.in_process import Calls, InProcess, sample
+from saccade.serving.bench.load import LoadResult, Stream, StreamResult
+from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import (
     Answered,
     PolicyWork,
     PolicyWorks,
+    ServedPolicies,
     entry_of_policy,
     policy_works,
     ratio,
-    served_works,
+    served_policies_of,
     with_served,
 )
 from saccade.serving.bench.report_policies import sentence
+from saccade.serving.bench.work import Work
+from saccade.serving.client.zero_shot import Labelling
 
 ORT = runtime_named("onnxruntime")
 ROUNDS = "inferences_per_second_rounds"
@@ -134,21 +143,146 @@ def test_through_the_router_it_is_compared_at_the_most_clients() -> None:
     found = entry()
     points = {f"router_concurrency_{n}": {ROUNDS: [100.0 * n, 110.0 * n]} for n in (1, 4, 16)}
     full: Any = SimpleNamespace(grpc={"router_concurrency_16": {ROUNDS: [800.0, 880.0]}})
+    full = {"router_concurrency_16": {ROUNDS: [800.0, 880.0]}}
     measured = with_served(found, {"policy auto": points}, full)
     assert measured.grpc == points and measured.times_full_served is not None
     assert measured.times_full_served.times == pytest.approx(2.0)
     assert with_served(found, {}, full) == found
-    alone = with_served(found, {"policy auto": points}, SimpleNamespace(grpc=None))
-    assert alone.grpc == points and alone.times_full_served is None
 
 
-def test_servers_of_several_precisions_follow_no_policy() -> None:
-    outputs: Any = [SimpleNamespace(name="logits")]
-    works = PolicyWorks((chain([]),))
-    assert served_works(works, ["fp32"], outputs) == works.works
-    assert served_works(works, ["fp32", "int8"], outputs) == ()
-    assert served_works(works, ["fp32"], [SimpleNamespace(name="embedding")]) == ()
-    assert served_works(replace(works, left_out=(("old", "changed"),)), ["fp32"], outputs) == ()
+def variant(name: str, precision: str = "fp32", budget: float = 1.0) -> Any:
+    chosen = SimpleNamespace(precision=precision, budget=budget)
+    return SimpleNamespace(name=name, main=SimpleNamespace(variant=chosen))
+
+
+SEVERAL: dict[str, tuple[tuple[Any, ...], Labelling | None, bool]] = {
+    "one precision": ((variant(FULL), variant(HALF, budget=0.5)), None, False),
+    "labels": ((variant(FULL), variant(HALF, budget=0.5)), Labelling(("a", "b"), ("{}",)), True),
+    "two precisions": ((variant(FULL), variant(HALF, "int8", 0.5)), None, True),
+    "a faster variant of the same budget": ((variant(FULL), variant(HALF)), None, True),
+}
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_the_full_model_is_measured_beside_policies_that_its_own_requests_are_not(
+    case: str,
+) -> None:
+    variants, labelling, alone = SEVERAL[case]
+    works = PolicyWorks((served_chain(),), Answered({}, LABELS, "d", "s", labelling))
+    followed = served_policies_of(works, variants)
+    assert followed.works == works.works and followed.labelling == labelling
+    assert [policy.name for policy in followed.followed] == ["auto"]
+    assert followed.full_alone == alone
+    assert served_policies_of(PolicyWorks(), variants).full_alone is False
+
+
+def served_chain(full: str = FULL) -> PolicyWork:
+    work = chain([])
+    content: Any = SimpleNamespace(**{**vars(work.content), "full": full})
+    return replace(work, content=content)
+
+
+def test_policies_of_several_full_models_are_not_served(capsys: Any) -> None:
+    works = PolicyWorks((served_chain(), served_chain(HALF)))
+    assert served_policies_of(works, [variant(FULL)]) == ServedPolicies()
+    assert f"compared with {HALF} and {FULL}, and a router" in capsys.readouterr().err
+
+
+class FakeServer:
+    """A server under load that remembers what it was asked to measure."""
+
+    def __init__(self, folder: Any, policies: Any) -> None:
+        self.url, self.version = "here", "triton 0"
+        self.variants = {one.name for one in folder.variants}
+        self.policies = [one.name for one in policies]
+        self.measured: set[str] = set()
+
+    def measure(self, streams: Any, **_: Any) -> dict[Any, LoadResult]:
+        self.measured = {title for title, *_ in streams}
+        rate = {FULL: 100, HALF: 900, "full model": 200, "policy auto": 600}
+        return {
+            place: LoadResult(
+                1.0, {stream.name: StreamResult((1.0,) * rate[place[0]])}, 0.1, {}, {}
+            )
+            for place, stream in streams.items()
+        }
+
+
+def test_precisions_have_a_server_each_and_their_policies_another(
+    folder: Path, monkeypatch: Any
+) -> None:
+    """The full model is fp32 and the small one int8: no server of one precision has both."""
+    there = ArtefactFolder(folder)
+    whole = there.only(
+        [typed_as(one, "int8") if one.name == HALF else one for one in there.variants]
+    )
+    servers: list[FakeServer] = []
+
+    @contextmanager
+    def started(folder: Any, *, policies: Any, **_: Any) -> Iterator[FakeServer]:
+        servers.append(FakeServer(folder, policies))
+        yield servers[-1]
+
+    def streams_of(url: str, works: Any, clients: Any) -> dict[Any, Stream]:
+        return {(one.variant, "", f"router_concurrency_{n}"): Stream(one.variant, "", n, ())
+                for one in works for n in clients}  # fmt: skip
+
+    asked: list[bytes] = []
+
+    def ask(url: str, message: bytes) -> Any:
+        asked.append(message)
+        return {"variant": [HALF.encode()], "logits": SMALL[:1]}
+
+    monkeypatch.setattr(bench_module, "server_under_load", started)
+    monkeypatch.setattr(served, "streams", streams_of)
+    monkeypatch.setattr(served, "ask", ask)
+    policies = PolicyWorks((served_chain(),), Answered({}, LABELS, "d", "s"))
+    works = {one.name: [work_of(one)] for one in whole.variants}
+    workload: Any = SimpleNamespace(
+        folder=whole, works=works, ops=None, served=served_policies_of(policies, whole.variants)
+    )
+    entries = tuple(
+        entry_of(
+            {**ENTRY, "variant": one.name, "sha256": one.sha256, "precision": precision_of(one)}
+        )
+        for one in whole.variants
+    )
+    samples = {name: {"grpc": {}} for name in (FULL, HALF, "policy auto")}
+    figures = bench_module._Figures(entries, (entry(),), samples)
+    options = BenchOptions(Path("out"), rounds=2, concurrency=(1, 4))
+    flat = [work for own in works.values() for work in own]
+    _, found = bench_module._through_servers(workload, flat, figures, options, lambda *_: None)
+    assert [server.variants for server in servers] == [{FULL}, {HALF}, {FULL, HALF}]
+    assert [server.policies for server in servers] == [[], [], ["auto"]]
+    assert [server.measured for server in servers] == [
+        {FULL},
+        {HALF},
+        {"full model", "policy auto"},
+    ]
+    (policy,) = found.policies
+    assert policy.times_full_served == Ratio(3.0, (3.0, 3.0))
+    assert set(samples["policy auto"]["full_grpc"]) == {f"router_concurrency_{n}" for n in (1, 4)}
+    assert all(b"policy" in message and b"auto" in message for message in asked)
+
+
+def precision_of(variant: Any) -> str:
+    return str(variant.main.variant.precision)
+
+
+def typed_as(variant: VariantFiles, precision: str) -> VariantFiles:
+    """The variant, as if exported at another precision."""
+    entry = replace(variant.main.variant, precision=precision)
+    return replace(variant, components={entry.role: replace(variant.main, variant=entry)})
+
+
+def work_of(variant: VariantFiles) -> Work:
+    """The requests to a variant of the tables of logits."""
+    table = {FULL: LARGE, HALF: SMALL}[variant.name]
+    return Work(
+        variant.name, "", variant.main.variant.setting, precision_of(variant),
+        lambda inputs: {"logits": table[inputs["row"]]}, {"row": np.arange(5)},
+        ("probabilities",), variant.name, "tiny",
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -189,9 +323,51 @@ def test_an_edited_threshold_or_another_runtime_leaves_a_policy_out(folder: Path
 def test_what_answers_in_another_way_follows_no_policy(folder: Path, monkeypatch: Any) -> None:
     write_policy(folder)
     model: Any = SimpleNamespace(family="nac", name=FULL, components={"": None})
-    monkeypatch.setattr(policies, "task_asked", lambda *_: ("knn", SimpleNamespace(decide="")))
-    works = policy_works(ArtefactFolder(folder), [model], ORT, EvaluateOptions("digits"))
-    assert works.left_out == (("auto", "the task knn has no answers of one class"),)
+    there = ArtefactFolder(folder)
+    ((name, reason),) = policy_works(there, [model], ORT, EvaluateOptions(task="knn")).left_out
+    assert name == "auto" and "the task knn does not score" in reason
+    assert reason.endswith("Measure with --task top1")
+    model.family = "slot-attention"
+    ((_, reason),) = policy_works(there, [model], ORT, EvaluateOptions()).left_out
+    assert reason.startswith("the task ari compares segmentations") and "--url" in reason
+
+
+def test_a_policy_of_other_labels_is_left_out_with_the_reason(
+    folder: Path, monkeypatch: Any
+) -> None:
+    """Zero-shot: in process, the labels of the data are the classes."""
+    write_policy(folder)
+    path = folder / "auto.policy.json"
+    content = json.loads(path.read_text())
+    labels, templates = ("one", "two", "three"), ("a {}",)
+    hashes = {"labels_sha256": texts_sha256(labels), "templates_sha256": texts_sha256(templates)}
+    path.write_text(json.dumps(content | hashes))
+    models: Any = [
+        SimpleNamespace(family="sparo", name=name, components={"image": None, "text": None})
+        for name in (FULL, HALF)
+    ]
+    tables = {FULL: LARGE, HALF: SMALL}
+
+    def run_of(model: Any) -> Any:
+        return lambda given: tables[model.name][given["row"]]
+
+    def of_labels(found: tuple[str, ...]) -> PolicyWorks:
+        decider = Decider(
+            run_of(models[0]), run_of, {"row": np.arange(5)}, LABELS, "d", "s",
+            labelling=(found, templates),
+        )  # fmt: skip
+        monkeypatch.setattr(policies, "imported", lambda _: lambda *_: decider)
+        return policy_works(ArtefactFolder(folder), models, ORT, EvaluateOptions("d"))
+
+    works = of_labels(labels[::-1])
+    assert [work.policy.name for work in works.works] == ["auto"] and not works.left_out
+    assert works.answered is not None and works.answered.labelling == Labelling(
+        labels[::-1], templates
+    )
+    works = of_labels(("one", "two", "four"))
+    assert not works.works
+    ((name, reason),) = works.left_out
+    assert name == "auto" and "calibrated with labels of SHA-256" in reason
 
 
 def test_independent_rows_are_for_the_certificate_alone() -> None:
@@ -336,7 +512,6 @@ class FakeClient:
 
 def test_the_policies_of_a_running_server_are_measured_too() -> None:
     from saccade.serving.bench import servers
-    from saccade.serving.bench.options import BenchOptions
 
     client: Any = FakeClient()
     images = np.zeros((5, 2, 2, 3), np.uint8)

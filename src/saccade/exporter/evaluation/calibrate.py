@@ -193,6 +193,11 @@ def _classified(
     decide: Decide = imported(task.decide)
     asked = _asked(options)
     decider = decide(variants.models[0], asked, options.split)
+    if options.labels is not None and decider.labels is None:
+        raise SaccadeError(
+            f"--labels {options.labels}: names the classes of labeled data, but {decider.data} has "
+            "no labels. Drop it, or sort the images into one folder per class."
+        )
     decisions = [
         _first(decider.variant(model).decisions(), asked.limit) for model in _each(variants)
     ]
@@ -254,6 +259,11 @@ def _check_comparison(
             f"--against labels: {folder} segments images, and its slots have no labels that could "
             "be right or wrong. Pass --against full, which compares with the full model."
         )
+    if options.templates is not None and "text" not in task.roles:
+        raise SaccadeError(
+            f"--templates {options.templates}: turns class names into sentences for zero-shot "
+            f"models, but {folder} has classes or slots of its own. Drop it."
+        )
     if options.min_ari is not None and not task.segments:
         raise SaccadeError(
             f"--min-ari {options.min_ari:g}: compares segmentations, but {folder} answers with "
@@ -301,8 +311,10 @@ def _measured(folder: ArtefactFolder, options: CalibrateOptions) -> dict[str, En
         )
     if len(chosen) != 1:
         listed = "; ".join(f"{own} ({runtime})" for own, runtime in machines)
+        named = f"--device is {options.device!r}" if options.device else "no --device is given"
         raise SaccadeError(
-            f"{folder}: was measured on {listed}, expected one of them. Name it with --device."
+            f"{folder}: was measured on {listed}, but {named}. Name one of these machines with "
+            "--device."
         )
     return {
         shas[entry.sha256]: entry for entry in entries if (entry.device, entry.runtime) == chosen[0]
