@@ -4,6 +4,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def of_step(**values: Any) -> Callable[[dict], None]:
 
 
 CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
-    "threshold": (of_step(threshold=0.0), "steps is .* but the calibration gives"),
+    "threshold": (of_step(threshold=0.0), "step 1, .*: threshold is .* but the calibration gives"),
     "bound": (lambda c: c["policies"][0].update(bound=0.001), "bound is 0.001"),
     "confidence": (lambda c: c.update(confidence=0.999), "do not certify|but the calibration"),
     "risk": (lambda c: c["policies"][0].update(risk=0.012), "do not certify|but the calibration"),
@@ -275,6 +276,18 @@ def test_the_speeds_are_those_of_the_runtime_that_answers(folder, images):
     measured(folder, RATES, runtime=other)
     with pytest.raises(SaccadeError, match=rf"measured with {other}, not with onnxruntime, .*Run"):
         calibrate(folder, options(images), progress=None)
+
+
+def test_a_family_without_answers_to_compare_is_refused_by_name(folder, images):
+    there = ArtefactFolder(folder)
+    captioners = [
+        replace(one, variant=replace(one.variant, family="captioner")) for one in there.manifests
+    ]
+    vars(there).update(manifests=tuple(captioners))
+    with pytest.raises(
+        SaccadeError, match=r"family 'captioner' cannot stop early: .* Calibrate a classifier"
+    ):
+        calibrate(there, options(images), progress=None)
 
 
 def test_one_variant_leaves_nothing_to_stop_at(folder, images):

@@ -193,7 +193,7 @@ def _classified(
     decide: Decide = imported(task.decide)
     asked = _asked(options)
     decider = decide(variants.models[0], asked, options.split)
-    if options.labels is not None and decider.labels is None:
+    if options.labels is not None and decider.labels is None and decider.labelling is None:
         raise SaccadeError(
             f"--labels {options.labels}: names the classes of labeled data, but {decider.data} has "
             "no labels. Drop it, or sort the images into one folder per class."
