@@ -120,7 +120,7 @@ class PolicyWork:
 class Answered:
     """The logits of variants on all test samples.
 
-    `labelling` are the labels that a router needs in order to choose, if the model has no classes.
+    `labelling` are the labels that a router needs to choose, if the model has no classes.
     Shapes: logits[variant] [n classes], labels [n].
     """
 
