@@ -91,9 +91,11 @@ class FakeServer:
         self.variants = {one.name for one in folder.variants}
         self.policies = [one.name for one in policies]
         self.measured: set[str] = set()
+        self.asked: dict[str, tuple[bytes, ...]] = {}
 
     def measure(self, streams: Any, **_: Any) -> dict[Any, LoadResult]:
         self.measured = {title for title, *_ in streams}
+        self.asked = {title: stream.requests for (title, *_), stream in streams.items()}
         rate = {FULL: 100, HALF: 900, "full model": 200, "policy auto": 600}
         return {
             place: LoadResult(
@@ -126,7 +128,7 @@ def test_precisions_have_a_server_each_and_their_policies_another(
 
     def ask(url: str, message: bytes) -> Any:
         asked.append(message)
-        return {"variant": [HALF.encode()], "logits": SMALL[:1]}
+        return {"variant": [HALF.encode()], "logits": 1.02 * SMALL[:1]}  # as int8 may differ
 
     monkeypatch.setattr(bench_module, "server_under_load", started)
     monkeypatch.setattr(served, "streams", streams_of)
@@ -154,6 +156,8 @@ def test_precisions_have_a_server_each_and_their_policies_another(
         {HALF},
         {"full model", "policy auto"},
     ]
+    # A budget would choose the faster of two precisions.
+    assert all(b"max_risk" in message for message in servers[-1].asked["full model"])
     (policy,) = found.policies
     assert policy.times_full_served == Ratio(3.0, (3.0, 3.0))
     assert set(samples["policy auto"]["full_grpc"]) == {f"router_concurrency_{n}" for n in (1, 4)}

@@ -199,7 +199,7 @@ def _no_answers(model: EvaluatedModel, named: str, task: EvaluationTask) -> str:
     if task.segments:
         return (
             f"the task {named} compares segmentations, of which a benchmark of a folder measures "
-            "no policies. Measure its speed with --url"
+            "no policies. Measure its speed with: saccade bench --url HOST:PORT"
         )
     every = tasks_of(model.family, model.components)
     others = [name for name, other in every.items() if other.decide]
