@@ -28,12 +28,22 @@ def everybody() -> tuple[list[VariantAnswers], np.ndarray]:
     return population(8_000, seed=1)
 
 
-def drawn(everybody: tuple[list[VariantAnswers], np.ndarray], seed: int) -> Answers:
-    """The calibration set that one user happens to have."""
+def drawn(
+    everybody: tuple[list[VariantAnswers], np.ndarray], seed: int, easy: np.ndarray | None = None
+) -> Answers:
+    """The calibration set that one user happens to have; the rows `easy` choose, if there are."""
     variants, labels = everybody
     rows = np.random.default_rng(seed).choice(len(labels), SAMPLES)
+    apart = 0 if easy is None else len(easy)
+    rows = rows if easy is None else np.concatenate([easy, rows])
     some = [replace(variant, logits=variant.logits[rows]) for variant in variants]
-    return answers_of(some, labels[rows], full=FULL, seed=seed)
+    return answers_of(some, labels[rows], full=FULL, seed=seed, apart=apart)
+
+
+def easiest(everybody: tuple[list[VariantAnswers], np.ndarray], count: int) -> np.ndarray:
+    """Rows of which the cheapest variant is the surest: not at all like the traffic."""
+    variants, _ = everybody
+    return np.argsort(-confidence("margin", variants[0].logits, 1.0))[:count]
 
 
 def true_risk(everybody: tuple, chain: Chain, temperatures: tuple, against: str) -> float:
@@ -61,6 +71,22 @@ def test_certified_risk_is_rarely_exceeded(everybody, against):
             exceeded += true_risk(everybody, found.chain, answers.temperatures, against) > RISK
     assert certified > TRIALS / 2, "a test that certifies nothing promises nothing"
     assert exceeded <= MOST_EXCEEDED
+
+
+@pytest.mark.parametrize("against", ["full", "labels"])
+def test_data_that_chooses_need_not_be_like_the_traffic(everybody, against):
+    """What it chooses is tested on all samples of the traffic, from which the costs follow."""
+    easy, exceeded, certified = easiest(everybody, 1_000), 0, 0
+    for seed in range(TRIALS // 2):
+        answers = drawn(everybody, seed, easy)
+        assert (answers.learn, answers.testing.n) == (1_000, SAMPLES)
+        (found,) = certify(answers, (RISK,), confidence=CONFIDENCE, against=against, steps=2)
+        if isinstance(found, Certified):
+            certified += 1
+            assert found.shares == found.chain.shares(answers.testing)
+            assert found.seconds == found.chain.seconds(answers.testing)
+            exceeded += true_risk(everybody, found.chain, answers.temperatures, against) > RISK
+    assert certified > TRIALS / 4 and exceeded <= MOST_EXCEEDED
 
 
 def test_thresholds_that_nobody_tested_exceed_it(everybody):
@@ -99,6 +125,18 @@ def test_what_is_not_certified_says_what_would_do(everybody):
     (found,) = certify(answers, (0.001,), confidence=0.95, against="full", steps=3)
     assert isinstance(found, NotCertified)
     assert found.bound > 0.001 and found.samples >= least_samples(0.001, 0.95, "full") > SAMPLES
+
+
+def test_no_sample_is_missing_for_what_other_data_chose(everybody):
+    """The number that would do is that of the samples that certify, all of one data set."""
+    assert least_samples(0.1, 0.95, "full", apart=True) == 29  # 0.9**28 > 0.05 > 0.9**29
+    apart = drawn(everybody, 0, easiest(everybody, 400))
+    mixed = replace(apart, apart=False)  # as if the first 400 of 1,000 were a random part
+    needed = []
+    for answers in (apart, mixed):
+        (found,) = certify(answers, (0.001,), confidence=0.95, against="full", steps=3)
+        needed.append(found.samples)
+    assert needed[0] == pytest.approx(0.6 * needed[1], abs=1)
 
 
 @pytest.mark.parametrize(("against", "risk", "expected"), [

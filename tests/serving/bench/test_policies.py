@@ -81,6 +81,7 @@ def test_the_figures_are_the_hand_count() -> None:
     assert found.agreement == 0.8 and found.score.value == 0.6 and found.score.n == 5
     assert found.gain == pytest.approx(-0.2) and found.gain_interval[0] <= -0.2
     assert not found.calibrated and entry(data_sha256="d" * 64).calibrated
+    assert entry(data_sha256="c" * 64).calibrated  # of the data that chose
     assert found.times_full.times == pytest.approx(math.sqrt(2 * 2.2), abs=1e-3)
     low, high = found.times_full.interval or (0.0, 0.0)
     assert low < found.times_full.times < high

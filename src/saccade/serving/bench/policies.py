@@ -381,10 +381,16 @@ def _score(result: EvaluationResult, right: np.ndarray, answered: Answered) -> S
 
 
 def _is_calibrated_on(content: PolicyFile, answered: Answered) -> bool:
-    """Return whether the test samples are among those of the calibration."""
-    if content.split == "all":  # its hash is of all splits together
-        return content.data == answered.data
-    return content.data_sha256 == answered.data_sha256
+    """Return whether the test samples are among those that chose the chains or certified them."""
+    calibrated = (
+        (content.split, content.data, content.data_sha256),
+        (content.choose_split, content.choose_data, content.choose_data_sha256),
+    )
+    return any(
+        # The hash of `all` is of all splits together.
+        answered.data == data if split == "all" else answered.data_sha256 == sha256
+        for split, data, sha256 in calibrated
+    )
 
 
 def _rounded(interval: tuple[float, float]) -> tuple[float, float]:
