@@ -101,6 +101,14 @@ def test_the_callers_time_runs_from_when_the_server_received_the_request(adaptiv
     assert 1_000 < adapts <= 2_000 < fixed <= 3_000
 
 
+def test_equal_parameters_are_read_once_and_few_are_kept(adaptive):
+    for named in ({"budget": 1}, {"budget": 1}, {"budget": 0.5}, {"mood": "good"}, {"mood": "good"},
+                  {"budget": "b" * 600}):  # fmt: skip
+        execute(adaptive, [Request([1], **named)])
+    kept = adaptive._read_before.cache_info()
+    assert (kept.hits, kept.currsize) == (1, 2) and kept.maxsize == 256
+
+
 def test_a_lane_measures_decoding_apart(adaptive, eventually):
     answer_of(adaptive)
     eventually(lambda: adaptive.lanes[FULL, ""].decoding.of(1.0) > 0, True)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +45,17 @@ NAMES = ("variant", "variant_sha256")
 PROBE = "saccade_probe"  # parameter of a request for a report of the lanes, and nothing else
 LANES = "saccade_lanes"  # output with that report
 EXPIRE_EVERY_S = 0.02
+# Most requests have the parameters of an earlier one, which are not read again.
+KEPT, KEPT_TEXT = 256, 512  # texts, and characters of one
+
+
+class Asked(NamedTuple):
+    """What the parameters of a request ask for. Requests share it, so nothing may change it."""
+
+    parameters: dict[str, Any]
+    wish: Wish | None  # None: exactly what is named must answer
+    followed: Followed | None
+    route: Route  # the variant that answers, or the first one of the policy
 
 
 class Ready(NamedTuple):
@@ -75,6 +87,7 @@ class TritonPythonModel:
         self.labels = Labels(folder, self.routes.variants)
         policies = all_policies(self.routes)
         self.chains = {policy.name: steps_of(self.routes, policy) for policy in policies}
+        self._read_before = lru_cache(KEPT)(self._read)
         variants = [route.name for route in self.routes.variants]
         self.metrics = Metrics(args["model_name"], variants, policies, choices_of(self.routes))
         self.instrumentation = Instrumentation(args["model_name"], unwatched=PROBE)
@@ -131,24 +144,19 @@ class TritonPythonModel:
                 lane.expire()
 
     def _route(self, request: Any, sender: Sender) -> None:
-        parameters = json.loads(request.parameters() or "{}")
-        if PROBE in parameters:
+        text = request.parameters()
+        if PROBE in text and PROBE in json.loads(text):
             send_lanes(sender, self.lanes)
             return
-        own_names = self.family.parameters
-        wish = wish_of(self.routes, parameters, own_names)
-        followed = wish.followed if wish else policy_of(self.routes, parameters, own_names)
-        if followed is None:
-            route = choose(self.routes, {} if wish else parameters, own_names)
-        else:
-            route = self.chains[followed.policy.name][0]
+        read = self._read_before if len(text) <= KEPT_TEXT else self._read
+        parameters, wish, followed, route = read(text)
         sender.variant = route.name
         tensors = {tensor.name(): tensor for tensor in request.inputs()}
         role = component_for(self.family.components(), set(tensors))
         if wish and not self._adapts(request, wish, role, route):
             wish = None
             if followed is None:  # `max_latency_ms` then has the meaning that it has without load
-                route = choose(self.routes, parameters, own_names)
+                route = choose(self.routes, parameters, self.family.parameters)
         if wish:
             rows = min(tensor.shape()[0] for tensor in tensors.values())
             self.adaptive.check_arrival(wish, role, time_for(request.timeout()), rows)
@@ -181,6 +189,20 @@ class TritonPythonModel:
             self._offer(ticket, route)
         else:
             self._follow(ticket, followed)
+
+    def _read(self, text: str) -> Asked:
+        """Return what a request's parameters ask for.
+
+        Raises: RequestRefused for parameters that are unknown, invalid or contradict each other.
+        """
+        parameters, own_names = json.loads(text or "{}"), self.family.parameters
+        wish = wish_of(self.routes, parameters, own_names)
+        followed = wish.followed if wish else policy_of(self.routes, parameters, own_names)
+        if followed is None:
+            route = choose(self.routes, {} if wish else parameters, own_names)
+        else:
+            route = self.chains[followed.policy.name][0]
+        return Asked(parameters, wish, followed, route)
 
     def _lag_s(self) -> float:
         """Return how long requests wait before the router receives them, as far as is known."""
