@@ -4,6 +4,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,7 @@ def of_step(**values: Any) -> Callable[[dict], None]:
 
 
 CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
-    "threshold": (of_step(threshold=0.0), "steps is .* but the calibration gives"),
+    "threshold": (of_step(threshold=0.0), "step 1, .*: threshold is .* but the calibration gives"),
     "bound": (lambda c: c["policies"][0].update(bound=0.001), "bound is 0.001"),
     "confidence": (lambda c: c.update(confidence=0.999), "do not certify|but the calibration"),
     "risk": (lambda c: c["policies"][0].update(risk=0.012), "do not certify|but the calibration"),
@@ -290,7 +291,12 @@ def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
         (["--name", "../x"], "--name is '../x', expected"),
         (["--against", "labels"], "has no labels"),
         (["--risk", "0.001"], "has 900 samples, expected at least 4,991: fewer cannot certify"),
-        (["--device", "elsewhere"], "was measured on here .*Name it with --device"),
+        (
+            ["--device", "elsewhere"],
+            "was measured on here .*, but --device is 'elsewhere'. Name one of these machines",
+        ),
+        (["--templates", "t.txt"], "--templates t.txt: .* zero-shot models, but .* of its own"),
+        (["--labels", "names.txt"], "--labels names.txt: .* but images.npz has no labels. Drop it"),
     ],
 )
 def test_wrong_input_is_refused(folder, images, words, found, capsys):
@@ -315,6 +321,18 @@ def test_the_speeds_are_those_of_the_runtime_that_answers(folder, images):
     measured(folder, RATES, runtime=other)
     with pytest.raises(SaccadeError, match=rf"measured with {other}, not with onnxruntime, .*Run"):
         calibrate(folder, options(images), progress=None)
+
+
+def test_a_family_without_answers_to_compare_is_refused_by_name(folder, images):
+    there = ArtefactFolder(folder)
+    captioners = [
+        replace(one, variant=replace(one.variant, family="captioner")) for one in there.manifests
+    ]
+    vars(there).update(manifests=tuple(captioners))
+    with pytest.raises(
+        SaccadeError, match=r"family 'captioner' cannot stop early: .* Calibrate a classifier"
+    ):
+        calibrate(there, options(images), progress=None)
 
 
 def test_one_variant_leaves_nothing_to_stop_at(folder, images):

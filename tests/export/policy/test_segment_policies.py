@@ -118,7 +118,7 @@ def test_the_confidence_in_masks(measure):
 CHANGES: dict[str, tuple[Callable[[dict], object], str]] = {
     "threshold": (
         lambda content: content["policies"][0]["steps"][0].update(threshold=0.0),
-        "steps is .* but the calibration gives",
+        "step 1, .*: threshold is .* but the calibration gives",
     ),
     "agreement": (lambda content: content.update(min_ari=0.01), "but the calibration gives"),
     "no agreement": (lambda content: content.pop("min_ari"), "contains .*agreement.* expected"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from family_folders import family_folder
+from policy_files import write_policy
 
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import read_frontier
@@ -51,7 +52,27 @@ def measured(
     family = request.param
     place = tmp_path_factory.mktemp(family)
     options = BenchOptions(place / "report", limit=LIMIT, seconds=0.1, rounds=1, concurrency=(1, 2))
-    return family, bench(folder_of(family, place), options)
+    folder = folder_of(family, place)
+    if family == "sparo":
+        write_policy(folder)
+    return family, bench(folder, options)
+
+
+def test_a_policy_is_served_with_the_labels_of_the_data(measured: tuple[str, BenchReport]) -> None:
+    """Zero-shot: only a router with labels can follow a policy, and has other outputs then."""
+    family, report = measured
+    if family != "sparo":
+        assert "policies" not in report.full
+        return
+    (policy,) = report.full["policies"]
+    points = {f"router_concurrency_{count}" for count in (1, 2)}
+    assert set(policy["grpc"]) == set(policy["samples"]["full_grpc"]) == points
+    (own,), (full,) = (
+        policy["samples"][name]["router_concurrency_2"] for name in ("grpc", "full_grpc")
+    )
+    rates = [len(one["latencies_ms"]) / one["seconds"] for one in (own, full)]
+    times = policy["times_full_served"]["times"]
+    assert times == pytest.approx(rates[0] / rates[1], rel=1e-3)
 
 
 def test_each_request_is_measured_where_it_can_be_asked(measured: tuple[str, BenchReport]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from policy_files import write_policy
+from policy_tables import LABELS, LARGE, ROUNDS, SMALL, chain, entry
 from report_figures import measured_policy
 from tiny_artefacts import ENTRY, FULL, HALF, artefacts, manifest_of, onnx_model
 
@@ -29,50 +30,21 @@ from saccade.exporter.artefact.frontier import (
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.policy.policy import Policy, Step
+from saccade.exporter.policy.policy import texts_sha256
 from saccade.exporter.runtimes.runtime import runtime_named
-from saccade.models.scores.results import EvaluationResult, proportion
 from saccade.schema import typed
 from saccade.serving.bench import in_process, policies
-from saccade.serving.bench.in_process import Calls, InProcess, sample
+from saccade.serving.bench.in_process import Calls, sample
+from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import (
-    Answered,
-    PolicyWork,
     PolicyWorks,
-    entry_of_policy,
     policy_works,
     ratio,
-    served_works,
-    with_served,
 )
 from saccade.serving.bench.report_policies import sentence
+from saccade.serving.client.zero_shot import Labelling
 
 ORT = runtime_named("onnxruntime")
-ROUNDS = "inferences_per_second_rounds"
-# Logits of two variants on five samples, and the labels. The small one is sure of the first three.
-SMALL = np.array([[9.0, 0], [0, 9.0], [9.0, 0], [0.1, 0], [0, 0.1]])
-LARGE = np.array([[5.0, 0], [0, 5.0], [0, 5.0], [0, 5.0], [0, 5.0]])
-LABELS = np.array([0, 1, 1, 1, 0])
-
-
-def chain(rows_seen: list[int]) -> PolicyWork:
-    """A policy of two steps over these logits; its inputs are rows of the tables."""
-
-    def run_of(table: np.ndarray) -> Any:
-        def run(inputs: Any) -> np.ndarray:
-            rows_seen.append(len(inputs["row"]))
-            return table[inputs["row"]]
-
-        return run
-
-    steps = (Step(HALF, "a" * 64, 0.9, 1.0, 0.5), Step(FULL, "b" * 64, None, 1.0, 0.5))
-    policy = Policy("auto", 0.05, 0.04, 0.02, "top1", steps, 0.001, 0.004)
-    content: Any = SimpleNamespace(
-        full=FULL, against="full", confidence=0.95, split="test", data="d", data_sha256="d" * 64,
-        variants=tuple(SimpleNamespace(variant=s.variant, sha256=s.sha256) for s in steps),
-    )  # fmt: skip
-    runs = run_of(SMALL), run_of(LARGE)
-    return PolicyWork(policy, content, runs, {"row": np.arange(5)})
 
 
 def test_rows_that_are_sure_leave_and_only_the_others_go_on() -> None:
@@ -102,20 +74,6 @@ def test_calls_go_on_through_the_inputs(monkeypatch: Any) -> None:
     assert rows == [[0, 1], [0, 1], [2, 3], [4, 0], [1, 2]]
 
 
-def entry(*, data_sha256: str = "e" * 64, **changes: Any) -> PolicyEntry:
-    """The entry of the chain, measured in two rounds on data of this hash."""
-    work = chain([])
-    answered = Answered({HALF: SMALL, FULL: LARGE}, LABELS, "drawn", data_sha256)
-    right = LARGE.argmax(-1) == LABELS
-    result = EvaluationResult(FULL, "top1", "drawn", "e" * 64, (proportion("top-1", right),), right)
-    measured = {
-        (FULL, ""): InProcess({1: Calls(1, [0.01, 0.01], rounds=[100.0, 50.0])}),
-        work.key: InProcess({1: Calls(1, [0.005, 0.005], rounds=[200.0, 110.0])}),
-    }
-    machine: Any = SimpleNamespace(runtime="onnxruntime 1", device="here")
-    return replace(entry_of_policy(work, answered, result, measured, machine, None), **changes)
-
-
 def test_the_figures_are_the_hand_count() -> None:
     found = entry()
     # The small variant answers 0, 1, 0, the large one 1, 1: they differ from the large one once.
@@ -123,32 +81,12 @@ def test_the_figures_are_the_hand_count() -> None:
     assert found.agreement == 0.8 and found.score.value == 0.6 and found.score.n == 5
     assert found.gain == pytest.approx(-0.2) and found.gain_interval[0] <= -0.2
     assert not found.calibrated and entry(data_sha256="d" * 64).calibrated
+    assert entry(data_sha256="c" * 64).calibrated  # of the data that chose
     assert found.times_full.times == pytest.approx(math.sqrt(2 * 2.2), abs=1e-3)
     low, high = found.times_full.interval or (0.0, 0.0)
     assert low < found.times_full.times < high
     assert ratio([2.0], [1.0]) == Ratio(2.0, None)
     assert typed(PolicyEntry, json.loads(json.dumps(asdict(found))), "") == found
-
-
-def test_through_the_router_it_is_compared_at_the_most_clients() -> None:
-    found = entry()
-    points = {f"router_concurrency_{n}": {ROUNDS: [100.0 * n, 110.0 * n]} for n in (1, 4, 16)}
-    full: Any = SimpleNamespace(grpc={"router_concurrency_16": {ROUNDS: [800.0, 880.0]}})
-    measured = with_served(found, {"policy auto": points}, full)
-    assert measured.grpc == points and measured.times_full_served is not None
-    assert measured.times_full_served.times == pytest.approx(2.0)
-    assert with_served(found, {}, full) == found
-    alone = with_served(found, {"policy auto": points}, SimpleNamespace(grpc=None))
-    assert alone.grpc == points and alone.times_full_served is None
-
-
-def test_servers_of_several_precisions_follow_no_policy() -> None:
-    outputs: Any = [SimpleNamespace(name="logits")]
-    works = PolicyWorks((chain([]),))
-    assert served_works(works, ["fp32"], outputs) == works.works
-    assert served_works(works, ["fp32", "int8"], outputs) == ()
-    assert served_works(works, ["fp32"], [SimpleNamespace(name="embedding")]) == ()
-    assert served_works(replace(works, left_out=(("old", "changed"),)), ["fp32"], outputs) == ()
 
 
 @pytest.fixture
@@ -189,9 +127,51 @@ def test_an_edited_threshold_or_another_runtime_leaves_a_policy_out(folder: Path
 def test_what_answers_in_another_way_follows_no_policy(folder: Path, monkeypatch: Any) -> None:
     write_policy(folder)
     model: Any = SimpleNamespace(family="nac", name=FULL, components={"": None})
-    monkeypatch.setattr(policies, "task_asked", lambda *_: ("knn", SimpleNamespace(decide="")))
-    works = policy_works(ArtefactFolder(folder), [model], ORT, EvaluateOptions("digits"))
-    assert works.left_out == (("auto", "the task knn has no answers of one class"),)
+    there = ArtefactFolder(folder)
+    ((name, reason),) = policy_works(there, [model], ORT, EvaluateOptions(task="knn")).left_out
+    assert name == "auto" and "the task knn does not score" in reason
+    assert reason.endswith("Measure with --task top1")
+    model.family = "slot-attention"
+    ((_, reason),) = policy_works(there, [model], ORT, EvaluateOptions()).left_out
+    assert reason.startswith("the task ari compares segmentations") and "--url" in reason
+
+
+def test_a_policy_of_other_labels_is_left_out_with_the_reason(
+    folder: Path, monkeypatch: Any
+) -> None:
+    """Zero-shot: in process, the labels of the data are the classes."""
+    write_policy(folder)
+    path = folder / "auto.policy.json"
+    content = json.loads(path.read_text())
+    labels, templates = ("one", "two", "three"), ("a {}",)
+    hashes = {"labels_sha256": texts_sha256(labels), "templates_sha256": texts_sha256(templates)}
+    path.write_text(json.dumps(content | hashes))
+    models: Any = [
+        SimpleNamespace(family="sparo", name=name, components={"image": None, "text": None})
+        for name in (FULL, HALF)
+    ]
+    tables = {FULL: LARGE, HALF: SMALL}
+
+    def run_of(model: Any) -> Any:
+        return lambda given: tables[model.name][given["row"]]
+
+    def of_labels(found: tuple[str, ...]) -> PolicyWorks:
+        decider = Decider(
+            run_of(models[0]), run_of, {"row": np.arange(5)}, LABELS, "d", "s",
+            labelling=(found, templates),
+        )  # fmt: skip
+        monkeypatch.setattr(policies, "imported", lambda _: lambda *_: decider)
+        return policy_works(ArtefactFolder(folder), models, ORT, EvaluateOptions("d"))
+
+    works = of_labels(labels[::-1])
+    assert [work.policy.name for work in works.works] == ["auto"] and not works.left_out
+    assert works.answered is not None and works.answered.labelling == Labelling(
+        labels[::-1], templates
+    )
+    works = of_labels(("one", "two", "four"))
+    assert not works.works
+    ((name, reason),) = works.left_out
+    assert name == "auto" and "calibrated with labels of SHA-256" in reason
 
 
 def test_independent_rows_are_for_the_certificate_alone() -> None:
@@ -260,7 +240,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
         {"times_full": {"times": 2.44, "interval": [2.1, 2.8]}},
         ("auto: 2.4 times the throughput of the full model (95 %: 2.1 to 2.8) at the same answer",
          "on 99.20 % of 500 test samples", "at most 1 % of the answers differ"),
-        ("more than certified", "not shown"),
+        ("more than certified", "not shown", "in process"),
     ),
     "the same answers": (
         {"times_full": {"times": 12.3, "interval": [11.0, 13.0]}, "agreement": 1.0},
@@ -302,7 +282,8 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
     ),
     "served": (
         {"times_full_served": {"times": 1.5, "interval": [1.2, 1.9]}},
-        ("Through the router with 16 clients: 1.50 times the throughput (95 %: 1.20 to 1.90).",),
+        ("Through the router with 16 clients: 1.50 times the throughput (95 %: 1.20 to 1.90).",
+         "the full model in process"),
         (),
     ),
 }  # fmt: skip
@@ -336,7 +317,6 @@ class FakeClient:
 
 def test_the_policies_of_a_running_server_are_measured_too() -> None:
     from saccade.serving.bench import servers
-    from saccade.serving.bench.options import BenchOptions
 
     client: Any = FakeClient()
     images = np.zeros((5, 2, 2, 3), np.uint8)

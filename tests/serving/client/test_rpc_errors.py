@@ -38,6 +38,15 @@ FAILURES = {
     ),
     "a stopping server": ("NOT_FOUND", "no available versions", True, "is stopping"),
     "a full queue": ("UNAVAILABLE", "Exceeds maximum queue size", True, "overloaded"),
+    "no variant in time": (
+        "UNAVAILABLE", "model 'm' is busy: found no way to answer this request within 0.5 ms; the "
+        "cheapest, 'auto', needs about 39 ms; send less in one request, or allow more time", True,
+        "m is overloaded: model 'm' is busy: found no way to answer this request within 0.5 ms; "
+        "the cheapest, 'auto', needs about 39 ms; send less in one request, or allow more time.",
+    ),
+    "another reason": (
+        "UNAVAILABLE", "not yet", True, "m accepts no requests now: not yet. Try again later.",
+    ),
     "a fault": ("INTERNAL", "onnx runtime error", True, "m failed"),
     "an unknown fault": ("UNKNOWN", "what", False, "m failed"),
 }  # fmt: skip

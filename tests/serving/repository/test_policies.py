@@ -24,7 +24,10 @@ from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.evaluation.calibrate import calibrate
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.policy.options import CalibrateOptions
+from saccade.exporter.policy.policy import read_policies
 from saccade.files import json_bytes
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.client.router_view import DESCRIBED
@@ -141,7 +144,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         other_variant,
         rf"calibrated with {HALF} of SHA-256 .* the folder has .*saccade ca",
     ),
-    "threshold": (other_threshold, "auto: steps is .* but the calibration gives .*--no-policies"),
+    "threshold": (
+        other_threshold,
+        "auto: step 1, .*: threshold is .* but the calibration gives .*--no-policies",
+    ),
     "answers": (no_answers, r"auto\.\w{12}\.policy\.npz: missing"),
     "name": (same_name, "found policy auto-0, which another file of"),
     "full": (other_full, f"different full models .*auto with {FULL}"),
@@ -232,13 +238,41 @@ def test_a_policy_is_for_the_labels_that_it_was_certified_with(labelled, out, ca
     other = (*WORDS[:2], "circle")
     with pytest.raises(
         SaccadeError,
-        match=r"with --labels of SHA-256 .*, found .* \(3: red circle, .*Pass the labels",
+        match=r"with labels of SHA-256 .*, found .* \(3: red circle, .*with --labels and",
     ):
         with_labels(labelled, out, other, template)
     with pytest.raises(
-        SaccadeError, match=r"with --templates of SHA-256 .*, found .* \(1: \{\}\).*--no-policies"
+        SaccadeError, match=r"with templates of SHA-256 .*, found .* \(1: \{\}\).*--no-policies"
     ):
         with_labels(labelled, out, WORDS, "{}")
+
+
+def test_images_without_labels_calibrate_a_zero_shot_model_if_its_classes_are_named(
+    labelled, tmp_path
+):
+    folder = shutil.copytree(labelled, tmp_path / "sparo")
+    speeds = (one.name for one in ArtefactFolder(folder).variants)
+    measured(folder, {name: 100.0 * at for at, name in enumerate(speeds, 1)})
+    images = np.load(folder / "data.npz")["images"]
+    np.savez(tmp_path / "images.npz", images=images)
+    (tmp_path / "labels.txt").write_text("\n".join(WORDS))
+    asked = CalibrateOptions(
+        data=str(tmp_path / "images.npz"),
+        risk=(0.99,),
+        templates=folder / "templates.txt",
+        labels=tmp_path / "labels.txt",
+    )
+    with pytest.raises(SaccadeError, match=r"which name no classes for .* with --labels FILE"):
+        calibrate(folder, replace(asked, labels=None), progress=None)
+    with pytest.raises(SaccadeError, match=r"--against labels: images.npz has no labels"):
+        calibrate(folder, replace(asked, against="labels"), progress=None)
+    with pytest.raises(SaccadeError, match="has 4 samples, expected at least"):
+        calibrate(folder, replace(asked, risk=(0.1,), limit=4), progress=None)
+    before = read_policies(folder / "auto.policy.json")
+    after = calibrate(folder, asked, progress=None).content
+    assert after.labels_sha256 == before.labels_sha256 and after.samples == before.samples
+    with pytest.raises(SaccadeError, match=r"images.npz: has no labels, expected one folder"):
+        evaluate(folder, EvaluateOptions(asked.data, labels=asked.labels), progress=None)
 
 
 def test_of_labels_without_a_hash_only_the_number_is_checked(labelled, out, tmp_path):
@@ -248,7 +282,7 @@ def test_of_labels_without_a_hash_only_the_number_is_checked(labelled, out, tmp_
     assert len(content.pop("labels_sha256")) == len(content.pop("templates_sha256")) == 64
     path.write_bytes(json_bytes(content))
     assert with_labels(folder, out, ("circle", "blue", "square"), "{}").policies == ("auto",)
-    with pytest.raises(SaccadeError, match="labels or more, but --labels has 1"):
+    with pytest.raises(SaccadeError, match=r"labels or more, found 1. .*--no-policies"):
         with_labels(folder, out, WORDS[:1], "{}")
 
 

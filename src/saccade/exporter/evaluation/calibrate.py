@@ -201,6 +201,11 @@ def _check_comparison(
             f"--against labels: {folder} segments images, and its slots have no labels that could "
             "be right or wrong. Pass --against full, which compares with the full model."
         )
+    if options.templates is not None and "text" not in task.roles:
+        raise SaccadeError(
+            f"--templates {options.templates}: turns class names into sentences for zero-shot "
+            f"models, but {folder} has classes or slots of its own. Drop it."
+        )
     if options.min_ari is not None and not task.segments:
         raise SaccadeError(
             f"--min-ari {options.min_ari:g}: compares segmentations, but {folder} answers with "
@@ -248,8 +253,10 @@ def _measured(folder: ArtefactFolder, options: CalibrateOptions) -> dict[str, En
         )
     if len(chosen) != 1:
         listed = "; ".join(f"{own} ({runtime})" for own, runtime in machines)
+        named = f"--device is {options.device!r}" if options.device else "no --device is given"
         raise SaccadeError(
-            f"{folder}: was measured on {listed}, expected one of them. Name it with --device."
+            f"{folder}: was measured on {listed}, but {named}. Name one of these machines with "
+            "--device."
         )
     return {
         shas[entry.sha256]: entry for entry in entries if (entry.device, entry.runtime) == chosen[0]

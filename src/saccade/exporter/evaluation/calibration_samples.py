@@ -74,6 +74,12 @@ def _classified(variants: Variants, task: EvaluationTask, options: CalibrateOpti
     deciders = [
         decide(variants.models[0], _asked(options, data), split) for data, split in _parts(options)
     ]
+    if options.labels and all(one.labels is one.labelling is None for one in deciders):
+        raise SaccadeError(
+            f"--labels {options.labels}: names the classes of labeled data, but "
+            f"{deciders[-1].data} has no labels. Drop it, or sort the images into one folder per "
+            "class."
+        )
     found = [
         [_first(decider.variant(model).decisions(), options.limit) for decider in deciders]
         for model in _each(variants)

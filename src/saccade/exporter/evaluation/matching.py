@@ -3,9 +3,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.classification import labelled_images
 from saccade.exporter.evaluation.decisions import Decider, Run
@@ -16,8 +18,10 @@ from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import described_scenes
 from saccade.files import read_lines
 from saccade.models.data.asked import DataAsked
-from saccade.models.data.datasets import HELD_OUT, load_data
+from saccade.models.data.datasets import HELD_OUT, Dataset, load_data
 from saccade.models.data.pairs import Contrasts, has_sentences, load_contrasts, load_pairs
+from saccade.models.data.samples.images import pixels_sha256
+from saccade.models.data.user_data import is_unlabelled, unlabelled_images
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
 from saccade.models.scores.retrieval import ranks_of_pairs
@@ -35,8 +39,12 @@ _SCENES = (None, "shapes")  # data that is generated, with sentences
 def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Score top-1 (and top-5) of labels that are given only as words."""
     decider = decide(model, options, options.split or HELD_OUT)
+    if decider.labels is None:
+        raise SaccadeError(
+            f"{decider.data}: has no labels, expected one folder of images per class. Sort the "
+            "images into folders, or pass other data with --data."
+        )
     logits, labels = decider.logits(), decider.labels
-    assert labels is not None
     right = correct(logits, labels)
     scores = (
         proportion("zero-shot top-1", right),
@@ -56,27 +64,67 @@ def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResu
 
 
 def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decider:
-    """Return the model as a classifier into the data's class names, given as words."""
-    data = labelled_images(model, options, split)
+    """Return the model as a classifier into the data's class names, given as words.
+
+    The classes of images without labels are those that `options.labels` names.
+
+    Raises: SaccadeError if nothing names the classes, or the data does not fit the model.
+    """
+    data = _images_alone(model, options) or labelled_images(model, options, split)
 
     def of(variant: EvaluatedModel) -> Run:
         classify = _classifier(variant, options, data.class_names)
         image = variant.component("image")
         return lambda inputs: classify(image.run(inputs)["embedding"])
 
-    labelling = (tuple(data.class_names), _templates(model, options))
-    images = {"image": data.images}
     return Decider(
         of(model),
         of,
-        images,
-        data.labels,
+        {"image": data.images},
+        data.labels if isinstance(data, Dataset) else None,
         data.name,
         data.sha256,
-        labelling=labelling,
+        labelling=(tuple(data.class_names), _templates(model, options)),
         split=data.split,
         skipped=data.skipped,
     )
+
+
+@dataclass(frozen=True)
+class _ImagesAlone:
+    """Images without labels, and the classes to choose among.
+
+    Shapes: images uint8 [n h w c].
+    """
+
+    images: np.ndarray
+    class_names: tuple[str, ...]
+    name: str
+    split: str = ""
+    skipped: int = 0
+
+    @property
+    def sha256(self) -> str:
+        return pixels_sha256(self.images)
+
+
+def _images_alone(model: EvaluatedModel, options: EvaluateOptions) -> _ImagesAlone | None:
+    """Return the data if it has no labels, with the classes that a file names.
+
+    Raises: SaccadeError without such a file.
+    """
+    if options.data is None or not is_unlabelled(path := Path(options.data)):
+        return None
+    if options.labels is None:
+        raise SaccadeError(
+            f"{path}: has images without labels, which name no classes for {model.name} to choose "
+            "among. Name the classes with --labels FILE, one per line, or sort the images into one "
+            "folder per class."
+        )
+    images = unlabelled_images(path, model.images())
+    if options.limit is not None:
+        images = images[: options.limit]
+    return _ImagesAlone(images, read_lines(options.labels, "label"), path.name)
 
 
 def _classifier(

@@ -151,7 +151,10 @@ def _certificate(report: CertificateReport) -> "Text":
     from rich.text import Text
 
     if report.policy is None or report.problem is not None:
-        return Text(f"policy {report.name}: {report.problem}", "red")
+        problem = str(report.problem)
+        if "saccade calibrate" not in problem:
+            problem += ". Calibrate again with: saccade calibrate FOLDER --data DATA"
+        return Text(f"policy {report.name}: {problem}", "red")
     risk, bound = report.policy.risk, report.policy.bound
     return Text(f"policy {report.name}: risk {risk:g} certified again, bound {bound:.4f}")
 

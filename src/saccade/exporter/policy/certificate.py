@@ -12,6 +12,7 @@ from saccade.exporter.policy.certify import Certified, certify
 from saccade.exporter.policy.policy import (
     Policy,
     PolicyFile,
+    Step,
     check_variants,
     policy_files,
     policy_of,
@@ -81,9 +82,21 @@ def _again(content: PolicyFile, path: Path) -> list[CertificateReport]:
 
 
 def _difference(found: Policy, expected: Policy) -> str:
-    """The first field in which two policies differ, and what to do."""
-    name = next(name for name, value in vars(found).items() if value != getattr(expected, name))
+    """Return the first field in which two policies differ, with both values."""
+    pairs: list[tuple[str, Policy | Step, Policy | Step]] = [("", found, expected)]
+    pairs += [
+        (f"step {number}, {own.variant}: ", own, other)
+        for number, (own, other) in enumerate(zip(found.steps, expected.steps, strict=False), 1)
+    ]
+    fields = [
+        (f"{where}{name}", value, getattr(other, name))
+        for where, own, other in pairs
+        for name, value in vars(own).items()
+        if name != "steps"
+    ]
+    fields.append(("the number of steps", len(found.steps), len(expected.steps)))
+    name, value, other = next(field for field in fields if field[1] != field[2])
     return (
-        f"{name} is {getattr(found, name)}, but the calibration gives {getattr(expected, name)}. "
-        "The file was changed after its calibration; calibrate again"
+        f"{name} is {value}, but the calibration gives {other}. The file was changed after its "
+        "calibration"
     )

@@ -29,14 +29,14 @@ from saccade.plugins.execution import Ops
 from saccade.progress import Advance, Report, bar, progress_of, reporting
 from saccade.serving.bench import in_process, report, served
 from saccade.serving.bench.in_process import InProcess, Measured
-from saccade.serving.bench.load import LoadResult, Stream
+from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import (
-    PolicyWork,
     PolicyWorks,
+    ServedPolicies,
     entry_of_policy,
     policy_works,
-    served_works,
+    served_policies_of,
     with_served,
 )
 from saccade.serving.bench.report_content import (
@@ -60,7 +60,7 @@ from saccade.serving.repository.installation import check_installation, find_ins
 from saccade.serving.repository.runtimes.registry import served_runtime
 
 DISTINCT_REQUESTS = 64
-POLICY_REQUESTS = 256
+_ALL = "all"  # the key of the server of all precisions
 IN_PROCESS_SHARE = 1 / 6  # of the seconds per point, for each of the seven batch sizes
 Samples = dict[str, dict[str, Any]]
 
@@ -135,10 +135,9 @@ def bench(
 def _bench(workload: "_Workload", options: BenchOptions) -> BenchReport:
     machine = this_machine(runtime_named(options.runtime).label())
     works = [work for one_works in workload.works.values() for work in one_works]
-    policies = workload.policies.works
     measurable: dict[tuple[str, str], Measured] = {work.key: work for work in works}
-    measurable |= {work.key: work for work in policies}
-    with progress_of("bench", _steps(works, policies, options)) as advance:
+    measurable |= {work.key: work for work in workload.policies.works}
+    with progress_of("bench", _steps(workload, works, options)) as advance:
         measured = in_process.measure(
             measurable,
             seconds=options.seconds * IN_PROCESS_SHARE,
@@ -224,6 +223,7 @@ class _Workload:
     results: Mapping[str, EvaluationResult]
     works: Mapping[str, Sequence[Work]]
     policies: PolicyWorks
+    served: ServedPolicies
     ops: Ops
 
 
@@ -266,15 +266,17 @@ def _workload(folder: ArtefactFolder | Path | str, options: BenchOptions) -> _Wo
     ops = next((subject.ops for subject in models if subject.ops), None)
     asked = replace(asked, data=options.data or scores[0].data)
     policies = policy_works(folder, models, runtime, asked)
-    return _Workload(folder, models, results, works, policies, ops)
+    served = served_policies_of(policies, folder.variants) if options.server else ServedPolicies()
+    return _Workload(folder, models, results, works, policies, served, ops)
 
 
-def _steps(works: Sequence[Work], policies: Sequence[PolicyWork], options: BenchOptions) -> int:
-    clients = options.concurrency
+def _steps(workload: _Workload, works: Sequence[Work], options: BenchOptions) -> int:
+    clients, followed = options.concurrency, workload.served
     routed = len({1, *clients}) * options.server
     inside = len(in_process.BATCHES)
     steps = len(works) * (inside + len(clients) * options.server + routed)
-    return options.rounds * (steps + len(policies) * (inside + routed))
+    steps += len(workload.policies.works) * inside
+    return options.rounds * (steps + (len(followed.works) + followed.full_alone) * routed)
 
 
 def _through_servers(
@@ -288,16 +290,19 @@ def _through_servers(
     precision = {entry.variant: entry.precision for entry in figures.entries}
     load_results: dict[str, dict[served.Place, list[LoadResult]]] = {name: {} for name in precision}
     folders = by_precision(workload.folder, figures.entries)
-    policies = served_works(workload.policies, folders, workload.folder.variants[0].main.outputs)
-    kernels = workload.ops == "kernels"
+    policies = workload.served
+    if policies.works and len(folders) > 1:
+        folders[_ALL] = workload.folder.only(workload.folder.variants, figures.entries)
+    *_, last = folders  # the only precision, or all
     with ExitStack() as stack:
         running = {
             name: stack.enter_context(
                 server_under_load(
                     folder,
                     runtime=options.runtime,
-                    op_library=kernels,
-                    policies=bool(policies),
+                    op_library=workload.ops == "kernels",
+                    policies=policies.followed if name == last else (),
+                    labelling=policies.labelling if name == last else None,
                 )
             )
             for name, folder in folders.items()
@@ -308,9 +313,13 @@ def _through_servers(
                 [work for work in works if precision[work.variant] == name],
                 options.concurrency,
             )
-            | _policy_streams(server.url, policies, workload, options)
             for name, server in running.items()
         }
+        if policies.works:
+            full, *_ = workload.works[policies.works[0].content.full]
+            streams[last] |= served.policy_streams(
+                running[last].url, policies, full, options.concurrency
+            )
         for turn in range(options.rounds):
             for name, server in running.items():
                 seconds, seed = options.seconds / options.rounds, options.seed + turn
@@ -318,28 +327,15 @@ def _through_servers(
                 for place, result in results.items():
                     load_results.setdefault(place[0], {}).setdefault(place, []).append(result)
         version = next(iter(running.values())).version
-    points = {name: add_served(figures.samples[name], own) for name, own in load_results.items()}
+    full_samples: dict[str, Any] = {"grpc": {}}
+    samples = {served.FULL: full_samples, **figures.samples}
+    points = {name: add_served(samples[name], own) for name, own in load_results.items()}
+    for policy in policies.works:
+        if full_samples["grpc"]:
+            samples[policy.title]["full_grpc"] = full_samples["grpc"]
     entries = tuple(replace(entry, grpc=points[entry.variant]) for entry in figures.entries)
-    full = {entry.variant: entry for entry in entries}
-    measured = tuple(with_served(entry, points, full[entry.full]) for entry in figures.policies)
+    measured = tuple(
+        with_served(entry, points, points.get(served.FULL, points[entry.full]))
+        for entry in figures.policies
+    )
     return version, replace(figures, entries=entries, policies=measured)
-
-
-def _policy_streams(
-    url: str, policies: Sequence[PolicyWork], workload: _Workload, options: BenchOptions
-) -> dict[served.Place, Stream]:
-    """Return the streams of policies; they have more inputs, because these differ in cost."""
-    streams: dict[served.Place, Stream] = {}
-    for policy in policies:
-        variants = {variant.name: variant for variant in workload.folder.variants}
-        variant, (work, *_) = variants[policy.content.full], workload.works[policy.content.full]
-        data = options.data or workload.results[variant.name].data
-        inputs = inputs_of(variant, data, POLICY_REQUESTS)[variant.main.variant.role]
-        streams |= served.policy_streams(
-            url,
-            policy.policy.name,
-            replace(work, inputs=dict(inputs)),
-            {name: workload.works[name][0].run for name in policy.variants},
-            options.concurrency,
-        )
-    return streams

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Certified policies in a benchmark: run as the router runs them, in turn with the variants."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,28 +11,37 @@ from saccade.errors import SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import (
     ROUNDS,
-    Entry,
     PolicyEntry,
     PolicyStep,
     Ratio,
     Score,
 )
+from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.decisions import Decide
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.tasks import task_asked
+from saccade.exporter.evaluation.tasks import task_asked, tasks_of
 from saccade.exporter.policy.certificate import check_certificates
-from saccade.exporter.policy.policy import Policy, PolicyFile, policy_files, read_policies
+from saccade.exporter.policy.policy import (
+    SUFFIX,
+    Policy,
+    PolicyFile,
+    policy_files,
+    read_policies,
+)
 from saccade.exporter.runtimes.runtime import Runtime
 from saccade.machine import Machine
+from saccade.model_repository.router.choose import compared
 from saccade.model_repository.router.confidence import confidence
-from saccade.models.entry import imported
-from saccade.models.interface import Arrays, TensorSpec
+from saccade.models.entry import EvaluationTask, imported
+from saccade.models.interface import Arrays
 from saccade.models.scores.intervals import paired_bootstrap, paired_log_ratio, wilson
 from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
 from saccade.serving.bench.in_process import InProcess
-from saccade.serving.repository.policies import CHOOSES
+from saccade.serving.client.zero_shot import Labelling
+from saccade.serving.repository.policies import ServedPolicy, labels_problem, served_policy
+from saccade.verbosity import note
 
 _SAMPLES = 1024  # to measure speed with, in a random order
 
@@ -111,6 +120,7 @@ class PolicyWork:
 class Answered:
     """The logits of variants on all test samples.
 
+    `labelling` are the labels that a router needs to choose, if the model has no classes.
     Shapes: logits[variant] [n classes], labels [n].
     """
 
@@ -118,6 +128,7 @@ class Answered:
     labels: np.ndarray
     data: str
     data_sha256: str
+    labelling: Labelling | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,21 @@ class PolicyWorks:
     works: tuple[PolicyWork, ...] = ()
     answered: Answered | None = None
     left_out: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class ServedPolicies:
+    """The policies to measure through a server, and what its router needs to follow them.
+
+    `full_alone`: requests to the full model are measured again beside those of the policies,
+    because they do not have the same outputs, or were sent to another server or not at all.
+    """
+
+    works: tuple[PolicyWork, ...] = ()
+    followed: tuple[ServedPolicy, ...] = ()
+    labelling: Labelling | None = None
+    precisions: Mapping[str, str] = field(default_factory=dict)  # of each variant
+    full_alone: bool = False
 
 
 def policy_works(
@@ -161,11 +187,26 @@ def policy_works(
         named, task = task_asked(first.family, options.task, first.name, first.components)
         decide = task.decide
         if not decide:
-            left_out += [(name, f"the task {named} has no answers of one class") for name in found]
+            reason = _no_answers(first, named, task)
+            left_out += [(name, reason) for name in found]
     if not decide:
         return PolicyWorks((), None, tuple(left_out))
-    works, answered = _loaded(tuple(found.values()), models, imported(decide), options)
-    return PolicyWorks(works, answered, tuple(left_out))
+    return _loaded(folder, found, left_out, models, imported(decide), options)
+
+
+def _no_answers(model: EvaluatedModel, named: str, task: EvaluationTask) -> str:
+    """Return why a task measures no policies, and what to do."""
+    if task.segments:
+        return (
+            f"the task {named} compares segmentations, of which a benchmark of a folder measures "
+            "no policies. Measure its speed with: saccade bench --url HOST:PORT"
+        )
+    every = tasks_of(model.family, model.components)
+    others = [name for name, other in every.items() if other.decide]
+    return (
+        f"the task {named} does not score answers of one class each, among which a policy "
+        f"chooses. Measure with --task {others[0] if others else 'of a classifier'}"
+    )
 
 
 def _examined(
@@ -187,28 +228,40 @@ def _examined(
 
 
 def _loaded(
-    found: Sequence[tuple[Policy, PolicyFile]],
+    folder: ArtefactFolder,
+    found: Mapping[str, tuple[Policy, PolicyFile]],
+    left_out: Sequence[tuple[str, str]],
     models: Sequence[EvaluatedModel],
     decide: Decide,
     options: EvaluateOptions,
-) -> tuple[tuple[PolicyWork, ...], Answered]:
-    needed = {step.variant for policy, _ in found for step in policy.steps}
-    needed |= {content.full for _, content in found}
-    runs, logits = {}, {}
-    chosen = [model for model in models if model.name in needed]
-    decider = decide(chosen[0], options, options.split or "test")
-    for model in chosen:
-        decider = decider.variant(model)
-        runs[model.name], logits[model.name] = decider.run, decider.logits()
-    order = np.random.default_rng(options.seed).permutation(len(logits[found[0][1].full]))
-    inputs = {name: array[order[:_SAMPLES]] for name, array in decider.inputs.items()}
-    works = tuple(
-        PolicyWork(policy, content, tuple(runs[step.variant] for step in policy.steps), inputs)
-        for policy, content in found
-    )
+) -> PolicyWorks:
+    """Return the policies with what their variants answer, without those of other labels."""
+    decider = decide(models[0], options, options.split or "test")
     if decider.labels is None:
         raise SaccadeError(f"{decider.data}: has no labels. Pass labeled data with --data.")
-    return works, Answered(logits, decider.labels, decider.data, decider.data_sha256)
+    labelling = Labelling(*decider.labelling) if decider.labelling else None
+    if labelling:
+        problems = {
+            name: labels_problem(content, folder.path / f"{content.name}{SUFFIX}", labelling)
+            for name, (_, content) in found.items()
+        }
+        left_out = (*left_out, *((name, reason) for name, reason in problems.items() if reason))
+        found = {name: one for name, one in found.items() if not problems[name]}
+    needed = {step.variant for policy, _ in found.values() for step in policy.steps}
+    needed |= {content.full for _, content in found.values()}
+    runs, logits = {}, {}
+    for model in models:
+        if model.name in needed:
+            variant = decider.variant(model)
+            runs[model.name], logits[model.name] = variant.run, variant.logits()
+    order = np.random.default_rng(options.seed).permutation(len(decider.labels))[:_SAMPLES]
+    inputs = {name: array[order] for name, array in decider.inputs.items()}
+    works = tuple(
+        PolicyWork(policy, content, tuple(runs[step.variant] for step in policy.steps), inputs)
+        for policy, content in found.values()
+    )
+    answered = Answered(logits, decider.labels, decider.data, decider.data_sha256, labelling)
+    return PolicyWorks(works, answered, tuple(left_out))
 
 
 def entry_of_policy(
@@ -261,34 +314,43 @@ def entry_of_policy(
     )
 
 
-def served_works(
-    policies: PolicyWorks, precisions: Collection[str], outputs: Sequence[TensorSpec]
-) -> tuple[PolicyWork, ...]:
-    """Return the policies that a server can follow, all or none.
+def served_policies_of(works: PolicyWorks, variants: Sequence[VariantFiles]) -> ServedPolicies:
+    """Return the policies that the router of one server can follow: all that are measured, or none.
 
-    There is none if one was left out, because no repository could be written; if the variants of
-    several precisions have servers of their own; or if only a router with labels could decide.
-    `outputs` are those of the variants.
+    There is none, with a note, if they are compared with different full models.
     """
-    decides = any(spec.name == CHOOSES for spec in outputs)
-    if policies.left_out or not decides or len(precisions) > 1:
-        return ()
-    return policies.works
+    if len(full := sorted({work.content.full for work in works.works})) > 1:
+        note(
+            f"Policies are measured in process only: they are compared with {' and '.join(full)}, "
+            "and a router follows those of one full model. Calibrate again what is older."
+        )
+        return ServedPolicies()
+    labelling = works.answered.labelling if works.answered else None
+    precisions = {variant.name: variant.main.variant.precision for variant in variants}
+    budgets = [compared(variant.main.variant.budget) for variant in variants]
+    # Two precisions have a server each, and of two variants of one budget one is not measured.
+    alike = len(set(precisions.values())) == 1 and len(set(budgets)) == len(budgets)
+    return ServedPolicies(
+        works.works,
+        tuple(served_policy(work.content, work.policy) for work in works.works),
+        labelling,
+        precisions,
+        full_alone=bool(works.works) and (bool(labelling) or not alike),
+    )
 
 
 def with_served(
-    entry: PolicyEntry, points: Mapping[str, dict[str, Any]], full: Entry
+    entry: PolicyEntry, points: Mapping[str, dict[str, Any]], full: Mapping[str, Any]
 ) -> PolicyEntry:
     """Return the entry with its points through the router, and with their ratio to the full model.
 
-    `points` are by title; the full model may have none, if a faster variant has the same budget.
+    `points` are by title; `full` are those of the full model in the same server.
     """
     own = points.get(f"policy {entry.policy}")
     if own is None:
         return entry
     most = max(own, key=lambda point: int(point.rpartition("_")[2]))
-    others = (full.grpc or {}).get(most)
-    times = ratio(own[most][ROUNDS], others[ROUNDS]) if others else None
+    times = ratio(own[most][ROUNDS], full[most][ROUNDS])
     return replace(entry, grpc=own, times_full_served=times)
 
 
@@ -319,10 +381,16 @@ def _score(result: EvaluationResult, right: np.ndarray, answered: Answered) -> S
 
 
 def _is_calibrated_on(content: PolicyFile, answered: Answered) -> bool:
-    """Return whether the test samples are among those of the calibration."""
-    if content.split == "all":  # its hash is of all splits together
-        return content.data == answered.data
-    return content.data_sha256 == answered.data_sha256
+    """Return whether the test samples are among those that chose the chains or certified them."""
+    calibrated = (
+        (content.split, content.data, content.data_sha256),
+        (content.choose_split, content.choose_data, content.choose_data_sha256),
+    )
+    return any(
+        # The hash of `all` is of all splits together.
+        answered.data == data if split == "all" else answered.data_sha256 == sha256
+        for split, data, sha256 in calibrated
+    )
 
 
 def _rounded(interval: tuple[float, float]) -> tuple[float, float]:

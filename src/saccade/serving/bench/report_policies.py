@@ -62,11 +62,12 @@ def times_text(ratio: Figures) -> str:
 def _gained(policy: Figures) -> str:
     ratio = policy["times_full"]
     times = f"{_times(ratio['times'])} times"
+    where = " in process" if policy["times_full_served"] else ""
     low, high = ratio["interval"] or (0.0, 2.0)
     if low > 1:
-        return f": {times} the throughput of the full model{_interval(ratio)}"
+        return f": {times} the throughput of the full model{where}{_interval(ratio)}"
     found = "is slower" if high < 1 else "is not shown to be faster"
-    return f" {found} than the full model: {times} its throughput{_interval(ratio)},"
+    return f" {found} than the full model{where}: {times} its throughput{_interval(ratio)},"
 
 
 def _same(policy: Figures) -> str:

@@ -2,6 +2,7 @@
 """Requests to variants in a server, a check of their answers, and the figures of all rounds."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,14 @@ import numpy as np
 from saccade.errors import ServerFailed
 from saccade.exporter.artefact.frontier import ROUNDS, SECONDS
 from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
-from saccade.exporter.runtimes.runners import Runner
 from saccade.models.interface import Arrays
 from saccade.serving.bench.load import LoadResult, Stream
 from saccade.serving.bench.load_requests import Answer, ask, png_files, request
+from saccade.serving.bench.policies import PolicyWork, ServedPolicies
 from saccade.serving.bench.work import Work
 
+FULL = "full model"  # the key of its streams among those of policies, like no variant's name
+POLICY_REQUESTS = 256  # more than of a variant, because these differ in cost
 Place = tuple[str, str, str]  # variant, role (empty for plain requests), name of the point
 
 
@@ -133,31 +136,46 @@ def streams(url: str, works: Sequence[Work], concurrency: Sequence[int]) -> dict
 
 
 def policy_streams(
-    url: str, name: str, work: Work, runs: Mapping[str, Runner], concurrency: Sequence[int]
+    url: str, policies: ServedPolicies, full: Work, concurrency: Sequence[int]
 ) -> dict[Place, Stream]:
-    """Return the streams of a policy through the router; `work` has the full model's requests.
+    """Return the streams of policies through the router, with as many inputs as they have.
 
-    `runs` are the variants of its steps, in process.
+    `full` is the full model's work, whose requests are added if they are not in other streams.
 
-    Raises: ServerFailed if the policy does not answer as expected.
+    Raises: ServerFailed if a policy does not answer as expected.
     """
-    title, parameters = f"policy {name}", {"policy": name}
+    inputs = policies.works[0].inputs  # of every policy
+    work = replace(full, inputs={name: rows[:POLICY_REQUESTS] for name, rows in inputs.items()})
+    for policy in policies.works:
+        _check_policy(url, policy, work, policies.precisions)
+    outputs = ("probabilities",) if policies.labelling else full.answers
+    asked = {policy.title: {"policy": policy.policy.name} for policy in policies.works}
+    if policies.full_alone:
+        asked[FULL] = {"max_risk": "0"}  # a budget would choose the faster one of two precisions
+    streams: dict[Place, Stream] = {}
+    for title, parameters in asked.items():
+        requests = tuple(
+            work.routed(index, *outputs, parameters=parameters) for index in range(len(work))
+        )
+        for count in sorted({1, *concurrency}):
+            stream = Stream(f"{title}, {count} clients", work.router, count, requests)
+            streams[title, "", f"router_concurrency_{count}"] = stream
+    return streams
+
+
+def _check_policy(url: str, policy: PolicyWork, work: Work, precisions: Mapping[str, str]) -> None:
+    """Check that the router's answer is that of the variant that it names, in process."""
+    parameters = {"policy": policy.policy.name}
     message = work.routed(0, "logits", "variant", parameters=parameters)
     variant = ask(url, message)["variant"]
     by = variant[0].decode() if isinstance(variant, list) else ""
-    if by not in runs:
+    if by not in policy.variants:
         raise ServerFailed(
-            f"{title} at {url} is answered by {by!r:.80}, expected one of {', '.join(runs)}."
+            f"{policy.title} at {url} is answered by {by!r:.80}, expected one of "
+            f"{', '.join(policy.variants)}."
         )
-    expected = {"logits": runs[by](work.row(0))["logits"]}
-    check_answers(url, title, message, expected, work.precision)
-    requests = tuple(work.routed(index, parameters=parameters) for index in range(len(work)))
-    return {
-        (title, "", f"router_concurrency_{count}"): Stream(
-            f"{title}, {count} clients", work.router, count, requests
-        )
-        for count in sorted({1, *concurrency})
-    }
+    expected = {"logits": policy.runs[policy.variants.index(by)](work.row(0))}
+    check_answers(url, policy.title, message, expected, precisions[by])
 
 
 def _check(url: str, work: Work) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers to measure with: one started per precision, or one that is running already.
+"""Servers to measure with: those that a benchmark starts, or one that is running already.
 
-There is one server per precision because a router never chooses the slower of two variants of one
-budget.
+A benchmark starts one server per precision, because a router never chooses the slower of two
+variants of one budget. Policies, whose chains may have several precisions, then have another one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +32,10 @@ from saccade.serving.bench.report_policies import times_text
 from saccade.serving.client.client import Client, routers_at
 from saccade.serving.client.connection import TLS
 from saccade.serving.client.router_view import RouterView
+from saccade.serving.client.zero_shot import Labelling
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.policies import ServedPolicy
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
 
@@ -86,21 +88,22 @@ def server_under_load(
     *,
     runtime: str = DEFAULT,
     op_library: bool = True,
-    policies: bool = False,
+    policies: tuple[ServedPolicy, ...] = (),
+    labelling: Labelling | None = None,
 ) -> Iterator[ServerUnderLoad]:
     """Start a server of the folder's variants, and stop it at the end of the context.
 
-    A folder is measured before it is calibrated, so without `policies` an outdated one does not
-    stop it.
+    It follows these policies, not all of the folder: a folder is measured before it is calibrated,
+    so an outdated one must not stop it.
 
     Raises: ServerFailed if it does not start.
     """
     with temporary_folder("bench") as temporary:
         repository = temporary / "repository"
         options = RepositoryOptions(
-            repository, runtime=runtime, op_library=op_library, policies=policies
+            repository, runtime=runtime, op_library=op_library, policies=bool(policies)
         )
-        deploy(folder, options)
+        deploy(folder, options, labelling=labelling, policies=policies)
         with (
             Server(repository, _QUIET) as server,
             LoadGenerator(server.url, server_pid=server.pid) as generator,

@@ -18,9 +18,9 @@ _UNREACHABLE = re.compile(
 _DEAD = re.compile(
     r"'([a-z0-9-]+)_\d+_\d+' is not healthy|variant '([a-z0-9-]+)' (?:failed|has died)"
 )
-# First the server's own words, then the router's: full, late, and a request's timeout.
+# First the server's own words, then the router's: full, late, no variant in time, and a timeout.
 _BUSY = re.compile(
-    r"maximum queue size|queue of variant '[a-z0-9-]+' is full|variant '[a-z0-9-]+' is busy"
+    r"maximum queue size|queue of variant '[a-z0-9-]+' is full|(?:variant|model) '[^']+' is busy"
     r"|request's timeout ran out",
     re.IGNORECASE,
 )
@@ -106,7 +106,7 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
     if status == "UNAVAILABLE":
         if is_queue_full(error):
             return failed(f"{model} is overloaded: {said}.")
-        return failed(f"{model} accepts no requests now: {said} Try again later.")
+        return failed(f"{model} accepts no requests now: {said.rstrip('.')}. Try again later.")
     return failed(f"{model} failed ({status or 'no status'}): {said}", retry=status == "INTERNAL")
 
 

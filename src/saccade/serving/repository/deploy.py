@@ -23,7 +23,7 @@ from saccade.serving.repository.description import DESCRIPTION, Deployment, desc
 from saccade.serving.repository.image_caps import absurd_caps
 from saccade.serving.repository.model_config import MAX_BATCH
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.policies import served_policies
+from saccade.serving.repository.policies import ServedPolicy, served_policies
 from saccade.serving.repository.preflight.examine import broken_rules
 from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.router_folder import RouterPlan, write_router
@@ -57,8 +57,17 @@ class RepositoryPlan:
         )
 
 
-def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> Deployment:
+def deploy(
+    folder: ArtefactFolder | Path | str,
+    options: RepositoryOptions,
+    *,
+    labelling: Labelling | None = None,
+    policies: tuple[ServedPolicy, ...] | None = None,
+) -> Deployment:
     """Write the repository of an artefact folder: every variant, and the router that calls them.
+
+    `labelling` takes the place of the options' label files, and `policies`, whose certificates
+    have been checked, that of the folder's policy files.
 
     Raises: SaccadeError if the output exists, an artefact does not match its manifest, a plan does
         not match its artefact, the frontier has measurements of other files, one router cannot
@@ -68,9 +77,9 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
     texts = [path for path in (options.labels, options.templates) if path is not None]
     inputs = [folder.path, *map(Path, options.engines), *texts]
     refuse_existing(out, force=options.force, inputs=inputs)
-    labelling = read_labelling(options.labels, options.templates)
+    labelling = labelling or read_labelling(options.labels, options.templates)
     refuse_untried(folder, folder.manifests)
-    plan = plan_repository(folder, options, labelling)
+    plan = plan_repository(folder, options, labelling, policies)
     kept = samples(plan.folder)
     components = [
         plan.component(manifest, kept[manifest.variant.name])
@@ -88,9 +97,14 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
 
 
 def plan_repository(
-    folder: ArtefactFolder, options: RepositoryOptions, labelling: Labelling | None
+    folder: ArtefactFolder,
+    options: RepositoryOptions,
+    labelling: Labelling | None,
+    policies: tuple[ServedPolicy, ...] | None = None,
 ) -> RepositoryPlan:
     """Return the plan of a folder's repository; `labelling` is what the options' files contain.
+
+    Its policies are `policies` if given, otherwise those of the folder.
 
     Raises: SaccadeError if one router cannot serve all variants, a plan does not match its
         artefact, or the frontier has measurements of other files.
@@ -105,12 +119,10 @@ def plan_repository(
     ops = _ops(served.values())
     measured = _measurements(folder, options, ops)
     labels = labelling.labels if labelling else None
-    followed = options.policies
-    policies = (
-        served_policies(whole, variants, runtime=options.runtime, labelling=labelling)
-        if followed
-        else ()
-    )
+    if not options.policies:
+        policies = ()
+    elif policies is None:
+        policies = served_policies(whole, variants, runtime=options.runtime, labelling=labelling)
     if policies and options.on_gpu:
         note(
             "The policies were chosen by the speeds of CPUs. Their certificates are about answers, "

@@ -165,7 +165,7 @@ def _followable(
     components = variants[0].components.values()
     decides = any(spec.name in DECIDES for part in components for spec in part.outputs)
     for policy in content.policies:
-        served = _served(content, policy)
+        served = served_policy(content, policy)
         reason = ""
         if content.runtime.split()[0] != runtime:
             reason = f"was calibrated with {content.runtime}, and the repository runs {runtime}"
@@ -179,7 +179,8 @@ def _followable(
             yield served
 
 
-def _served(content: PolicyFile, policy: Policy) -> ServedPolicy:
+def served_policy(content: PolicyFile, policy: Policy) -> ServedPolicy:
+    """Return a policy of a file as a router follows it."""
     return ServedPolicy(
         name=policy.name,
         against=content.against,
@@ -199,27 +200,34 @@ def _served(content: PolicyFile, policy: Policy) -> ServedPolicy:
 def _check_labels(content: PolicyFile, path: Path, labelling: Labelling) -> None:
     """Check that the labels and templates of the deployment are those of the calibration.
 
-    Files of older releases have no hash of them, but the largest class that was answered.
-
     Raises: SaccadeError if they are not.
     """
+    if problem := labels_problem(content, path, labelling):
+        raise SaccadeError(
+            f"{path}: {problem}. Pass the calibration's with --labels and --templates, calibrate "
+            "again, or leave policies out with --no-policies."
+        )
+
+
+def labels_problem(content: PolicyFile, path: Path, labelling: Labelling) -> str:
+    """Return how labels or templates differ from those of the calibration; empty if they do not.
+
+    Files of older releases have no hash of them, but the largest class that was answered.
+    """
     labels = labelling.labels
-    for flag, texts, expected in (
-        ("--labels", labels, content.labels_sha256),
-        ("--templates", labelling.templates, content.templates_sha256),
+    for kind, texts, expected in (
+        ("labels", labels, content.labels_sha256),
+        ("templates", labelling.templates, content.templates_sha256),
     ):
         if expected is not None and (found := texts_sha256(texts)) != expected:
-            raise SaccadeError(
-                f"{path}: calibrated with {flag} of SHA-256 {expected[:12]}..., found "
-                f"{found[:12]}... ({len(texts)}: {', '.join(texts):.60}). Pass the {flag[2:]} of "
-                f"the calibration, calibrate again, or leave policies out with --no-policies."
+            return (
+                f"was calibrated with {kind} of SHA-256 {expected[:12]}..., found "
+                f"{found[:12]}... ({len(texts)}: {', '.join(texts):.60})"
             )
     classes = int(read_answers(content, path).classes.max()) + 1
     if classes > len(labels):
-        raise SaccadeError(
-            f"{path}: calibrated with {classes} labels or more, but --labels has {len(labels)}. "
-            "Pass the labels of the calibration data, or leave policies out with --no-policies."
-        )
+        return f"was calibrated with {classes} labels or more, found {len(labels)}"
+    return ""
 
 
 def _check_full(folder: ArtefactFolder, policies: Mapping[str, ServedPolicy]) -> None:
