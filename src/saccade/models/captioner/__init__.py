@@ -11,6 +11,7 @@ ENTRY = FamilyEntry(
     source="saccade.models.captioner.config:SOURCE",
     tasks=("caption",),
     answers=("caption",),
+    trunk="saccade.models.captioner.trunk:TRUNK",
     required=("encode", "step"),
     inner=("step",),
     router={"family.py": "router.py", "caption_search.py": "caption_search.py"},

@@ -53,14 +53,11 @@ class TrainOptions(PathFields):
     side_px: int = 32  # side in pixels that image files are resized to
     # checkpoint whose weights to start from: a file, a folder, or shipped:NAME
     init: Path | None = None
-    # pretrained trunk to start from under a new head: a checkpoint, or a folder of timm,
-    # transformers or OpenCLIP
+    # pretrained trunk to start from under a new head: a checkpoint, a folder of timm, transformers
+    # or OpenCLIP, or the file of a ResNet with torchvision's names
     trunk: Path | None = None
     # parts of the model that keep the weights of --init or --trunk, such as trunk
     freeze: tuple[str, ...] = ()
-    # weights of a ResNet in the model, with torchvision's names: a .safetensors or .pth file
-    resnet: Path | None = None
-    tune_resnet: bool = False  # train the ResNet of --resnet too; else it stays as it is
     seed: int = 0  # random seed of weights, batches and dropout
     threads: int = 1  # CPU threads; small models gain nothing from more
     device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU per process
@@ -208,7 +205,7 @@ def _kept(options: TrainOptions, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_trunk(options: TrainOptions, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that `--trunk` decides, for data with images of its size."""
+    """Return the fields that `--trunk` decides, for data with images of its size if it has one."""
     fields: dict[str, Any] = options.given_trunk.fields
     fixed = sorted(set(fields) & set(options.set) - set(options.given_trunk.free))
     if fixed:
@@ -217,7 +214,7 @@ def _of_trunk(options: TrainOptions, data: Mapping[str, Any]) -> dict[str, Any]:
             "Leave it out."
         )
     for name in _IMAGE_FIELDS[:3]:
-        if data.get(name, fields[name]) != fields[name]:
+        if name in fields and data.get(name, fields[name]) != fields[name]:
             raise SaccadeError(
                 f"--trunk {options.trunk}: {name} is {fields[name]}, but the data has "
                 f"{data[name]}. Pass image files, which are resized, or arrays of the trunk's "

@@ -11,6 +11,7 @@ ENTRY = FamilyEntry(
     source="saccade.models.vqa.config:SOURCE",
     tasks=("vqa",),
     answers=("probabilities",),
+    trunk="saccade.models.vqa.trunk:TRUNK",
     router={"family.py": "router.py"},
     calls=("answer",),
     picture="saccade.models.vqa.picture:answered",
