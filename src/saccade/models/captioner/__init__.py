@@ -11,6 +11,7 @@ ENTRY = FamilyEntry(
     source="saccade.models.captioner.config:SOURCE",
     tasks=("caption",),
     answers=("caption",),
+    settings=("most_words", "word_count"),
     trunk="saccade.models.captioner.trunk:TRUNK",
     required=("encode", "step"),
     inner=("step",),

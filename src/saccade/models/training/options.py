@@ -166,16 +166,23 @@ def chosen_config(
         values |= _kept(options, parts[1] if len(parts) > 1 else {})
     if options.given_trunk is not None:
         values |= _of_trunk(options, parts[1] if len(parts) > 1 else {})
-    for key, value in options.set.items():
-        if key in names:
-            values[key] = value
-        elif key not in known:
-            raise SaccadeError(
-                f"--set {key}={value}: this model has no field {key!r}."
-                f"{did_you_mean(key, (*names, *known))} "
-                f"Choose one of: {', '.join((*names, *known))}."
-            )
+    check_fields(config_class, options.set, known)
+    values |= {key: value for key, value in options.set.items() if key in names}
     return config_class.from_dict(values)
+
+
+def check_fields(config_class: Any, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Check that what `--set` gives are fields of the configuration, or `known`.
+
+    Raises: SaccadeError naming the first that is neither.
+    """
+    names = (*(field.name for field in fields(config_class)), *known)
+    for key, value in given.items():
+        if key not in names:
+            raise SaccadeError(
+                f"--set {key}={value}: this model has no field {key!r}.{did_you_mean(key, names)} "
+                f"Choose one of: {', '.join(names)}."
+            )
 
 
 # Fields that a checkpoint shares with the data it is trained on further.

@@ -18,8 +18,8 @@ from saccade.machine import version_of
 from saccade.models.checkpoint import Checkpoint, save
 from saccade.models.checkpoint_format import GENERATED_DATA
 from saccade.models.entry import imported
-from saccade.models.families import entry_of
-from saccade.models.training.options import REGULARIZATION, overrides_words
+from saccade.models.families import config_class, entry_of
+from saccade.models.training.options import REGULARIZATION, check_fields, overrides_words
 from saccade.models.training.options import TrainOptions as TrainOptions
 from saccade.models.training.processes import (
     Follower,
@@ -53,6 +53,7 @@ def train(family: str, options: TrainOptions, *, progress: Report | None = bar) 
         if the loss is no longer finite.
     """
     _check(options)
+    check_fields(config_class(family), options.set, entry_of(family).settings)
     group = group_of(options.processes)
     if group.rank:
         _follow(family, options, group)

@@ -11,6 +11,7 @@ ENTRY = FamilyEntry(
     source="saccade.models.vqa.config:SOURCE",
     tasks=("vqa",),
     answers=("probabilities",),
+    settings=("most_words", "word_count", "most_answers", "answer_count"),
     trunk="saccade.models.vqa.trunk:TRUNK",
     router={"family.py": "router.py"},
     calls=("answer",),
