@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of a risk: exact where they can be counted by hand, valid where they cannot."""
 
-from math import comb, factorial
+from math import ceil, comb, factorial
 
 import numpy as np
 import pytest
@@ -160,20 +160,32 @@ def test_paired_bound_of_extremes():
     assert -1 < paired_bound(0, 60, 60, 0.95) < -0.85
 
 
-def test_paired_samples_needed_are_about_what_passes():
-    needed = paired_samples_needed(0.02, 0.018, 0.01, 0.95)
-    assert (
-        0.03 < paired_p_value(round(0.02 * needed), round(0.018 * needed), needed, 0.01, 1) < 0.08
-    )
+@pytest.mark.parametrize(("lost", "won"), [(0, 0), (0, 1), (0, 0.1), (0.05, 0)])
+def test_paired_samples_needed_are_the_fewest_that_pass(lost, won):
+    def passes(n):
+        counts = int(np.ceil(lost * n - 1e-6)), int(np.floor(won * n + 1e-6))
+        return paired_p_value(*counts, n, 0.1, 0.05) <= 0.05
+
+    needed = paired_samples_needed(lost, won, 0.1, 0.95)
+    assert needed is not None and passes(needed) and not passes(needed - 1)
+    if lost == 0:  # else another rate is rounded in favor of some smaller number
+        assert needed == next(n for n in range(1, 200) if passes(n))
+
+
+def test_no_number_of_samples_makes_up_for_a_larger_loss():
     assert paired_samples_needed(0.03, 0.01, 0.02, 0.95) is None
-    assert paired_samples_needed(0.0, 0.0, 0.05, 0.95) == samples_needed(0.0, 0.05, 0.95)
+    assert paired_samples_needed(0.02, 0.01, 0.010001, 0.95) is None  # more than there are
 
 
 def test_samples_needed_are_the_fewest_that_pass():
     assert samples_needed(0.0, 0.05, 0.95) == 59
     needed = samples_needed(0.004, 0.01, 0.95)
     assert needed is not None
-    assert binomial_p_value(round(0.004 * needed), needed, 0.01) <= 0.05
+    assert binomial_p_value(ceil(0.004 * needed), needed, 0.01) <= 0.05
+    assert binomial_p_value(ceil(0.004 * (needed - 1)), needed - 1, 0.01) > 0.05
+    # Not 149 samples, of which not one is lost at this rate if that is rounded down.
+    assert samples_needed(0.003, 0.02, 0.95) == 236
+    assert binomial_p_value(1, 235, 0.02) > 0.05 >= binomial_p_value(1, 236, 0.02)
     assert samples_needed(0.02, 0.01, 0.95) is None
 
 

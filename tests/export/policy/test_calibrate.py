@@ -130,6 +130,51 @@ def test_against_labels_counts_what_is_lost(folder, labelled, monkeypatch):
     assert re.search("test against labels was replaced .*--against labels", report.problem)
 
 
+def drawn_images(path: Path, seed: int, count: int) -> Path:
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (count, 4, 4, 1), dtype=np.uint8)
+    np.savez(path, images=images)
+    return path
+
+
+def test_other_data_chooses_and_all_of_the_data_certifies(folder, images, tmp_path):
+    other = drawn_images(tmp_path / "other.npz", 9, 300)
+    done = calibrate(folder, options(images, choose_data=str(other)), progress=None)
+    content = done.content
+    assert (content.samples, content.learn) == (300 + SAMPLES, 300)
+    assert (content.choose_data, content.choose_split) == ("other.npz", "all")
+    assert content.choose_data_sha256 != content.data_sha256
+    assert check_certificates(folder, ArtefactFolder(folder).variants)[0].passed
+    edited(done.path, lambda content: [content.pop(key) for key in [*content] if "choose" in key])
+    (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
+    assert not report.passed, "the costs are those of the samples that certify"
+
+
+def test_a_split_chooses_and_another_certifies(folder, labelled):
+    found = options(labelled, against="labels", split="train", choose_split="test", risk=(0.2,))
+    content = calibrate(folder, found, progress=None).content
+    assert (content.split, content.choose_split) == ("train", "test")
+    assert content.choose_data == content.data and 0 < content.learn < content.samples < SAMPLES
+
+
+@pytest.mark.parametrize(("words", "found"), [
+    (["--choose-split", "test"], "--choose-split is test and --split is test, expected two splits"),
+    (["--choose-split", "all"], "--choose-split is all and --split is test, expected two splits"),
+    (["--choose-split", "train"], "found 900 of 900 samples that are also in what chooses"),
+    (["--choose-data", "{images}"], "found 900 of 900 samples that are also in what chooses"),
+    (["--choose-data", "{few}"], "found 30 of 900 samples that are also in what chooses"),
+    (["--choose-data", "missing.npz"], "missing.npz"),
+    (["--choose-data", "{images}", "--against", "labels"], "images.npz has no labels"),
+])  # fmt: skip
+def test_a_sample_that_chose_cannot_certify(folder, images, tmp_path, words, found, capsys):
+    few = tmp_path / "few.npz"
+    np.savez(few, images=np.load(images)["images"][100:130])
+    words = [word.format(images=images, few=few) for word in words]
+    assert cli.run(["calibrate", str(folder), "--data", str(images), *words]) == 2
+    assert found in capsys.readouterr().err
+    assert not list(folder.glob("*.policy.*"))
+
+
 def test_an_earlier_file_against_the_full_model_still_passes(folder, images):
     path = calibrate(folder, options(images), progress=None).path
     edited(path, lambda content: content.update(version=1))
@@ -244,7 +289,7 @@ def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
         (["--steps", "9"], "--steps is 9, expected 1 to 4"),
         (["--name", "../x"], "--name is '../x', expected"),
         (["--against", "labels"], "has no labels"),
-        (["--risk", "0.001"], "has 900 samples, expected at least 4,9"),
+        (["--risk", "0.001"], "has 900 samples, expected at least 4,991: fewer cannot certify"),
         (["--device", "elsewhere"], "was measured on here .*Name it with --device"),
     ],
 )

@@ -28,12 +28,22 @@ def everybody() -> tuple[list[VariantAnswers], np.ndarray]:
     return population(8_000, seed=1)
 
 
-def drawn(everybody: tuple[list[VariantAnswers], np.ndarray], seed: int) -> Answers:
-    """The calibration set that one user happens to have."""
+def drawn(
+    everybody: tuple[list[VariantAnswers], np.ndarray], seed: int, easy: np.ndarray | None = None
+) -> Answers:
+    """The calibration set that one user happens to have; the rows `easy` choose, if there are."""
     variants, labels = everybody
     rows = np.random.default_rng(seed).choice(len(labels), SAMPLES)
+    apart = 0 if easy is None else len(easy)
+    rows = rows if easy is None else np.concatenate([easy, rows])
     some = [replace(variant, logits=variant.logits[rows]) for variant in variants]
-    return answers_of(some, labels[rows], full=FULL, seed=seed)
+    return answers_of(some, labels[rows], full=FULL, seed=seed, apart=apart)
+
+
+def easiest(everybody: tuple[list[VariantAnswers], np.ndarray], count: int) -> np.ndarray:
+    """Rows of which the cheapest variant is the surest: not at all like the traffic."""
+    variants, _ = everybody
+    return np.argsort(-confidence("margin", variants[0].logits, 1.0))[:count]
 
 
 def true_risk(everybody: tuple, chain: Chain, temperatures: tuple, against: str) -> float:
@@ -61,6 +71,22 @@ def test_certified_risk_is_rarely_exceeded(everybody, against):
             exceeded += true_risk(everybody, found.chain, answers.temperatures, against) > RISK
     assert certified > TRIALS / 2, "a test that certifies nothing promises nothing"
     assert exceeded <= MOST_EXCEEDED
+
+
+@pytest.mark.parametrize("against", ["full", "labels"])
+def test_data_that_chooses_need_not_be_like_the_traffic(everybody, against):
+    """What it chooses is tested on all samples of the traffic, from which the costs follow."""
+    easy, exceeded, certified = easiest(everybody, 1_000), 0, 0
+    for seed in range(TRIALS // 2):
+        answers = drawn(everybody, seed, easy)
+        assert (answers.learn, answers.testing.n) == (1_000, SAMPLES)
+        (found,) = certify(answers, (RISK,), confidence=CONFIDENCE, against=against, steps=2)
+        if isinstance(found, Certified):
+            certified += 1
+            assert found.shares == found.chain.shares(answers.testing)
+            assert found.seconds == found.chain.seconds(answers.testing)
+            exceeded += true_risk(everybody, found.chain, answers.temperatures, against) > RISK
+    assert certified > TRIALS / 4 and exceeded <= MOST_EXCEEDED
 
 
 def test_thresholds_that_nobody_tested_exceed_it(everybody):
@@ -98,12 +124,39 @@ def test_what_is_not_certified_says_what_would_do(everybody):
     answers = drawn(everybody, 0)
     (found,) = certify(answers, (0.001,), confidence=0.95, against="full", steps=3)
     assert isinstance(found, NotCertified)
-    assert found.bound > 0.001 and found.samples >= least_samples(0.001, 0.95) > SAMPLES
+    assert found.bound > 0.001 and found.samples >= least_samples(0.001, 0.95, "full") > SAMPLES
 
 
-def test_least_samples_certify_if_nothing_is_lost():
-    # ln(0.05) / ln(0.99) = 298.07 samples test, and they are 60 % of all.
-    assert least_samples(0.01, 0.95) == 499
+def test_no_sample_is_missing_for_what_other_data_chose(everybody):
+    """The number that would do is that of the samples that certify, all of one data set."""
+    assert least_samples(0.1, 0.95, "full", apart=True) == 29  # 0.9**28 > 0.05 > 0.9**29
+    apart = drawn(everybody, 0, easiest(everybody, 400))
+    mixed = replace(apart, apart=False)  # as if the first 400 of 1,000 were a random part
+    needed = []
+    for answers in (apart, mixed):
+        (found,) = certify(answers, (0.001,), confidence=0.95, against="full", steps=3)
+        needed.append(found.samples)
+    assert needed[0] == pytest.approx(0.6 * needed[1], abs=1)
+
+
+@pytest.mark.parametrize(("against", "risk", "expected"), [
+    ("full", 0.1, 48),  # 0.9**28 > 0.05 > 0.9**29, and 29 of 48 samples test
+    ("full", 0.01, 498),
+    ("labels", 0.1, 48),
+    ("labels", 0.01, 500),  # the test of pairs allows for losses that gains made up for
+])  # fmt: skip
+def test_one_sample_less_than_the_least_certifies_nothing(against, risk, expected):
+    """Of one small model that gives all the answers of the full one."""
+
+    def certifies(n):
+        logits = np.tile([0.0, 9.0], (n, 1))
+        drawn = [VariantAnswers("small", "s", 0.1, logits), VariantAnswers("full", "f", 1, logits)]
+        answers = answers_of(drawn, np.ones(n, int), full="full", seed=0)
+        (found,) = certify(answers, (risk,), confidence=0.95, against=against, steps=1)
+        return isinstance(found, Certified)
+
+    fewest = next(n for n in range(expected - 3, expected + 3) if certifies(n))
+    assert fewest == expected == least_samples(risk, 0.95, against)
 
 
 def test_the_full_model_alone_is_not_cheaper_than_itself():
@@ -126,4 +179,4 @@ def test_a_chain_after_one_that_fails_is_not_what_was_reached():
     answers = answers_of(variants, labels, full="full", seed=0)
     (found,) = certify(answers, (0.02,), confidence=0.9, against="labels", steps=2)
     assert isinstance(found, NotCertified) and found.bound > 0.02
-    assert found.samples == least_samples(0.02, 0.9) > 170
+    assert found.samples == least_samples(0.02, 0.9, "labels") > 170

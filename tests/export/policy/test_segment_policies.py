@@ -75,6 +75,17 @@ def test_a_policy_of_rounds_is_written_and_certified_again(made):
     assert checked(made).passed
 
 
+def test_other_scenes_may_choose(folder, tmp_path):
+    other = tmp_path / "other.npz"
+    drawn = np.random.default_rng(7).integers(0, 256, (100, 16, 16, 3), dtype=np.uint8)
+    np.savez(other, images=drawn)
+    content = calibrated_slots(folder, choose_data=str(other)).content
+    assert (content.learn, content.samples) == (100, 500) and content.choose_data == "other.npz"
+    assert checked(folder).passed
+    with pytest.raises(SaccadeError, match="found 400 of 400 samples that are also in what choose"):
+        calibrated_slots(folder, choose_data=str(folder / "noise.npz"))
+
+
 def test_slots_may_be_numbered_differently():
     full = SCENES.argmax(1)
     renumbered = np.array([2, 0, 3, 1])[full]

@@ -364,6 +364,11 @@ def test_the_callers_own_time_is_a_limit_too(clock):
     hurried = ticket_of(1, clock.now)._replace(deadline_s=clock.now + 1e-4)
     with pytest.raises(Busy, match=r"within 0\.1 ms"):
         simulation.adaptive.choose(wish_of(simulation.routes, {}, ()), hurried)
+    # The server's queue is not subtracted again from what is left of the caller's time.
+    wish = wish_of(simulation.routes, {}, ())._replace(slo_s=100 * SLO_S)
+    left = ticket_of(1, clock.now)._replace(deadline_s=clock.now + SLO_S)
+    simulation.adaptive._lag_s = lambda: SLO_S
+    assert simulation.adaptive.choose(wish, left)[0].name == "full"
 
 
 NAMES = {

@@ -91,6 +91,16 @@ def test_what_waited_too_long_in_the_servers_queue_is_refused_unread(adaptive):
             assert not read
 
 
+def test_the_callers_time_runs_from_when_the_server_received_the_request(adaptive):
+    offered = []
+    adaptive._offer = lambda ticket, route: offered.append(ticket.left_s)
+    adaptive._lag_s = lambda: 1_000.0  # after it, the router received the request
+    for named in ({}, {"budget": 1}):
+        execute(adaptive, [Request([1], timeout=3_000_000_000, **named)])
+    adapts, fixed = offered
+    assert 1_000 < adapts <= 2_000 < fixed <= 3_000
+
+
 def test_a_lane_measures_decoding_apart(adaptive, eventually):
     answer_of(adaptive)
     eventually(lambda: adaptive.lanes[FULL, ""].decoding.of(1.0) > 0, True)

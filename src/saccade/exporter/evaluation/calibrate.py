@@ -3,7 +3,7 @@
 
 import hashlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,22 +12,15 @@ from saccade.errors import SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import Entry
 from saccade.exporter.artefact.variant import PRECISIONS
-from saccade.exporter.evaluation.decisions import Decide, Decisions, Segment, Segments
+from saccade.exporter.evaluation.calibration_samples import Answered, Variants, answered
+from saccade.exporter.evaluation.decisions import Decisions, Segments
 from saccade.exporter.evaluation.evaluated_model import (
-    EvaluatedModel,
     subjects_of_folder,
     trained_on,
 )
-from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.tasks import tasks_of
-from saccade.exporter.policy.answers import (
-    Answers,
-    VariantAnswers,
-    VariantSegments,
-    answers_of,
-    segment_answers_of,
-)
-from saccade.exporter.policy.certify import Certified, NotCertified, certify, least_samples
+from saccade.exporter.policy.answers import Answers
+from saccade.exporter.policy.certify import Certified, NotCertified, certify
 from saccade.exporter.policy.options import MIN_ARI, CalibrateOptions
 from saccade.exporter.policy.policy import (
     Policy,
@@ -38,10 +31,8 @@ from saccade.exporter.policy.policy import (
     write_policies,
 )
 from saccade.exporter.runtimes.runtime import runtime_named
-from saccade.models.data.splits import SPLITS
-from saccade.models.data.user_data import is_unlabelled
-from saccade.models.entry import EvaluationTask, imported
-from saccade.progress import Report, bar, progress_of, reporting
+from saccade.models.entry import EvaluationTask
+from saccade.progress import Report, bar, reporting
 
 
 @dataclass(frozen=True)
@@ -105,10 +96,9 @@ def calibrate(
     with reporting(progress):
         models = subjects_of_folder(folder, runtime, kernels=options.op_library)
         models = [model for model in models if model.name in measured]
-        ask = _segmented if how.segments else _classified
-        data, answers = ask(_Variants(folder, tuple(models), measured, full), how, options)
+        asked = answered(Variants(folder, tuple(models), measured, full), how, options)
     certified = certify(
-        answers,
+        asked.answers,
         options.risk,
         confidence=options.confidence,
         against=options.against,
@@ -118,8 +108,8 @@ def calibrate(
     passed = [one for one in certified if isinstance(one, Certified)]
     if not passed:
         return Calibration(None, None, refused)
-    arrays = answers.to_npz()
-    content = _content(folder, options, task, data, answers, measured[full], arrays, passed)
+    arrays = asked.answers.to_npz()
+    content = _content(folder, options, task, asked, measured[full], arrays, passed)
     folder.check_files()
     path = write_policies(folder.path, content, arrays)
     return Calibration(path, content, refused)
@@ -129,13 +119,13 @@ def _content(
     folder: ArtefactFolder,
     options: CalibrateOptions,
     task: str,
-    data: Decisions | Segments,
-    answers: Answers,
+    asked: Answered,
     entry: Entry,
     arrays: bytes,
     passed: Sequence[Certified],
 ) -> PolicyFile:
     """Return the file of the certified policies; `entry` is the full model's measurement."""
+    data, answers = asked.data, asked.answers
     return PolicyFile(
         name=options.name,
         model=folder.model,
@@ -156,6 +146,7 @@ def _content(
         answers_sha256=hashlib.sha256(arrays).hexdigest(),
         policies=tuple(policy_of(_name(options, one.risk), one, answers) for one in passed),
         **_comparison(data, answers, options),
+        **_choice(asked.chose, options),
     )
 
 
@@ -171,58 +162,14 @@ def _comparison(
     return {}
 
 
-@dataclass(frozen=True)
-class _Variants:
-    """The variants to calibrate, with their measured speeds."""
-
-    folder: ArtefactFolder
-    models: tuple[EvaluatedModel, ...]
-    measured: Mapping[str, Entry]
-    full: str
-
-    def source(self, model: EvaluatedModel) -> tuple[str, str, float]:
-        """Return a variant's name, hash, and seconds per sample."""
-        (files,) = (variant for variant in self.folder.variants if variant.name == model.name)
-        return model.name, files.sha256, _seconds(self.measured[model.name])
-
-
-def _classified(
-    variants: _Variants, task: EvaluationTask, options: CalibrateOptions
-) -> tuple[Decisions, Answers]:
-    """What variants that choose one of several classes answer, and the data."""
-    decide: Decide = imported(task.decide)
-    asked = _asked(options)
-    decider = decide(variants.models[0], asked, options.split)
-    decisions = [
-        _first(decider.variant(model).decisions(), asked.limit) for model in _each(variants)
-    ]
-    data = decisions[0]
-    _check_samples(data.data, len(data.logits), data.labels is not None, options)
-    compared = [
-        VariantAnswers(*variants.source(model), decided.logits)
-        for model, decided in zip(variants.models, decisions, strict=True)
-    ]
-    return data, answers_of(compared, data.labels, full=variants.full, seed=options.seed)
-
-
-def _segmented(
-    variants: _Variants, task: EvaluationTask, options: CalibrateOptions
-) -> tuple[Segments, Answers]:
-    """What variants that segment images answer, and the data."""
-    segment: Segment = imported(task.segments)
-    asked, splits = _asked(options), _splits(options)
-    parts = [segment(variants.models[0], asked, split) for split in splits]
-    found = [
-        Segments.joined([of(model) for of in parts], options.limit) for model in _each(variants)
-    ]
-    _check_samples(found[0].data, len(found[0].owners), False, options)
-    compared = [
-        VariantSegments(*variants.source(model), one.owners, one.confidence)
-        for model, one in zip(variants.models, found, strict=True)
-    ]
-    least = options.min_ari or MIN_ARI
-    answers = segment_answers_of(compared, full=variants.full, seed=options.seed, min_ari=least)
-    return found[0], answers
+def _choice(chose: Decisions | Segments | None, options: CalibrateOptions) -> dict[str, Any]:
+    """The fields of a policy file that chains chosen on other data have."""
+    if chose is None:
+        return {}
+    split = options.choose_split or "all"
+    return {
+        "choose_data": chose.data, "choose_data_sha256": chose.data_sha256, "choose_split": split,
+    }  # fmt: skip
 
 
 def _task(folder: ArtefactFolder) -> tuple[str, EvaluationTask]:
@@ -324,71 +271,6 @@ def _full(folder: ArtefactFolder, measured: Mapping[str, Entry]) -> str:
             f"{folder}: {full.name}, the full model, was not measured. Run: saccade bench {folder}"
         )
     return full.name
-
-
-def _seconds(entry: Entry) -> float:
-    """Time per sample in the batch that is fastest."""
-    point = entry.in_process[f"batch_{entry.best_batch}"]
-    return 1 / float(point["inferences_per_second"])
-
-
-def _asked(options: CalibrateOptions) -> EvaluateOptions:
-    return EvaluateOptions(
-        data=options.data,
-        limit=options.limit,
-        labels=options.labels,
-        data_root=options.data_root,
-        skip_bad=options.skip_bad,
-        templates=options.templates,
-        seed=options.seed,
-        runtime=options.runtime,
-        op_library=options.op_library,
-    )
-
-
-def _each(variants: _Variants) -> Iterator[EvaluatedModel]:
-    """The models one after the other, with a progress bar."""
-    with progress_of("calibrate", len(variants.models)) as advance:
-        for model in variants.models:
-            advance(0, note=model.name)
-            yield model
-            advance()
-
-
-def _splits(options: CalibrateOptions) -> tuple[str, ...]:
-    """The splits to use; of images without splits, any one is all of them."""
-    if options.split != "all":
-        return (options.split,)
-    alone = options.data is not None and is_unlabelled(Path(options.data))
-    return ("test",) if alone else SPLITS
-
-
-def _first(decisions: Decisions, limit: int | None) -> Decisions:
-    """The logits and labels of at most `limit` samples."""
-    labels = None if decisions.labels is None else decisions.labels[:limit]
-    return replace(decisions, logits=decisions.logits[:limit], labels=labels)
-
-
-def _check_samples(data: str, found: int, labelled: bool, options: CalibrateOptions) -> None:
-    """Stop where no outcome could be certified.
-
-    Raises: SaccadeError for missing labels, and for too few samples.
-    """
-    if options.against == "labels" and not labelled:
-        raise SaccadeError(
-            f"--against labels: {data} has no labels. Sort the images into one folder per "
-            "class, or pass --against full, which needs no labels."
-        )
-    smallest = min((risk for risk in options.risk if risk > 0), default=None)
-    if smallest is None:
-        return
-    needed = least_samples(smallest, options.confidence)
-    if found < needed:
-        raise SaccadeError(
-            f"{data}: has {found:,} samples, expected at least {needed:,}: fewer cannot "
-            f"certify a risk of {smallest:g} at a confidence of {options.confidence:g}, even if "
-            "not one answer is lost. Pass more data, or a larger --risk."
-        )
 
 
 def _sources(answers: Answers) -> tuple[Source, ...]:

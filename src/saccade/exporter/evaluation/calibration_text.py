@@ -31,8 +31,11 @@ def _table(content: PolicyFile) -> object:
     elif content.min_ari is not None:
         loss = f"segmentations with an ARI below {content.min_ari:g} to the full model's"
     tested = content.samples - content.learn
+    samples = f"{tested:,} of {content.samples:,} samples of {content.data}"
+    if content.choose_data is not None:
+        samples = f"{tested:,} samples of {content.data}, chosen on {content.learn:,} others"
     table = Table(
-        title=f"{loss}: certified on {tested:,} of {content.samples:,} samples of {content.data}",
+        title=f"{loss}: certified on {samples}",
         box=box.SIMPLE,
         padding=(0, 1),
         caption=(

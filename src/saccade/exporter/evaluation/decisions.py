@@ -30,6 +30,16 @@ class Decisions:
     data_sha256: str
     labelling: tuple[tuple[str, ...], tuple[str, ...]] | None = None
 
+    @staticmethod
+    def joined(parts: "Sequence[Decisions]") -> "Decisions":
+        """Return the decisions on the samples of all parts, which have labels if all parts do."""
+        labels = [part.labels for part in parts if part.labels is not None]
+        return replace(
+            parts[-1],
+            logits=np.concatenate([part.logits for part in parts]),
+            labels=np.concatenate(labels) if len(labels) == len(parts) else None,
+        )
+
 
 @dataclass(frozen=True)
 class Segments:

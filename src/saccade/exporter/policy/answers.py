@@ -55,8 +55,8 @@ class VariantSegments:
 class Answers:
     """Answers and confidences of all variants, the cheapest first; the full model is `full`.
 
-    The first `learn` samples choose chains and thresholds, the others certify them. The samples
-    are in a random order, which does not depend on what is in them.
+    The first `learn` samples choose chains and thresholds, the others certify them. If all are from
+    the same data, they are in a random order, which does not depend on what is in them.
     Of segmentations, `agreement` is the adjusted Rand index with the full model's, and `classes`
     are 0 if that is enough to count as the same answer, else 1.
     Shapes: classes [v n] int32, confidence [measures v n] float64, labels [n] int32 or None,
@@ -73,6 +73,7 @@ class Answers:
     confidence: np.ndarray
     labels: np.ndarray | None
     agreement: np.ndarray | None = None
+    apart: bool = False  # whether those that choose are other data, maybe not like the traffic
 
     @property
     def n(self) -> int:
@@ -125,6 +126,11 @@ class Answers:
         """The samples that certify."""
         return self.part(slice(self.learn, None))
 
+    @property
+    def like_traffic(self) -> "Answers":
+        """The samples from which costs follow."""
+        return self.testing if self.apart else self
+
     def to_npz(self) -> bytes:
         """The arrays as an .npz, from which `verify` computes the certificate again."""
         arrays = {"classes": self.classes, "confidence": self.confidence}
@@ -143,8 +149,12 @@ def answers_of(
     *,
     full: str,
     seed: int,
+    apart: int = 0,
 ) -> Answers:
-    """Turn logits into answers and calibrated confidences, in a random order of the samples.
+    """Turn logits into answers and calibrated confidences.
+
+    The first `apart` samples are from other data and choose. If there are none, the samples are put
+    into a random order, and a part of them chooses.
 
     Each variant's temperature is the one at which the learning samples' true labels, or without
     labels the full model's answers, are the most probable.
@@ -153,9 +163,7 @@ def answers_of(
     Raises: SaccadeError if a variant answered with what is not a number.
     """
     ordered = sorted(variants, key=lambda variant: variant.seconds)
-    n = len(ordered[0].logits)
-    order = np.random.default_rng(seed).permutation(n)
-    learn = round(LEARN_SHARE * n)
+    order, learn = _order(len(ordered[0].logits), seed, apart)
     at = [variant.name for variant in ordered].index(full)
     logits = [variant.logits[order].astype(np.float64) for variant in ordered]
     for variant, values in zip(ordered, logits, strict=True):
@@ -189,19 +197,19 @@ def answers_of(
         classes=classes,
         confidence=confidence,
         labels=truths,
+        apart=apart > 0,
     )
 
 
 def segment_answers_of(
-    variants: Sequence[VariantSegments], *, full: str, seed: int, min_ari: float
+    variants: Sequence[VariantSegments], *, full: str, seed: int, min_ari: float, apart: int = 0
 ) -> Answers:
-    """Compare segmentations with the full model's, in a random order of the samples.
+    """Compare segmentations with the full model's; order and `apart` as in `answers_of`.
 
     Slots may be numbered differently: the adjusted Rand index does not depend on their order.
     """
     ordered = sorted(variants, key=lambda variant: variant.seconds)
-    n = len(ordered[0].owners)
-    order = np.random.default_rng(seed).permutation(n)
+    order, learn = _order(len(ordered[0].owners), seed, apart)
     at = [variant.name for variant in ordered].index(full)
     agreement = np.stack(
         [adjusted_rand_index(ordered[at].owners, variant.owners)[order] for variant in ordered]
@@ -212,12 +220,20 @@ def segment_answers_of(
         seconds=tuple(variant.seconds for variant in ordered),
         temperatures=(1.0,) * len(ordered),
         full=at,
-        learn=round(LEARN_SHARE * n),
+        learn=learn,
         classes=agreement_classes(agreement, min_ari),
         confidence=np.stack([variant.confidence[:, order] for variant in ordered], axis=1),
         labels=None,
         agreement=agreement,
+        apart=apart > 0,
     )
+
+
+def _order(n: int, seed: int, apart: int) -> tuple[np.ndarray, int]:
+    """Return the order of the samples, and how many of the first ones choose."""
+    if apart:
+        return np.arange(n), apart
+    return np.random.default_rng(seed).permutation(n), round(LEARN_SHARE * n)
 
 
 def agreement_classes(agreement: np.ndarray, min_ari: float) -> np.ndarray:

@@ -24,6 +24,7 @@ _FEWEST = 32  # rates that are tried of few samples, whose error is wide
 _RARE = 36  # more rates are tried where at most this number of losses of one sign is expected
 _TIE = 1e-9  # relative; scores that differ by rounding are equal
 _LEAST = 1e-15
+_ROUNDING = 1e-6  # of a count that is the product of a rate and a number of samples
 
 
 def binomial_p_value(events: int, n: int, risk: float) -> float:
@@ -112,20 +113,24 @@ def _turn(rejects: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def paired_samples_needed(lost: float, won: float, risk: float, confidence: float) -> int | None:
-    """Return about how many samples certify a risk at these rates; None if none would do.
+    """Return how many samples certify a risk at these rates; None if none would do.
 
+    One sample less would not do.
     Units:  lost and won are the shares of the losses of 1 and of -1.
-    Source: the normal approximation of `paired_p_value`.
     """
-    mean = lost - won
+    mean, level = lost - won, 1 - confidence
     if mean >= risk:
         return None
+    # The normal approximation of `paired_p_value` tells where to look.
     error = float(_standard_error(lost + won, mean, risk))
-    enough = (NormalDist().inv_cdf(confidence) * error / (risk - mean)) ** 2
-    if enough > _MOST_SAMPLES:
+    about = (NormalDist().inv_cdf(confidence) * error / (risk - mean)) ** 2
+    if about > _MOST_SAMPLES:
         return None
-    least = samples_needed(0.0, risk, confidence) if risk > 0 else None
-    return max(least or 1, math.ceil(enough))
+
+    def passes(n: int) -> bool:
+        return paired_p_value(_most(lost, n), n - _most(1 - won, n), n, risk, level) <= level
+
+    return _fewest(passes, max(1, math.ceil(about)))
 
 
 def _rates(uneven: int, n: int, risk: float, missed: float) -> np.ndarray:
@@ -190,15 +195,23 @@ def samples_needed(rate: float, risk: float, confidence: float) -> int | None:
     if rate >= risk:
         return None
     level = 1 - confidence
-    low, high = 0, max(1, math.ceil(math.log(level) / math.log1p(-risk))) if risk < 1 else 1
-    while binomial_p_value(round(rate * high), high, risk) > level:
+    none_lost = math.ceil(math.log(level) / math.log1p(-risk)) if risk < 1 else 1
+    return _fewest(lambda n: binomial_p_value(_most(rate, n), n, risk) <= level, max(1, none_lost))
+
+
+def _most(rate: float, n: int) -> int:
+    """Return how many of n samples a rate is, rounded up."""
+    return math.ceil(rate * n - _ROUNDING)
+
+
+def _fewest(passes: Callable[[int], bool], about: int) -> int | None:
+    """Return a number that passes, next to one that does not; None if it would be too large."""
+    low, high = 0, about
+    while not passes(high):
         low, high = high, 2 * high
         if high > _MOST_SAMPLES:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        if binomial_p_value(round(rate * middle), middle, risk) <= level:
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if passes(middle) else (middle, high)
     return high

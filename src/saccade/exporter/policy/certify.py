@@ -8,7 +8,7 @@ learned from other samples.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import count, takewhile
 from statistics import NormalDist
 
 import numpy as np
@@ -34,7 +34,7 @@ class Certified:
 
     Units:  risk, bound and observed are shares of samples; `bound` is the upper confidence bound
             on the samples that certify, `observed` the mean loss there. `seconds` is the mean time
-            per sample on all samples.
+            per sample on all samples that are like the traffic.
     """
 
     risk: float
@@ -50,7 +50,7 @@ class NotCertified:
     """No chain that is cheaper than the full model passed; what was reached, and what would do.
 
     `samples` is the number of calibration samples at which the best chain would pass if its risk
-    is what was observed; None if no number would do.
+    is what was observed, without those of other data that chose; None if no number would do.
     """
 
     risk: float
@@ -58,11 +58,20 @@ class NotCertified:
     samples: int | None
 
 
-def least_samples(risk: float, confidence: float) -> int:
-    """Return how many calibration samples certify a risk if not one answer is lost."""
-    needed = samples_needed(0.0, risk, confidence)
+def least_samples(risk: float, confidence: float, against: Against, *, apart: bool = False) -> int:
+    """Return how many calibration samples certify a risk if not one answer is lost.
+
+    With `apart`, all of them certify; else a part of them chooses.
+
+    Fewer certify nothing, not even answers that are better than the full model's: the chains that
+    are tested begin with one that always ends in the full model, which loses and gains nothing.
+    """
+    if against == "full":
+        needed = samples_needed(0.0, risk, confidence)
+    else:
+        needed = paired_samples_needed(0.0, 0.0, risk, confidence)
     assert needed is not None
-    return _in_all(needed)
+    return needed if apart else _in_all(needed)
 
 
 def certify(
@@ -86,7 +95,11 @@ def certify(
     chains = front(answers.learning, table[:, : answers.learn], steps)
     testing = answers.testing
     tried = [
-        _Tried(chain, chain.losses(testing, table[:, answers.learn :]), chain.seconds(answers))
+        _Tried(
+            chain,
+            chain.losses(testing, table[:, answers.learn :]),
+            chain.seconds(answers.like_traffic),
+        )
         for chain in chains
     ]
     return [_chosen(answers, tried, risk, test) for risk in risks]
@@ -159,8 +172,10 @@ def _chosen(
     if test.passes(nearest.losses, risk) and len(passed) < len(tried):
         nearest = tried[len(passed)]  # the one that ended the sequence
     needed = test.samples_needed(nearest.losses, risk)
-    in_all = None if needed is None else _in_all(needed)
-    return NotCertified(risk, test.bound(nearest.losses), in_all)
+    if needed is not None:
+        least = least_samples(risk, test.confidence, test.against, apart=answers.apart)
+        needed = max(needed if answers.apart else _in_all(needed), least)
+    return NotCertified(risk, test.bound(nearest.losses), needed)
 
 
 def _certified(
@@ -171,8 +186,8 @@ def _certified(
         chain=chain,
         bound=bound,
         observed=float(losses.mean()),
-        seconds=chain.seconds(answers),
-        shares=chain.shares(answers),
+        seconds=chain.seconds(answers.like_traffic),
+        shares=chain.shares(answers.like_traffic),
     )
 
 
@@ -183,4 +198,5 @@ def _counts(losses: np.ndarray) -> tuple[int, int, int]:
 
 def _in_all(tested: int) -> int:
     """Return how many calibration samples are needed for this many to certify."""
-    return math.ceil(tested / (1 - LEARN_SHARE))
+    least = math.floor(tested / (1 - LEARN_SHARE)) - 1  # the share is of a rounded number
+    return next(n for n in count(least) if n - round(LEARN_SHARE * n) >= tested)

@@ -25,6 +25,11 @@ class CalibrateOptions(PathFields):
     # it must be like the traffic; default: the data that the checkpoint was trained on
     data: str | None = None
     split: Literal["train", "validation", "test", "all"] = "test"  # which part of the data to use
+    # other data that chooses the chains; then all samples of --data certify them
+    choose_data: str | None = None
+    # the split that chooses, of --choose-data or else of --data; default: all of --choose-data, or
+    # a part of --split
+    choose_split: Literal["train", "validation", "test", "all"] | None = None
     labels: Path | None = None  # names of the data's classes, one per line, in order
     data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
     skip_bad: int = 0  # leave out at most this many unreadable rows
@@ -61,6 +66,16 @@ class CalibrateOptions(PathFields):
             raise SaccadeError(
                 f"--confidence is {self.confidence:g}, expected at least 0.5 and below 1, such as "
                 "0.95."
+            )
+        if (
+            self.choose_data is None
+            and self.choose_split is not None
+            and ("all" in (self.split, self.choose_split) or self.split == self.choose_split)
+        ):
+            raise SaccadeError(
+                f"--choose-split is {self.choose_split} and --split is {self.split}, expected two "
+                "splits that share no sample: a sample that chose cannot certify. Pass, for "
+                "example, --choose-split validation --split test, or other data by --choose-data."
             )
         if self.min_ari is not None and not 0 < self.min_ari <= 1:
             raise SaccadeError(

@@ -4,7 +4,7 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -28,8 +28,6 @@ _EARLIER = 1
 SUFFIX = ".policy.json"
 ANSWERS_SUFFIX = ".policy.npz"
 _CALIBRATE = "Calibrate again with: saccade calibrate FOLDER --data DATA"
-# Keys that only some files have.
-_ABSENT = dict.fromkeys(("labels_sha256", "templates_sha256", "min_ari"))
 Measure = Literal["top1", "margin", "entropy"]
 Risk = Annotated[float, Range(0, 1, below=True)]
 
@@ -98,6 +96,10 @@ class PolicyFile:
     templates_sha256: str | None = None
     # of segmentations: the adjusted Rand index at which an answer counts as the full model's
     min_ari: Share | None = None
+    # other data that chose: its samples are the ones to learn from, and all of `data` certify
+    choose_data: str | None = None
+    choose_data_sha256: str | None = None
+    choose_split: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object, schema and version included."""
@@ -114,6 +116,10 @@ class PolicyFile:
     def risks(self) -> tuple[float, ...]:
         """The risks that were certified."""
         return tuple(policy.risk for policy in self.policies)
+
+
+# Keys that only some files have.
+_ABSENT = {field.name: None for field in fields(PolicyFile) if field.default is None}
 
 
 def policy_of(name: str, certified: Certified, answers: Answers) -> Policy:
@@ -272,6 +278,7 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
         confidence=arrays["confidence"],
         labels=arrays.get("labels"),
         agreement=arrays.get("agreement"),
+        apart=content.choose_data is not None,
     )
 
 

@@ -194,7 +194,7 @@ class Adaptive:
             level = self._level_of(wish, ticket.role)
             level.asked(now_s)
             share = SAFE if level.at else SURE
-            limit_s = min(share * wish.slo_s, SURE * ticket.left_s) - lag_s
+            limit_s = min(share * wish.slo_s - lag_s, SURE * ticket.left_s)
             at = self._chosen(level, ticket, limit_s, now_s, behind=behind)
         if at is None:
             raise Busy(self._refusal(level, min(wish.slo_s, ticket.left_s)))

@@ -132,6 +132,9 @@ def _certify(variants: Path) -> None:
     from saccade.exporter.evaluation.calibrate import calibrate
     from saccade.exporter.evaluation.calibration_text import refusal
 
-    done = calibrate(variants, CalibrateOptions(data="digits-sum", limit=CALIBRATED, risk=(RISK,)))
+    options = CalibrateOptions(
+        data="digits-sum", choose_split="validation", limit=CALIBRATED, risk=(RISK,)
+    )
+    done = calibrate(variants, options)
     for one in done.refused:
         note(f"no policy: {refusal(one)}")

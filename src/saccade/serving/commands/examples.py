@@ -73,6 +73,8 @@ saccade choose build/digits-sum --max-latency-ms 5
 saccade calibrate build/digits-sum --data digits-sum
 # certify several policies for requests to choose from
 saccade calibrate build/digits-sum --data digits-sum --risk 0.005,0.01,0.02
+# let the validation images choose, so that all test images certify
+saccade calibrate build/digits-sum --choose-split validation
 
 # compute the replicas for 500 requests per second
 saccade plan build/digits-sum --rps 500 --slo-ms 20
