@@ -63,6 +63,7 @@ def commands(place: Path) -> dict[str, list[str]]:
         "choose: a file": ["choose", str(text), "--budget", "1"],
         "verify: a repository": ["verify", str(repository)],
         "train: wrong ending": ["train", "nac", "--out", f"{out}.pt"],
+        "train: unknown field": ["train", "nac", "--out", f"{out}.safetensors", "--set", "dmi=8"],
         "no such command": ["exprt", "nosuch"],
         "predict --help": ["predict", "--help"],
         "predict: no such folder": ["predict", "nosuch", image],

@@ -114,6 +114,17 @@ def settled(folder: Path) -> Path:
 
 
 @contextmanager
+def openings(folder: Path) -> Iterator[Counter[str]]:
+    """Count how often each file of the folder is opened in the block."""
+    walk = FolderWalk(folder)
+    _WALKS.append(walk)
+    try:
+        yield walk.opened
+    finally:
+        _WALKS.remove(walk)
+
+
+@contextmanager
 def walked(folder: Path) -> Iterator[FolderWalk]:
     """Trace what the block does with the folder, in all threads that it starts."""
     walk = FolderWalk(settled(folder))

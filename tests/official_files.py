@@ -206,7 +206,7 @@ def swin(place: Path) -> OfficialFile:
 
 def resnet(place: Path) -> OfficialFile:
     """A narrow ResNet with torchvision's names, as saved by torch.save."""
-    sizes = ResNetSizes("narrow", (1, 1, 1, 1), (4, 8, 16, 32), basic=True)
+    sizes = ResNetSizes((1, 1, 1, 1), (4, 8, 16, 32), basic=True)
     torch.manual_seed(5)
     torch.save(ResNet(sizes, classes=3).state_dict(), place / "model.pth")
     given = _given(place, config={"img_size": 64}, labels=names(3))

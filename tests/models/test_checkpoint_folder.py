@@ -148,6 +148,12 @@ def test_the_next_command_names_the_data_that_only_the_user_has(
     assert following("export", exported) == f" --data photos{end}"
     card.pop("own_data")
     assert following("export", exported) == end, "generated data is found by its name"
+    card |= {"own_data": True, "task": "retrieval"}  # as a SPARO of sentences, without classes
+    assert following("export", exported) == f" --data photos --task retrieval{end}"
+    scored = {"path": folder, "options": SimpleNamespace(data=None, task="knn")}
+    assert following("evaluate", scored) == f" --data photos --task knn{end}"
+    scored["options"].data, scored["options"].task = "other", None
+    assert following("evaluate", scored) == f" --data other{end}"
     scored = {"path": folder, "options": SimpleNamespace(data="a b.csv", task=None)}
     assert following("evaluate", scored) == f" --data 'a b.csv'{end}"
     scored["options"].task = "retrieval"

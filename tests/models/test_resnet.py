@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Residual networks against what torchvision documents, their folding, and their weight files."""
+"""Residual networks against what torchvision documents, and their folding."""
 
 from functools import cache
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
-from saccade.errors import SaccadeError
-from saccade.models.layers.resnet import ResNet, load_resnet
+from saccade.models.layers.resnet import ResNet
 from saccade.models.resnet_sizes import BLOCKS, ResNetSizes, sizes_of
 
 # Parameters with 1,000 classes, and tensors of the state dict, as torchvision documents them.
@@ -31,7 +29,7 @@ def outline(name: str, classes: int = 0) -> ResNet:
 
 def narrow() -> ResNet:
     """A ResNet-18 with few channels."""
-    return ResNet(ResNetSizes("resnet18", BLOCKS["resnet18"], (8, 8, 16, 16), basic=True))
+    return ResNet(ResNetSizes(BLOCKS["resnet18"], (8, 8, 16, 16), basic=True))
 
 
 @cache
@@ -92,72 +90,6 @@ def test_folding_changes_nothing():
     folded = network.folded()
     assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
     torch.testing.assert_close(folded(image), network(image), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("kind", ("safetensors", "pth", "wrapped"))
-def test_weights_load(tmp_path, kind):
-    state = drawn().state_dict()
-    state |= {"fc.weight": torch.zeros(7, 16), "fc.bias": torch.zeros(7)}
-    path = tmp_path / ("x.safetensors" if kind == "safetensors" else "x.pth")
-    if kind == "safetensors":
-        save_file(state, path)
-    elif kind == "pth":
-        torch.save(state, path)
-    else:
-        named = {f"module.{key}": value for key, value in state.items() if "num_b" not in key}
-        torch.save({"state_dict": named, "epoch": 3}, path)
-    network = narrow()
-    load_resnet(network, path)
-    state = drawn().state_dict()
-    assert all(
-        value.equal(state[key]) for key, value in network.state_dict().items() if "num_b" not in key
-    )
-
-
-def _without(state):
-    del state["layer3.1.bn2.bias"]
-
-
-def _infinite(state):
-    state["bn1.weight"][3] = torch.inf
-
-
-def _of_another(state):
-    for key in [key for key in state if key.startswith("layer")]:
-        del state[key]
-    state |= {k: torch.zeros(1) for k in outline("resnet34").state_dict() if k.startswith("layer")}
-
-
-def _foreign(state):
-    state.clear()
-    state["encoder.weight"] = torch.zeros(2)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    (
-        (_without, "layer3.1.bn2.bias: found no such tensor, expected \\(16,\\) of resnet18"),
-        (_infinite, "bn1.weight contains NaN or infinity"),
-        (_of_another, "The file may be of resnet34"),
-        (_foreign, "found the tensors encoder.weight, expected conv1.weight"),
-    ),
-)
-def test_other_weights_are_refused(tmp_path, change, message):
-    state = {key: value.clone() for key, value in drawn().state_dict().items()}
-    change(state)
-    save_file(state, tmp_path / "x.safetensors")
-    with pytest.raises(SaccadeError, match=message):
-        load_resnet(narrow(), tmp_path / "x.safetensors")
-
-
-@pytest.mark.parametrize("data", (b"", b"\x80\x04junk", b"PK\x03\x04junk", b"x" * 100))
-def test_damaged_files_are_refused(tmp_path, data):
-    path = tmp_path / "x.pth"
-    path.write_bytes(data)
-    with pytest.raises(SaccadeError, match=r"x\.pth"):
-        load_resnet(narrow(), path)
-    with pytest.raises(SaccadeError, match="cannot be read"):
-        load_resnet(narrow(), tmp_path / "absent")
 
 
 def test_every_size_is_documented():

@@ -99,6 +99,20 @@ def _is_torch_file(data: Bytes) -> bool:
     return data[:4] == b"PK\x03\x04" or (data[:1] == b"\x80" and data[1:2] in _PICKLE_PROTOCOLS)
 
 
+def is_foreign(path: Path) -> bool:
+    """Return True if a file has weights, but not saccade's metadata.
+
+    A file that is missing, damaged or cannot be read is left to the caller that reads it.
+    """
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _is_torch_file(data) or "saccade" not in _metadata(path, data)
+    except (OSError, ValueError, SaccadeError):
+        return False
+
+
 class EntriesRefused(ValueError):
     """A header whose tensors are more numerous or stranger than any model's."""
 

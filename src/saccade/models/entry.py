@@ -39,6 +39,7 @@ class FamilyEntry:
     tasks: tuple[str, ...]  # for `saccade evaluate`, the family's own score first
     answers: tuple[str, ...]  # outputs that callers request; large maps only if they are the answer
     trunk: str = ""  # module:name, a `trunks.TrunkPort` if the model has a trunk of images
+    settings: tuple[str, ...] = ()  # of --set, which training reads besides the configuration's
     own_tasks: Mapping[str, EvaluationTask] = field(default_factory=dict)  # besides the usual ones
     validation: str = "scores"  # what the scores of a training run are called
     architectures: tuple[str, ...] = ()  # names that users look for; hints point here

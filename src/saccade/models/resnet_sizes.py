@@ -22,7 +22,6 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the images of tor
 class ResNetSizes(NamedTuple):
     """The sizes of one network."""
 
-    name: str  # for messages
     blocks: tuple[int, ...]  # per stage
     widths: tuple[int, ...]  # channels per stage; the stem has the first
     basic: bool  # two convolutions of 3x3 per block, else a bottleneck of three
@@ -35,4 +34,4 @@ class ResNetSizes(NamedTuple):
 
 def sizes_of(name: str) -> ResNetSizes:
     """Return the sizes of a network in `BLOCKS`."""
-    return ResNetSizes(name, BLOCKS[name], WIDTHS, name in BASIC)
+    return ResNetSizes(BLOCKS[name], WIDTHS, name in BASIC)

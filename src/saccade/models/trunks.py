@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from saccade.models.resnet_sizes import STEM_PX, WIDTHS, ResNetSizes
+from saccade.errors import SaccadeError
+from saccade.models.resnet_sizes import BLOCKS, STEM_PX, WIDTHS, ResNetSizes, sizes_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +93,7 @@ class TrunkShape:
     def resnet(self) -> ResNetSizes:
         """The sizes of a ResNet."""
         widths = tuple(self.dim * 2**stage for stage in range(len(self.stage_layers)))
-        return ResNetSizes("the ResNet", self.stage_layers, widths, not self.bottleneck)
+        return ResNetSizes(self.stage_layers, widths, not self.bottleneck)
 
     @property
     def width(self) -> int:
@@ -201,3 +202,50 @@ class TrunkPort:
     # Tensors by their names in this family, for a configuration with those fields.
     state: "Callable[[PretrainedTrunk, Any], dict[str, Tensor]]"
     free: tuple[str, ...] = ()  # of these fields, those that a user may change nevertheless
+    sizes_images: bool = True  # False: the run chooses the size of its images, not the trunk
+
+
+def resnet_port(config_class: Any, network: str, place: str) -> TrunkPort:
+    """Return the port of a family whose field `encoder` may name a ResNet.
+
+    `place` is before the names of the ResNet's tensors; `network` is the family in messages.
+    """
+    inner = "resnet."  # in the module that `layers.trunk.trunk_of` makes
+
+    def read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]") -> Any:
+        own = config_class.from_dict(dict(config))
+        if own.encoder not in BLOCKS:
+            raise SaccadeError(
+                f"--trunk {name}: this {network} has the encoder '{own.encoder}', not a ResNet. "
+                f"Pass {KNOWN}."
+            )
+        sizes = sizes_of(own.encoder)
+        shape = TrunkShape(
+            own.height_px,
+            own.width_px,
+            own.channels,
+            own.mean,
+            own.std,
+            patch_px=STEM_PX,
+            dim=sizes.widths[0],
+            trunk="resnet",
+            stage_layers=sizes.blocks,
+            bottleneck=not sizes.basic,
+        )
+        found = {key: value for key, value in weights.items() if key.startswith(place)}
+        return PretrainedTrunk(shape, {inner + k.removeprefix(place): v for k, v in found.items()})
+
+    def fields(shape: TrunkShape) -> dict[str, Any]:
+        names = (name for name in BLOCKS if sizes_of(name) == shape.resnet)
+        name = next(names, None) if shape.is_resnet and shape.channels == 3 else None
+        if name is None:
+            raise SaccadeError(
+                f"--trunk: found a {shape.described()}, but a {network} takes a ResNet of color "
+                f"images with the usual widths: {', '.join(BLOCKS)}. Pass the weights of one."
+            )
+        return {"encoder": name, "mean": shape.mean, "std": shape.std}
+
+    def state(trunk: PretrainedTrunk, config: Any) -> "dict[str, Tensor]":
+        return {place + key.removeprefix(inner): value for key, value in trunk.weights.items()}
+
+    return TrunkPort(read, fields, state, sizes_images=False)

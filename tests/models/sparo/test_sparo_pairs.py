@@ -67,6 +67,7 @@ def test_two_towers_are_trained_on_pairs(pairs: str, tmp_path: Path) -> None:
     assert checkpoint.calibration["image"].shape == (256, 16, 16, 3)
     assert {"r1", "text_r10", "image_r1"} <= set(checkpoint.card["validation"])
     assert checkpoint.card["training_sentences"] == 45
+    assert checkpoint.card["task"] == "retrieval", "for the next command"
     assert set(checkpoint.card["data_sha256"]) == {"train", "validation"}
     assert sorted(checkpoint.weights["slot_order"].tolist()) == [0, 1, 2, 3]
     result = evaluate(out, EvaluateOptions(data=pairs, task="retrieval", split="all")).results[0]

@@ -21,7 +21,7 @@ FULL = TrainOptions(
     learning_rate=1e-05, shots=5, weight_decay=0.1, augment=("crop=0.35", "flip"), mixup=0.8,
     cutmix=1.0, label_smoothing=0.1, drop_path=0.05, layer_decay=0.75, precision="bf16", side_px=64,
     init=Path("shipped:digits-sum"),
-    trunk=Path("t"), freeze=("trunk", "head.a"), resnet=Path("r"), tune_resnet=True, seed=7,
+    trunk=Path("t"), freeze=("trunk", "head.a"), seed=7,
     threads=2, device="cuda", processes=2, accumulate=2, checkpoint_activations=True,
     log_to=("wandb",), resume=True, force=True,
 )  # fmt: skip

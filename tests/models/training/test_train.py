@@ -14,6 +14,7 @@ from saccade.errors import SaccadeError
 from saccade.leftovers import only_writer
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import load_data
+from saccade.models.families import entries
 from saccade.models.nac.training import recipes as nac_recipes
 from saccade.models.nac.training.circuit_task import score
 from saccade.models.nac.training.recipes import recipe_for
@@ -213,3 +214,19 @@ def test_two_runs_do_not_share_a_place(tmp_path):
     with only_writer(out), pytest.raises(SaccadeError, match="another saccade process"):
         train("nac", TrainOptions(out, data="nothing"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_entries_declare_what_training_reads_from_set() -> None:
+    """So that another name is refused before torch is imported."""
+    from saccade.models.captioner import training as captioner
+    from saccade.models.nac.training.recipes import SETTABLE
+    from saccade.models.slot_attention.training import SOURCE_FIELDS
+    from saccade.models.vqa import training as vqa
+
+    read = {
+        "nac": ("depth", "arguments", *SETTABLE),
+        "slot-attention": SOURCE_FIELDS,
+        "vqa": tuple(vqa.COUNTS),
+        "captioner": tuple(captioner.COUNTS),
+    }
+    assert {name: entry.settings for name, entry in entries() if entry.settings} == read

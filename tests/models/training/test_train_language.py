@@ -11,6 +11,7 @@ import language_sets
 import numpy as np
 import pytest
 import torch
+from places import TESTS
 from quick_gate import FEW_SAMPLES
 
 from saccade.errors import SaccadeError
@@ -21,7 +22,7 @@ from saccade.models import resnet_sizes
 from saccade.models.checkpoint import load
 from saccade.models.data.samples import images as image_file
 from saccade.models.families import build
-from saccade.models.layers.resnet import ResNet, load_resnet
+from saccade.models.layers.resnet import ResNet
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.train import train
 from saccade.models.vqa import training as vqa_training
@@ -51,7 +52,7 @@ def narrow() -> Iterator[None]:
     """A ResNet-18 with few channels and a block in each stage."""
     blocks = {**resnet_sizes.BLOCKS, "resnet18": (1, 1, 1, 1)}
     with (
-        patch.object(resnet_sizes, "WIDTHS", (4, 4, 8, 8)),
+        patch.object(resnet_sizes, "WIDTHS", (4, 8, 16, 32)),
         patch.object(resnet_sizes, "BLOCKS", blocks),
     ):
         yield
@@ -83,9 +84,11 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def resnet_options(family: str, data: Path, out: Path, weights: Path) -> TrainOptions:
-    given = {**TINY[family], "encoder": "resnet18"}
-    return options_for(family, data, out, set=given, side_px=64, resnet=weights)
+def resnet_options(
+    family: str, data: Path, out: Path, weights: Path, freeze: tuple[str, ...] = ("trunk",)
+) -> TrainOptions:
+    given = {"set": TINY[family], "side_px": 64, "trunk": weights, "freeze": freeze}
+    return options_for(family, data, out, **given)
 
 
 # One end to end for each family, through a ResNet. Only captions are exported: a graph of questions
@@ -101,8 +104,9 @@ def test_questions_end_to_end(place: Path, tmp_path: Path, weights: Path) -> Non
     assert card["questions"] == {"train": 54, "validation": 18} and card["unknown_answers"] == 0
     assert set(card["accuracy_by_question_type"]) == {"what color is", "is it", "how many"}
     assert {"accuracy_yes_no", "accuracy_number", "accuracy_other"} < set(card["validation"])
-    assert card["resnet"]["name"] == weights.name and card["resnet"]["frozen"]
-    assert f"--resnet {weights.name}" in card["command"]
+    assert f"--trunk {weights.name} --freeze trunk" in card["command"]
+    assert card["trunk"]["shape"] == "ResNet of 1-1-1-1 blocks, width 32, 64 x 64 px"
+    assert checkpoint.config["encoder"] == "resnet18" and card["frozen"] == ["trunk"]
     stored = torch.load(weights, weights_only=True)
     kept = {name: value for name, value in stored.items() if not name.startswith("fc.")}
     for name, value in kept.items():
@@ -136,7 +140,7 @@ def test_captions_end_to_end(place: Path, tmp_path: Path, weights: Path) -> None
     photo = place / "coco/val2014/COCO_val2014_000000000100.jpg"
     with load_artefact(exported.folder) as artefact:
         (said,) = artefact.caption([photo])
-    assert set(said.text.split()) <= set(checkpoint.config["words"])
+    assert set(said.text.split()) <= {*checkpoint.config["words"], "?"}
 
 
 # What the options change.
@@ -230,17 +234,30 @@ def test_a_resnet_takes_whole_cells(place: Path, tmp_path: Path, given: Any, mes
             train(family, options)
 
 
-def test_resnet_need_a_trunk(place: Path, tmp_path: Path, weights: Path) -> None:
+def test_a_resnet_is_a_trunk_like_others(place: Path, tmp_path: Path, weights: Path) -> None:
+    """It is trained if it is not frozen, and goes on into another family."""
     out = tmp_path / "x.safetensors"
-    with pytest.raises(SaccadeError, match=r"--resnet .*: the model has no ResNet"):
-        train("vqa", options_for("vqa", place / "vqa", out, resnet=weights))
-    with pytest.raises(SaccadeError, match="--tune-resnet: found no --resnet"):
-        train("vqa", options_for("vqa", place / "vqa", out, tune_resnet=True))
-    options = resnet_options("captioner", place / "coco", out, weights)
-    tuned = train("captioner", replace(options, tune_resnet=True))
+    tuned = train("captioner", resnet_options("captioner", place / "coco", out, weights, freeze=()))
     stored = torch.load(weights, weights_only=True)
     assert not tuned.weights["convolutions.conv1.weight"].equal(stored["conv1.weight"])
-    assert not tuned.card["resnet"]["frozen"] and " --tune-resnet " in tuned.card["command"]
+    options = resnet_options("vqa", place / "vqa", tmp_path / "y.safetensors", out)
+    asked = train("vqa", replace(options, side_px=32))
+    assert asked.preprocessing.height_px == 32, "the run chooses the size"
+    for name, value in tuned.weights.items():
+        if (inner := name.removeprefix("convolutions.")) != name:
+            assert asked.weights[f"cells.resnet.{inner}"].equal(value), name
+
+
+def test_trunks_of_other_kinds_are_refused(place: Path, tmp_path: Path, weights: Path) -> None:
+    out = tmp_path / "x.safetensors"
+    options = resnet_options("vqa", place / "vqa", out, weights)
+    with pytest.raises(SaccadeError, match=r"--set encoder: the trunk .* \('resnet1"):
+        train("vqa", replace(options, set={**TINY["vqa"], "encoder": "resnet50"}))
+    with pytest.raises(SaccadeError, match=r"found a ViT of 2 .* takes a ResNet of color"):
+        train("vqa", replace(options, trunk=TESTS / "golden" / "hugging_face" / "vit"))
+    with pytest.raises(SaccadeError, match="this VQA network has the encoder 'cells', not a ResN"):
+        train("captioner", replace(options, trunk=Path("shipped:vqa-shapes")))
+    assert not list(tmp_path.iterdir())
 
 
 def test_folding_keeps_a_resnet(weights: Path) -> None:
@@ -248,9 +265,9 @@ def test_folding_keeps_a_resnet(weights: Path) -> None:
         ("vqa", {"grid": [2, 2], "height_px": 64, "width_px": 64}),
         ("captioner", {"grid_height": 2, "grid_width": 2, "height_px": 64, "width_px": 64}),
     ):
-        model = build(family, {**TINY[family], **config, "encoder": "resnet18", "feature_dim": 8})
+        model = build(family, {**TINY[family], **config, "encoder": "resnet18", "feature_dim": 32})
         network = next(part for part in model.modules() if isinstance(part, ResNet))
-        load_resnet(network, weights)
+        network.load_state_dict(torch.load(weights, weights_only=True), strict=False)
         model = model.double().eval()
         folded = model.fold()
         assert not any(isinstance(part, torch.nn.BatchNorm2d) for part in folded.modules())

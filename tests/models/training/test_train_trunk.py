@@ -168,9 +168,14 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {},
         r"place .*images\. Leave .*sparo, sot",
     ),
-    "a ResNet for questions": ("vqa", "vit", {}, "A ResNet's weights go to --resnet FILE. Leave"),
-    "a ResNet for captions": ("captioner", "vit", {}, "A ResNet's weights go to --resnet FILE. L"),
-    "no trunk to give": ("sot", "shipped:vqa-shapes", {}, "of vqa has no trunk of images"),
+    "no trunk to give": ("sot", "shipped:slots-tetrominoes", {}, "-attention has no trunk of im"),
+    "a file of another network": (
+        "vqa",
+        "vit/model.safetensors",
+        {},
+        "found the weights of transformers, .* saccade convert transformers .*vit/model.safet",
+    ),
+    "damaged file": ("vqa", "junk.pth", {}, r"junk\.pth: truncated or damaged"),
     "another tokenizer": (
         "sot",
         "shipped:digits-sum",
@@ -195,6 +200,9 @@ def test_what_does_not_fit_is_refused(case: str, trained: Trained, tmp_path: Pat
         sizes = {"dim": 8, "heads": 1, "layers": 1, "mlp_dim": 8, "token_embedding": "resnet"}
         stem = {"set": HEADS["sot"] | sizes | {"patch_px": 8}, "side_px": 16}
         path: Any = trained("sot", None, out=tmp_path / "stem.safetensors", **stem).path
+    elif trunk == "junk.pth":
+        path = tmp_path / trunk
+        path.write_bytes(b"PK\x03\x04junk")
     elif trunk in ("nowhere", "."):
         path = tmp_path / trunk
     else:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folder_walk import MOST, FolderWalk, walked
+from folder_walk import MOST, FolderWalk, openings, walked
 from policy_files import write_policy
 
 from saccade.errors import MissingPackage, SaccadeError, ShapeError
@@ -153,7 +153,12 @@ def test_a_quick_look_leaves_the_full_measurement(
     folder = Path(shutil.copytree(served.folder.parent / "nac", tmp_path / "nac"))
     before = (folder / "frontier.json").read_bytes()
     quick: dict[str, Any] = {"seconds": 0.01, "rounds": 1, "limit": 20, "server": False}
-    looked = bench(folder, BenchOptions(tmp_path / "quick", str(data), **quick))
+    with openings(data.parent) as once:
+        load_data(data, "test")
+    with openings(data.parent) as opened:
+        looked = bench(folder, BenchOptions(tmp_path / "quick", str(data), **quick))
+    # Loaded for all variants, and for the policy, whose samples are always of the test split.
+    assert 0 < opened["noise.npz"] < 3 * once["noise.npz"]
     assert (folder / "frontier.json").read_bytes() == before
     assert (tmp_path / "quick" / "report.html").exists()
     assert looked.to_dict()["frontier_kept"][0] == ("nac-b1000-fp32: 20 instead of 80 test samples")

@@ -17,9 +17,7 @@ from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import QUESTIONS_A_SCENE, asked_scenes
 from saccade.models.data.datasets import HELD_OUT
-from saccade.models.data.own_texts import asked_split
-from saccade.models.data.samples.questions import open_questions
-from saccade.models.data.samples.source import Given
+from saccade.models.data.own_texts import own_questions
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.answers import normalized
 from saccade.models.scores.attention import zero_share
@@ -77,9 +75,8 @@ def questions_of(preprocessing: Preprocessing, options: EvaluateOptions, split: 
 
 
 def _own(preprocessing: Preprocessing, options: EvaluateOptions, split: str) -> Questions:
-    name, asked = str(options.data), options.asked
-    source = open_questions(name, Given.of(asked.labels, asked.data_root))
-    drawn = asked_split(source, name, split, preprocessing=preprocessing, asked=asked)
+    drawn = own_questions(str(options.data), split, preprocessing, options.asked)
+    source = drawn.source
     count = len(drawn.places)
     places = drawn.places.tolist()
     data = drawn.dataset

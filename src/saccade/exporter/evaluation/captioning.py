@@ -19,9 +19,7 @@ from saccade.exporter.evaluation.scenes import (
 )
 from saccade.models.captioner.caption_search import Caption, best_captions, step_of
 from saccade.models.data.datasets import HELD_OUT
-from saccade.models.data.own_texts import captioned_split
-from saccade.models.data.samples.sentences import open_captions
-from saccade.models.data.samples.source import Given
+from saccade.models.data.own_texts import own_captions
 from saccade.models.data.scene_statements import is_true
 from saccade.models.data.shapes import Object
 from saccade.models.preprocessing import Preprocessing
@@ -63,10 +61,7 @@ def captioned_of(preprocessing: Preprocessing, options: EvaluateOptions) -> Capt
         texts = [text for group in truth for text in group]
         sha256 = scenes_sha256(drawn, texts)
         return Captioned(drawn.images, truth, "shapes", lambda: sha256, drawn.objects)
-    name, asked = str(options.data), options.asked
-    source = open_captions(name, Given.of(asked.labels, asked.data_root))
-    split = options.split or HELD_OUT
-    own = captioned_split(source, name, split, preprocessing=preprocessing, asked=asked)
+    own = own_captions(str(options.data), options.split or HELD_OUT, preprocessing, options.asked)
     data, most = own.dataset, slice(options.limit)
     return Captioned(
         data.images[most],

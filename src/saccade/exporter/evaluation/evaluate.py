@@ -22,6 +22,7 @@ from saccade.exporter.evaluation.tasks import task_asked
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_file
+from saccade.models.data.loaded_once import loaded_once
 from saccade.models.entry import imported
 from saccade.models.scores.results import EvaluationResult
 from saccade.progress import Report, bar, progress_of, reporting
@@ -76,14 +77,16 @@ def scores_of(
     options: EvaluateOptions,
     checkpoint: Callable[[], Checkpoint | None],
 ) -> tuple[EvaluationResult, ...]:
-    """Run the task for each model. The checkpoint is read only if no data is given.
+    """Run the task for each model, on the user's data loaded once for all of them.
+
+    The checkpoint is read only if no data is given.
 
     Raises: SaccadeError if the task or data do not fit the family.
     """
     if options.data is None:
         options = replace(options, data=trained_on(checkpoint()))
     results = []
-    with progress_of("evaluate", len(models)) as advance:
+    with progress_of("evaluate", len(models)) as advance, loaded_once():
         for model in models:
             advance(0, note=model.name)
             results.append(replace(_task(model, options)(model, options), ops=model.ops))

@@ -23,6 +23,8 @@ from saccade.exporter.evaluation.scenes import (
 )
 from saccade.exporter.policy.answers import MEASURES, mask_confidence
 from saccade.models.data.datasets import HELD_OUT
+from saccade.models.data.loaded_once import keeps_loaded
+from saccade.models.data.samples.images import Images, fitting
 from saccade.models.data.segmented import MASKED, SegmentedImages, segmented_images
 from saccade.models.data.splits import SPLITS
 from saccade.models.data.tetrominoes import tetrominoes
@@ -205,6 +207,14 @@ def masked_images(preprocessing: Preprocessing, options: EvaluateOptions) -> Seg
     return SegmentedImages(drawn.images, drawn.masks, shown, (lambda: sha256,), split="")
 
 
+@keeps_loaded
+def _with_masks(preprocessing: Preprocessing, options: EvaluateOptions) -> SegmentedImages:
+    """Return the user's images and masks, of which all variants need all."""
+    data = _own(preprocessing, options, options.split or HELD_OUT)
+    masks = data.masks
+    return replace(data, masks=fitting(masks)) if isinstance(masks, Images) else data
+
+
 def _own_masked(
     name: str, preprocessing: Preprocessing, options: EvaluateOptions
 ) -> SegmentedImages:
@@ -213,7 +223,7 @@ def _own_masked(
             f"--positions {options.positions}: only generated scenes have it, but the data is "
             f"'{name}'. Leave it out."
         )
-    data = _own(preprocessing, options, options.split or HELD_OUT)
+    data = _with_masks(preprocessing, options)
     if data.masks is None:
         raise SaccadeError(
             f"--data {name}: found no masks, with which segmentations are compared. Pass {MASKED}, "

@@ -11,6 +11,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.data.asked import DataAsked
+from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.images import Images, fitting, is_gray, of_all_images
 from saccade.models.data.samples.source import Source
@@ -167,6 +168,7 @@ def joined_sha256(hashes: Sequence[str]) -> str:
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
+@keeps_loaded
 def _own(
     name: str,
     split: str,

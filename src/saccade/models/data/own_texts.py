@@ -9,8 +9,10 @@ import numpy as np
 
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import Dataset, split_of_source
-from saccade.models.data.samples.questions import AskedImages
-from saccade.models.data.samples.source import Source
+from saccade.models.data.loaded_once import keeps_loaded
+from saccade.models.data.samples.questions import AskedImages, open_questions
+from saccade.models.data.samples.sentences import open_captions
+from saccade.models.data.samples.source import Given, Source
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.answers import soft_scores
 
@@ -60,6 +62,30 @@ class ImageQuestions:
     def named(self, question: int) -> str:
         """Return what the user calls the image of a question."""
         return self.source.row_name(int(self.source.owner[self.places[question]]))
+
+
+@keeps_loaded
+def own_captions(
+    name: str, split: str, preprocessing: Preprocessing, asked: DataAsked
+) -> CaptionedImages:
+    """Load one split of the user's images with captions, for a trained model.
+
+    Raises: SaccadeError as `open_captions` and `split_of_source` do.
+    """
+    source = open_captions(name, Given.of(asked.labels, asked.data_root))
+    return captioned_split(source, name, split, preprocessing=preprocessing, asked=asked)
+
+
+@keeps_loaded
+def own_questions(
+    name: str, split: str, preprocessing: Preprocessing, asked: DataAsked
+) -> ImageQuestions:
+    """Load one split of the user's images with questions, for a trained model.
+
+    Raises: SaccadeError as `open_questions` and `split_of_source` do.
+    """
+    source = open_questions(name, Given.of(asked.labels, asked.data_root))
+    return asked_split(source, name, split, preprocessing=preprocessing, asked=asked)
 
 
 def captioned_split(

@@ -11,6 +11,7 @@ import numpy as np
 from saccade.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import HELD_OUT, split_of_source
+from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.formats import has_texts, is_data, matching
 from saccade.models.data.samples.images import Images
 from saccade.models.data.samples.manifests import table_rows, told_by
@@ -90,6 +91,7 @@ class Contrasts(Told):
     kinds: list[str]
 
 
+@keeps_loaded
 def load_pairs(
     name: str,
     split: str,
@@ -110,6 +112,7 @@ def load_pairs(
     return Pairs(**vars(told), sentences=texts)
 
 
+@keeps_loaded
 def load_contrasts(
     name: str, split: str | None, asked: DataAsked, preprocessing: Preprocessing, limit: int | None
 ) -> Contrasts:

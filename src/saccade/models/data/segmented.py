@@ -17,6 +17,7 @@ from saccade.models.data.datasets import (
     plain_preprocessing,
     readable_rows,
 )
+from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.coco import CocoInstances
 from saccade.models.data.samples.formats import EXPECTED, is_data, open_source
@@ -78,6 +79,7 @@ class SegmentedImages:
         return replace(self, images=self.images[:count], masks=masks)
 
 
+@keeps_loaded
 def segmented_images(
     name: str,
     split: str,

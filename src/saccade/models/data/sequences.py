@@ -11,6 +11,7 @@ import numpy as np
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import HELD_OUT
+from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.source import RowUnreadable
 from saccade.models.data.sequence_rows import (
     SECOND,
@@ -46,6 +47,7 @@ class Sequences:
     skipped: int = 0  # unreadable rows that were left out
 
 
+@keeps_loaded
 def sequences(
     name: str, split: str, takes: Takes, asked: DataAsked | None = None, limit: int | None = None
 ) -> Sequences:

@@ -13,6 +13,7 @@ from saccade.archives import array_names
 from saccade.errors import SaccadeError, ShapeError
 from saccade.json_text import parse_json
 from saccade.models.data.datasets import HELD_OUT
+from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.arrays import check_whole, npz_arrays
 from saccade.models.data.samples.images import KEPT_BYTES
 from saccade.models.data.samples.labels import LabelColumn, numbered_classes
@@ -125,6 +126,7 @@ class TokenStates:
         return {"tokens": self.tokens, "length": self.length}
 
 
+@keeps_loaded
 def token_states(path: str | Path, split: str, given: Given | None = None) -> TokenStates:
     """Load one split of texts as states of a language model.
 

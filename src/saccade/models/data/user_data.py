@@ -8,6 +8,7 @@ import numpy as np
 from saccade.archives import array_names
 from saccade.errors import SaccadeError, ShapeError
 from saccade.files import read_regular
+from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.arrays import checked_images, npz_arrays
 from saccade.models.data.samples.folders import is_image, visible
 from saccade.models.data.samples.images import Images, fitting
@@ -31,6 +32,7 @@ def is_unlabelled(path: Path) -> bool:
         return False  # the reader of the labels says what is wrong
 
 
+@keeps_loaded
 def unlabelled_images(path: Path, preprocessing: Preprocessing) -> np.ndarray:
     """Return the images of such a folder, in the order of their names, or of such an .npz.
 

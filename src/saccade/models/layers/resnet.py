@@ -1,24 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Residual networks with the names of torchvision, so that its weights load from a local file."""
+"""Residual networks with the names of torchvision."""
 
-from collections.abc import Mapping
 from copy import copy, deepcopy
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from saccade import limits
-from saccade.errors import SaccadeError
-from saccade.files import read_regular
-from saccade.models.checkpoint_format import EntriesRefused, check_entries, header_text, unpack
 from saccade.models.layers.pixels import ImageFields, PixelScale
-from saccade.models.resnet_sizes import BASIC, BLOCKS, EXPANSION, WIDTHS, ResNetSizes
-from saccade.models.torch_file import TorchFileRefused, load_torch
-
-_PREFIXES = ("", "module.", "backbone.", "resnet.")
+from saccade.models.resnet_sizes import EXPANSION, ResNetSizes
 
 
 class _Block(nn.Module):
@@ -62,7 +53,6 @@ class ResNet(nn.Module):
 
     def __init__(self, sizes: ResNetSizes, *, channels: int = 3, classes: int = 0) -> None:
         super().__init__()
-        self.name = sizes.name
         before = sizes.widths[0]
         self.conv1 = _convolution(channels, before, 7, 2)
         self.bn1 = nn.BatchNorm2d(before)
@@ -128,83 +118,3 @@ def _fold_norms(module: nn.Module) -> None:
         if isinstance(layer, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
             setattr(module, name, nn.utils.fuse_conv_bn_eval(layer, norm))
             setattr(module, norm_name, nn.Identity())
-
-
-def load_resnet(network: ResNet, path: Path) -> None:
-    """Load weights with torchvision's names, from a .safetensors file or one of torch.save.
-
-    The layer of the classes is left out if the network has none. Nothing in a file is executed.
-
-    Raises: SaccadeError if the file cannot be read, or a tensor is missing or has another shape.
-    """
-    found = _named(path, _tensors(path))
-    own = network.state_dict()
-    if network.fc is None:
-        found = {key: value for key, value in found.items() if not key.startswith("fc.")}
-    likely = _likely(found)
-    hint = f" The file may be of {likely}." if likely not in ("", network.name) else ""
-    # Files from before PyTorch 0.4.1 do not count batches, which only training reads.
-    counted = {key: value for key, value in own.items() if key.endswith("num_batches_tracked")}
-    found = counted | found
-    for key in sorted(own.keys() | found.keys()):
-        before, now = (tuple(state[key].shape) if key in state else None for state in (found, own))
-        if before != now:
-            raise SaccadeError(
-                f"{path}: {key}: found {before or 'no such tensor'}, expected "
-                f"{now or 'no such tensor'} of {network.name} with torchvision's names.{hint} "
-                "Pass the weights of this network, or choose another one."
-            )
-        if not bool(found[key].isfinite().all()):
-            raise SaccadeError(f"{path}: {key} contains NaN or infinity. Copy the file again.")
-    network.load_state_dict(found)
-
-
-def _named(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors by torchvision's names, without what a wrapper put in front of all."""
-    for prefix in _PREFIXES:
-        if f"{prefix}conv1.weight" in tensors and f"{prefix}layer1.0.conv1.weight" in tensors:
-            return {
-                key.removeprefix(prefix): value
-                for key, value in tensors.items()
-                if key.startswith(prefix)
-            }
-    shown = ", ".join(sorted(tensors)[:3])
-    raise SaccadeError(
-        f"{path}: found the tensors {shown}, expected conv1.weight, layer1.0.conv1.weight and so "
-        "on, as torchvision and timm name them. Pass the weights of a ResNet."
-    )
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        data = read_regular(path, limits.WEIGHTS_BYTES)
-        if data[:4] == b"PK\x03\x04" or data[:1] == b"\x80":
-            content: Any = load_torch(path)
-        else:
-            check_entries(header_text(data))
-            content = unpack(path, data)
-    except (TorchFileRefused, EntriesRefused, OSError) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read ({error}), expected the weights of a ResNet: .safetensors, or "
-            "a state dict that torch.save wrote. Copy the file again."
-        ) from error
-    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-        content = content["state_dict"]
-    if not isinstance(content, Mapping):
-        content = {}
-    return {
-        str(key): value.float() if value.is_floating_point() else value
-        for key, value in content.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def _likely(found: Mapping[str, Tensor]) -> str:
-    """Return the name of the network whose blocks these are, or nothing."""
-    counts = tuple(
-        len({key.split(".")[1] for key in found if key.startswith(f"layer{stage}.")})
-        for stage in range(1, len(WIDTHS) + 1)
-    )
-    basic = "layer1.0.conv3.weight" not in found
-    names = (name for name, blocks in BLOCKS.items() if blocks == counts)
-    return next((name for name in names if (name in BASIC) == basic), "")

@@ -12,6 +12,7 @@ ENTRY = FamilyEntry(
     source="saccade.models.nac.config:SOURCE",
     tasks=("top1", "knn", "probe"),
     answers=("probabilities",),
+    settings=("depth", "arguments", "counts_weight"),
     validation="top-1 by budget",
     picture="saccade.models.nac.picture:circuit",
     focus="saccade.models.nac.picture:focus",

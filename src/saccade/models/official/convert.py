@@ -16,7 +16,7 @@ from saccade.files import refuse_existing, sha256_of
 from saccade.machine import version_of
 from saccade.models.checkpoint import Checkpoint, check_finite, load, save
 from saccade.models.checkpoint_folder import is_checkpoint_folder
-from saccade.models.checkpoint_format import AUTHORS_DATA
+from saccade.models.checkpoint_format import AUTHORS_DATA, is_foreign
 from saccade.models.families import build, outline
 from saccade.models.interface import Component
 from saccade.models.official.authors_images import with_images, with_published
@@ -140,6 +140,7 @@ SOURCES = {
     "resnet": Source("resnet", hub="timm"),
     "transformers": Source("hugging_face", ("labels", "vocabulary"), hub="transformers"),
 }
+_PLAIN = "resnet"  # its tensors tell the whole configuration
 AUTO = "auto"  # for a folder of a model hub, whose JSON tells the source
 
 
@@ -194,13 +195,17 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
     return _write(options, converted, model.eval(), report)
 
 
-def read_folder(path: Path) -> Checkpoint:
-    """Convert a folder of a model hub in memory, to start a training run from it.
+def read_trunk(path: Path) -> Checkpoint:
+    """Return the checkpoint whose trunk starts a training run.
 
-    Names of classes and calibration samples are left out.
-    Raises: as `convert`.
+    A folder of a model hub and the file of a ResNet are converted in memory, without names of
+    classes and calibration samples.
+    Raises: as `load` and `convert`.
     """
-    source = source_of(path)
+    in_file = is_foreign(path)
+    if not in_file and (is_checkpoint_folder(path) or not path.is_dir()):
+        return load(path)
+    source = _source_of_file(path) if in_file else source_of(path)
     weights, options = weights_in(path, SOURCES[source].hub), ConvertOptions(Path(path.name))
     official = official_from(source, weights, options)
     # The old classifier is not used, so its classes need no names.
@@ -220,6 +225,19 @@ def read_folder(path: Path) -> Checkpoint:
         calibration={},
         card={"source": report.source, "file": report.file, "notes": list(report.notes)},
     )
+
+
+def _source_of_file(path: Path) -> str:
+    """Return the SOURCE of a file that needs no other file to be converted."""
+    source = looks_like(read_tensors(path))
+    if source != _PLAIN:
+        raise SaccadeError(
+            f"{path}: found the weights of {source or 'an unknown network'}, expected a "
+            "checkpoint of saccade, a folder of timm, transformers or OpenCLIP, or the file of a "
+            "ResNet with torchvision's names. Convert it first, and pass the result: saccade "
+            f"convert {source or 'SOURCE'} {shlex.quote(str(path))} --out NAME.safetensors"
+        )
+    return source
 
 
 def _compared(

@@ -11,6 +11,7 @@ ENTRY = FamilyEntry(
     source="saccade.models.slot_attention.config:SOURCE",
     tasks=("ari",),
     answers=("slots", "masks"),
+    settings=("positions", "side_px"),
     filled={"": ("initial_state",)},
     router={"family.py": "router.py"},
     calls=("segment", "edit"),

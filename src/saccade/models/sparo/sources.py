@@ -225,7 +225,8 @@ class PairsSource:
         for place in order.tolist():
             first.setdefault(self.pairs["validation"].texts(place)[0], place)
         self.first = dict(list(first.items())[:validation])
-        self.card = {"training_sentences": len(texts)}
+        # Such data has no classes, which the family's first task needs.
+        self.card = {"training_sentences": len(texts), "task": "retrieval"}
 
     def sentences(self, chosen: np.ndarray, rng: np.random.Generator) -> list[str]:
         """Draw one of the sentences of each chosen image."""

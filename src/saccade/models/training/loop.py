@@ -369,8 +369,6 @@ def _identity(task: Task, options: TrainOptions, group: Group) -> dict[str, Any]
         started["--trunk"] = options.given_trunk.origin.sha256
     if options.freeze:
         started["--freeze"] = ",".join(sorted(options.freeze))
-    if "resnet" in task.card:
-        started["--resnet"] = str(sorted(task.card["resnet"].items()))
     return started | {
         "family": task.family,
         "recipe": asdict(task.recipe),

@@ -53,14 +53,11 @@ class TrainOptions(PathFields):
     side_px: int = 32  # side in pixels that image files are resized to
     # checkpoint whose weights to start from: a file, a folder, or shipped:NAME
     init: Path | None = None
-    # pretrained trunk to start from under a new head: a checkpoint, or a folder of timm,
-    # transformers or OpenCLIP
+    # pretrained trunk to start from under a new head: a checkpoint, a folder of timm, transformers
+    # or OpenCLIP, or the file of a ResNet with torchvision's names
     trunk: Path | None = None
     # parts of the model that keep the weights of --init or --trunk, such as trunk
     freeze: tuple[str, ...] = ()
-    # weights of a ResNet in the model, with torchvision's names: a .safetensors or .pth file
-    resnet: Path | None = None
-    tune_resnet: bool = False  # train the ResNet of --resnet too; else it stays as it is
     seed: int = 0  # random seed of weights, batches and dropout
     threads: int = 1  # CPU threads; small models gain nothing from more
     device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU per process
@@ -169,16 +166,23 @@ def chosen_config(
         values |= _kept(options, parts[1] if len(parts) > 1 else {})
     if options.given_trunk is not None:
         values |= _of_trunk(options, parts[1] if len(parts) > 1 else {})
-    for key, value in options.set.items():
-        if key in names:
-            values[key] = value
-        elif key not in known:
-            raise SaccadeError(
-                f"--set {key}={value}: this model has no field {key!r}."
-                f"{did_you_mean(key, (*names, *known))} "
-                f"Choose one of: {', '.join((*names, *known))}."
-            )
+    check_fields(config_class, options.set, known)
+    values |= {key: value for key, value in options.set.items() if key in names}
     return config_class.from_dict(values)
+
+
+def check_fields(config_class: Any, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Check that what `--set` gives are fields of the configuration, or `known`.
+
+    Raises: SaccadeError naming the first that is neither.
+    """
+    names = (*(field.name for field in fields(config_class)), *known)
+    for key, value in given.items():
+        if key not in names:
+            raise SaccadeError(
+                f"--set {key}={value}: this model has no field {key!r}.{did_you_mean(key, names)} "
+                f"Choose one of: {', '.join(names)}."
+            )
 
 
 # Fields that a checkpoint shares with the data it is trained on further.
@@ -208,7 +212,7 @@ def _kept(options: TrainOptions, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_trunk(options: TrainOptions, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that `--trunk` decides, for data with images of its size."""
+    """Return the fields that `--trunk` decides, for data with images of its size if it has one."""
     fields: dict[str, Any] = options.given_trunk.fields
     fixed = sorted(set(fields) & set(options.set) - set(options.given_trunk.free))
     if fixed:
@@ -217,7 +221,7 @@ def _of_trunk(options: TrainOptions, data: Mapping[str, Any]) -> dict[str, Any]:
             "Leave it out."
         )
     for name in _IMAGE_FIELDS[:3]:
-        if data.get(name, fields[name]) != fields[name]:
+        if name in fields and data.get(name, fields[name]) != fields[name]:
             raise SaccadeError(
                 f"--trunk {options.trunk}: {name} is {fields[name]}, but the data has "
                 f"{data[name]}. Pass image files, which are resized, or arrays of the trunk's "

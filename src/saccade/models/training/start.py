@@ -2,19 +2,17 @@
 """Start a run from a checkpoint, or from the trunk of one: weights, new parts, frozen parts."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from saccade.errors import SaccadeError, ShapeError
-from saccade.files import sha256_of
 from saccade.models.checkpoint import Checkpoint, load
-from saccade.models.checkpoint_folder import checkpoint_name, is_checkpoint_folder
+from saccade.models.checkpoint_folder import checkpoint_name
 from saccade.models.entry import imported
 from saccade.models.families import entries, entry_of, outline
-from saccade.models.layers.resnet import ResNet, load_resnet
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.shipped import SHIPPED, located
 from saccade.models.training.options import TrainOptions
@@ -25,9 +23,8 @@ from saccade.verbosity import note
 
 _CLASS_FIELDS = ("classes", "answers")  # the field of a configuration that counts classes
 _SHOWN = 12  # tensors in a note; the card lists all
-# Reads a folder of a model hub; a later package, so it is imported by its name.
-_FOLDER_READER = "saccade.models.official.convert:read_folder"
-_RESNET_FAMILIES = ("vqa", "captioner")  # with an encoder that takes --resnet
+# Also reads what other projects wrote; a later package, so it is imported by its name.
+_TRUNK_READER = "saccade.models.official.convert:read_trunk"
 _TRUNK = "trunk"  # in --freeze: all tensors of --trunk, whatever the family calls them
 
 
@@ -46,7 +43,7 @@ class GivenTrunk:
     trunk: PretrainedTrunk
     port: TrunkPort
     fields: dict[str, Any]  # of the configuration that the trunk decides
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | None  # None: the run chooses the size of its images
 
     @property
     def free(self) -> tuple[str, ...]:
@@ -104,15 +101,12 @@ def _with_trunk(family: str, options: TrainOptions, path: Path) -> TrunkOptions:
     port = _port_of(family)
     if port is None:
         known = ", ".join(name for name, entry in entries() if entry.trunk)
-        instead = "A ResNet's weights go to --resnet FILE. " if family in _RESNET_FAMILIES else ""
         raise SaccadeError(
-            f"--trunk {path}: {family} has no place for a pretrained trunk of images. {instead}"
+            f"--trunk {path}: {family} has no place for a pretrained trunk of images. "
             f"Leave it out, or train one of {known}."
         )
-    folder = located(path)
-    hub = folder.is_dir() and not is_checkpoint_folder(folder)
-    read: Callable[[Path], Checkpoint] = imported(_FOLDER_READER) if hub else load
-    origin = read(folder)
+    read: Callable[[Path], Checkpoint] = imported(_TRUNK_READER)
+    origin = read(located(path))
     own = _port_of(origin.family)
     if own is None or origin.preprocessing is None:
         raise SaccadeError(
@@ -120,7 +114,8 @@ def _with_trunk(family: str, options: TrainOptions, path: Path) -> TrunkOptions:
             f"{KNOWN}."
         )
     trunk = own.read(str(path), origin.config, origin.weights)
-    given = GivenTrunk(origin, trunk, port, port.fields(trunk.shape), origin.preprocessing)
+    images = origin.preprocessing if port.sizes_images else None
+    given = GivenTrunk(origin, trunk, port, port.fields(trunk.shape), images)
     _check_side(options, "the trunk of --trunk", given.preprocessing)
     return TrunkOptions(**vars(options), given_trunk=given)
 
@@ -136,7 +131,8 @@ def start_name(path: Path) -> str:
     text = str(path)
     if text.startswith(SHIPPED):
         return text
-    return path.resolve().name if path.is_dir() else checkpoint_name(path)
+    ours = path.suffix == ".safetensors" and not path.is_dir()
+    return checkpoint_name(path) if ours else path.resolve().name
 
 
 def load_start(task: Task, options: TrainOptions) -> None:
@@ -194,31 +190,6 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
-def load_resnet_weights(task: Task, options: TrainOptions) -> None:
-    """Give the model's ResNet the weights of `--resnet`, and record them in the card.
-
-    It is frozen unless `--tune-resnet` is given.
-
-    Raises: SaccadeError if the model has no ResNet, or the file does not fit it.
-    """
-    path = options.resnet
-    if path is None:
-        if options.tune_resnet:
-            raise SaccadeError("--tune-resnet: found no --resnet. Pass both, or neither.")
-        return
-    networks = [module for module in task.model.modules() if isinstance(module, ResNet)]
-    if not networks:
-        raise SaccadeError(
-            f"--resnet {path}: the model has no ResNet. Pass --set encoder=resnet50 (for "
-            f"{' and '.join(_RESNET_FAMILIES)}), or leave it out."
-        )
-    for network in networks:
-        load_resnet(network, path)
-        network.requires_grad_(options.tune_resnet)
-    weights = {"name": path.name, "sha256": sha256_of(path), "frozen": not options.tune_resnet}
-    task.card = {**task.card, "resnet": weights}
-
-
 def _load_trunk(task: Task, options: TrainOptions) -> None:
     given: GivenTrunk = options.given_trunk
     assert options.trunk is not None
@@ -237,7 +208,9 @@ def _load_trunk(task: Task, options: TrainOptions) -> None:
     if len(parts) < len(options.freeze):
         parts += [name for name, _ in task.model.named_parameters() if name in state]
     freeze(task.model, parts, new)
-    described, name = given.trunk.shape.described(), start_name(options.trunk)
+    config: Any = task.model.config
+    sides = {"height_px": config.height_px, "width_px": config.width_px}
+    described, name = replace(given.trunk.shape, **sides).described(), start_name(options.trunk)
     tops = _places(new, state)
     note(f"trunk: {described}, {len(state)} tensors from {name}; new: {', '.join(tops)}")
     card = given.origin.card

@@ -18,8 +18,8 @@ from saccade.machine import version_of
 from saccade.models.checkpoint import Checkpoint, save
 from saccade.models.checkpoint_format import GENERATED_DATA
 from saccade.models.entry import imported
-from saccade.models.families import entry_of
-from saccade.models.training.options import REGULARIZATION, overrides_words
+from saccade.models.families import config_class, entry_of
+from saccade.models.training.options import REGULARIZATION, check_fields, overrides_words
 from saccade.models.training.options import TrainOptions as TrainOptions
 from saccade.models.training.processes import (
     Follower,
@@ -53,6 +53,7 @@ def train(family: str, options: TrainOptions, *, progress: Report | None = bar) 
         if the loss is no longer finite.
     """
     _check(options)
+    check_fields(config_class(family), options.set, entry_of(family).settings)
     group = group_of(options.processes)
     if group.rank:
         _follow(family, options, group)
@@ -121,12 +122,11 @@ def _trained(family: str, options: TrainOptions, group: Group) -> Checkpoint | N
 def _run(task: Task, options: TrainOptions, group: Group) -> Checkpoint | None:
     from saccade.models.training.loop import fit
     from saccade.models.training.regularization import check_regularization
-    from saccade.models.training.start import load_resnet_weights, load_start
+    from saccade.models.training.start import load_start
 
     check_shots(task, options)
     check_regularization(task, options)
     load_start(task, options)
-    load_resnet_weights(task, options)
     check_exportable(task)
     fitted = fit(task, options, group)
     if group.rank:
@@ -150,7 +150,7 @@ def _finished(
     task.model.cpu()
     saved = task.saved()
     begun = options.start or options.given_trunk
-    if begun is not None and saved["preprocessing"] is not None:
+    if begun is not None and None not in (begun.preprocessing, saved["preprocessing"]):
         saved["preprocessing"] = begun.preprocessing
     return saved | {
         "family": task.family,
@@ -297,7 +297,7 @@ def _forget_unfinished(options: TrainOptions) -> None:
 
 def _check_place(options: TrainOptions) -> None:
     out = options.out
-    given = (options.data, options.init, options.labels, options.data_root)
+    given = (options.data, options.init, options.trunk, options.labels, options.data_root)
     inputs = [Path(path) for path in given if path is not None and options.is_folder]
     refuse_existing(out, force=options.force, inputs=inputs)
     if out.is_dir() and not options.is_folder:
@@ -329,7 +329,7 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
     if options.set:
         words += ["--set", *overrides_words(options.set)]
     # As with --data, only the names of files: the folders are this machine's.
-    for name in ("labels", "data_root", "resnet"):
+    for name in ("labels", "data_root"):
         if (path := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", path.name]
     if options.background != given.background:
@@ -341,8 +341,6 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
             words += [f"--{name}", start_name(path)]
     if options.freeze:
         words += ["--freeze", ",".join(options.freeze)]
-    if options.tune_resnet:
-        words += ["--tune-resnet"]
     named = ("skip_bad", "shots", "steps", "batch", "learning_rate", "weight_decay", "precision")
     for name in (*named, "side_px", "device", "processes", "accumulate", *REGULARIZATION):
         value = getattr(options, name)

@@ -24,6 +24,7 @@ from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.runtimes.runtime import Runtime, runtime_named
 from saccade.files import new_folder, refuse_existing
 from saccade.machine import Machine, this_machine
+from saccade.models.data.loaded_once import loaded_once
 from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
 from saccade.progress import Advance, Report, bar, progress_of, reporting
@@ -126,7 +127,7 @@ def bench(
             f"found {found}, expected a folder of artefacts or --url HOST:PORT of a running "
             "server. Pass one of them: saccade bench FOLDER --out REPORT"
         )
-    with reporting(progress):
+    with reporting(progress), loaded_once():
         if folder is None:
             return measure_running(options)
         return _bench(_workload(folder, options), options)

@@ -178,13 +178,16 @@ CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing | None]] = {
 
 
 def _bench_command(folder: Path | str, data: str | None = None, task: str | None = None) -> str:
-    option = _data_option(Path(folder)) if data is None else f" --data {_q(data)}"
-    option += f" --task {task}" if task else ""
+    known, own_task = _own_data(Path(folder)) if data is None else (f" --data {_q(data)}", None)
+    task = task or own_task
+    option = known + (f" --task {task}" if task else "")
     return f"saccade bench {_q(folder)}{option} --out {_q(_beside(folder, 'report'))}"
 
 
-def _data_option(folder: Path) -> str:
-    """Return the option for a model that was trained on data that only the user has.
+def _own_data(folder: Path) -> tuple[str, str | None]:
+    """Return the option for a model that was trained on data that only the user has, and its task.
+
+    The task is that which can be scored on such data, if it is not the family's first one.
 
     A checkpoint that cannot be read does not matter here; `bench` explains it.
     """
@@ -193,9 +196,11 @@ def _data_option(folder: Path) -> str:
             header = header_of(path)
             name = str(header.card.get("data"))
             if name == AUTHORS_DATA and header.preprocessing is not None:
-                return " --data IMAGES"
-            return f" --data {_q(_place_of(name, folder))}" if header.card.get("own_data") else ""
-    return ""
+                return " --data IMAGES", None
+            if header.card.get("own_data"):
+                return f" --data {_q(_place_of(name, folder))}", header.card.get("task")
+            return "", None
+    return "", None
 
 
 def _place_of(name: str, folder: Path) -> Path:

@@ -18,6 +18,7 @@ from saccade.files import new_folder, sha256_of
 from saccade.leftovers import temporary_folder
 from saccade.machine import Machine, this_machine
 from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.data.loaded_once import loaded_once
 from saccade.models.sparo.select import selected_checkpoint
 from saccade.progress import Advance, Report, bar, progress_of, reporting
 from saccade.serving.bench import report
@@ -97,7 +98,7 @@ def sweep(
         options.out, _identity(loaded, points, options, machine), force=options.force
     ) as state:
         try:
-            with reporting(progress):
+            with reporting(progress), loaded_once():
                 return _swept(state, loaded, points, options, machine)
         except KeyboardInterrupt:
             note("Finished work is kept. To resume the sweep, run the same command again.")
