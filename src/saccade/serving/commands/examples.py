@@ -71,8 +71,8 @@ saccade choose build/digits-sum --max-latency-ms 5
 
 # answer easy images with less compute and lose at most 1 % of the answers
 saccade calibrate build/digits-sum --data digits-sum
-# several policies, chosen on the validation images, for requests to choose from
-saccade calibrate build/digits-sum --risk 0.005,0.01,0.02 --choose-split validation
+# certify two policies, both chosen on the validation images
+saccade calibrate build/digits-sum --risk 0.005,0.02 --choose-split validation
 
 # compute the replicas for 500 requests per second
 saccade plan build/digits-sum --rps 500 --slo-ms 20
