@@ -256,7 +256,7 @@ def test_trunks_of_other_kinds_are_refused(place: Path, tmp_path: Path, weights:
     with pytest.raises(SaccadeError, match=r"found a ViT of 2 .* takes a ResNet of color"):
         train("vqa", replace(options, trunk=TESTS / "golden" / "hugging_face" / "vit"))
     with pytest.raises(SaccadeError, match="this VQA network has the encoder 'cells', not a ResN"):
-        train("captioner", replace(options, trunk=Path("shipped:vqa-shapes")))
+        train("vqa", replace(options, trunk=Path("shipped:vqa-shapes")))
     assert not list(tmp_path.iterdir())
 
 
