@@ -89,6 +89,7 @@ def test_file_is_clean(name: str, tiny_folder: Path) -> None:
     assert len(contents) == len(set(contents))
 
 
+@pytest.mark.journey
 def test_same_bytes_in_another_process(tmp_path: Path) -> None:
     """Of the family that is traced the fastest; test_fixed_order.py looks at a NAC's constants."""
     folder = family_folder("sot")
