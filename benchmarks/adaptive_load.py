@@ -20,10 +20,8 @@ as its timeout. Five ways to answer take turns:
 torch nor scikit-learn, so the folder may be copied to another machine.
 
 The first and the last thing that is measured is the capacity, with callers that wait for their
-answers. Writes results/adaptive_load.json.
-
-A round of all arms takes minutes, in which a virtual machine gets more or less of its host; what
-the host took is in the result. `adaptive_overload.py` measures the largest load in short turns.
+answers. What the host took in each round is in the result. Writes results/adaptive_load.json.
+`adaptive_overload.py` measures the largest loads in short turns.
 """
 
 import argparse
@@ -281,11 +279,22 @@ def run(
     seed: int,
 ) -> Sent:
     """Send the whole load of one arm; the warm-up is at negative times."""
+    warm = ((phases[0][0], WARM_S), *phases)
+    return send(order_of(arm, files, model, warm, options, seed), options.generators)
+
+
+def order_of(
+    arm: Arm,
+    files: np.ndarray,
+    model: str,
+    phases: tuple[tuple[float, float], ...],
+    options: argparse.Namespace,
+    seed: int,
+) -> Order:
+    """Return the load of one arm; the first phase warms up."""
     slo_s = options.slo_ms / 1e3
     messages = messages_of(files, model, arm.parameters, arm.outputs, slo_s)
-    warm = ((phases[0][0], WARM_S), *phases)
-    order = Order(arm.url, messages, warm, 0.0, slo_s + GRACE_S, seed)
-    return send(order, options.generators)
+    return Order(arm.url, messages, phases, 0.0, slo_s + GRACE_S, seed)
 
 
 def summary(
@@ -354,9 +363,9 @@ def figures(
 def recovery_s(sent: Sent, edges: np.ndarray, slo_ms: float) -> float | None:
     """Return when, after the load fell, the full model answers again, and keeps answering.
 
-    That is the first window from which on, in every window, most requests are answered in time and
-    not degraded; bursts of such a load also have degraded answers. None: not by the end, of which
-    the last LEAST_SEEN_S are too short to tell.
+    In each window since then, most requests are answered in time and not degraded; bursts of such a
+    load also have degraded answers. None: not by the end, whose last LEAST_SEEN_S are too short to
+    tell.
     """
     fell_s, end_s = edges[-2:]
     starts = np.arange(fell_s, end_s, WINDOW_S)

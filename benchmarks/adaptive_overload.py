@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The largest load alone: the adaptive choice beside the cheapest variant, in short turns.
+"""Overload alone: the adaptive choice beside the cheapest variant, in short turns.
 
     python benchmarks/adaptive_load.py --artefact build/nac --prepare   # needs the export extras
-    python benchmarks/adaptive_overload.py --seconds 4 --turns 30       # about 20 minutes
+    python benchmarks/adaptive_overload.py                              # about 9 minutes
 
 A virtual machine gets more or less of its host from second to second, which decides how many
-requests are answered in time more than any choice does. So the arms take turns of a few seconds:
-the adaptive choice at --times of what budget 1 sustains, and the cheapest variant at that load, at
-half and at three quarters of it. Of each turn, the ratio to the cheapest variant is counted at the
-same load and at its best one.
+requests are answered in time more than any choice does. So all arms are parts of one run and take
+turns of --seconds, in the opposite order every other time: the adaptive choice and the cheapest
+variant, each at every one of --times what budget 1 sustains. The first second of a turn is not
+counted: the arm before is still being answered, and the level falls.
 
-The host says what it takes (`steal` in /proc/stat). Beside the figures of all turns are those of
-the turns in which it took at most --most-stolen of the cores' time from each arm.
+The ratios are those of what was answered in time in all turns, with an interval over the turns: to
+the cheapest variant at the same load, and to the most that it answers at any of the loads.
 Writes results/adaptive_overload.json.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from adaptive_load import (
     RESULTS,
+    WARM_S,
     Arm,
     Stolen,
     adaptive_arm,
@@ -29,17 +31,19 @@ from adaptive_load import (
     figures,
     head,
     load_options,
+    order_of,
     requests_of,
-    run,
     servers,
 )
+from poisson_load import Sent, send_together
 from result_file import write_result
 
-from saccade.models.scores.intervals import bootstrap
 from saccade.serving.client.client import Client
 from saccade.serving.server.server import Server
 
-PARTS = (1.0, 0.75, 0.5)  # of the largest load, for the cheapest variant
+WARM_RATE = 5.0  # requests per second of each arm, before the first turn
+SKIP_S = 1.0  # of each turn, not counted
+RESAMPLES = 5000
 
 
 def main() -> None:
@@ -48,8 +52,9 @@ def main() -> None:
     files, labels = requests_of(options)
     with servers(options) as (plain, adaptive):
         result = overload(plain, adaptive, files, labels, options)
-    for name in ("of_the_cheapest", "of_the_cheapest_undisturbed"):
-        print(name, result[name])
+    write_result(options.out, result)
+    for times, ratios in result["of_the_cheapest"].items():
+        print(times, ratios)
 
 
 def _options() -> argparse.Namespace:
@@ -57,9 +62,9 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     load_options(parser)
-    parser.add_argument("--times", type=float, default=8.0, help="of the capacity")
-    parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--most-stolen", type=float, default=0.02, help="of the cores' time")
+    parser.set_defaults(seconds=3.0)
+    parser.add_argument("--times", type=float, nargs="+", default=(4.0, 6.0, 8.0))
+    parser.add_argument("--turns", type=int, default=28)
     parser.add_argument("--out", type=Path, default=RESULTS / "adaptive_overload.json")
     return parser.parse_args()
 
@@ -71,56 +76,109 @@ def overload(
     labels: np.ndarray,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Take the turns; what is known is written after each."""
+    """Take all turns."""
     with Client(plain.url, plain.model) as client:
         view = client.view()
     smallest, full = view.budget(view.variants[-1]), capacity(plain, files, "1")
-    least = Arm("cheapest", plain.url, {"budget": smallest})
-    arms = [(adaptive_arm(adaptive), 1.0), *((least, part) for part in PARTS)]
-    result = {
-        "benchmark": "load-adaptive choice beside the cheapest variant, at the largest load",
-        **head(plain.model, smallest, options),
-        "offered_per_s": options.times * full,
-        "most_stolen": options.most_stolen,
-        "turns": [],
+    kinds = {
+        "adaptive": adaptive_arm(adaptive),
+        "cheapest": Arm("cheapest", plain.url, {"budget": smallest}),
     }
-    for turn in range(options.turns):
-        windows = []
-        for arm, part in arms[:: -1 if turn % 2 else 1]:
-            phases = ((part * result["offered_per_s"], options.seconds),)
-            stolen = Stolen()
-            sent = run(arm, files, plain.model, phases, options, seed=options.seed + 100 * turn)
-            inside, right = sent.planned_s >= 0, sent.classes == labels[sent.message]
-            one = figures(sent, right, inside, view.variants, options.slo_ms)
-            windows.append({"arm": arm.name, "part": part, **one, "stolen": stolen.share()})
-            print(arm.name, part, one["in_time"], one["refused"], one["late"], flush=True)
-        result["turns"].append(windows)
-        write_result(options.out, result | ratios(result["turns"], options))
-    return result | ratios(result["turns"], options)
-
-
-def ratios(turns: list[list[dict[str, Any]]], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the ratios of all turns, and of those that the host left alone."""
-    alone = [turn for turn in turns if max(each["stolen"] for each in turn) <= options.most_stolen]
-    found = {"of_the_cheapest": turns, "of_the_cheapest_undisturbed": alone}
-    return {name: {"turns": len(some), **_of(some)} for name, some in found.items()}
-
-
-def _of(turns: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    same, best = [], []
-    for turn in turns:
-        (mine,) = (one["in_time"] for one in turn if one["arm"] == "adaptive")
-        least = {one["part"]: one["in_time"] for one in turn if one["arm"] != "adaptive"}
-        same.append(mine / max(1, least[1.0]))
-        best.append(mine / max(1, *least.values()))
+    arms = [(name, times) for times in options.times for name in kinds]
+    orders = [
+        order_of(
+            kinds[name],
+            files,
+            plain.model,
+            ((WARM_RATE, WARM_S), *phases_of(at, len(arms), times * full, options)),
+            options,
+            options.seed + 1000 * at,
+        )
+        for at, (name, times) in enumerate(arms)
+    ]
+    stolen = Stolen()
+    sent = send_together(orders, options.generators)
+    stolen_share = stolen.share()
+    found: dict[tuple[str, float], dict[str, Any]] = {}
+    for at, arm in enumerate(arms):
+        right = sent[at].classes == labels[sent[at].message]
+        masks = turns_of(sent[at], at, len(arms), options)
+        whole = figures(sent[at], right, masks.any(0), view.variants, options.slo_ms)
+        in_time = [
+            figures(sent[at], right, mask, view.variants, options.slo_ms)["in_time"]
+            for mask in masks
+        ]
+        found[arm] = whole | {"in_time_by_turn": in_time}
+        print(*arm, {name: whole[name] for name in ("sent", "in_time", "late", "refused")})
     return {
-        name: {
-            "mean": float(np.mean(values)),
-            "interval": list(bootstrap(np.array(values))),
-            "ratios": values,
+        "benchmark": "load-adaptive choice beside the cheapest variant, beyond the capacity",
+        **head(plain.model, smallest, options),
+        "turns": options.turns,
+        "skipped_s": SKIP_S,
+        "sustained_by_budget_1_per_s": full,
+        "stolen": stolen_share,
+        "arms": [{"arm": name, "times": times, **found[name, times]} for name, times in arms],
+        "of_the_cheapest": ratios(found, options),
+    }
+
+
+def position(at: int, arms: int, turn: int) -> int:
+    """Return when an arm's turn comes; the order is turned around every other time."""
+    return arms - 1 - at if turn % 2 else at
+
+
+def phases_of(
+    at: int, arms: int, rate: float, options: argparse.Namespace
+) -> list[tuple[float, float]]:
+    """Return the rates of one arm: its own turns, and pauses during those of the others."""
+    phases = []
+    for turn in range(options.turns):
+        before = position(at, arms, turn)
+        phases += [
+            (0.0, before * options.seconds),
+            (rate, options.seconds),
+            (0.0, (arms - 1 - before) * options.seconds),
+        ]
+    return phases
+
+
+def turns_of(sent: Sent, at: int, arms: int, options: argparse.Namespace) -> np.ndarray:
+    """Return which requests count for each turn of an arm.
+
+    Shapes: -> bool [turns n].
+    """
+    slots = [turn * arms + position(at, arms, turn) for turn in range(options.turns)]
+    begins = np.array(slots)[:, None] * options.seconds
+    planned_s = sent.planned_s[None]
+    return (planned_s >= begins + SKIP_S) & (planned_s < begins + options.seconds)
+
+
+def ratios(
+    found: dict[tuple[str, float], dict[str, Any]], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return what the adaptive choice answers in time, of what the cheapest variant does."""
+
+    def in_time(name: str, times: float) -> np.ndarray:
+        return np.array(found[name, times]["in_time_by_turn"])
+
+    best = max(options.times, key=lambda times: in_time("cheapest", times).sum())
+    return {
+        f"{times:g} times": {
+            "at_the_same_load": ratio(in_time("adaptive", times), in_time("cheapest", times)),
+            "at_its_best_load": ratio(in_time("adaptive", times), in_time("cheapest", best)),
         }
-        for name, values in (("at_the_same_load", same), ("at_its_best_load", best))
-        if values
+        for times in options.times
+    }
+
+
+def ratio(over: Sequence[int], under: Sequence[int]) -> dict[str, Any]:
+    """Return the ratio of two totals, with a 95 % interval of turns drawn together."""
+    over, under = np.array(over), np.array(under)
+    drawn = np.random.default_rng(0).integers(0, len(over), (RESAMPLES, len(over)))
+    resampled = over[drawn].sum(1) / np.maximum(1, under[drawn].sum(1))
+    return {
+        "ratio": float(over.sum() / max(1, under.sum())),
+        "interval": np.quantile(resampled, [0.025, 0.975]).tolist(),
     }
 
 

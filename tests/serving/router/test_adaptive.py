@@ -254,17 +254,6 @@ def test_a_load_that_has_gone_does_not_lower_the_level(clock):
     assert simulation.ask()[0].name != "full" and level.at > 0
 
 
-def test_a_level_that_rises_starts_to_count_anew(clock):
-    from adaptive import MOST_HOLD_S, Level
-
-    level = Level((None,) * 2)
-    level.fall(1, clock.now)
-    level.wants(1000)
-    level.rise([True], clock.now)
-    level.rise([True], clock.now + MOST_HOLD_S)
-    assert level.at == 0 and level.demand.per_second > 0 and level.lasting.per_second == 0
-
-
 def test_a_large_request_does_not_lower_the_others(clock):
     simulation = Simulation(clock)
     simulation.load(20, 2)
@@ -272,34 +261,6 @@ def test_a_large_request_does_not_lower_the_others(clock):
     candidate, adapted = simulation.ask(rows=64)
     assert adapted.degraded and candidate.name != "full"
     assert simulation.ask()[0].name == "full"
-
-
-def test_a_level_rises_when_a_better_candidate_has_fit_for_some_time(clock):
-    from adaptive import HOLD_S, MOST_HOLD_S, Level
-
-    def seconds_until_it_rises(level):
-        began_s = clock.now
-        while level.at:
-            clock.now += 0.05
-            level.rise([True] * level.at, clock.now)
-        return clock.now - began_s
-
-    level = Level((None,) * 3)
-    level.fall(2, clock.now)
-    for fit in (True, False) * 20:
-        clock.now += HOLD_S / 2
-        level.rise([fit, False], clock.now)
-    assert level.at == 2, "it never fit for long"
-    waits = []
-    for _ in range(4):
-        waits.append(seconds_until_it_rises(level))
-        clock.now += 1
-        level.fall(2, clock.now)
-    assert waits == pytest.approx([HOLD_S, 2 * HOLD_S, MOST_HOLD_S, MOST_HOLD_S], abs=0.15)
-    seconds_until_it_rises(level)
-    clock.now += 60
-    level.fall(2, clock.now)
-    assert seconds_until_it_rises(level) == pytest.approx(HOLD_S, abs=0.15)
 
 
 @pytest.mark.parametrize("slow", [4.0, 8.0])  # with 8, not even one request alone is in time
