@@ -204,6 +204,13 @@ def of_step(**values: Any) -> Callable[[dict], None]:
     return lambda content: content["policies"][0]["steps"][0].update(values)
 
 
+def warmer(content: dict) -> None:
+    """Change a temperature in all places of the file, so that only the calibration tells."""
+    warm = 2 * content["variants"][0]["temperature"]
+    for one in (content["variants"][0], content["policies"][0]["steps"][0]):
+        one.update(temperature=warm)
+
+
 CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
     "threshold": (of_step(threshold=0.0), "step 1, .*: threshold is .* but the calibration gives"),
     "bound": (lambda c: c["policies"][0].update(bound=0.001), "bound is 0.001"),
@@ -216,6 +223,12 @@ CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
     "no policies": (lambda c: c.update(policies=[]), "has the policies none"),
     "answers": (lambda c: c.update(answers_sha256="0" * 64), "policy.npz: missing"),
     "path": (lambda c: c.update(answers_sha256="../../else"), "expected 64 hexadecimal digits"),
+    "runtime": (lambda c: c.update(runtime="tensorrt 10"), "runtime is 'tensorrt 10', but the cal"),
+    "temperature": (warmer, "variants is .* but the calibration gives"),
+    "policy's name": (
+        lambda c: c["policies"][0].update(name="careful"),
+        "found policy 'careful' of risk 0.05, expected the name auto-0.05",
+    ),
     "samples": (lambda c: c.update(samples=10_000), "contains .* expected"),
     "version": (lambda c: c.update(version=9), "version 9, expected"),
     "unknown key": (lambda c: c.update(mood="good"), "mood"),
@@ -281,6 +294,9 @@ def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
         (["--risk", "-0.1"], "--risk is -0.1, expected"),
         (["--risk", "nan"], "--risk is nan, expected"),
         (["--risk", "0.1,0.1"], "each of them once"),
+        (["--risk", "0.1,0.10000001"], "each of them once, with at most six digits"),
+        (["--risk", "0.1,0.2", "--name", "a" * 45], f"--name is '{'a' * 45}-0.1', expected 1 to 48"),
+        (["--risk", "1e-15"], "--risk 1e-15: more than 100,000,000 samples would be needed"),
         (["--confidence", "1"], "--confidence is 1, expected"),
         (
             ["--min-ari", "0.9"],
@@ -303,6 +319,12 @@ def test_wrong_input_is_refused(folder, images, words, found, capsys):
     assert cli.run(["calibrate", str(folder), "--data", str(images), *words]) == 2
     assert re.search(found, capsys.readouterr().err)
     assert not list(folder.glob("*.policy.*"))
+
+
+def test_one_image_cannot_both_choose_and_certify(folder, tmp_path):
+    one = drawn_images(tmp_path / "one.npz", 0, 1)
+    with pytest.raises(SaccadeError, match=r"one.npz: has 1 samples, expected at least 2"):
+        calibrate(folder, options(one, risk=(0,)), progress=None)
 
 
 def test_speeds_have_to_be_measured(folder, images):

@@ -20,6 +20,7 @@ from saccade.exporter.policy.answers import (
     answers_of,
     segment_answers_of,
 )
+from saccade.exporter.policy.bounds import MOST_SAMPLES
 from saccade.exporter.policy.certify import least_samples
 from saccade.exporter.policy.options import MIN_ARI, CalibrateOptions
 from saccade.models.data.splits import SPLITS
@@ -223,12 +224,18 @@ def _check_samples(data: str, found: int, options: CalibrateOptions) -> None:
 
     Raises: SaccadeError for too few samples.
     """
-    smallest = min((risk for risk in options.risk if risk > 0), default=None)
-    if smallest is None:
-        return
     apart = len(_parts(options)) > 1
-    needed = least_samples(smallest, options.confidence, options.against, apart=apart)
-    if found < needed:
+    smallest = min((risk for risk in options.risk if risk > 0), default=0.0)
+    least = 1 if apart else 2  # one that chooses, and one that certifies
+    needed: int | None = least
+    if smallest > 0:
+        needed = least_samples(smallest, options.confidence, options.against, apart=apart)
+    if needed is None:
+        raise SaccadeError(
+            f"--risk {smallest:g}: more than {MOST_SAMPLES:,} samples would be needed to certify "
+            "it. Pass a larger risk, or 0 for the full model."
+        )
+    if found < (needed := max(needed, least)):
         other = "" if apart else ", let other data choose the chains (--choose-data)"
         raise SaccadeError(
             f"{data}: has {found:,} samples, expected at least {needed:,}: fewer cannot "

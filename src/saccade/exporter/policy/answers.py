@@ -131,13 +131,17 @@ class Answers:
         """The samples from which costs follow."""
         return self.testing if self.apart else self
 
-    def to_npz(self) -> bytes:
-        """The arrays as an .npz, from which `verify` computes the certificate again."""
+    def to_npz(self, facts: bytes) -> bytes:
+        """The arrays as an .npz, from which `verify` computes the certificate again.
+
+        `facts` are what else the policies follow from, such as temperatures, as bytes.
+        """
         arrays = {"classes": self.classes, "confidence": self.confidence}
         if self.agreement is not None:
             arrays = {"agreement": self.agreement, "confidence": self.confidence}
         if self.labels is not None:
             arrays["labels"] = self.labels
+        arrays["facts"] = np.frombuffer(facts, np.uint8)
         file = io.BytesIO()
         np.savez_compressed(file, **arrays)
         return file.getvalue()

@@ -58,8 +58,12 @@ class NotCertified:
     samples: int | None
 
 
-def least_samples(risk: float, confidence: float, against: Against, *, apart: bool = False) -> int:
+def least_samples(
+    risk: float, confidence: float, against: Against, *, apart: bool = False
+) -> int | None:
     """Return how many calibration samples certify a risk if not one answer is lost.
+
+    It is None for a risk so small that nobody has as many.
 
     With `apart`, all of them certify; else a part of them chooses.
 
@@ -70,8 +74,7 @@ def least_samples(risk: float, confidence: float, against: Against, *, apart: bo
         needed = samples_needed(0.0, risk, confidence)
     else:
         needed = paired_samples_needed(0.0, 0.0, risk, confidence)
-    assert needed is not None
-    return needed if apart else _in_all(needed)
+    return needed if apart or needed is None else _in_all(needed)
 
 
 def certify(
@@ -172,8 +175,8 @@ def _chosen(
     if test.passes(nearest.losses, risk) and len(passed) < len(tried):
         nearest = tried[len(passed)]  # the one that ended the sequence
     needed = test.samples_needed(nearest.losses, risk)
-    if needed is not None:
-        least = least_samples(risk, test.confidence, test.against, apart=answers.apart)
+    least = least_samples(risk, test.confidence, test.against, apart=answers.apart)
+    if needed is not None and least is not None:
         needed = max(needed if answers.apart else _in_all(needed), least)
     return NotCertified(risk, test.bound(nearest.losses), needed)
 
