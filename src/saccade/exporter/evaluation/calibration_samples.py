@@ -89,7 +89,7 @@ def _classified(variants: Variants, task: EvaluationTask, options: CalibrateOpti
     for one in found[0]:
         _check_labels(one, data, options)
     _check_samples(data.data, len(data.logits), options)
-    apart = _apart(found[0], [one.logits for one in found[variants.full_at]])
+    apart = _apart(found[0], [_rounded(one.logits) for one in found[variants.full_at]])
     joined = [Decisions.joined(parts) for parts in found]
     compared = [
         VariantAnswers(*variants.source(model), decided.logits)
@@ -104,17 +104,22 @@ def _classified(variants: Variants, task: EvaluationTask, options: CalibrateOpti
 def _segmented(variants: Variants, task: EvaluationTask, options: CalibrateOptions) -> Answered:
     """What variants that segment images answer, and the data."""
     segment: Segment = imported(task.segments)
+    # What chooses starts from other slots than what certifies, in every split.
+    seeds = range(options.seed, options.seed + 2 * len(SPLITS), len(SPLITS))
     loaded = [
-        [segment(variants.models[0], _asked(options, data), one) for one in _splits(data, split)]
-        for data, split in _parts(options)
-    ]
+        [
+            segment(variants.models[0], replace(_asked(options, data), seed=seed), one)
+            for one in _splits(data, split)
+        ]
+        for seed, (data, split) in zip(seeds, reversed(_parts(options)), strict=False)
+    ][::-1]
     found = [
         [Segments.joined([of(model) for of in splits], options.limit) for splits in loaded]
         for model in _each(variants)
     ]
     data = found[0][-1]
     _check_samples(data.data, len(data.owners), options)
-    apart = _apart(found[0], [one.confidence.T for one in found[variants.full_at]])
+    apart = _apart(found[0], [one.samples for one in found[0]])
     joined = [Segments.joined(parts, None) for parts in found]
     compared = [
         VariantSegments(*variants.source(model), one.owners, one.confidence)
@@ -193,23 +198,27 @@ def _check_labels(found: Decisions, data: Decisions, options: CalibrateOptions) 
         )
 
 
-def _apart(parts: Sequence[Decisions | Segments], answers: Sequence[np.ndarray]) -> int:
+def _rounded(logits: np.ndarray) -> list[bytes]:
+    """Return the full model's answers in a form in which those to equal samples are equal.
+
+    Files of equal samples may have other names or formats.
+    Shapes: [n classes] -> [n].
+    """
+    return [row.tobytes() for row in np.round(logits, _DIGITS).astype(np.float32) + 0.0]
+
+
+def _apart(parts: Sequence[Decisions | Segments], samples: Sequence[Sequence[bytes]]) -> int:
     """Return how many samples choose and do not certify; 0 if no other data chooses.
 
-    Hardly any of them may be among those that certify. Equal answers of the full model tell,
-    because files may have other names or formats. A few are equal by chance.
+    Hardly any of them may be among those that certify. A few are equal by chance.
 
-    Shapes: answers of the full model to each part [n ...].
     Raises: SaccadeError for samples that are in both.
     """
     if len(parts) == 1:
         return 0
-    first, second = [
-        [row.tobytes() for row in np.round(one, _DIGITS).astype(np.float32) + 0.0]
-        for one in answers
-    ]
+    first, second = samples
     known = set(first)
-    twice = sum(row in known for row in second)
+    twice = sum(sample in known for sample in second)
     if twice > _BY_CHANCE * len(second):
         raise SaccadeError(
             f"{parts[1].data}: found {twice:,} of {len(second):,} samples that are also in what "
