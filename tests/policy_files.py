@@ -19,7 +19,13 @@ from saccade.exporter.evaluation.calibrate import Calibration, calibrate
 from saccade.exporter.policy.answers import VariantAnswers, answers_of
 from saccade.exporter.policy.certify import Certified, certify
 from saccade.exporter.policy.options import CalibrateOptions
-from saccade.exporter.policy.policy import PolicyFile, Source, policy_of, with_answers, write_policies
+from saccade.exporter.policy.policy import (
+    PolicyFile,
+    Source,
+    policy_of,
+    with_answers,
+    write_policies,
+)
 
 SAMPLES, CLASSES, CONFIDENCE, STEPS = 500, 3, 0.95, 3
 

@@ -295,7 +295,7 @@ def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
         (["--risk", "nan"], "--risk is nan, expected"),
         (["--risk", "0.1,0.1"], "each of them once"),
         (["--risk", "0.1,0.10000001"], "each of them once, with at most six digits"),
-        (["--risk", "0.1,0.2", "--name", "a" * 45], f"--name is '{'a' * 45}-0.1', expected 1 to 48"),
+        (["--risk", "0.1,0.2", "--name", "a" * 45], f"--name is '{'a' * 45}-0.1', expected"),
         (["--risk", "1e-15"], "--risk 1e-15: more than 100,000,000 samples would be needed"),
         (["--confidence", "1"], "--confidence is 1, expected"),
         (

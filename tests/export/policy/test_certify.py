@@ -113,7 +113,7 @@ def test_larger_risks_cost_no_more(everybody):
 
 def test_samples_of_a_class_that_no_variant_has_lose_nothing(everybody):
     """Every variant is wrong, and their temperatures are those of the other labels."""
-    variants, labels = everybody
+    variants, _ = everybody
     some = [replace(variant, logits=variant.logits[:300]) for variant in variants]
     full = variants[-1].logits[:300].argmax(-1)
     at = np.arange(300) % 3 == 0

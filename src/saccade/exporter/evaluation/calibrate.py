@@ -143,9 +143,7 @@ def _content(
         full=answers.names[answers.full],
         variants=_sources(answers),
         answers_sha256="",
-        policies=tuple(
-            policy_of(options.policy_name(one.risk), one, answers) for one in passed
-        ),
+        policies=tuple(policy_of(options.policy_name(one.risk), one, answers) for one in passed),
         **_comparison(data, answers, options),
         **_choice(asked.chose, options),
     )

@@ -104,15 +104,16 @@ def _classified(variants: Variants, task: EvaluationTask, options: CalibrateOpti
 def _segmented(variants: Variants, task: EvaluationTask, options: CalibrateOptions) -> Answered:
     """What variants that segment images answer, and the data."""
     segment: Segment = imported(task.segments)
+    parts = _parts(options)
     # What chooses starts from other slots than what certifies, in every split.
-    seeds = range(options.seed, options.seed + 2 * len(SPLITS), len(SPLITS))
+    seeds = [options.seed + at * len(SPLITS) for at in reversed(range(len(parts)))]
     loaded = [
         [
             segment(variants.models[0], replace(_asked(options, data), seed=seed), one)
             for one in _splits(data, split)
         ]
-        for seed, (data, split) in zip(seeds, reversed(_parts(options)), strict=False)
-    ][::-1]
+        for seed, (data, split) in zip(seeds, parts, strict=True)
+    ]
     found = [
         [Segments.joined([of(model) for of in splits], options.limit) for splits in loaded]
         for model in _each(variants)
