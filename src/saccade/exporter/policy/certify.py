@@ -8,6 +8,7 @@ learned from other samples.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count, takewhile
 from statistics import NormalDist
 
@@ -26,6 +27,9 @@ from saccade.exporter.policy.chains import Chain, front
 from saccade.exporter.policy.options import Against
 
 _ROUNDING = 1e-9
+# Chains that are tested one after the other often lose and gain as many samples.
+_p_value = lru_cache(4096)(paired_p_value)
+_bound = lru_cache(4096)(paired_bound)
 
 
 @dataclass(frozen=True)
@@ -129,14 +133,14 @@ class _Test:
         level, (lost, won, n) = 1 - self.confidence, _counts(losses)
         if self.against == "full":
             return binomial_p_value(lost, n, risk) <= level
-        return paired_p_value(lost, won, n, risk, level) <= level
+        return _p_value(lost, won, n, risk, level) <= level
 
     def bound(self, losses: np.ndarray) -> float:
         """Return the upper confidence bound on the mean loss."""
         lost, won, n = _counts(losses)
         if self.against == "full":
             return binomial_bound(lost, n, self.confidence)
-        return paired_bound(lost, won, n, self.confidence)
+        return _bound(lost, won, n, self.confidence)
 
     def near(self, losses: np.ndarray) -> float:
         """Return about what the bound is, which is enough to compare."""
