@@ -114,7 +114,7 @@ def calibrated_slots(folder: Path, **options: Any) -> Calibration:
     """Calibrate the tiny slot attention model on noise, on which its two variants often agree."""
     measured(folder, {"slot-attention-t2-fp32": 100.0, "slot-attention-t1-fp32": 1_000.0})
     rng = np.random.default_rng(0)
-    np.savez(folder / "noise.npz", images=rng.integers(0, 256, (400, 16, 16, 3), dtype=np.uint8))
+    np.savez(folder / "noise.npz", images=rng.integers(0, 256, (200, 16, 16, 3), dtype=np.uint8))
     given = {"data": str(folder / "noise.npz"), "risk": (0.3,), **options}
     return calibrate(folder, CalibrateOptions(**given), progress=None)
 

@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,10 +49,10 @@ def nearly(model: onnx.ModelProto, noise: float) -> onnx.ModelProto:
     return model
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two variants of which the smaller one answers nearly as the full one does."""
-    place = artefacts(tmp_path / "tiny")
+    place = artefacts(tmp_path_factory.mktemp("exported") / "tiny")
     parent = ArtefactFolder(place).manifests[0].parent
     data = nearly(onnx_model(0), 1.0).SerializeToString()
     manifest = manifest_of("b0500", data, ParentEntry(parent.name, parent.sha256))
@@ -62,12 +63,25 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def folder(exported: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(exported, tmp_path / "tiny")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images without labels."""
-    path = tmp_path / "images.npz"
+    path = tmp_path_factory.mktemp("images") / "images.npz"
     drawn = np.random.default_rng(0).integers(0, 256, (SAMPLES, 4, 4, 1), dtype=np.uint8)
     np.savez(path, images=drawn)
     return path
+
+
+@pytest.fixture(scope="module")
+def calibrated(exported: Path, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a policy; copy it to change it."""
+    place = shutil.copytree(exported, tmp_path_factory.mktemp("calibrated") / "tiny")
+    calibrate(place, options(images), progress=None)
+    return place
 
 
 @pytest.fixture
@@ -238,8 +252,9 @@ CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_policy_does_not_pass(folder, images, change):
-    path = calibrate(folder, options(images), progress=None).path
+def test_a_changed_policy_does_not_pass(calibrated, tmp_path, change):
+    folder = shutil.copytree(calibrated, tmp_path / "tiny")
+    path = folder / "auto.policy.json"
     apply, words = CHANGES[change]
     edited(path, apply)
     (report,) = check_certificates(folder, ArtefactFolder(folder).variants)

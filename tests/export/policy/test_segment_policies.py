@@ -88,15 +88,15 @@ def test_other_scenes_may_choose(folder, tmp_path, monkeypatch):
     drawn = np.random.default_rng(7).integers(0, 256, (100, 16, 16, 3), dtype=np.uint8)
     np.savez(other, images=drawn)
     content = calibrated_slots(folder, choose_data=str(other)).content
-    assert (content.learn, content.samples) == (100, 500) and content.choose_data == "other.npz"
+    assert (content.learn, content.samples) == (100, 300) and content.choose_data == "other.npz"
     assert checked(folder).passed
     assert seeds[1] == SPLITS.index("test") and seeds[0] > len(SPLITS), "both start elsewhere"
-    with pytest.raises(SaccadeError, match="found 400 of 400 samples that are also in what choose"):
-        calibrated_slots(folder, choose_data=str(folder / "noise.npz"))
+    with pytest.raises(SaccadeError, match="found 60 of 60 samples that are also in what chooses"):
+        calibrated_slots(folder, choose_data=str(folder / "noise.npz"), limit=60)
     some = np.load(folder / "noise.npz")["images"][7:50]  # which start from other slots there
     np.savez(other, images=some)
-    with pytest.raises(SaccadeError, match="found 43 of 400 samples that are also in what choose"):
-        calibrated_slots(folder, choose_data=str(other))
+    with pytest.raises(SaccadeError, match="found 43 of 60 samples that are also in what chooses"):
+        calibrated_slots(folder, choose_data=str(other), limit=60)
 
 
 def test_slots_may_be_numbered_differently():
