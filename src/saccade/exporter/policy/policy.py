@@ -300,7 +300,7 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
 
 
 def _check_facts(content: PolicyFile, found: np.ndarray, place: Path) -> None:
-    """Check that the policy file says of its calibration what the file of answers says.
+    """Check that both files state the same about their calibration.
 
     Raises: SaccadeError that names the first field that differs.
     """
