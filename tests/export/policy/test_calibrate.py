@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from policy_files import measured
+from policy_files import as_older, measured
 from tiny_artefacts import FULL, HALF, LABELS, artefacts, manifest_of, onnx_model
 
 pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
@@ -192,6 +192,7 @@ def test_a_sample_that_chose_cannot_certify(folder, images, tmp_path, words, fou
 
 def test_an_earlier_file_against_the_full_model_still_passes(folder, images):
     path = calibrate(folder, options(images), progress=None).path
+    as_older(path)
     edited(path, lambda content: content.update(version=1))
     assert check_certificates(folder, ArtefactFolder(folder).variants)[0].passed
 
