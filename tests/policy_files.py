@@ -2,6 +2,7 @@
 """Certified policies for artefacts in tests, made in milliseconds from random answers."""
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,14 @@ from saccade.exporter.evaluation.calibrate import Calibration, calibrate
 from saccade.exporter.policy.answers import VariantAnswers, answers_of
 from saccade.exporter.policy.certify import Certified, certify
 from saccade.exporter.policy.options import CalibrateOptions
-from saccade.exporter.policy.policy import PolicyFile, Source, policy_of, write_policies
+from saccade.exporter.policy.policy import (
+    PolicyFile,
+    Source,
+    policy_of,
+    read_policies,
+    with_answers,
+    write_policies,
+)
 
 SAMPLES, CLASSES, CONFIDENCE, STEPS = 500, 3, 0.95, 3
 
@@ -33,10 +41,11 @@ def write_policy(
     of: Sequence[str] = (),
     runtime: str = "onnxruntime 1.31.1 CPU",
     logits: Mapping[str, np.ndarray] | None = None,
+    **fields: Any,
 ) -> PolicyFile:
     """Write a policy file for the variants with these names, or for all.
 
-    `logits` are those of each variant, instead of random ones.
+    `logits` are those of each variant, instead of random ones, and `fields` more of the file.
     """
     there = [variant for variant in ArtefactFolder(folder).variants if not of or variant.name in of]
     there.sort(key=lambda variant: variant.main.variant.budget)
@@ -44,7 +53,6 @@ def write_policy(
     if logits is not None:
         variants = [replace(variant, logits=logits[variant.name]) for variant in variants]
     answers = answers_of(variants, None, full=there[-1].name, seed=0)
-    arrays = answers.to_npz()
     found = certify(answers, risks, confidence=CONFIDENCE, against="full", steps=STEPS)
     passed = [one for one in found if isinstance(one, Certified)]
     assert len(passed) == len(risks)
@@ -66,14 +74,30 @@ def write_policy(
         device="here",
         full=there[-1].name,
         variants=tuple(Source(*row) for row in zip(*columns, strict=True)),
-        answers_sha256=hashlib.sha256(arrays).hexdigest(),
+        answers_sha256="",
         policies=tuple(
             policy_of(name if len(risks) == 1 else f"{name}-{one.risk:g}", one, answers)
             for one in passed
         ),
     )
+    content, arrays = with_answers(replace(content, **fields), answers)
     write_policies(folder, content, arrays)
     return content
+
+
+def as_older(path: Path, *absent: str) -> None:
+    """Leave out what policy files of older releases do not have: these fields, and their copy."""
+    content = read_policies(path)
+    with np.load(path.with_name(content.answers_name)) as arrays:
+        kept = {name: arrays[name] for name in arrays if name != "facts"}
+    file = io.BytesIO()
+    np.savez_compressed(file, **kept)
+    content = replace(
+        content,
+        answers_sha256=hashlib.sha256(file.getvalue()).hexdigest(),
+        **dict.fromkeys(absent),
+    )
+    write_policies(path.parent, content, file.getvalue())
 
 
 def measured(folder: Path, rates: Mapping[str, float], **changes: Any) -> None:
@@ -109,7 +133,7 @@ def calibrated_slots(folder: Path, **options: Any) -> Calibration:
     """Calibrate the tiny slot attention model on noise, on which its two variants often agree."""
     measured(folder, {"slot-attention-t2-fp32": 100.0, "slot-attention-t1-fp32": 1_000.0})
     rng = np.random.default_rng(0)
-    np.savez(folder / "noise.npz", images=rng.integers(0, 256, (400, 16, 16, 3), dtype=np.uint8))
+    np.savez(folder / "noise.npz", images=rng.integers(0, 256, (200, 16, 16, 3), dtype=np.uint8))
     given = {"data": str(folder / "noise.npz"), "risk": (0.3,), **options}
     return calibrate(folder, CalibrateOptions(**given), progress=None)
 

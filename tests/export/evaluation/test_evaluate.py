@@ -9,6 +9,7 @@ from typing import Any
 import labelled_sets
 import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
@@ -170,6 +171,22 @@ def test_answers_by_the_truth():
     assert set(by_name.values()) == {1.0}
     with pytest.raises(SaccadeError, match="does not know the answer"):
         answering.vqa(replace(model, labels=ANSWERS[:3]), FEW)
+
+
+def test_questions_without_a_known_answer_are_part_of_the_traffic(tmp_path):
+    """A certificate on the others alone would not hold for all."""
+    lines = ["image,question,answer"]
+    for name, answer in (("a", "no"), ("b", "teapot"), ("c", "yes")):
+        Image.new("RGB", (20, 20)).save(tmp_path / f"{name}.png")
+        lines += [f"{name}.png,is it red?,{answer}", f"{name}.png,is it big?,yes"]
+    (tmp_path / "asked.csv").write_text("\n".join(lines))
+    metadata = {"words": ["is", "it", "red", "big"], "question_length": 6, "vocabulary": "words"}
+    run = lambda inputs: {"logits": np.zeros((len(inputs["image"]), 2))}  # noqa: E731
+    model = replace(knowing("vqa", **{"": run}), runtime_metadata=metadata, labels=("yes", "no"))
+    options = EvaluateOptions(data=str(tmp_path / "asked.csv"))
+    decisions = answering.decide(model, options, "all").decisions()
+    assert sorted(decisions.labels) == [-1, 0, 1]
+    assert decisions.logits.shape == (3, 2)
 
 
 def test_captions_by_the_truth(monkeypatch):

@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from policy_files import measured
+from policy_files import as_older, measured
 from tiny_artefacts import FULL, HALF, LABELS, artefacts, manifest_of, onnx_model
 
 pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
@@ -48,10 +49,10 @@ def nearly(model: onnx.ModelProto, noise: float) -> onnx.ModelProto:
     return model
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two variants of which the smaller one answers nearly as the full one does."""
-    place = artefacts(tmp_path / "tiny")
+    place = artefacts(tmp_path_factory.mktemp("exported") / "tiny")
     parent = ArtefactFolder(place).manifests[0].parent
     data = nearly(onnx_model(0), 1.0).SerializeToString()
     manifest = manifest_of("b0500", data, ParentEntry(parent.name, parent.sha256))
@@ -62,12 +63,25 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def folder(exported: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(exported, tmp_path / "tiny")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images without labels."""
-    path = tmp_path / "images.npz"
+    path = tmp_path_factory.mktemp("images") / "images.npz"
     drawn = np.random.default_rng(0).integers(0, 256, (SAMPLES, 4, 4, 1), dtype=np.uint8)
     np.savez(path, images=drawn)
     return path
+
+
+@pytest.fixture(scope="module")
+def calibrated(exported: Path, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a policy; copy it to change it."""
+    place = shutil.copytree(exported, tmp_path_factory.mktemp("calibrated") / "tiny")
+    calibrate(place, options(images), progress=None)
+    return place
 
 
 @pytest.fixture
@@ -178,6 +192,7 @@ def test_a_sample_that_chose_cannot_certify(folder, images, tmp_path, words, fou
 
 def test_an_earlier_file_against_the_full_model_still_passes(folder, images):
     path = calibrate(folder, options(images), progress=None).path
+    as_older(path)
     edited(path, lambda content: content.update(version=1))
     assert check_certificates(folder, ArtefactFolder(folder).variants)[0].passed
 
@@ -204,6 +219,13 @@ def of_step(**values: Any) -> Callable[[dict], None]:
     return lambda content: content["policies"][0]["steps"][0].update(values)
 
 
+def warmer(content: dict) -> None:
+    """Change a temperature in all places of the file, so that only the calibration tells."""
+    warm = 2 * content["variants"][0]["temperature"]
+    for one in (content["variants"][0], content["policies"][0]["steps"][0]):
+        one.update(temperature=warm)
+
+
 CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
     "threshold": (of_step(threshold=0.0), "step 1, .*: threshold is .* but the calibration gives"),
     "bound": (lambda c: c["policies"][0].update(bound=0.001), "bound is 0.001"),
@@ -216,6 +238,12 @@ CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
     "no policies": (lambda c: c.update(policies=[]), "has the policies none"),
     "answers": (lambda c: c.update(answers_sha256="0" * 64), "policy.npz: missing"),
     "path": (lambda c: c.update(answers_sha256="../../else"), "expected 64 hexadecimal digits"),
+    "runtime": (lambda c: c.update(runtime="tensorrt 10"), "runtime is 'tensorrt 10', but the cal"),
+    "temperature": (warmer, "variants is .* but the calibration gives"),
+    "policy's name": (
+        lambda c: c["policies"][0].update(name="careful"),
+        "found policy 'careful' of risk 0.05, expected the name auto-0.05",
+    ),
     "samples": (lambda c: c.update(samples=10_000), "contains .* expected"),
     "version": (lambda c: c.update(version=9), "version 9, expected"),
     "unknown key": (lambda c: c.update(mood="good"), "mood"),
@@ -225,8 +253,9 @@ CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_policy_does_not_pass(folder, images, change):
-    path = calibrate(folder, options(images), progress=None).path
+def test_a_changed_policy_does_not_pass(calibrated, tmp_path, change):
+    folder = shutil.copytree(calibrated, tmp_path / "tiny")
+    path = folder / "auto.policy.json"
     apply, words = CHANGES[change]
     edited(path, apply)
     (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
@@ -281,6 +310,9 @@ def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
         (["--risk", "-0.1"], "--risk is -0.1, expected"),
         (["--risk", "nan"], "--risk is nan, expected"),
         (["--risk", "0.1,0.1"], "each of them once"),
+        (["--risk", "0.1,0.10000001"], "each of them once, with at most six digits"),
+        (["--risk", "0.1,0.2", "--name", "a" * 45], f"--name is '{'a' * 45}-0.1', expected"),
+        (["--risk", "1e-15"], "--risk 1e-15: more than 100,000,000 samples would be needed"),
         (["--confidence", "1"], "--confidence is 1, expected"),
         (
             ["--min-ari", "0.9"],
@@ -303,6 +335,12 @@ def test_wrong_input_is_refused(folder, images, words, found, capsys):
     assert cli.run(["calibrate", str(folder), "--data", str(images), *words]) == 2
     assert re.search(found, capsys.readouterr().err)
     assert not list(folder.glob("*.policy.*"))
+
+
+def test_one_image_cannot_both_choose_and_certify(folder, tmp_path):
+    one = drawn_images(tmp_path / "one.npz", 0, 1)
+    with pytest.raises(SaccadeError, match=r"one.npz: has 1 samples, expected at least 2"):
+        calibrate(folder, options(one, risk=(0,)), progress=None)
 
 
 def test_speeds_have_to_be_measured(folder, images):

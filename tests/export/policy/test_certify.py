@@ -111,6 +111,18 @@ def test_larger_risks_cost_no_more(everybody):
     assert all(one.observed <= one.bound <= one.risk for one in found)
 
 
+def test_samples_of_a_class_that_no_variant_has_lose_nothing(everybody):
+    """Every variant is wrong, and their temperatures are those of the other labels."""
+    variants, _ = everybody
+    some = [replace(variant, logits=variant.logits[:300]) for variant in variants]
+    full = variants[-1].logits[:300].argmax(-1)
+    at = np.arange(300) % 3 == 0
+    foreign = answers_of(some, np.where(at, -1, full), full=FULL, seed=0)
+    known = answers_of(some, full, full=FULL, seed=0)
+    assert foreign.temperatures == known.temperatures
+    assert not foreign.lost[:, foreign.labels == -1].any() and foreign.lost.any()
+
+
 def test_certificate_does_not_look_at_the_samples_that_choose(everybody):
     """The bound is that of the testing samples alone."""
     answers = drawn(everybody, 5)

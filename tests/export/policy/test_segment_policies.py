@@ -25,6 +25,7 @@ from saccade.exporter.policy.answers import MEASURES, VariantSegments, segment_a
 from saccade.exporter.policy.certificate import CertificateReport, check_certificates
 from saccade.exporter.policy.policy import read_answers, read_policies
 from saccade.files import json_bytes
+from saccade.models.data.splits import SPLITS
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.serving.commands import cli
 
@@ -75,15 +76,27 @@ def test_a_policy_of_rounds_is_written_and_certified_again(made):
     assert checked(made).passed
 
 
-def test_other_scenes_may_choose(folder, tmp_path):
+def test_other_scenes_may_choose(folder, tmp_path, monkeypatch):
+    seeds, plain = [], segmentation.initial_states
+
+    def states(*given, seed):
+        seeds.append(seed)
+        return plain(*given, seed=seed)
+
+    monkeypatch.setattr(segmentation, "initial_states", states)
     other = tmp_path / "other.npz"
     drawn = np.random.default_rng(7).integers(0, 256, (100, 16, 16, 3), dtype=np.uint8)
     np.savez(other, images=drawn)
     content = calibrated_slots(folder, choose_data=str(other)).content
-    assert (content.learn, content.samples) == (100, 500) and content.choose_data == "other.npz"
+    assert (content.learn, content.samples) == (100, 300) and content.choose_data == "other.npz"
     assert checked(folder).passed
-    with pytest.raises(SaccadeError, match="found 400 of 400 samples that are also in what choose"):
-        calibrated_slots(folder, choose_data=str(folder / "noise.npz"))
+    assert seeds[1] == SPLITS.index("test") and seeds[0] > len(SPLITS), "both start elsewhere"
+    with pytest.raises(SaccadeError, match="found 60 of 60 samples that are also in what chooses"):
+        calibrated_slots(folder, choose_data=str(folder / "noise.npz"), limit=60)
+    some = np.load(folder / "noise.npz")["images"][7:50]  # which start from other slots there
+    np.savez(other, images=some)
+    with pytest.raises(SaccadeError, match="found 43 of 60 samples that are also in what chooses"):
+        calibrated_slots(folder, choose_data=str(other), limit=60)
 
 
 def test_slots_may_be_numbered_differently():

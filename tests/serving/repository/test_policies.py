@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 import tiny_artefacts as tiny
 from family_folders import family_folder
-from policy_files import measured, write_policy
+from policy_files import as_older, measured, write_policy
 from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.errors import SaccadeError
@@ -277,10 +277,7 @@ def test_images_without_labels_calibrate_a_zero_shot_model_if_its_classes_are_na
 
 def test_of_labels_without_a_hash_only_the_number_is_checked(labelled, out, tmp_path):
     folder = shutil.copytree(labelled, tmp_path / "old")
-    path = folder / "auto.policy.json"
-    content = json.loads(path.read_text())
-    assert len(content.pop("labels_sha256")) == len(content.pop("templates_sha256")) == 64
-    path.write_bytes(json_bytes(content))
+    as_older(folder / "auto.policy.json", "labels_sha256", "templates_sha256")
     assert with_labels(folder, out, ("circle", "blue", "square"), "{}").policies == ("auto",)
     with pytest.raises(SaccadeError, match=r"labels or more, found 1. .*--no-policies"):
         with_labels(folder, out, WORDS[:1], "{}")

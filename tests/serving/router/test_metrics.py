@@ -116,3 +116,21 @@ def test_what_could_not_be_told_is_told_later(tally, pb, monkeypatch, eventually
     key = ("x_total", ("of", "b"))
     eventually(lambda: tally.told.get(key) == 7, 1)
     assert tally.told["x_total", ("of", "a")] == 2
+
+
+def test_numbers_that_cannot_be_told_are_added_up(tally, pb, monkeypatch, eventually):
+    """Otherwise the router's memory would grow for as long as the server takes no number."""
+    counter = tally.counter("x_total", "A number")
+
+    def fail(key):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(pb, "telling", fail)
+    tally.start()
+    for tries in range(1, 6):
+        with tally.lock:
+            counter.add()
+        eventually(lambda tries=tries: len(pb.log) >= 2 * tries, 1)
+    assert len(tally._untold) == 1
+    monkeypatch.setattr(pb, "telling", lambda key: None)
+    eventually(lambda: tally.told.get(("x_total",)) == 5, 1)

@@ -148,32 +148,31 @@ def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decid
             f"--split {split}: questions are generated for the test scenes. Pass --split test."
         )
     asked = questions_of(model.images(), options, split)
+    _check_known(model, asked)
     _, first = np.unique(asked.owner, return_index=True)
     if asked.people:  # the images of all questions may not fit into memory
-        asked = _with_known_answer(model, asked)
-        asked = asked.part(np.arange(len(asked.texts))[: options.limit])
+        asked = asked.part(first[: options.limit])
         first = np.arange(len(asked.texts))
-
-    _check_known(model, asked)
-    index_of = {form: index for index, form in enumerate(_forms(model, asked))}
-    best = [index_of[max(truth, key=lambda a: truth[a])] for truth in asked.truths]
+    labels = _best(model, asked)
     inputs = _inputs(model, asked, np.arange(len(asked.texts)))
-    labels, sha256 = np.array(best), asked.digest()
-    return Decider(logits_of(model), logits_of, inputs, labels, asked.data, sha256, first)
+    return Decider(logits_of(model), logits_of, inputs, labels, asked.data, asked.digest(), first)
 
 
-def _with_known_answer(model: EvaluatedModel, asked: Questions) -> Questions:
-    """Return the first question about each image, of those whose best answer the model has."""
-    known = set(_forms(model, asked))
-    best = [max(truth, key=lambda a: truth[a]) for truth in asked.truths]
-    rows = np.flatnonzero([answer in known for answer in best])
-    if len(rows) < len(best):
+def _best(model: EvaluatedModel, asked: Questions) -> np.ndarray:
+    """Return the place of each best answer among the model's; -1 for one that it does not have.
+
+    Such questions stay: traffic has them too, and variants may disagree most on them.
+    Shapes: -> [q].
+    """
+    index_of = {form: index for index, form in enumerate(_forms(model, asked))}
+    best = [max(truth, key=lambda answer: truth[answer]) for truth in asked.truths]
+    labels = np.array([index_of.get(answer, -1) for answer in best])
+    if unknown := int((labels < 0).sum()):
         note_once(
-            f"{asked.data}: left out {len(best) - len(rows):,} of {len(best):,} questions, whose "
-            "best answer the model does not have"
+            f"{asked.data}: {unknown:,} of {len(best):,} questions have a best answer that the "
+            "model does not have, so every variant is wrong"
         )
-    _, first = np.unique(asked.owner[rows], return_index=True)
-    return asked.part(rows[first])
+    return labels
 
 
 def _forms(model: EvaluatedModel, asked: Questions) -> list[str]:

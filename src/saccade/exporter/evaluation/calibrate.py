@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade calibrate`: chains of variants that stop early, certified on the user's own data."""
 
-import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from saccade.exporter.policy.policy import (
     Source,
     policy_of,
     texts_sha256,
+    with_answers,
     write_policies,
 )
 from saccade.exporter.runtimes.runtime import runtime_named
@@ -108,8 +108,8 @@ def calibrate(
     passed = [one for one in certified if isinstance(one, Certified)]
     if not passed:
         return Calibration(None, None, refused)
-    arrays = asked.answers.to_npz()
-    content = _content(folder, options, task, asked, measured[full], arrays, passed)
+    content = _content(folder, options, task, asked, measured[full], passed)
+    content, arrays = with_answers(content, asked.answers)
     folder.check_files()
     path = write_policies(folder.path, content, arrays)
     return Calibration(path, content, refused)
@@ -121,10 +121,9 @@ def _content(
     task: str,
     asked: Answered,
     entry: Entry,
-    arrays: bytes,
     passed: Sequence[Certified],
 ) -> PolicyFile:
-    """Return the file of the certified policies; `entry` is the full model's measurement."""
+    """Return the policies without their answers' hash; `entry` is the full model's measurement."""
     data, answers = asked.data, asked.answers
     return PolicyFile(
         name=options.name,
@@ -143,8 +142,8 @@ def _content(
         device=entry.device,
         full=answers.names[answers.full],
         variants=_sources(answers),
-        answers_sha256=hashlib.sha256(arrays).hexdigest(),
-        policies=tuple(policy_of(_name(options, one.risk), one, answers) for one in passed),
+        answers_sha256="",
+        policies=tuple(policy_of(options.policy_name(one.risk), one, answers) for one in passed),
         **_comparison(data, answers, options),
         **_choice(asked.chose, options),
     )
@@ -283,7 +282,3 @@ def _full(folder: ArtefactFolder, measured: Mapping[str, Entry]) -> str:
 def _sources(answers: Answers) -> tuple[Source, ...]:
     columns = (answers.names, answers.sha256, answers.seconds, answers.temperatures)
     return tuple(Source(*row) for row in zip(*columns, strict=True))
-
-
-def _name(options: CalibrateOptions, risk: float) -> str:
-    return options.name if len(options.risk) == 1 else f"{options.name}-{risk:g}"

@@ -20,6 +20,7 @@ from saccade.exporter.policy.answers import (
     answers_of,
     segment_answers_of,
 )
+from saccade.exporter.policy.bounds import MOST_SAMPLES
 from saccade.exporter.policy.certify import least_samples
 from saccade.exporter.policy.options import MIN_ARI, CalibrateOptions
 from saccade.models.data.splits import SPLITS
@@ -88,7 +89,7 @@ def _classified(variants: Variants, task: EvaluationTask, options: CalibrateOpti
     for one in found[0]:
         _check_labels(one, data, options)
     _check_samples(data.data, len(data.logits), options)
-    apart = _apart(found[0], [one.logits for one in found[variants.full_at]])
+    apart = _apart(found[0], [_rounded(one.logits) for one in found[variants.full_at]])
     joined = [Decisions.joined(parts) for parts in found]
     compared = [
         VariantAnswers(*variants.source(model), decided.logits)
@@ -103,9 +104,15 @@ def _classified(variants: Variants, task: EvaluationTask, options: CalibrateOpti
 def _segmented(variants: Variants, task: EvaluationTask, options: CalibrateOptions) -> Answered:
     """What variants that segment images answer, and the data."""
     segment: Segment = imported(task.segments)
+    parts = _parts(options)
+    # What chooses starts from other slots than what certifies, in every split.
+    seeds = [options.seed + at * len(SPLITS) for at in reversed(range(len(parts)))]
     loaded = [
-        [segment(variants.models[0], _asked(options, data), one) for one in _splits(data, split)]
-        for data, split in _parts(options)
+        [
+            segment(variants.models[0], replace(_asked(options, data), seed=seed), one)
+            for one in _splits(data, split)
+        ]
+        for seed, (data, split) in zip(seeds, parts, strict=True)
     ]
     found = [
         [Segments.joined([of(model) for of in splits], options.limit) for splits in loaded]
@@ -113,7 +120,7 @@ def _segmented(variants: Variants, task: EvaluationTask, options: CalibrateOptio
     ]
     data = found[0][-1]
     _check_samples(data.data, len(data.owners), options)
-    apart = _apart(found[0], [one.confidence.T for one in found[variants.full_at]])
+    apart = _apart(found[0], [one.samples for one in found[0]])
     joined = [Segments.joined(parts, None) for parts in found]
     compared = [
         VariantSegments(*variants.source(model), one.owners, one.confidence)
@@ -192,23 +199,27 @@ def _check_labels(found: Decisions, data: Decisions, options: CalibrateOptions) 
         )
 
 
-def _apart(parts: Sequence[Decisions | Segments], answers: Sequence[np.ndarray]) -> int:
+def _rounded(logits: np.ndarray) -> list[bytes]:
+    """Return the full model's answers in a form in which those to equal samples are equal.
+
+    Files of equal samples may have other names or formats.
+    Shapes: [n classes] -> [n].
+    """
+    return [row.tobytes() for row in np.round(logits, _DIGITS).astype(np.float32) + 0.0]
+
+
+def _apart(parts: Sequence[Decisions | Segments], samples: Sequence[Sequence[bytes]]) -> int:
     """Return how many samples choose and do not certify; 0 if no other data chooses.
 
-    Hardly any of them may be among those that certify. Equal answers of the full model tell,
-    because files may have other names or formats. A few are equal by chance.
+    Hardly any of them may be among those that certify. A few are equal by chance.
 
-    Shapes: answers of the full model to each part [n ...].
     Raises: SaccadeError for samples that are in both.
     """
     if len(parts) == 1:
         return 0
-    first, second = [
-        [row.tobytes() for row in np.round(one, _DIGITS).astype(np.float32) + 0.0]
-        for one in answers
-    ]
+    first, second = samples
     known = set(first)
-    twice = sum(row in known for row in second)
+    twice = sum(sample in known for sample in second)
     if twice > _BY_CHANCE * len(second):
         raise SaccadeError(
             f"{parts[1].data}: found {twice:,} of {len(second):,} samples that are also in what "
@@ -223,12 +234,18 @@ def _check_samples(data: str, found: int, options: CalibrateOptions) -> None:
 
     Raises: SaccadeError for too few samples.
     """
-    smallest = min((risk for risk in options.risk if risk > 0), default=None)
-    if smallest is None:
-        return
     apart = len(_parts(options)) > 1
-    needed = least_samples(smallest, options.confidence, options.against, apart=apart)
-    if found < needed:
+    smallest = min((risk for risk in options.risk if risk > 0), default=0.0)
+    least = 1 if apart else 2  # one that chooses, and one that certifies
+    needed: int | None = least
+    if smallest > 0:
+        needed = least_samples(smallest, options.confidence, options.against, apart=apart)
+    if needed is None:
+        raise SaccadeError(
+            f"--risk {smallest:g}: more than {MOST_SAMPLES:,} samples would be needed to certify "
+            "it. Pass a larger risk, or 0 for the full model."
+        )
+    if found < (needed := max(needed, least)):
         other = "" if apart else ", let other data choose the chains (--choose-data)"
         raise SaccadeError(
             f"{data}: has {found:,} samples, expected at least {needed:,}: fewer cannot "

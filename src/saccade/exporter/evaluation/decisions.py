@@ -21,7 +21,8 @@ class Decisions:
     """What a variant would answer on each sample.
 
     `labelling` are zero-shot labels and their templates, None if the model has its own classes.
-    Shapes: logits [n classes]; labels [n], or None where the data has none.
+    Shapes: logits [n classes]; labels [n], -1 for a class that the model does not have, or None
+            where the data has none.
     """
 
     logits: np.ndarray
@@ -45,11 +46,13 @@ class Decisions:
 class Segments:
     """The segmentations of a variant, and its confidence in them by each measure.
 
-    Shapes: owners [n h w], the slot of each position; confidence [measures n].
+    Shapes: owners [n h w], the slot of each position; confidence [measures n]; samples [n], a hash
+            of each image.
     """
 
     owners: np.ndarray
     confidence: np.ndarray
+    samples: tuple[bytes, ...]
     data: str
     data_sha256: str
 
@@ -61,6 +64,7 @@ class Segments:
         return Segments(
             np.concatenate([part.owners for part in parts])[:limit],
             np.concatenate([part.confidence for part in parts], axis=1)[:, :limit],
+            tuple(sample for part in parts for sample in part.samples)[:limit],
             parts[0].data,
             parts[0].data_sha256 if len(parts) == 1 else sha256,
         )

@@ -123,10 +123,11 @@ def segments(
     states = _states(model, replace(options, seed=seed), len(images))
 
     def of(variant: EvaluatedModel) -> Segments:
-        owners, sure = [], []
+        owners, sure, samples = [], [], list[bytes]()
         for at in range(0, len(images), _CHUNK):  # masks of all images may need much memory
             part = slice(at, at + _CHUNK)
             inputs = {"image": np.asarray(images[part]), "initial_state": states[part]}
+            samples += [hashlib.sha256(image.tobytes()).digest() for image in inputs["image"]]
             masks = variant.component("")(inputs)["masks"]
             if not np.isfinite(masks).all():
                 raise SaccadeError(
@@ -135,7 +136,9 @@ def segments(
                 )
             owners.append(masks.argmax(1).astype(np.uint8))
             sure.append(np.stack([mask_confidence(measure, masks) for measure in MEASURES]))
-        return Segments(np.concatenate(owners), np.concatenate(sure, axis=1), name, sha256)
+        return Segments(
+            np.concatenate(owners), np.concatenate(sure, axis=1), tuple(samples), name, sha256
+        )
 
     return of
 

@@ -131,13 +131,17 @@ class Answers:
         """The samples from which costs follow."""
         return self.testing if self.apart else self
 
-    def to_npz(self) -> bytes:
-        """The arrays as an .npz, from which `verify` computes the certificate again."""
+    def to_npz(self, facts: bytes) -> bytes:
+        """The arrays as an .npz, from which `verify` computes the certificate again.
+
+        `facts` are what else the policies follow from, such as temperatures, as bytes.
+        """
         arrays = {"classes": self.classes, "confidence": self.confidence}
         if self.agreement is not None:
             arrays = {"agreement": self.agreement, "confidence": self.confidence}
         if self.labels is not None:
             arrays["labels"] = self.labels
+        arrays["facts"] = np.frombuffer(facts, np.uint8)
         file = io.BytesIO()
         np.savez_compressed(file, **arrays)
         return file.getvalue()
@@ -159,7 +163,7 @@ def answers_of(
     Each variant's temperature is the one at which the learning samples' true labels, or without
     labels the full model's answers, are the most probable.
 
-    Shapes: labels [n] or None.
+    Shapes: labels [n] or None; -1 is a class that the variants do not have.
     Raises: SaccadeError if a variant answered with what is not a number.
     """
     ordered = sorted(variants, key=lambda variant: variant.seconds)
@@ -174,7 +178,8 @@ def answers_of(
             )
     classes = np.stack([values.argmax(-1) for values in logits]).astype(np.int32)
     truths = None if labels is None else labels[order].astype(np.int32)
-    targets = (classes[at] if truths is None else truths)[:learn]
+    # A class that no variant has, -1, tells nothing about their temperatures.
+    targets = (classes[at] if truths is None else np.where(truths < 0, classes[at], truths))[:learn]
     temperatures = [_temperature(values[:learn], targets) for values in logits]
     confidence = np.stack(
         [

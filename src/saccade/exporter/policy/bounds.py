@@ -14,7 +14,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError, require
 
-_MOST_SAMPLES = 10**8
+MOST_SAMPLES = 10**8  # that a calibration is ever asked for
 _PRECISION = 1e-5  # of a bound that is found by bisection
 _STEP, _STEPS = 0.02, 15  # of a standard error, in which risks above a bound are tried
 _MISSED = 0.01  # of the level: the chance that the interval of a nuisance parameter misses it
@@ -113,7 +113,7 @@ def _turn(rejects: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def paired_samples_needed(lost: float, won: float, risk: float, confidence: float) -> int | None:
-    """Return how many samples certify a risk at these rates; None if none would do.
+    """Return how many samples certify a risk at these rates, or None as in `samples_needed`.
 
     One sample less would not do.
     Units:  lost and won are the shares of the losses of 1 and of -1.
@@ -124,7 +124,7 @@ def paired_samples_needed(lost: float, won: float, risk: float, confidence: floa
     # The normal approximation of `paired_p_value` tells where to look.
     error = float(_standard_error(lost + won, mean, risk))
     about = (NormalDist().inv_cdf(confidence) * error / (risk - mean)) ** 2
-    if about > _MOST_SAMPLES:
+    if about > MOST_SAMPLES:
         return None
 
     def passes(n: int) -> bool:
@@ -183,7 +183,9 @@ def _standard_error(rate: Any, mean: Any, risk: float) -> Any:
 
 
 def samples_needed(rate: float, risk: float, confidence: float) -> int | None:
-    """Return how many samples certify a risk if events come at this rate; None if none would do.
+    """Return how many samples certify a risk if events come at this rate.
+
+    It is None if no number would do, or only a larger one than anybody has.
 
     Raises: SaccadeError unless both are shares and the confidence is between 0 and 1.
     """
@@ -195,8 +197,12 @@ def samples_needed(rate: float, risk: float, confidence: float) -> int | None:
     if rate >= risk:
         return None
     level = 1 - confidence
-    none_lost = math.ceil(math.log(level) / math.log1p(-risk)) if risk < 1 else 1
-    return _fewest(lambda n: binomial_p_value(_most(rate, n), n, risk) <= level, max(1, none_lost))
+    none_lost = math.log(level) / math.log1p(-risk) if risk < 1 else 1
+    if none_lost > MOST_SAMPLES:
+        return None
+    return _fewest(
+        lambda n: binomial_p_value(_most(rate, n), n, risk) <= level, max(1, math.ceil(none_lost))
+    )
 
 
 def _most(rate: float, n: int) -> int:
@@ -209,7 +215,7 @@ def _fewest(passes: Callable[[int], bool], about: int) -> int | None:
     low, high = 0, about
     while not passes(high):
         low, high = high, 2 * high
-        if high > _MOST_SAMPLES:
+        if high > MOST_SAMPLES:
             return None
     while high - low > 1:
         middle = (low + high) // 2

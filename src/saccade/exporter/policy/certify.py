@@ -8,6 +8,7 @@ learned from other samples.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count, takewhile
 from statistics import NormalDist
 
@@ -26,6 +27,9 @@ from saccade.exporter.policy.chains import Chain, front
 from saccade.exporter.policy.options import Against
 
 _ROUNDING = 1e-9
+# Chains that are tested one after the other often lose and gain as many samples.
+_p_value = lru_cache(4096)(paired_p_value)
+_bound = lru_cache(4096)(paired_bound)
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,12 @@ class NotCertified:
     samples: int | None
 
 
-def least_samples(risk: float, confidence: float, against: Against, *, apart: bool = False) -> int:
+def least_samples(
+    risk: float, confidence: float, against: Against, *, apart: bool = False
+) -> int | None:
     """Return how many calibration samples certify a risk if not one answer is lost.
+
+    It is None for a risk so small that nobody has as many.
 
     With `apart`, all of them certify; else a part of them chooses.
 
@@ -70,8 +78,7 @@ def least_samples(risk: float, confidence: float, against: Against, *, apart: bo
         needed = samples_needed(0.0, risk, confidence)
     else:
         needed = paired_samples_needed(0.0, 0.0, risk, confidence)
-    assert needed is not None
-    return needed if apart else _in_all(needed)
+    return needed if apart or needed is None else _in_all(needed)
 
 
 def certify(
@@ -126,14 +133,14 @@ class _Test:
         level, (lost, won, n) = 1 - self.confidence, _counts(losses)
         if self.against == "full":
             return binomial_p_value(lost, n, risk) <= level
-        return paired_p_value(lost, won, n, risk, level) <= level
+        return _p_value(lost, won, n, risk, level) <= level
 
     def bound(self, losses: np.ndarray) -> float:
         """Return the upper confidence bound on the mean loss."""
         lost, won, n = _counts(losses)
         if self.against == "full":
             return binomial_bound(lost, n, self.confidence)
-        return paired_bound(lost, won, n, self.confidence)
+        return _bound(lost, won, n, self.confidence)
 
     def near(self, losses: np.ndarray) -> float:
         """Return about what the bound is, which is enough to compare."""
@@ -172,8 +179,8 @@ def _chosen(
     if test.passes(nearest.losses, risk) and len(passed) < len(tried):
         nearest = tried[len(passed)]  # the one that ended the sequence
     needed = test.samples_needed(nearest.losses, risk)
-    if needed is not None:
-        least = least_samples(risk, test.confidence, test.against, apart=answers.apart)
+    least = least_samples(risk, test.confidence, test.against, apart=answers.apart)
+    if needed is not None and least is not None:
         needed = max(needed if answers.apart else _in_all(needed), least)
     return NotCertified(risk, test.bound(nearest.losses), needed)
 

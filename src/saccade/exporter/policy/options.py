@@ -60,8 +60,12 @@ class CalibrateOptions(PathFields):
                 raise SaccadeError(
                     f"--risk is {risk:g}, expected a share of at least 0 and below 1, such as 0.01."
                 )
-        if not self.risk or len(set(self.risk)) < len(self.risk):
-            raise SaccadeError("--risk: expected one or more risks, each of them once.")
+        names = {check_policy_name(self.policy_name(risk)) for risk in self.risk}
+        if not self.risk or len(names) < len(self.risk):
+            raise SaccadeError(
+                "--risk: expected one or more risks, each of them once, with at most six digits: "
+                "several risks are part of their policies' names."
+            )
         if not 0.5 <= self.confidence < 1:
             raise SaccadeError(
                 f"--confidence is {self.confidence:g}, expected at least 0.5 and below 1, such as "
@@ -83,6 +87,15 @@ class CalibrateOptions(PathFields):
             )
         if not 1 <= self.steps <= MOST_STEPS:
             raise SaccadeError(f"--steps is {self.steps}, expected 1 to {MOST_STEPS}.")
+
+    def policy_name(self, risk: float) -> str:
+        """Return the name of the policy of one of the risks."""
+        return self.name if len(self.risk) == 1 else name_by_risk(self.name, risk)
+
+
+def name_by_risk(name: str, risk: float) -> str:
+    """Return the name of a policy of a calibration with several risks."""
+    return f"{name}-{risk:g}"
 
 
 def check_policy_name(name: str) -> str:

@@ -4,7 +4,7 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -16,7 +16,7 @@ from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.policy.answers import MEASURES, Answers, agreement_classes
 from saccade.exporter.policy.certify import Certified
-from saccade.exporter.policy.options import MOST_STEPS, Against, check_policy_name
+from saccade.exporter.policy.options import MOST_STEPS, Against, check_policy_name, name_by_risk
 from saccade.files import json_bytes, read_bounded, sha256_of, write_together
 from saccade.json_text import parse_json
 from saccade.schema import AGAIN, Count, Natural, Positive, Probability, Range, Share, typed
@@ -108,6 +108,12 @@ class PolicyFile:
         return {"schema": SCHEMA, "version": VERSION, **own}
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """The fields that cannot be computed from the answers, beside which they are repeated."""
+        computed = ("schema", "version", "answers_sha256", "policies")
+        return {key: value for key, value in self.to_dict().items() if key not in computed}
+
+    @property
     def answers_name(self) -> str:
         """The name of the file of answers, which contains their hash."""
         return f"{self.name}.{self.answers_sha256[:12]}{ANSWERS_SUFFIX}"
@@ -118,6 +124,7 @@ class PolicyFile:
         return tuple(policy.risk for policy in self.policies)
 
 
+_FACTS = "facts"  # the array that repeats them
 # Keys that only some files have.
 _ABSENT = {field.name: None for field in fields(PolicyFile) if field.default is None}
 
@@ -146,6 +153,12 @@ def policy_of(name: str, certified: Certified, answers: Answers) -> Policy:
         seconds=float(f"{certified.seconds:.9g}"),
         full_seconds=answers.seconds[answers.full],
     )
+
+
+def with_answers(content: PolicyFile, answers: Answers) -> tuple[PolicyFile, bytes]:
+    """Return the policies with the hash of their file of answers, and this file."""
+    arrays = answers.to_npz(json_bytes(content.facts))
+    return replace(content, answers_sha256=hashlib.sha256(arrays).hexdigest()), arrays
 
 
 def write_policies(folder: Path, content: PolicyFile, answers: bytes) -> Path:
@@ -253,7 +266,9 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
     answers = "classes" if content.min_ari is None else "agreement"
     shapes = {answers: (v, n), "confidence": (len(MEASURES), v, n), "labels": (n,)}
     kinds = {"classes": "i", "agreement": "f", "confidence": "f", "labels": "i"}
-    found = {name: (array.shape, array.dtype.kind) for name, array in arrays.items()}
+    found = {
+        name: (array.shape, array.dtype.kind) for name, array in arrays.items() if name != _FACTS
+    }
     expected = {
         name: (shape, kinds[name])
         for name, shape in shapes.items()
@@ -264,6 +279,8 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
             f"{place}: contains {found}, expected {expected}, and fewer than {n} samples to learn "
             f"from. {_CALIBRATE}"
         )
+    if _FACTS in arrays:  # files of earlier releases do not have them
+        _check_facts(content, arrays[_FACTS], place)
     names = tuple(source.variant for source in content.variants)
     return Answers(
         names=names,
@@ -280,6 +297,24 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
         agreement=arrays.get("agreement"),
         apart=content.choose_data is not None,
     )
+
+
+def _check_facts(content: PolicyFile, found: np.ndarray, place: Path) -> None:
+    """Check that both files state the same about their calibration.
+
+    Raises: SaccadeError that names the first field that differs.
+    """
+    try:
+        facts: dict[str, Any] = dict(parse_json(found.tobytes()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SaccadeError(f"{place}: cannot be read ({error!r:.200}). {_CALIBRATE}") from error
+    own = parse_json(json_bytes(content.facts))
+    if changed := [key for key in {**own, **facts} if own.get(key) != facts.get(key)]:
+        key = changed[0]
+        raise SaccadeError(
+            f"{content.name + SUFFIX}: {key} is {own.get(key)!r:.200}, but the calibration gives "
+            f"{facts.get(key)!r:.200}. The file was changed after its calibration. {_CALIBRATE}"
+        )
 
 
 def _check_chains(content: PolicyFile, path: Path) -> None:
@@ -303,6 +338,11 @@ def _check_chains(content: PolicyFile, path: Path) -> None:
             f"different names. {_CALIBRATE}"
         )
     for policy in content.policies:
+        if policy.name not in (content.name, name_by_risk(content.name, policy.risk)):
+            raise SaccadeError(
+                f"{path}: found policy {policy.name!r:.80} of risk {policy.risk:g}, expected the "
+                f"name {name_by_risk(content.name, policy.risk)}. {_CALIBRATE}"
+            )
         check_policy_name(policy.name)
         *early, last = [step.threshold for step in policy.steps] or [0.0]
         alike = all(

@@ -110,12 +110,16 @@ class Tally:
         over = False
         while not over:
             over = self._ended.wait(EVERY_S)
-            with self.lock:
-                self._untold += [told for each in self._all for told in each.take()]
             try:
-                while self._untold:
-                    metric, amount = self._untold[0]
-                    metric.increment(amount)
-                    del self._untold[0]
+                self._tell()  # what an earlier try left: meanwhile the numbers are added up
+                with self.lock:
+                    self._untold = [told for each in self._all for told in each.take()]
+                self._tell()
             except Exception as error:  # such as missing shared memory: try again the next time
                 pb.Logger.log_warn(f"metrics could not be reported: {error!r}")
+
+    def _tell(self) -> None:
+        while self._untold:
+            metric, amount = self._untold[0]
+            metric.increment(amount)
+            del self._untold[0]

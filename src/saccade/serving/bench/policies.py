@@ -222,7 +222,7 @@ def _examined(
         content = read_policies(path)
         for policy in content.policies:
             reason = problems[policy.name] or ""
-            if not reason and content.runtime.split()[0] != runtime.name:
+            if not reason and content.runtime.partition(" ")[0] != runtime.name:
                 reason = f"it was calibrated with {content.runtime}, not with {runtime.name}"
             yield policy.name, (policy, content), reason
 

@@ -167,7 +167,7 @@ def _followable(
     for policy in content.policies:
         served = served_policy(content, policy)
         reason = ""
-        if content.runtime.split()[0] != runtime:
+        if content.runtime.partition(" ")[0] != runtime:
             reason = f"was calibrated with {content.runtime}, and the repository runs {runtime}"
         elif left_out := sorted(served.variants - there):
             reason = f"needs {left_out[0]}, which the repository leaves out"
