@@ -108,7 +108,10 @@ def _segmented(variants: Variants, task: EvaluationTask, options: CalibrateOptio
         for data, split in _parts(options)
     ]
     found = [
-        [Segments.joined([of(model) for of in splits], options.limit) for splits in loaded]
+        [
+            Segments.joined([one.segments(model) for one in splits], options.limit)
+            for splits in loaded
+        ]
         for model in _each(variants)
     ]
     data = found[0][-1]
