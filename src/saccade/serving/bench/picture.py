@@ -244,13 +244,19 @@ class Surroundings:
         their = _leaders(self.points[[*others]], there)
         crossed = _enters(lines, there) | _enters(their, boxes).T | _meet(lines, their)
         hidden = _enters(lines, np.delete(points, at, 0))
+        far = np.hypot(*(lines[:, 2:] - lines[:, :2]).T)
+        rest = np.delete(self.points, at, 0)[None]
+        nearest = np.clip(rest, boxes[:, None, :2], boxes[:, None, 2:])
+        # A reader takes a label for that of the point that is nearest to it.
+        unclear = np.hypot(*np.moveaxis(nearest - rest, -1, 0)) < far[:, None] + _GAP
         return np.asarray(
             8 * _common(boxes, solid).sum(1)
             + 20 * outside
             + 600 * crossed.sum(1)
             + 500 * hidden.sum(1)
             + 0.5 * _common(boxes, self.bars).sum(1)
-            + 1.5 * np.hypot(lines[:, 2] - lines[:, 0], lines[:, 3] - lines[:, 1])
+            + 100 * unclear.sum(1)
+            + 1.5 * far
         )
 
 
