@@ -288,9 +288,10 @@ def _own_masked(
     data = _with_masks(preprocessing, options)
     if data.masks is None:
         raise SaccadeError(
-            f"--data {name}: found no masks, with which segmentations are compared. Pass --task "
-            f"reconstruction, which needs none, {MASKED}, or --data tetrominoes or shapes, whose "
-            "masks are generated."
+            f"--data {name}: found no masks, with which segmentations are compared. Add --task "
+            "reconstruction, which scores how well the images are painted and needs none, or pass "
+            f"data with masks: {MASKED}; or --data tetrominoes or shapes, whose masks are "
+            "generated."
         )
     return data.first(options.limit)
 

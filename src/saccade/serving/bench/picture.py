@@ -13,6 +13,7 @@ from saccade.errors import require
 from saccade.serving.bench.figures import (
     cost_of,
     has_rounds,
+    heading,
     is_share,
     saves_bytes,
     score_text,
@@ -405,7 +406,8 @@ def _dress(axes: Any, report: dict[str, Any]) -> None:
     speed = f"inferences per second, {throughput_of(first)[1]}"
     axes.set_xlabel("bytes per embedding" if saves_bytes(first) else speed)
     sign = ", %" if is_share(first["score"]) else ""
-    axes.set_ylabel(f"{first['score']['name']} on {split_text(report['data'])}{sign}")
+    name = first["score"]["name"] if sign else heading(first["score"])
+    axes.set_ylabel(f"{name} on {split_text(report['data'])}{sign}")
     axes.margins(y=0.12)
     axes.grid(True, color=_GRID, lw=0.8)
     axes.set_axisbelow(True)
