@@ -97,8 +97,13 @@ def test_the_figures_are_those_of_the_scored_samples(
     assert (works.answered.agreement[FULL, FULL] == 1).all()
     assert entry.steps[0].share == pytest.approx((ends == 0).mean(), abs=1e-5)
     assert entry.min_ari == 0.95
-    # The calibration was on all of these images, which have no splits.
+    # A calibration on images alone was on all of them, and on generated scenes also on these.
     assert entry.calibrated == (case == "images alone")
+    for split, known in {"test": True, "validation": case == "images alone", "all": True}.items():
+        content = replace(work.content, data=works.answered.data, split=split)
+        again = replace(work, content=content)
+        found = entry_of_policy(again, works.answered, results[FULL], speeds, machine, None)
+        assert found.calibrated == known, split
 
 
 def test_rows_leave_as_the_confidence_of_all_samples_says(

@@ -114,7 +114,8 @@ class Decider:
 class Segmenter:
     """Images with the initial slots of each, which variants segment.
 
-    `whole`: the data has no splits, so any split of it may mean all of its images.
+    `within` are the splits of data of this name that contain these images but have other hashes,
+    because they have more of them.
     Shapes: images uint8 [n h w c], an array or `samples.images.Images`; states [n k s].
     """
 
@@ -122,7 +123,7 @@ class Segmenter:
     states: np.ndarray
     data: str
     data_sha256: str
-    whole: bool = False
+    within: tuple[str, ...] = ()
 
     def inputs(self, rows: np.ndarray) -> Arrays:
         """Return some of the images with initial slots as of a request with these images alone.

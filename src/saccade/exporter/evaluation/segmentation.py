@@ -183,9 +183,10 @@ def _scored_segments(
     model: EvaluatedModel, options: EvaluateOptions, data: SegmentedImages, rows: np.ndarray
 ) -> Segmenter:
     states = _states(model, options, len(data.images))[rows]
-    # Of generated scenes and of images alone, a calibration may have had more of the same.
-    whole = not data.split or is_unlabelled(Path(options.data or ""))
-    return Segmenter(data.images[rows], states, data.name, data.images_sha256, whole)
+    within: tuple[str, ...] = () if data.split else ("test",)  # a calibration draws more scenes
+    if data.split and is_unlabelled(Path(options.data or "")):
+        within = SPLITS  # it takes all images, whatever the split
+    return Segmenter(data.images[rows], states, data.name, data.images_sha256, within)
 
 
 def _images(

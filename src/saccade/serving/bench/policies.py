@@ -180,9 +180,8 @@ def _is_calibrated_on(content: PolicyFile, answered: Answered) -> bool:
         (content.choose_split, content.choose_data, content.choose_data_sha256),
     )
     return any(
-        # The hash of `all`, or of data that has no splits, is of more samples than these.
         answered.data == data
-        if split == "all" or (answered.whole and split == "test")
+        if split in ("all", *answered.within)  # their hash is of more samples than these
         else answered.data_sha256 == sha256
         for split, data, sha256 in calibrated
     )

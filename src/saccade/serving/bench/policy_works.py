@@ -83,8 +83,9 @@ class PolicyWork:
             found = run({name: array[rows] if some else array for name, array in inputs.items()})
             given = found.argmax(-1) if self.decides == LOGITS else found
             if step == 0:
-                answers = np.array(given)
-            answers[rows], steps[rows] = given, step
+                answers = given
+            else:
+                answers[rows], steps[rows] = given, step
             chosen = self.policy.steps[step]
             if chosen.threshold is None:
                 break
@@ -108,7 +109,7 @@ class Classified:
     data: str
     data_sha256: str
     labelling: Labelling | None = None
-    whole: bool = False
+    within: tuple[str, ...] = ()  # as of `Segmenter`
 
     def sure(self, variant: str, measure: str, temperature: float) -> np.ndarray:
         """Return a variant's confidence in each answer.
@@ -142,7 +143,7 @@ class Segmented:
     """The confidence of variants in their segmentations of all test samples, and their scores.
 
     `agreement` are the adjusted Rand indices with a full model's segmentations, which may be
-    another one for each calibration; `whole` is that of `Segmenter`.
+    another one for each calibration; `within` is that of `Segmenter`.
     Shapes: confidence[variant] [measures n]; agreement[full, variant] and scores[variant] [n].
     """
 
@@ -151,7 +152,7 @@ class Segmented:
     scores: Mapping[str, np.ndarray]
     data: str
     data_sha256: str
-    whole: bool
+    within: tuple[str, ...]
     labelling: Labelling | None = None
 
     def sure(self, variant: str, measure: str, temperature: float) -> np.ndarray:
@@ -320,7 +321,7 @@ def _segmented(
     runs = {model.name: scored.of(model) for model in needed}
     inputs = scored.inputs(_drawn(len(scored.images), seed))
     answered = Segmented(
-        confidence, agreement, scores, scored.data, scored.data_sha256, scored.whole
+        confidence, agreement, scores, scored.data, scored.data_sha256, scored.within
     )
     return _works(found, runs, inputs, MASKS), answered
 
@@ -354,10 +355,7 @@ def ends_of(work: PolicyWork, answered: Answered) -> np.ndarray:
     Shapes: -> [n], from 0.
     """
     measure, (*early, _) = work.policy.measure, work.policy.steps
-    ends: np.ndarray | None = None
+    ends = np.full(len(answered.values(work.variants[-1])), len(early))
     for at, step in reversed(list(enumerate(early))):
-        sure = answered.sure(step.variant, measure, step.temperature) >= step.threshold
-        ends = np.where(sure, at, len(early) if ends is None else ends)
-    if ends is None:
-        return np.zeros(len(answered.values(work.variants[0])), np.int64)
+        ends[answered.sure(step.variant, measure, step.temperature) >= step.threshold] = at
     return ends
