@@ -115,6 +115,9 @@ def test_images_without_objects_are_left_out(trained, data, tmp_path, capsys):
     seen = [row for row in range(6) if segmentation.masked_images(model.images(), options)
             .masks[np.array([row])].any()]  # fmt: skip
     assert np.array_equal(samples.images, images[[seen[4], seen[0]]])
+    scored = segmentation.masked_segments(model, options)
+    assert np.array_equal(scored.images, images[seen])
+    assert np.array_equal(scored.states, segmentation._states(model, options, 6)[seen])
     nothing = EvaluateOptions(data=mine, split="all", background=(0, 1, 2))
     with pytest.raises(
         SaccadeError, match=r"no mask of the split all shows an object.*--background"
