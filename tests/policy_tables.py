@@ -12,7 +12,8 @@ from saccade.exporter.artefact.frontier import PolicyEntry
 from saccade.exporter.policy.policy import Policy, Step
 from saccade.models.scores.results import EvaluationResult, proportion
 from saccade.serving.bench.in_process import Calls, InProcess
-from saccade.serving.bench.policies import Answered, PolicyWork, entry_of_policy
+from saccade.serving.bench.policies import entry_of_policy
+from saccade.serving.bench.policy_works import Classified, PolicyWork
 
 ROUNDS = "inferences_per_second_rounds"
 # Logits of two variants on five samples, and the labels. The small one is sure of the first three.
@@ -34,7 +35,8 @@ def chain(rows_seen: list[int]) -> PolicyWork:
     steps = (Step(HALF, "a" * 64, 0.9, 1.0, 0.5), Step(FULL, "b" * 64, None, 1.0, 0.5))
     policy = Policy("auto", 0.05, 0.04, 0.02, "top1", steps, 0.001, 0.004)
     content: Any = SimpleNamespace(
-        full=FULL, against="full", confidence=0.95, split="test", data="d", data_sha256="d" * 64,
+        min_ari=None, full=FULL, against="full", confidence=0.95,
+        split="test", data="d", data_sha256="d" * 64,
         choose_split=None, choose_data=None, choose_data_sha256="c" * 64,
         variants=tuple(SimpleNamespace(variant=s.variant, sha256=s.sha256) for s in steps),
     )  # fmt: skip
@@ -45,7 +47,7 @@ def chain(rows_seen: list[int]) -> PolicyWork:
 def entry(*, data_sha256: str = "e" * 64, **changes: Any) -> PolicyEntry:
     """The entry of the chain, measured in two rounds on data of this hash."""
     work = chain([])
-    answered = Answered({HALF: SMALL, FULL: LARGE}, LABELS, "drawn", data_sha256)
+    answered = Classified({HALF: SMALL, FULL: LARGE}, LABELS, "drawn", data_sha256)
     right = LARGE.argmax(-1) == LABELS
     result = EvaluationResult(FULL, "top1", "drawn", "e" * 64, (proportion("top-1", right),), right)
     measured = {

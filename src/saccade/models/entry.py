@@ -23,8 +23,10 @@ class EvaluationTask:
     # module:function of (model, options, split) -> the model as a function from samples to logits,
     # of which the answer is the largest; none: variants cannot answer in place of each other
     decide: str = ""
-    # module:function of (model, options, split), the segmentations, which have no classes
+    # module:function of (model, options, split) -> images for segmentations, which have no classes
     segments: str = ""
+    # module:function of (model, options) -> the same of the images that are scored
+    scored_segments: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,12 @@ from folder_walk import openings
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
+from saccade.exporter.evaluation.classification import decide
 from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.checkpoint import Checkpoint
+from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.loaded_once import keeps_loaded, loaded_once
 from saccade.models.families import build
 
@@ -62,6 +64,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[Path], Any], str | None]] 
     "masks": (
         "slot-attention", {}, lambda place: masked_sets.folders(place, masked_sets.scenes()), None
     ),
+    "images alone": ("slot-attention", {}, noise, "reconstruction"),
     "questions": ("vqa", {}, language_sets.vqa, None),
     "captions": ("captioner", {}, language_sets.coco, None),
     "token states": ("sot", TEXTS, states, None),
@@ -95,6 +98,19 @@ def test_two_variants_read_as_often_as_one(case: str, tmp_path: Path) -> None:
     first, second = results[1]
     assert first.scores == second.scores == results[0][0].scores
     assert first.data_sha256 == second.data_sha256 == results[0][0].data_sha256
+
+
+def test_a_policy_is_compared_on_what_was_scored(tmp_path: Path) -> None:
+    checkpoint = tiny_families.tiny("sot", tmp_path / "it.safetensors")
+    (tmp_path / "data").mkdir()
+    data = noise(tmp_path / "data")
+    (model,) = subjects_of_checkpoint(checkpoint)
+    model = replace(model, labels=("a", "b"))
+    with loaded_once():
+        (score,) = scores_of([model], EvaluateOptions(data), lambda: None)
+        with openings(tmp_path / "data") as opened:
+            decider = decide(model, EvaluateOptions(data), HELD_OUT)
+    assert not opened and decider.data_sha256 == score.data_sha256
 
 
 def test_outside_of_a_block_everything_is_loaded_again() -> None:

@@ -69,6 +69,10 @@ def test_training_needs_no_masks(data, trained, tmp_path, monkeypatch):
     monkeypatch.setattr(Masks, "_one", refuse)
     alone = _trained(f"{data}/images/a", tmp_path / "a.safetensors")
     assert list(alone.card["validation"]) == ["negative_mse"]
+    assert alone.card["task"] == "reconstruction" and "task" not in trained.card
+    options = EvaluateOptions(data=f"{data}/images/a", task="reconstruction", budget=("t2",))
+    ((score, _),) = [found.scores for found in evaluate(alone.path, options).results]
+    assert (score.name, score.n) == ("PSNR", 4)
     assert set(alone.calibration) == {"image"}
     assert alone.card["data_sha256"]["train"] == trained.card["data_sha256"]["train"]
     with pytest.raises(SaccadeError, match="found no masks, with which segmentations are compared"):
@@ -111,6 +115,9 @@ def test_images_without_objects_are_left_out(trained, data, tmp_path, capsys):
     seen = [row for row in range(6) if segmentation.masked_images(model.images(), options)
             .masks[np.array([row])].any()]  # fmt: skip
     assert np.array_equal(samples.images, images[[seen[4], seen[0]]])
+    scored = segmentation.masked_segments(model, options)
+    assert np.array_equal(scored.images, images[seen])
+    assert np.array_equal(scored.states, segmentation._states(model, options, 6)[seen])
     nothing = EvaluateOptions(data=mine, split="all", background=(0, 1, 2))
     with pytest.raises(
         SaccadeError, match=r"no mask of the split all shows an object.*--background"
@@ -123,5 +130,7 @@ def test_images_without_objects_are_left_out(trained, data, tmp_path, capsys):
 def test_rounds_are_compared_on_the_users_images(trained, data):
     (model,) = subjects_of_checkpoint(trained, ("t2",))
     for mine in (data, f"{data}/images/a"):
-        parts = segmentation.segments(model, EvaluateOptions(data=mine), "validation")(model)
+        parts = segmentation.segments(model, EvaluateOptions(data=mine), "validation").segments(
+            model
+        )
         assert parts.owners.shape == (2 if mine == data else 20, 12, 12)

@@ -22,14 +22,8 @@ from saccade.serving.bench import bench as bench_module
 from saccade.serving.bench import served
 from saccade.serving.bench.load import LoadResult, Stream, StreamResult
 from saccade.serving.bench.options import BenchOptions
-from saccade.serving.bench.policies import (
-    Answered,
-    PolicyWork,
-    PolicyWorks,
-    ServedPolicies,
-    served_policies_of,
-    with_served,
-)
+from saccade.serving.bench.policies import ServedPolicies, served_policies_of, with_served
+from saccade.serving.bench.policy_works import Classified, PolicyWork, PolicyWorks
 from saccade.serving.bench.work import Work
 from saccade.serving.client.zero_shot import Labelling
 
@@ -63,7 +57,7 @@ def test_the_full_model_is_measured_beside_policies_that_its_own_requests_are_no
     case: str,
 ) -> None:
     variants, labelling, alone = SEVERAL[case]
-    works = PolicyWorks((served_chain(),), Answered({}, LABELS, "d", "s", labelling))
+    works = PolicyWorks((served_chain(),), Classified({}, LABELS, "d", "s", labelling))
     followed = served_policies_of(works, variants)
     assert followed.works == works.works and followed.labelling == labelling
     assert [policy.name for policy in followed.followed] == ["auto"]
@@ -133,7 +127,7 @@ def test_precisions_have_a_server_each_and_their_policies_another(
     monkeypatch.setattr(bench_module, "server_under_load", started)
     monkeypatch.setattr(served, "streams", streams_of)
     monkeypatch.setattr(served, "ask", ask)
-    policies = PolicyWorks((served_chain(),), Answered({}, LABELS, "d", "s"))
+    policies = PolicyWorks((served_chain(),), Classified({}, LABELS, "d", "s"))
     works = {one.name: [work_of(one)] for one in whole.variants}
     workload: Any = SimpleNamespace(
         folder=whole, works=works, ops=None, served=served_policies_of(policies, whole.variants)

@@ -157,6 +157,7 @@ class PolicyEntry:
     grpc: dict[str, Any] | None  # a point per router_concurrency_<n>
     times_full: Ratio  # throughput over the full model's, each in process at its best batch
     times_full_served: Ratio | None  # the same through the router, at the most clients
+    min_ari: Share | None = None  # of segmentations: from this agreement on, answers are the same
 
     @property
     def place(self) -> tuple[str, str, Ops]:
@@ -231,6 +232,8 @@ def _policies(value: Any, where: str) -> list[Any]:
     if typed(int, content.get("version"), f"{where}version: ") != POLICIES_VERSION:
         return []
     entries = content.get("entries")
+    if isinstance(entries, list):  # older files lack this key
+        entries = [{"min_ari": None, **one} if isinstance(one, dict) else one for one in entries]
     for entry in typed(tuple[PolicyEntry, ...], entries, f"{where}entries"):
         _check_inside(entry.in_process, f"{where}{entry.policy:.60}: ")
         _check_points(entry.grpc or {}, f"{where}{entry.policy:.60}: grpc: ")

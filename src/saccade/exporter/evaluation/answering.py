@@ -143,7 +143,7 @@ def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decid
     Raises: SaccadeError for a split of the scenes other than `test`, or if the model has other
         answers.
     """
-    if split != "test" and options.data in (None, "shapes"):
+    if split not in ("test", HELD_OUT) and options.data in (None, "shapes"):
         raise SaccadeError(
             f"--split {split}: questions are generated for the test scenes. Pass --split test."
         )

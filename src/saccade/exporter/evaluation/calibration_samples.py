@@ -115,7 +115,10 @@ def _segmented(variants: Variants, task: EvaluationTask, options: CalibrateOptio
         for seed, (data, split) in zip(seeds, parts, strict=True)
     ]
     found = [
-        [Segments.joined([of(model) for of in splits], options.limit) for splits in loaded]
+        [
+            Segments.joined([one.segments(model) for one in splits], options.limit)
+            for splits in loaded
+        ]
         for model in _each(variants)
     ]
     data = found[0][-1]

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from saccade.errors import SaccadeError
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.policy.answers import MEASURES, mask_confidence
 from saccade.exporter.runtimes.runners import run_in_batches
 from saccade.models.interface import Arrays
 
 _BATCH = 32
+_CHUNK = 256  # masks of all images may need much memory
 Run = Callable[[Arrays], np.ndarray]  # any rows of the inputs -> logits [rows classes]
 
 
@@ -111,6 +114,61 @@ class Decider:
         return Decisions(found, labels, self.data, self.data_sha256, self.labelling)
 
 
+@dataclass(frozen=True)
+class Segmenter:
+    """Images with the initial slots of each, which variants segment.
+
+    `within` are the splits of data of this name that contain these images but have other hashes,
+    because they have more of them.
+    Shapes: images uint8 [n h w c], an array or `samples.images.Images`; states [n k s].
+    """
+
+    images: np.ndarray
+    states: np.ndarray
+    data: str
+    data_sha256: str
+    within: tuple[str, ...] = ()
+
+    def inputs(self, rows: np.ndarray) -> Arrays:
+        """Return some of the images with initial slots as of a request with these images alone.
+
+        Shapes: rows [r] -> each [r ...].
+        """
+        return {"image": np.asarray(self.images[rows]), "initial_state": self.states[: len(rows)]}
+
+    @staticmethod
+    def of(model: EvaluatedModel) -> Run:
+        """Return a variant as a function from inputs to masks.
+
+        Shapes: inputs [b ...] -> [b k h w].
+        """
+        return lambda inputs: model.component("").run(inputs)["masks"]
+
+    def segments(self, model: EvaluatedModel) -> Segments:
+        """Return a variant's segmentation of each image.
+
+        Raises: SaccadeError if the masks contain what is not a number.
+        """
+        owners, sure, samples = [], [], list[bytes]()
+        for at in range(0, len(self.images), _CHUNK):
+            part = slice(at, at + _CHUNK)
+            images = np.asarray(self.images[part])
+            samples += [hashlib.sha256(image.tobytes()).digest() for image in images]
+            inputs = {"image": images, "initial_state": self.states[part]}
+            masks = model.component("")(inputs)["masks"]
+            if not np.isfinite(masks).all():
+                raise SaccadeError(
+                    f"{model.name}: answers some samples with NaN or infinity. Run `saccade "
+                    "verify` on the folder, and leave the variant out of the export."
+                )
+            owners.append(masks.argmax(1).astype(np.uint8))
+            sure.append(np.stack([mask_confidence(measure, masks) for measure in MEASURES]))
+        confidence = np.concatenate(sure, axis=1)
+        return Segments(
+            np.concatenate(owners), confidence, tuple(samples), self.data, self.data_sha256
+        )
+
+
 Decide = Callable[[EvaluatedModel, EvaluateOptions, str], Decider]
-# The images of one split, which are loaded once, as a function from variants to segmentations.
-Segment = Callable[[EvaluatedModel, EvaluateOptions, str], Callable[[EvaluatedModel], Segments]]
+Segment = Callable[[EvaluatedModel, EvaluateOptions, str], Segmenter]  # the images of one split
+SegmentScored = Callable[[EvaluatedModel, EvaluateOptions], Segmenter]  # the images of a score

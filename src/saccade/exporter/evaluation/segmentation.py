@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Score how well slots match objects: ARI with and without background, reconstruction error."""
+"""Score how well slots match objects (ARI), or how well they paint the image again (PSNR)."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.evaluation.decisions import Segments
+from saccade.exporter.evaluation.decisions import Segmenter
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Answer, Asked, Samples, focus_of
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
@@ -21,7 +21,6 @@ from saccade.exporter.evaluation.scenes import (
     require_test_split,
     scenes_sha256,
 )
-from saccade.exporter.policy.answers import MEASURES, mask_confidence
 from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.images import Images, fitting
@@ -29,6 +28,7 @@ from saccade.models.data.segmented import MASKED, SegmentedImages, segmented_ima
 from saccade.models.data.splits import SPLITS
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.models.data.user_data import is_unlabelled, unlabelled_images
+from saccade.models.interface import Arrays
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.scores.results import EvaluationResult, mean
@@ -37,7 +37,8 @@ from saccade.verbosity import note_once
 
 TEST_SCENES = 320  # as many as in the paper
 CALIBRATION_SCENES = 2_000  # generated per split: a certificate needs more than a score
-_CHUNK = 256
+_CHUNK = 256  # masks of all images may need much memory
+_LEAST_ERROR = 1e-10  # an image without error has 100 dB, not infinitely many
 
 
 def ari(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -49,10 +50,7 @@ def ari(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """
     data = masked_images(model.images(), options)
     states = _states(model, options, len(data.images))
-    parts = []
-    for at in range(0, len(data.images), _CHUNK):  # masks of all images may need much memory
-        rows = np.arange(at, min(at + _CHUNK, len(data.images)))
-        parts.append(_scored(model, data, rows, states[rows]))
+    parts = [_scored(model, data, rows, states[rows]) for rows in _chunks(len(data.images))]
     found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     _check_objects(data, len(data.images) - len(found["ARI"]))
     scores = [mean(name, found[name], unit="index") for name in ("FG-ARI", "ARI")]
@@ -78,7 +76,7 @@ def _scored(
     Shapes: rows [r], states [r k s] -> by name [at most r].
     """
     assert data.masks is not None
-    images, true = data.images[rows], data.masks[rows]
+    images, true = np.asarray(data.images[rows]), data.masks[rows]
     answers = model.component("")({"image": images, "initial_state": states})
     found = answers["masks"].argmax(1)
     if found.shape[1:] != true.shape[1:]:
@@ -92,8 +90,7 @@ def _scored(
         "ARI": adjusted_rand_index(true[seen], found[seen]),
     }
     if "reconstruction" in answers:
-        error = np.square(answers["reconstruction"] - _painted(images)).mean(axis=(1, 2, 3))
-        scores["MSE"] = error[seen]
+        scores["MSE"] = _errors(model, images, answers["reconstruction"])[seen]
     return scores
 
 
@@ -107,40 +104,89 @@ def _check_objects(data: SegmentedImages, empty: int) -> None:
         note_once(f"{data.name}: left out {empty:,} images whose masks show no object")
 
 
-def segments(
-    model: EvaluatedModel, options: EvaluateOptions, split: str
-) -> Callable[[EvaluatedModel], Segments]:
-    """Return a function from variants to their segmentations of one split, which is loaded once.
+def reconstruction(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
+    """Score the peak signal-to-noise ratio of the painted images, which needs no masks.
 
-    Each image starts from initial slots of its own.
+    Values are from 0 to 1, so that the ratio of an image is -10 log10 of its squared error per
+    value, in dB. The squared error is reported next to it.
 
-    Raises: SaccadeError if the model takes no image; the function, if it answers with what is not
-        a number.
+    Raises: SaccadeError if the data does not fit, or the model takes no image.
+    """
+    data = scene_images(model.images(), options)
+    states = _states(model, options, len(data.images))
+    parts = []
+    for rows in _chunks(len(data.images)):
+        images = np.asarray(data.images[rows])
+        answers = model.component("")({"image": images, "initial_state": states[rows]})
+        parts.append(_errors(model, images, _painting(model, answers)))
+    errors = np.concatenate(parts)
+    ratios = -10 * np.log10(np.maximum(errors, _LEAST_ERROR))
+    return EvaluationResult(
+        model.name,
+        "reconstruction",
+        data.name,
+        data.sha256,
+        (mean("PSNR", ratios, unit="dB"), mean("MSE", errors, unit="squared", higher=False)),
+        ratios,
+        split=data.split,
+        skipped=data.skipped,
+    )
+
+
+def _painting(model: EvaluatedModel, answers: Arrays) -> np.ndarray:
+    """Return the painted images, by the component that paints slots if no output has them."""
+    if "reconstruction" in answers:
+        return answers["reconstruction"]
+    decode = model.component("decode")
+    slots = {spec.name: answers[spec.name] for spec in decode.inputs}
+    return decode(slots)["reconstruction"]
+
+
+def _errors(model: EvaluatedModel, images: np.ndarray, painting: np.ndarray) -> np.ndarray:
+    """Return the squared error per value of each image.
+
+    Shapes: images uint8 [r h w c], painting [r h w c] -> [r].
+    """
+    if painting.shape != images.shape:
+        raise SaccadeError(
+            f"{model.name}: paints {painting.shape[1:]}, expected {images.shape[1:]}. Score a "
+            "model that paints images of the size that it takes."
+        )
+    return np.asarray(np.square(painting - _as_painted(images)).mean(axis=(1, 2, 3)))
+
+
+def segments(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Segmenter:
+    """Return the images of one split for a calibration, each with initial slots of its own.
+
+    Raises: SaccadeError if the model takes no image.
     """
     images, name, sha256 = _images(model, options, split)
     # No two splits start from the same slots: what certifies a policy are independent draws.
     seed = options.seed + SPLITS.index(split)
     states = _states(model, replace(options, seed=seed), len(images))
+    return Segmenter(images, states, name, sha256)
 
-    def of(variant: EvaluatedModel) -> Segments:
-        owners, sure, samples = [], [], list[bytes]()
-        for at in range(0, len(images), _CHUNK):  # masks of all images may need much memory
-            part = slice(at, at + _CHUNK)
-            inputs = {"image": np.asarray(images[part]), "initial_state": states[part]}
-            samples += [hashlib.sha256(image.tobytes()).digest() for image in inputs["image"]]
-            masks = variant.component("")(inputs)["masks"]
-            if not np.isfinite(masks).all():
-                raise SaccadeError(
-                    f"{variant.name}: answers some samples with NaN or infinity. Run `saccade "
-                    "verify` on the folder, and leave the variant out of the export."
-                )
-            owners.append(masks.argmax(1).astype(np.uint8))
-            sure.append(np.stack([mask_confidence(measure, masks) for measure in MEASURES]))
-        return Segments(
-            np.concatenate(owners), np.concatenate(sure, axis=1), tuple(samples), name, sha256
-        )
 
-    return of
+def masked_segments(model: EvaluatedModel, options: EvaluateOptions) -> Segmenter:
+    """Return the images that `ari` scores, which show objects, and the same initial slots."""
+    data = masked_images(model.images(), options)
+    return _scored_segments(model, options, data, _with_objects(data))
+
+
+def painted_segments(model: EvaluatedModel, options: EvaluateOptions) -> Segmenter:
+    """Return the images that `reconstruction` scores, and the same initial slots."""
+    data = scene_images(model.images(), options)
+    return _scored_segments(model, options, data, np.arange(len(data.images)))
+
+
+def _scored_segments(
+    model: EvaluatedModel, options: EvaluateOptions, data: SegmentedImages, rows: np.ndarray
+) -> Segmenter:
+    states = _states(model, options, len(data.images))[rows]
+    within: tuple[str, ...] = () if data.split else ("test",)  # a calibration draws more scenes
+    if data.split and is_unlabelled(Path(options.data or "")):
+        within = SPLITS  # it takes all images, whatever the split
+    return Segmenter(data.images[rows], states, data.name, data.images_sha256, within)
 
 
 def _images(
@@ -184,9 +230,23 @@ def _states(model: EvaluatedModel, options: EvaluateOptions, count: int) -> np.n
     return initial_states(metadata["initial_state"], count, slots, seed=options.seed)
 
 
-def _painted(images: np.ndarray) -> np.ndarray:
+def _chunks(count: int) -> Iterator[np.ndarray]:
+    """Yield the rows of all images, a few at a time."""
+    for at in range(0, count, _CHUNK):
+        yield np.arange(at, min(at + _CHUNK, count))
+
+
+def _as_painted(images: np.ndarray) -> np.ndarray:
     """Scale images as in the decoder's training: from 0 to 1."""
     return images.astype(np.float64) / 255
+
+
+def scene_images(preprocessing: Preprocessing, options: EvaluateOptions) -> SegmentedImages:
+    """Return generated test scenes, or one split of the user's images, whose masks are not read."""
+    if options.data in (None, "shapes", "tetrominoes"):
+        return masked_images(preprocessing, options)
+    data = _own(preprocessing, options, options.split or HELD_OUT)
+    return replace(data, masks=None, digests=data.digests[:1]).first(options.limit)
 
 
 def masked_images(preprocessing: Preprocessing, options: EvaluateOptions) -> SegmentedImages:
@@ -229,8 +289,10 @@ def _own_masked(
     data = _with_masks(preprocessing, options)
     if data.masks is None:
         raise SaccadeError(
-            f"--data {name}: found no masks, with which segmentations are compared. Pass {MASKED}, "
-            "or --data tetrominoes or shapes, whose masks are generated."
+            f"--data {name}: found no masks, with which segmentations are compared. Add --task "
+            "reconstruction, which scores how well the images are painted and needs none, or pass "
+            f"data with masks: {MASKED}; or --data tetrominoes or shapes, whose masks are "
+            "generated."
         )
     return data.first(options.limit)
 
@@ -255,19 +317,29 @@ def ari_examples(
     models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
 ) -> Asked:
     """Return the chosen scenes, of those with objects, divided among slots."""
-    data = masked_images(models[0].images(), options)
-    assert data.masks is not None
-    starts = range(0, len(data.images), _CHUNK)
-    parts = [np.arange(at, min(at + _CHUNK, len(data.images))) for at in starts]
-    seen = np.concatenate([data.masks[part].any((1, 2)) for part in parts])
-    rows = np.flatnonzero(seen)[chosen]
-    images = data.images[rows]
+    return _examples(models, masked_segments(models[0], options), chosen)
+
+
+def reconstruction_examples(
+    models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
+) -> Asked:
+    """Return the chosen images, divided among slots."""
+    return _examples(models, painted_segments(models[0], options), chosen)
+
+
+def _examples(models: Sequence[EvaluatedModel], scored: Segmenter, chosen: np.ndarray) -> Asked:
+    images = np.asarray(scored.images[chosen])
+    inputs = {"image": images, "initial_state": scored.states[chosen]}
     answers = []
     for model in models:
-        # Each scene has its own initial state: draw them for all scenes, then select.
-        states = _states(model, options, len(data.images))[rows]
-        outputs = model.component("")({"image": images, "initial_state": states})
-        focus = focus_of(model, outputs)
+        focus = focus_of(model, model.component("")(inputs))
         count = len(chosen)
         answers.append([Answer(focus=None if focus is None else focus[i]) for i in range(count)])
     return Samples(images, (), ()), answers
+
+
+def _with_objects(data: SegmentedImages) -> np.ndarray:
+    """Return the rows of the images whose masks show an object."""
+    assert data.masks is not None
+    seen = [data.masks[rows].any((1, 2)) for rows in _chunks(len(data.images))]
+    return np.flatnonzero(np.concatenate(seen))

@@ -41,6 +41,15 @@ _FUNCTIONS = (
         (),
         f"{_HERE}.segmentation:ari_examples",
         segments=f"{_HERE}.segmentation:segments",
+        scored_segments=f"{_HERE}.segmentation:masked_segments",
+    ),
+    EvaluationTask(
+        f"{_HERE}.segmentation:reconstruction",
+        _SCENES,
+        ("decode",),
+        f"{_HERE}.segmentation:reconstruction_examples",
+        segments=f"{_HERE}.segmentation:segments",
+        scored_segments=f"{_HERE}.segmentation:painted_segments",
     ),
     EvaluationTask(
         f"{_HERE}.answering:vqa",

@@ -72,4 +72,7 @@ def mask_confidence(measure: str, masks: np.ndarray, _temperature: float = 1.0) 
 
 
 # The outputs from which a policy can decide, by name.
-DECIDES = {"logits": confidence, "masks": mask_confidence}
+DECIDES: dict[str, Callable[[str, np.ndarray, float], np.ndarray]] = {
+    "logits": confidence,
+    "masks": mask_confidence,
+}

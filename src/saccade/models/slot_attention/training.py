@@ -224,6 +224,8 @@ class SlotTask(Task):
     def __init__(self, options: TrainOptions, recipe: Recipe, source: SceneSource) -> None:
         self.recipe, self.source = recipe, source
         self.data, self.data_sha256 = source.name, source.sha256
+        if all(masks is None for _, _, masks in source.validation):
+            self.card = {"task": "reconstruction"}  # the one that needs no masks
         kind = options.value("attention", source.fields["attention"])
         parts = (recipe.config, source.fields, KINDS.get(kind, {}))
         config = chosen_config(SlotConfig, options, *parts, known=SOURCE_FIELDS)

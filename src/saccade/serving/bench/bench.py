@@ -33,13 +33,12 @@ from saccade.serving.bench.in_process import InProcess, Measured
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import (
-    PolicyWorks,
     ServedPolicies,
     entry_of_policy,
-    policy_works,
     served_policies_of,
     with_served,
 )
+from saccade.serving.bench.policy_works import PolicyWorks, policy_works
 from saccade.serving.bench.report_content import (
     Measurement,
     add_served,
@@ -266,7 +265,8 @@ def _workload(folder: ArtefactFolder | Path | str, options: BenchOptions) -> _Wo
         works[variant.name] = works_of(variant, inputs, runners[variant.name])
     ops = next((subject.ops for subject in models if subject.ops), None)
     asked = replace(asked, data=options.data or scores[0].data)
-    policies = policy_works(folder, models, runtime, asked)
+    samples = {name: result.samples for name, result in results.items()}
+    policies = policy_works(folder, models, runtime, asked, samples)
     served = served_policies_of(policies, folder.variants) if options.server else ServedPolicies()
     return _Workload(folder, models, results, works, policies, served, ops)
 

@@ -2,12 +2,18 @@
 """Draw the frontier: score against what the budget saves, from the report alone."""
 
 import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from saccade.errors import require
 from saccade.serving.bench.figures import (
     cost_of,
     has_rounds,
+    heading,
     is_share,
     saves_bytes,
     score_text,
@@ -16,13 +22,24 @@ from saccade.serving.bench.figures import (
     throughput_of,
 )
 from saccade.serving.bench.report_charts import short_name
-from saccade.serving.bench.report_policies import can_be_drawn, policies_of
+from saccade.serving.bench.report_policies import can_be_drawn, policies_of, times_digits
 
 _MARKERS = {"fp32": "o", "fp16": "s", "bf16": "D", "int8": "^"}
 _FRONTIER, _DOMINATED, _GRID, _INK = "#0b6e99", "#8a8f98", "#e3e6ea", "#22262b"
 # From this ratio of fastest to slowest, a linear axis would squeeze the slow half together.
 _LOG_FROM_RATIO = 4.0
 _STARS, _STAR = "stars", "#c2571a"  # key and color of policies that are drawn
+# Of the nearest part of a label to its point, in points; and directions, the first preferred.
+_DISTANCES = (9.0, 16.0, 26.0, 38.0, 52.0, 68.0, 86.0, 106.0, 128.0)
+_ANGLES = tuple(
+    math.radians(angle)
+    for angle in (40, -40, 140, 220, 90, 270, 0, 180, 65, 115, -65, -115, 20, -20, 160, 200)
+)
+_NEAR = 0.22  # inches up to which a label needs no line
+_TURNS = 6
+_RADIUS = 8.0  # pixels around a point that no label should cover
+_GAP = 4.0  # pixels between labels
+_TINY = 1e-9
 _CROWDED = 5  # with more points, labels are budgets only: the tables have the rest
 
 
@@ -149,80 +166,203 @@ def _draw_point(axes: Any, variant: dict[str, Any]) -> None:
     star = "policy" in variant
     colour = _STAR if star else _DOMINATED if dominated else _FRONTIER
     least, most = _rounds(variant)
-    axes.errorbar(
+    axes.errorbar(  # under the labels, which are under the points
         [place], [score], yerr=[[max(0.0, score - low)], [max(0.0, high - score)]],
         xerr=[[max(0.0, place - least)], [max(0.0, most - place)]],
-        fmt="*" if star else _MARKERS[variant["precision"]], ms=15 if star else 8, mew=1.6 - star,
-        color=colour, mfc="white" if dominated else colour,
-        ecolor=colour, elinewidth=1.0, capsize=3, zorder=3 + star,
+        fmt="none", ecolor=colour, elinewidth=1.0, capsize=3, zorder=2.2,
+    )  # fmt: skip
+    axes.plot(
+        [place], [score], "*" if star else _MARKERS[variant["precision"]], ms=15 if star else 8,
+        mew=1.6 - star, color=colour, mfc="white" if dominated else colour, zorder=3 + star,
     )  # fmt: skip
 
 
 def _name_points(axes: Any, report: dict[str, Any]) -> None:
-    """Label each point on the side where the label covers least."""
-    axes.figure.draw_without_rendering()
-    inside = axes.get_window_extent()
-    # A label may rather cross a thin bar than a point; if there are many points, bars do not count,
-    # unless there are the long labels of policies.
-    only_points = _is_crowded(report) and not report.get(_STARS)
-    boxes = (_point,) if only_points else (_bar, _point)
-    taken = [box(axes, one) for one in _points(report) for box in boxes]
-    # Dominated points are below the frontier: try the lower left first for their labels.
-    for variant in sorted(
-        _points(report), key=lambda one_variant: one_variant["dominated_by"] is not None
-    ):
-        dominated = variant["dominated_by"] is not None
-        place = cost_of(variant), _height(variant)
-        tries: list[tuple[float, int, Any, Any]] = []
-        for right, up in _SIDES_OF_DOMINATED if dominated else _SIDES:
-            words = axes.annotate(
-                _words(variant, report), place, xytext=(9 * right, 8 * up),
-                textcoords="offset points", ha="left" if right > 0 else "right",
-                va="bottom" if up > 0 else "top", fontsize=9, zorder=2.5,  # never over a point
-                color=_STAR if "policy" in variant else _DOMINATED if dominated else _INK,
-                bbox={"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.75},
-            )  # fmt: skip
-            box = words.get_window_extent()
-            covered = sum(_common(box, other) for other in taken)
-            outside = box.width * box.height - _common(box, inside)
-            tries.append((covered + outside, len(tries), words, box))
-        _, _, best, box = min(tries)
-        for *_, words, _ in tries:
-            if words is not best:
-                words.remove()
-        taken.append(box)
-        if "policy" in variant:  # its label may be far away
-            axes.annotate(
-                "", place, xytext=best.xyann, textcoords="offset points", zorder=2.4,
-                arrowprops={"arrowstyle": "-", "color": _STAR, "lw": 0.7},
-            )  # fmt: skip
+    """Label each point where its label covers least, with a line to it if it is far away."""
+    figure, points = axes.figure, _points(report)
+    figure.draw_without_rendering()
+    labels = [_label(axes, point, report) for point in points]
+    sizes = [words.get_window_extent() for words in labels]
+    places = [(cost_of(point), _height(point)) for point in points]
+    legend = axes.get_legend()
+    surroundings = Surroundings(
+        points=axes.transData.transform(places),
+        bars=np.array([_box(axes, [(cost_of(one), end) for end in _ends(one)]) for one in points]),
+        legend=_corners([legend.get_window_extent()] if legend else []),
+        inside=_corners([axes.get_window_extent()]),
+    )
+    boxes = placed(
+        surroundings,
+        [(size.width, size.height) for size in sizes],
+        [point["dominated_by"] is not None for point in points],
+        figure.dpi / 72,
+    )
+    lines = _leaders(surroundings.points, boxes)
+    to_data = axes.transData.inverted()
+    for words, box, point, line in zip(labels, boxes, points, lines, strict=True):
+        words.set_position(to_data.transform((box[:2] + box[2:]) / 2))
+        if "policy" in point or np.hypot(*(line[2:] - line[:2])) > _NEAR * figure.dpi:
+            ends = to_data.transform(line.reshape(2, 2))
+            axes.plot(*ends.T, color=words.get_color(), lw=0.7, zorder=2.4)
 
 
-_SIDES = tuple((right, up) for right in (1, -1) for up in (1, -1, 3, -3, 5, -5, 8, -8))
-_SIDES_OF_DOMINATED = tuple((-right, -up) for right, up in _SIDES)
+def _label(axes: Any, point: dict[str, Any], report: dict[str, Any]) -> Any:
+    """Return the label of a point, centered at it."""
+    dominated = point["dominated_by"] is not None
+    return axes.text(
+        cost_of(point), _height(point), _words(point, report), ha="center", va="center",
+        fontsize=9, zorder=2.5,  # over bars, but never over a point
+        color=_STAR if "policy" in point else _DOMINATED if dominated else _INK,
+        bbox={"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.8},
+    )  # fmt: skip
 
 
-def _bar(axes: Any, variant: dict[str, Any]) -> Any:
-    """Return the box of an interval. Units: pixels."""
-    return _box(axes, [(cost_of(variant), bound) for bound in _ends(variant)])
+@dataclass(frozen=True)
+class Surroundings:
+    """What labels should not cover: points and the legend, less so bars; and where they may be.
+
+    Shapes: points [n 2], (x, y); the others are boxes [k 4]: left, low, right, high.
+    Units: pixels.
+    """
+
+    points: np.ndarray
+    bars: np.ndarray
+    legend: np.ndarray
+    inside: np.ndarray
+
+    def costs(self, at: int, boxes: np.ndarray, others: Mapping[int, np.ndarray]) -> np.ndarray:
+        """Return how bad each of these boxes would be for the label of the point `at`.
+
+        `others` are the boxes of other labels.
+        Shapes: boxes [c 4] -> [c].
+        """
+        points = np.hstack([self.points - _RADIUS, self.points + _RADIUS])
+        there = np.array([*others.values()]).reshape(-1, 4)
+        apart = there + np.array([-_GAP, -_GAP, _GAP, _GAP])
+        solid = np.vstack([points, apart, self.legend])
+        outside = _area(boxes) - _common(boxes, self.inside).sum(1)
+        lines = _leaders(np.broadcast_to(self.points[at], (len(boxes), 2)), boxes)
+        their = _leaders(self.points[[*others]], there)
+        crossed = _enters(lines, there) | _enters(their, boxes).T | _meet(lines, their)
+        hidden = _enters(lines, np.delete(points, at, 0))
+        far = np.hypot(*(lines[:, 2:] - lines[:, :2]).T)
+        rest = np.delete(self.points, at, 0)[None]
+        nearest = np.clip(rest, boxes[:, None, :2], boxes[:, None, 2:])
+        # A reader takes a label for that of the point that is nearest to it.
+        unclear = np.hypot(*np.moveaxis(nearest - rest, -1, 0)) < far[:, None] + _GAP
+        return np.asarray(
+            8 * _common(boxes, solid).sum(1)
+            + 20 * outside
+            + 600 * crossed.sum(1)
+            + 500 * hidden.sum(1)
+            + 0.5 * _common(boxes, self.bars).sum(1)
+            + 100 * unclear.sum(1)
+            + 1.5 * far
+        )
 
 
-def _point(axes: Any, variant: dict[str, Any]) -> Any:
-    """Return the box of a point. Units: pixels."""
-    return _box(axes, [(cost_of(variant), _height(variant))] * 2)
+def placed(
+    surroundings: Surroundings,
+    sizes: Sequence[tuple[float, float]],
+    below: Sequence[bool],
+    scale: float,
+) -> np.ndarray:
+    """Return a box for each label, near its point; those of `below` rather at the lower left.
+
+    Each label moves to its best place in turn, until none moves.
+
+    Shapes: -> [n 4].
+    Units: pixels, of which `scale` are a point.
+    """
+    tries = [
+        _tries(point, size, down, scale)
+        for point, size, down in zip(surroundings.points, sizes, below, strict=True)
+    ]
+    chosen: dict[int, np.ndarray] = {}
+    for _ in range(_TURNS):
+        before = {at: box.tolist() for at, box in chosen.items()}
+        for at, boxes in enumerate(tries):
+            others = {place: box for place, box in chosen.items() if place != at}
+            costs = surroundings.costs(at, boxes, others) + np.arange(len(boxes))
+            chosen[at] = boxes[costs.argmin()]
+        if before == {at: box.tolist() for at, box in chosen.items()}:
+            break
+    return np.array([chosen[at] for at in range(len(tries))])
 
 
-def _box(axes: Any, ends: list[tuple[float, float]]) -> Any:
+def _tries(point: np.ndarray, size: tuple[float, float], below: bool, scale: float) -> np.ndarray:
+    """Return boxes of this size around a point, those that readers expect first.
+
+    Shapes: point [2] -> [c 4].
+    """
+    distance, angle = (grid.ravel() for grid in np.meshgrid(_DISTANCES, _ANGLES, indexing="ij"))
+    way = (-1 if below else 1) * np.stack([np.cos(angle), np.sin(angle)], 1)
+    # Beside the point begins a corner of the box, and above or below it the middle of a side.
+    low = point + scale * distance[:, None] * way + size * (np.clip(1.5 * way, -1, 1) - 1) / 2
+    return np.hstack([low, low + size])
+
+
+def _box(axes: Any, ends: list[tuple[float, float]]) -> list[float]:
+    """Return the box around these places of the data. Units: pixels."""
     from matplotlib.transforms import Bbox
 
-    return Bbox(axes.transData.transform(ends)).padded(6)
+    return list(Bbox(axes.transData.transform(ends)).padded(2).extents)
 
 
-def _common(one: Any, other: Any) -> float:
-    """Return the area that two boxes share. Units: square pixels."""
-    width = min(one.x1, other.x1) - max(one.x0, other.x0)
-    height = min(one.y1, other.y1) - max(one.y0, other.y0)
-    return float(max(0.0, width) * max(0.0, height))
+def _corners(boxes: Sequence[Any]) -> np.ndarray:
+    return np.array([box.extents for box in boxes]).reshape(-1, 4)
+
+
+def _area(boxes: np.ndarray) -> np.ndarray:
+    return np.asarray(np.prod(boxes[:, 2:] - boxes[:, :2], axis=1))
+
+
+def _common(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return the area that boxes share.
+
+    Shapes: some [c 4], others [o 4] -> [c o].
+    Units: square pixels.
+    """
+    one, other = some[:, None], others[None]
+    sides = np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])
+    return np.asarray(np.maximum(sides, 0).prod(-1))
+
+
+def _leaders(points: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Return the line from each point to the nearest place of its label: x, y, x, y.
+
+    Shapes: points [c 2], boxes [c 4] -> [c 4].
+    """
+    return np.hstack([points, np.clip(points, boxes[:, :2], boxes[:, 2:])])
+
+
+def _enters(lines: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Return whether lines enter boxes, by the share of the line that is between opposite sides.
+
+    Shapes: lines [c 4], boxes [o 4] -> bool [c o].
+    """
+    start, way = lines[:, None, :2], (lines[:, 2:] - lines[:, :2])[:, None]
+    way = np.where(np.abs(way) < _TINY, _TINY, way)
+    ends = np.stack([(boxes[None, :, :2] - start) / way, (boxes[None, :, 2:] - start) / way])
+    first, last = ends.min(0).max(-1), ends.max(0).min(-1)
+    return np.asarray(np.maximum(first, 0) < np.minimum(last, 1))
+
+
+def _meet(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return whether lines cross between their ends.
+
+    Shapes: some [c 4], others [o 4] -> bool [c o].
+    """
+
+    def side(line: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        from_x, from_y, to_x, to_y = np.moveaxis(line, -1, 0)
+        return np.asarray((to_x - from_x) * (y - from_y) - (to_y - from_y) * (x - from_x))
+
+    def parts(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return side(one, other[..., 0], other[..., 1]) * side(one, other[..., 2], other[..., 3]) < 0
+
+    one, other = some[:, None], others[None]
+    return parts(one, other) & parts(other, one)
 
 
 def _is_crowded(report: dict[str, Any]) -> bool:
@@ -231,7 +371,7 @@ def _is_crowded(report: dict[str, Any]) -> bool:
 
 def _words(variant: dict[str, Any], report: dict[str, Any]) -> str:
     if "policy" in variant:
-        times = f"{variant['times_full']['times']:.1f}x"
+        times = f"{times_digits(variant['times_full']['times'])}x"
         name = f"{variant['policy']} · {times}"
         return name if _is_crowded(report) else f"{name} · {score_text(variant['score'])}"
     if _is_crowded(report):
@@ -266,7 +406,8 @@ def _dress(axes: Any, report: dict[str, Any]) -> None:
     speed = f"inferences per second, {throughput_of(first)[1]}"
     axes.set_xlabel("bytes per embedding" if saves_bytes(first) else speed)
     sign = ", %" if is_share(first["score"]) else ""
-    axes.set_ylabel(f"{first['score']['name']} on {split_text(report['data'])}{sign}")
+    name = first["score"]["name"] if sign else heading(first["score"])
+    axes.set_ylabel(f"{name} on {split_text(report['data'])}{sign}")
     axes.margins(y=0.12)
     axes.grid(True, color=_GRID, lw=0.8)
     axes.set_axisbelow(True)

@@ -47,21 +47,26 @@ def sentence(policy: Figures) -> str:
         most = points(policy["grpc"], "router_concurrency_")[-1].rpartition("_")[2]
         parts.append(
             f"Through the router with {most} client{'s' * (most != '1')}: "
-            f"{_times(served['times'])} times the throughput{_interval(served)}."
+            f"{times_digits(served['times'])} times the throughput{_interval(served)}."
         )
     if len(policy["steps"]) == 1:
         parts.append(f"The policy is {policy['steps'][0]['variant']} alone.")
     return " ".join(parts)
 
 
+def times_digits(times: float) -> str:
+    """Return a ratio of throughputs with as many digits as it deserves, such as `2.4`."""
+    return f"{times:.0f}" if times >= 100 else f"{times:.1f}" if times >= 1.95 else f"{times:.2f}"
+
+
 def times_text(ratio: Figures) -> str:
     """Return a ratio of throughputs with its interval, such as `2.4 times (95 %: 2.1 to 2.8)`."""
-    return f"{_times(ratio['times'])} times{_interval(ratio)}"
+    return f"{times_digits(ratio['times'])} times{_interval(ratio)}"
 
 
 def _gained(policy: Figures) -> str:
     ratio = policy["times_full"]
-    times = f"{_times(ratio['times'])} times"
+    times = f"{times_digits(ratio['times'])} times"
     where = " in process" if policy["times_full_served"] else ""
     low, high = ratio["interval"] or (0.0, 2.0)
     if low > 1:
@@ -72,9 +77,12 @@ def _gained(policy: Figures) -> str:
 
 def _same(policy: Figures) -> str:
     count = f"{policy['score']['n']:,} test samples"
+    same, least = "answer", policy.get("min_ari")  # older reports lack this key
+    if least is not None:
+        same, count = "segmentation", f"{count} (ARI of {least:g} or more)"
     if policy["agreement"] == 1:
-        return f"at the same answers on all {count}"
-    return f"at the same answer on {100 * policy['agreement']:.2f} % of {count}"
+        return f"at the same {same}s on all {count}"
+    return f"at the same {same} on {100 * policy['agreement']:.2f} % of {count}"
 
 
 def _certified(policy: Figures) -> str:
@@ -99,14 +107,10 @@ def _exceeded(policy: Figures) -> str:
     return f"{more}: they are harder than the calibration's. Calibrate on data like this."
 
 
-def _times(times: float) -> str:
-    return f"{times:.0f}" if times >= 100 else f"{times:.1f}" if times >= 1.95 else f"{times:.2f}"
-
-
 def _interval(ratio: Figures) -> str:
     if ratio["interval"] is None:
         return " in a single round"
-    low, high = map(_times, ratio["interval"])
+    low, high = map(times_digits, ratio["interval"])
     return f" (95 %: {low} to {high})"
 
 
@@ -133,9 +137,9 @@ def _row(policy: Figures, served: bool) -> tuple[str, ...]:
         f"{100 * policy['agreement']:.2f}",
         f"{100 * policy['risk']:g}",
         f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}",
-        _times(times["times"]),
-        "-" if times["interval"] is None else f"{_times(low)}-{_times(high)}",
-        *([_times(through["times"]) if through else "-"] * served),
+        times_digits(times["times"]),
+        "-" if times["interval"] is None else f"{times_digits(low)}-{times_digits(high)}",
+        *([times_digits(through["times"]) if through else "-"] * served),
     )
 
 

@@ -13,7 +13,8 @@ from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.models.interface import Arrays
 from saccade.serving.bench.load import LoadResult, Stream
 from saccade.serving.bench.load_requests import Answer, ask, png_files, request
-from saccade.serving.bench.policies import PolicyWork, ServedPolicies
+from saccade.serving.bench.policies import ServedPolicies
+from saccade.serving.bench.policy_works import PolicyWork
 from saccade.serving.bench.work import Work
 
 FULL = "full model"  # the key of its streams among those of policies, like no variant's name
@@ -166,7 +167,7 @@ def policy_streams(
 def _check_policy(url: str, policy: PolicyWork, work: Work, precisions: Mapping[str, str]) -> None:
     """Check that the router's answer is that of the variant that it names, in process."""
     parameters = {"policy": policy.policy.name}
-    message = work.routed(0, "logits", "variant", parameters=parameters)
+    message = work.routed(0, policy.decides, "variant", parameters=parameters)
     variant = ask(url, message)["variant"]
     by = variant[0].decode() if isinstance(variant, list) else ""
     if by not in policy.variants:
@@ -174,7 +175,7 @@ def _check_policy(url: str, policy: PolicyWork, work: Work, precisions: Mapping[
             f"{policy.title} at {url} is answered by {by!r:.80}, expected one of "
             f"{', '.join(policy.variants)}."
         )
-    expected = {"logits": policy.runs[policy.variants.index(by)](work.row(0))}
+    expected = {policy.decides: policy.runs[policy.variants.index(by)](work.row(0))}
     check_answers(url, policy.title, message, expected, precisions[by])
 
 

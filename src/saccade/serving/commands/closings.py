@@ -57,7 +57,7 @@ def _selected(given: Mapping[str, Any], result: Any) -> Closing:
 def _exported(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
     return Closing(
-        _counted(len(result.manifests), "variant file", "verified"), out, _bench_command(out)
+        _counted(len(result.manifests), "variant file", "verified"), out, bench_command(out)
     )
 
 
@@ -74,7 +74,7 @@ def _verified(given: Mapping[str, Any], result: Any) -> Closing:
             return Closing(count, folder, f"saccade export CHECKPOINT --out {_q(folder)} --force")
         bisect = "" if given["bisect"] else " --bisect"
         return Closing(count, folder, f"saccade verify {_q(folder)}{bisect}" if bisect else "")
-    return Closing(count, folder, _bench_command(folder))
+    return Closing(count, folder, bench_command(folder))
 
 
 def _built(given: Mapping[str, Any], result: Any) -> Closing:
@@ -126,7 +126,7 @@ def _evaluated(given: Mapping[str, Any], result: Any) -> Closing:
 
     path = given["path"]
     following = (
-        _bench_command(path, given["options"].data, given["options"].task)
+        bench_command(path, given["options"].data, given["options"].task)
         if checkpoint_file(path).is_dir()
         else f"saccade export {_q(path)} --out {_q(Path('build') / _stem(path))}"
     )
@@ -177,7 +177,8 @@ CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing | None]] = {
 }
 
 
-def _bench_command(folder: Path | str, data: str | None = None, task: str | None = None) -> str:
+def bench_command(folder: Path | str, data: str | None = None, task: str | None = None) -> str:
+    """Return the command that measures a folder, with its data if only the user has that."""
     known, own_task = _own_data(Path(folder)) if data is None else (f" --data {_q(data)}", None)
     task = task or own_task
     option = known + (f" --task {task}" if task else "")

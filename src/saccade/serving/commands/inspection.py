@@ -17,6 +17,7 @@ from saccade.files import read_regular, sha256_of
 from saccade.json_text import parse_json
 from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.checkpoint_format import AUTHORS_DATA
+from saccade.serving.commands.closings import bench_command
 from saccade.serving.commands.weight_files import inspect_weights
 from saccade.sizes import files_below, size_text
 
@@ -115,7 +116,7 @@ def _artefacts(path: Path) -> Inspection:
     following = (
         f"saccade repository {quoted} --out {quoted}-repository"
         if measured
-        else f"saccade bench {quoted} --out {quoted}-report"
+        else bench_command(path)
     )
     return Inspection(path, "an artefact folder of `saccade export`", facts, (following,))
 

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies of segmentations in a benchmark: on masked images, and on images alone."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
+pytest.importorskip("torch", reason="torch is missing: pip install '.[export]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '.[cpu]'")
+
+from family_folders import family_folder
+from policy_files import calibrated_slots
+
+from saccade.errors import SaccadeError
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.evaluation.evaluate import scores_of
+from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
+from saccade.exporter.evaluation.examples import examples_of
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.segmentation import painted_segments
+from saccade.exporter.runtimes.runtime import runtime_named
+from saccade.models.scores.intervals import bootstrap
+from saccade.models.scores.results import EvaluationResult
+from saccade.serving.bench import policy_works as policy_works_module
+from saccade.serving.bench.in_process import Calls, InProcess
+from saccade.serving.bench.policies import entry_of_policy
+from saccade.serving.bench.policy_works import PolicyWorks, Segmented, ends_of, policy_works
+
+FULL, SMALL = "slot-attention-t2-fp32", "slot-attention-t1-fp32"
+ORT = runtime_named("onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a policy that was calibrated on `noise.npz`, images alone."""
+    place = tmp_path_factory.mktemp("segments") / "slots"
+    shutil.copytree(family_folder("slot-attention"), place)
+    assert calibrated_slots(place).exit_code == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def models(folder: Path) -> list[EvaluatedModel]:
+    return subjects_of_folder(ArtefactFolder(folder), ORT)
+
+
+Measured = tuple[PolicyWorks, dict[str, EvaluationResult]]
+
+
+def measured(folder: Path, models: list[EvaluatedModel], options: EvaluateOptions) -> Measured:
+    results = {one.variant: one for one in scores_of(models, options, lambda: None)}
+    samples = {name: result.samples for name, result in results.items()}
+    return policy_works(ArtefactFolder(folder), models, ORT, options, samples), results
+
+
+CASES = {
+    "images alone": ("noise.npz", "reconstruction", 80),
+    "generated scenes": ("tetrominoes", "ari", 40),
+    "generated scenes, painted": ("shapes", "reconstruction", 30),
+}
+
+
+def options_of(folder: Path, case: str) -> EvaluateOptions:
+    data, task, limit = CASES[case]
+    path = str(folder / data) if (folder / data).exists() else data
+    return EvaluateOptions(path, task=task, limit=limit)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_figures_are_those_of_the_scored_samples(
+    case: str, folder: Path, models: list[EvaluatedModel]
+) -> None:
+    works, results = measured(folder, models, options_of(folder, case))
+    assert not works.left_out and isinstance(works.answered, Segmented)
+    (work,) = works.works
+    ends = ends_of(work, works.answered)
+    count = len(results[FULL].samples)
+    assert len(ends) == count and 0 < ends.sum() < count
+    machine: Any = SimpleNamespace(runtime="onnxruntime 1", device="here")
+    speed = InProcess({1: Calls(1, [0.01, 0.01], rounds=[100.0, 50.0])})
+    speeds = {(FULL, ""): speed, work.key: speed}
+    entry = entry_of_policy(work, works.answered, results[FULL], speeds, machine, None)
+    scores = np.where(ends == 0, results[SMALL].samples, results[FULL].samples)
+    first = results[FULL].scores[0]
+    assert (entry.score.name, entry.score.unit, entry.score.n) == (first.name, first.unit, count)
+    assert entry.score.value == pytest.approx(scores.mean(), abs=1e-5)
+    assert entry.score.interval == pytest.approx(bootstrap(scores), abs=1e-5)
+    assert entry.gain == pytest.approx((scores - results[FULL].samples).mean(), abs=1e-5)
+    ari = works.answered.agreement[FULL, SMALL]
+    assert entry.agreement == pytest.approx(np.where(ends == 0, ari >= 0.95, True).mean(), abs=1e-5)
+    assert (works.answered.agreement[FULL, FULL] == 1).all()
+    assert entry.steps[0].share == pytest.approx((ends == 0).mean(), abs=1e-5)
+    assert entry.min_ari == 0.95
+    # A calibration on images alone was on all of them, and on generated scenes also on these.
+    assert entry.calibrated == (case == "images alone")
+    for split, known in {"test": True, "validation": case == "images alone", "all": True}.items():
+        content = replace(work.content, data=works.answered.data, split=split)
+        again = replace(work, content=content)
+        found = entry_of_policy(again, works.answered, results[FULL], speeds, machine, None)
+        assert found.calibrated == known, split
+
+
+def test_rows_leave_as_the_confidence_of_all_samples_says(
+    folder: Path, models: list[EvaluatedModel]
+) -> None:
+    options = options_of(folder, "images alone")
+    works, _ = measured(folder, models, options)
+    (work,) = works.works
+    assert isinstance(works.answered, Segmented)
+    given = work.run(work.inputs)
+    assert len(given["step"]) == 80
+    single = work.run({name: array[:1] for name, array in work.inputs.items()})
+    assert single["masks"].shape == (1, *given["masks"].shape[1:])
+    # Each row has the masks of the variant that answered it.
+    own = [run(work.inputs) for run in work.runs]
+    for row, step in enumerate(given["step"]):
+        np.testing.assert_allclose(given["masks"][row], own[step][row], rtol=1e-4, atol=1e-5)
+    assert set(given["step"].tolist()) == {0, 1}
+
+
+def test_requests_begin_with_the_slots_that_a_router_draws_for_one_image(
+    folder: Path, models: list[EvaluatedModel]
+) -> None:
+    """Image 0 of every request has the same initial slots, whatever image it is."""
+    from saccade.models.slot_attention.initial import initial_states
+
+    works, _ = measured(folder, models, options_of(folder, "images alone"))
+    metadata = models[0].runtime_metadata
+    expected = initial_states(metadata["initial_state"], 1, int(metadata["slots"]))
+    (work,) = works.works
+    np.testing.assert_array_equal(work.inputs["initial_state"][:1], expected)
+
+
+def test_policies_that_are_compared_with_different_full_models(
+    folder: Path, models: list[EvaluatedModel]
+) -> None:
+    options = options_of(folder, "images alone")
+    works, _ = measured(folder, models, options)
+    (work,) = works.works
+    other = replace(work.content, full=SMALL)
+    found = {"auto": (work.policy, work.content), "other": (work.policy, other)}
+    scored = painted_segments(models[0], options)
+    both, answered = policy_works_module._segmented(found, models, scored, {}, 0)
+    assert len(both) == 2
+    assert (answered.agreement[SMALL, FULL] == answered.agreement[FULL, SMALL]).all()
+    assert answered.same(SMALL, other).all()
+
+
+def test_images_are_painted_by_the_decoder_if_no_output_has_them(
+    folder: Path, models: list[EvaluatedModel]
+) -> None:
+    options = options_of(folder, "images alone")
+    (model,) = [one for one in models if one.name == FULL]
+    (known,) = scores_of([model], options, lambda: None)
+    run = model.components[""].run
+
+    def without(inputs: Any) -> Any:
+        return {name: value for name, value in run(inputs).items() if name != "reconstruction"}
+
+    parts = {**model.components, "": replace(model.components[""], run=without)}
+    (painted,) = scores_of([replace(model, components=parts)], options, lambda: None)
+    np.testing.assert_allclose(painted.samples, known.samples, rtol=1e-4)
+    psnr, mse = known.scores
+    assert (psnr.name, psnr.unit, psnr.higher_is_better) == ("PSNR", "dB", True)
+    assert (mse.name, mse.higher_is_better) == ("MSE", False)
+    assert psnr.value == pytest.approx(known.samples.mean())
+    parts.pop("decode")
+    with pytest.raises(SaccadeError, match=r"--task reconstruction: .* which supports ari"):
+        scores_of([replace(model, components=parts)], options, lambda: None)
+
+
+def test_the_ratio_of_an_image_follows_from_its_error(
+    folder: Path, models: list[EvaluatedModel], monkeypatch: Any
+) -> None:
+    from saccade.exporter.evaluation import segmentation
+
+    errors = np.array([0.1, 0.01, 0.0])
+    monkeypatch.setattr(segmentation, "_errors", lambda *_: errors)
+    options = EvaluateOptions(str(folder / "noise.npz"), task="reconstruction", limit=3)
+    (result,) = scores_of(models[:1], options, lambda: None)
+    assert result.samples == pytest.approx([10, 20, 100])
+
+
+def test_images_alone_are_refused_where_masks_are_compared(
+    folder: Path, models: list[EvaluatedModel]
+) -> None:
+    with pytest.raises(SaccadeError, match=r"found no masks.*--task reconstruction"):
+        scores_of(models, EvaluateOptions(str(folder / "noise.npz")), lambda: None)
+
+
+def test_examples_are_the_chosen_images(folder: Path, models: list[EvaluatedModel]) -> None:
+    options = options_of(folder, "images alone")
+    values = {model.name: np.arange(80.0) * (at + 1) for at, model in enumerate(models)}
+    examples = examples_of(models, options, values)
+    with np.load(folder / "noise.npz") as arrays:
+        images = arrays["images"]
+    assert examples and all(len(one.answers) == len(models) for one in examples)
+    shown = {one.index: one.image for one in examples}
+    assert 79 in shown
+    assert any((images == shown[79]).all((1, 2, 3)))
+    assert all(answer.focus is not None for one in examples for answer in one.answers)
