@@ -217,7 +217,15 @@ CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
     "answers": (lambda c: c.update(answers_sha256="0" * 64), "policy.npz: missing"),
     "path": (lambda c: c.update(answers_sha256="../../else"), "expected 64 hexadecimal digits"),
     "samples": (lambda c: c.update(samples=10_000), "contains .* expected"),
-    "version": (lambda c: c.update(version=9), "version 9, expected"),
+    "version": (
+        lambda c: c.update(version=9),
+        "is version 9, expected at most 2: a newer saccade wrote it",
+    ),
+    "no version": (
+        lambda c: c.pop("version"),
+        "expected a JSON object with 'schema' and 'version'",
+    ),
+    "schema": (lambda c: c.update(schema="other"), "is 'other' version 2, expected"),
     "unknown key": (lambda c: c.update(mood="good"), "mood"),
     "name": (lambda c: c.update(name="other"), "is the file of 'other.policy.json'"),
     "full": (lambda c: c.update(full="nobody"), "compares with 'nobody'"),
@@ -232,6 +240,23 @@ def test_a_changed_policy_does_not_pass(folder, images, change):
     (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
     assert not report.passed
     assert re.search(words, report.problem, re.S), report.problem
+    advice = f"saccade calibrate {folder} --data DATA"
+    assert report.problem.startswith(str(folder)) and report.problem.count(advice) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is not valid JSON"),
+        (b'{"schema": "saccade.pol', "is not valid JSON .*, so it was cut off or edited"),
+        (b"[1]", "is not a policy file: expected a JSON object with"),
+    ],
+)
+def test_a_policy_file_that_is_cut_off_is_described(folder, content, words):
+    (folder / "auto.policy.json").write_bytes(content)
+    (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
+    assert re.search(rf"auto.policy.json: {words}", report.problem)
+    assert report.problem.endswith(f"saccade calibrate {folder} --data DATA")
 
 
 def test_a_policy_of_other_variants_does_not_pass(folder, images):
@@ -280,7 +305,7 @@ def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
         (["--risk", "1"], "--risk is 1, expected a share of at least 0 and below 1"),
         (["--risk", "-0.1"], "--risk is -0.1, expected"),
         (["--risk", "nan"], "--risk is nan, expected"),
-        (["--risk", "0.1,0.1"], "each of them once"),
+        (["--risk", "0.1,0.1"], "--risk is 0.1,0.1, expected .* different .* each of them once"),
         (["--confidence", "1"], "--confidence is 1, expected"),
         (
             ["--min-ari", "0.9"],
@@ -290,6 +315,7 @@ def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
         (["--steps", "9"], "--steps is 9, expected 1 to 4"),
         (["--name", "../x"], "--name is '../x', expected"),
         (["--against", "labels"], "has no labels"),
+        (["--limit", "50"], "--limit leaves 50 samples, expected .* Pass a larger --limit, let"),
         (["--risk", "0.001"], "has 900 samples, expected at least 4,991: fewer cannot certify"),
         (
             ["--device", "elsewhere"],
@@ -307,7 +333,14 @@ def test_wrong_input_is_refused(folder, images, words, found, capsys):
 
 def test_speeds_have_to_be_measured(folder, images):
     (folder / "frontier.json").unlink()
-    with pytest.raises(SaccadeError, match=r"nothing was measured, .*Run: saccade bench"):
+    command = re.escape(f"Run: saccade bench {folder} --out {folder}-report") + "$"
+    with pytest.raises(SaccadeError, match=rf"nothing was measured, .*{command}"):
+        calibrate(folder, options(images), progress=None)
+    measured(folder, RATES)
+    frontier = json.loads((folder / "frontier.json").read_text())
+    frontier["entries"] = [one for one in frontier["entries"] if one["variant"] != FULL]
+    (folder / "frontier.json").write_bytes(json_bytes(frontier))
+    with pytest.raises(SaccadeError, match=rf"{FULL}, the full model, .*{command[:-1]} --force$"):
         calibrate(folder, options(images), progress=None)
 
 
@@ -330,7 +363,7 @@ def test_a_family_without_answers_to_compare_is_refused_by_name(folder, images):
     ]
     vars(there).update(manifests=tuple(captioners))
     with pytest.raises(
-        SaccadeError, match=r"family 'captioner' cannot stop early: .* Calibrate a classifier"
+        SaccadeError, match=r"family 'captioner' cannot stop early: .* Calibrate a model"
     ):
         calibrate(there, options(images), progress=None)
 
@@ -347,6 +380,7 @@ def test_a_bound_below_the_risk_is_not_blamed_on_the_data():
 
     (line,) = rendered(None, [NotCertified(0.01, 0.0099, 499)]).renderables
     assert "the cheapest chain that meets it is not faster" in str(line)
+    assert "measure again with `saccade bench`" in str(line)
     (line,) = rendered(None, [NotCertified(0.01, 0.02, 499)]).renderables
     assert "499 samples would do" in str(line)
 

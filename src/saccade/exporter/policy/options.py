@@ -61,7 +61,10 @@ class CalibrateOptions(PathFields):
                     f"--risk is {risk:g}, expected a share of at least 0 and below 1, such as 0.01."
                 )
         if not self.risk or len(set(self.risk)) < len(self.risk):
-            raise SaccadeError("--risk: expected one or more risks, each of them once.")
+            found = ",".join(f"{risk:g}" for risk in self.risk) or "empty"
+            raise SaccadeError(
+                f"--risk is {found}, expected one or more different risks. Pass each of them once."
+            )
         if not 0.5 <= self.confidence < 1:
             raise SaccadeError(
                 f"--confidence is {self.confidence:g}, expected at least 0.5 and below 1, such as "
