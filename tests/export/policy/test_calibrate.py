@@ -94,6 +94,12 @@ def test_a_policy_is_written_and_certified_again(folder, images):
     assert report.passed and report.name == "auto"
 
 
+def test_a_confidence_is_not_rounded_to_certainty(folder, images):
+    done = calibrate(folder, options(images, confidence=0.999), progress=None)
+    (table,) = done.to_text().renderables
+    assert "at most the risk, with 99.9 % confidence" in table.caption
+
+
 def test_several_risks_are_policies_of_one_file(folder, images):
     done = calibrate(folder, options(images, risk=(0, 0.05, 0.2), name="night"), progress=None)
     names = [policy.name for policy in done.policies]

@@ -39,8 +39,8 @@ def _table(content: PolicyFile) -> object:
         box=box.SIMPLE,
         padding=(0, 1),
         caption=(
-            "Risk: the limit that was asked for. Observed: what these samples lost. Bound: with "
-            f"{content.confidence:.0%} confidence, traffic like this data loses at most this. "
+            f"Traffic like this data loses at most the risk, with {100 * content.confidence:g} % "
+            "confidence. Observed: what these samples lost. Bound: that with a margin for luck. "
             f"Speed: as measured on {content.device}, {content.runtime}."
         ),
         caption_justify="left",

@@ -64,9 +64,9 @@ def served_adaptive(
     decides = any(task.decide for task in tasks_of(family).values())  # words have logits, too
     if not decides or (CHOOSES not in specs and not labelled):
         raise SaccadeError(
-            f"--slo-ms: found a model of family {family}, expected one whose {CHOOSES} "
-            "choose a class: other answers of different variants cannot take each other's place. "
-            "Drop --slo-ms" + (", or pass --labels." if "embedding" in specs else ".")
+            f"--slo-ms: found a model of family {family}, expected a classifier: other "
+            "answers of different variants cannot take each other's place. Drop --slo-ms"
+            + (", or pass --labels." if "embedding" in specs else ".")
         )
     floor = None if options.floor_budget is None else _floor(options.floor_budget, variants)
     names = {policy.name for policy in policies}
