@@ -339,7 +339,9 @@ def test_wrong_input_is_refused(folder, images, words, found, capsys):
 
 def test_speeds_have_to_be_measured(folder, images):
     (folder / "frontier.json").unlink()
-    command = re.escape(f"Run: saccade bench {folder} --out {folder}-report") + "$"
+    command = (
+        re.escape(f"Run: saccade bench {folder} --runtime onnxruntime --out {folder}-report") + "$"
+    )
     with pytest.raises(SaccadeError, match=rf"nothing was measured, .*{command}"):
         calibrate(folder, options(images), progress=None)
     measured(folder, RATES)

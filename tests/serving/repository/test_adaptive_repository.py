@@ -165,7 +165,9 @@ def test_answers_that_cannot_be_compared_are_refused(folder, out):
     for manifest in ArtefactFolder(folder).manifests:
         kept = tuple(spec for spec in manifest.outputs if spec.name == "embedding")
         write_manifest(folder, replace(manifest, outputs=kept, labels=()))
-    with pytest.raises(SaccadeError, match="--slo-ms: found a model of family nac, expected a classifier"):
+    with pytest.raises(
+        SaccadeError, match="--slo-ms: found a model of family nac, expected a classifier"
+    ):
         deploy(folder, RepositoryOptions(out, slo_ms=50))
     assert not out.exists()
 

@@ -30,7 +30,7 @@ from saccade.exporter.policy.policy import (
     texts_sha256,
     write_policies,
 )
-from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
+from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.entry import EvaluationTask
 from saccade.progress import Report, bar, reporting
 
@@ -266,8 +266,8 @@ def _measured(folder: ArtefactFolder, options: CalibrateOptions) -> dict[str, En
 def _bench_command(folder: ArtefactFolder, options: CalibrateOptions) -> str:
     """A command that measures the folder, to paste into a shell."""
     report = folder.path.with_name(f"{folder.path.name}-report")
-    runtime = "" if options.runtime == DEFAULT else f" --runtime {options.runtime}"
-    return f"saccade bench {shlex.quote(str(folder))}{runtime} --out {shlex.quote(str(report))}"
+    measured = f"{shlex.quote(str(folder))} --runtime {options.runtime}"
+    return f"saccade bench {measured} --out {shlex.quote(str(report))}"
 
 
 def _full(folder: ArtefactFolder, measured: Mapping[str, Entry], options: CalibrateOptions) -> str:
