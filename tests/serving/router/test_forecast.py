@@ -64,16 +64,23 @@ def test_a_request_of_more_rows_than_a_group_is_a_group_of_its_own(clock):  # no
     assert forecast.answer_s(candidate, ticket_of(4, clock.now)) == pytest.approx(0.06)
 
 
-def test_a_rate_fades(clock):  # noqa: F811
+def test_a_rate_forgets_what_was_before_its_window(clock):  # noqa: F811
     from forecast import RATE_S, Rate
 
     rate = Rate()
-    for _ in range(1000):
+    assert rate.per_second == 0.0
+    for _ in range(300):
         clock.now += 0.01
-        rate.add(2)
-    assert rate.per_second == pytest.approx(200, rel=0.03)
-    clock.now += 5 * RATE_S
-    assert rate.per_second < 2
+        rate.add(2.0)
+    assert rate.per_second == pytest.approx(200, rel=0.05)
+    while clock.now < 103 + 2 * RATE_S:
+        before = rate.per_second
+        clock.now += 0.05
+        rate.add(0.5)
+        assert rate.per_second < before + 1e-6
+    assert rate.per_second == pytest.approx(10, rel=0.15)
+    clock.now += 2 * RATE_S
+    assert rate.per_second == 0.0
 
 
 def test_the_share_that_goes_on_is_learned(pb):

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from ticket import Ticket
 
 SAFE = 0.8  # share of the objective that a forecast may need
-SURE = 0.9  # share of the caller's remaining time, as in a lane; of the objective, for the best
+# Share of the caller's remaining time, as in a lane. Of the objective, for the best candidate, and
+# for the cheapest: what it does not take is refused, so a larger reserve only refuses more.
+SURE = 0.9
 EASY = 0.5  # share of the time left for waiting that a better candidate may need to be taken again
 FULL_LOAD, EASY_LOAD = 0.95, 0.85  # how busy the busiest lane may be to stay, and to go up
 DOUBT = 10.0  # a forecast of more than this many times the limit is not tried
@@ -42,6 +44,7 @@ LOOK_S = 0.02  # between two comparisons of candidates
 # A better lane is measured beside those that have the load, which slow it down: so after this time
 # without a miss, the level also goes up to one that seems this busy.
 QUIET_S, TRIAL_LOAD = 2.0, 1.5
+LASTING_S = 2.0  # a load that lowers the level is too large in this window, and in the usual one
 TRY_S, CALM_S = 0.1, 0.5  # between two requests that measure a better lane; after a miss, none
 MOST_LEVELS = 64
 
@@ -73,7 +76,7 @@ class Level:
     def __init__(self, candidates: tuple[Candidate, ...]) -> None:
         self.candidates = candidates
         self.at = 0
-        self.demand = Rate()  # rows per second
+        self.demand, self.lasting = Rate(), Rate(LASTING_S)  # rows per second; `lasting` at most
         self._fits_since: list[float | None] = [None] * len(candidates)
         self._looked_s = self._compared_s = self._asked_s = -math.inf
         self._fitted_s = self._rose_s = self.fell_s = self.missed_s = self.tried_s = -math.inf
@@ -85,6 +88,11 @@ class Level:
     def current(self) -> Candidate:
         """The candidate that answers now."""
         return self.candidates[self.at]
+
+    def wants(self, rows: int) -> None:
+        """Count the rows of a request as load."""
+        self.demand.add(rows)
+        self.lasting.add(rows)
 
     def asked(self, now_s: float) -> None:
         """Note a request. After a pause there is no load that the level could be for."""
@@ -126,6 +134,7 @@ class Level:
             since_s = self._fits_since[at]
             if since_s is not None and now_s - since_s >= self._hold_s:
                 self.at, self._rose_s = at, now_s
+                self.lasting = Rate(LASTING_S)  # the load before the rise has gone
                 return
 
 
@@ -173,7 +182,7 @@ class Adaptive:
             if late:
                 self._fall_behind(level, now_s)
             else:
-                level.demand.add(0 if level.full.large else rows)
+                level.wants(0 if level.full.large else rows)
         if not late:
             raise Busy(self._refusal(level, wanted_s))
         raise Busy(
@@ -193,7 +202,7 @@ class Adaptive:
         with self._lock:
             level = self._level_of(wish, ticket.role)
             level.asked(now_s)
-            share = SAFE if level.at else SURE
+            share = SURE if level.at in {0, len(level.candidates) - 1} else SAFE
             limit_s = min(share * wish.slo_s - lag_s, SURE * ticket.left_s)
             at = self._chosen(level, ticket, limit_s, now_s, behind=behind)
         if at is None:
@@ -221,26 +230,34 @@ class Adaptive:
             self._rise(level, ticket, limit_s, now_s)
         needs_s = self.forecast.answer_s(level.current, ticket)
         if needs_s <= limit_s:
-            level.demand.add(ticket.rows)
+            level.wants(ticket.rows)
             calm = not behind and needs_s <= EASY * limit_s
             return self._probed(level, ticket, limit_s, now_s) if calm else level.at
         # A burst, or a large request, is not a load that lasts: the others keep their level.
         large = self.forecast.alone_s(level.current, ticket) > limit_s
-        level.demand.add(0 if large else ticket.rows)
+        level.wants(0 if large else ticket.rows)
         level.missed_s = now_s
         if level.compares(now_s):
-            lasting = self._load(level, level.at, ticket) > FULL_LOAD
+            rows_per_s = min(level.demand.per_second, level.lasting.per_second)
+            lasting = self._load(level, level.at, ticket, rows_per_s) > FULL_LOAD
             if lasting and (to := self._lower(level, ticket, limit_s)) is not None:
                 level.fall(to, now_s)
                 return to
         return self._spilled(level, ticket, limit_s, now_s, large=large)
+
+    def _seems_slow_for_all(self, candidate: Candidate, ticket: Ticket, limit_s: float) -> bool:
+        """Return whether one image would be too large for a candidate, which should be tried."""
+        one = ticket._replace(rows=1, work=ticket.work / ticket.rows)
+        alone_s = self.forecast.alone_s(candidate, one)
+        return alone_s > limit_s and self.forecast.seems_slow(candidate, ticket.role)
 
     def _spilled(
         self, level: Level, ticket: Ticket, limit_s: float, now_s: float, *, large: bool
     ) -> int | None:
         """Return the best cheaper candidate that is in time; never a better one.
 
-        The variants share the machine: work for an expensive one would slow down all.
+        The variants share the machine: work for an expensive one would slow down all. The level's
+        own one is returned if only a request can tell whether it is still slow.
         """
         begin = level.at + 1 if large else max(level.spill, level.at + 1)
         every = range(begin, len(level.candidates))
@@ -255,6 +272,8 @@ class Adaptive:
             needs_s, hopeless = self.forecast.answer_s(cheapest, ticket), alone_s > limit_s
             level.full = Full(ticket.rows, needs_s, needs_s - limit_s, large, hopeless)
             level.full_until_s = now_s + REFUSE_S * limit_s
+        elif large and self._seems_slow_for_all(level.current, ticket, limit_s):
+            return level.at
         return at
 
     def _fall_behind(self, level: Level, now_s: float) -> None:
@@ -304,8 +323,11 @@ class Adaptive:
     def _in_time(self, level: Level, at: int, ticket: Ticket, limit_s: float) -> bool:
         return self.forecast.answer_s(level.candidates[at], ticket) <= limit_s
 
-    def _load(self, level: Level, at: int, ticket: Ticket) -> float:
-        shares = [(level.candidates[at], level.demand.per_second)]
+    def _load(
+        self, level: Level, at: int, ticket: Ticket, rows_per_s: float | None = None
+    ) -> float:
+        rows_per_s = level.demand.per_second if rows_per_s is None else rows_per_s
+        shares = [(level.candidates[at], rows_per_s)]
         for (role, *_), other in self._levels.items():
             if other is not level and role == ticket.role:
                 shares.append((other.current, other.demand.per_second))

@@ -24,7 +24,7 @@ FADE_S = 1.0  # in this time of rest, the old measurements lose nine tenths of t
 FORGET_S = 60.0  # time in which the shortest time is forgotten
 PROBE_S = 0.5  # a lane that was not measured for this time has rested
 SLOW_S, MOST_SLOW_S = 2.0, 60.0  # rest after which a lane that seemed too slow is tried again
-RATE_S = 0.5  # time over which arrivals and busy time are averaged
+RATE_S = 0.5  # window in which arrivals and busy time count
 FIXED = 4.0  # guessed fixed part, in groups
 FORTH, BACK = 0.2, 0.02  # weight of what was learned of it, and of the guess if nothing can be
 TRUST = 5  # from this many measurements on, they are averaged
@@ -38,23 +38,36 @@ GUESS = 0.5  # share of rows that go on to the next step, if nothing is known
 
 
 class Rate:
-    """An amount per second, averaged over the last moments."""
+    """An amount per second in a window that slides: what was before it no longer counts.
 
-    def __init__(self) -> None:
-        self._amount, self._at_s = 0.0, -math.inf
+    The window is approximated by two buckets, so that time and memory do not grow with the load.
+    """
+
+    def __init__(self, window_s: float = RATE_S) -> None:
+        self._window_s = window_s
+        self._before, self._amount, self._begun_s = 0.0, 0.0, -math.inf
 
     def add(self, amount: float) -> None:
         """Count an amount."""
-        now_s = time.monotonic()
-        self._amount, self._at_s = self._left(now_s) + amount, now_s
+        before, so_far, begun_s = self._buckets(time.monotonic())
+        self._before, self._amount, self._begun_s = before, so_far + amount, begun_s
 
     @property
     def per_second(self) -> float:
         """Mean amount per second."""
-        return self._left(time.monotonic()) / RATE_S
+        now_s = time.monotonic()
+        before, amount, begun_s = self._buckets(now_s)
+        in_window = 1.0 - (now_s - begun_s) / self._window_s  # of the bucket before
+        return (in_window * before + amount) / self._window_s
 
-    def _left(self, now_s: float) -> float:
-        return self._amount * math.exp(min(0.0, self._at_s - now_s) / RATE_S)
+    def _buckets(self, now_s: float) -> tuple[float, float, float]:
+        """Return the amounts in the bucket before and in this one, and when this one began."""
+        passed_s = now_s - self._begun_s
+        if passed_s < self._window_s:
+            return self._before, self._amount, self._begun_s
+        if passed_s < 2 * self._window_s:
+            return self._amount, 0.0, self._begun_s + self._window_s
+        return 0.0, 0.0, now_s
 
 
 class ServiceTime:
