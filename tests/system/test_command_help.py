@@ -236,6 +236,11 @@ CLOSINGS = {
         options(exit_code=1, to_dict=lambda _: {"variants": [{"passed": False, "figures": {}}]}),
         "saccade export CHECKPOINT --out b/x --force",
     ),
+    "verify, if only a policy failed": (
+        {"folder": Path("b/x"), "bisect": False},
+        options(exit_code=1, to_dict=lambda _: {"variants": [{"passed": True, "figures": {}}]}),
+        "",
+    ),
     "bench": (
         {"folder": Path("b/x"), "options": options(out=Path("b/r"))},
         None,
@@ -263,8 +268,8 @@ CLOSINGS = {
 @pytest.mark.parametrize("command", CLOSINGS)
 def test_next_command(command):
     given, result, following = CLOSINGS[command]
-    closing = closing_of(command.split()[0], given, result)
-    assert closing.next.startswith(following)
+    closing = closing_of(command.split()[0].rstrip(","), given, result)
+    assert closing.next.startswith(following) and bool(closing.next) == bool(following)
     assert "--container" not in closing.next or "--container" in following
     assert closing.lines(200)[0].endswith("in 3 min 20 s.")
 

@@ -108,6 +108,12 @@ def test_a_policy_is_written_and_certified_again(folder, images):
     assert report.passed and report.name == "auto"
 
 
+def test_a_confidence_is_not_rounded_to_certainty(folder, images):
+    done = calibrate(folder, options(images, confidence=0.999), progress=None)
+    (table,) = done.to_text().renderables
+    assert "at most the risk, with 99.9 % confidence" in table.caption
+
+
 def test_several_risks_are_policies_of_one_file(folder, images):
     done = calibrate(folder, options(images, risk=(0, 0.05, 0.2), name="night"), progress=None)
     names = [policy.name for policy in done.policies]
@@ -245,7 +251,15 @@ CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
         "found policy 'careful' of risk 0.05, expected the name auto-0.05",
     ),
     "samples": (lambda c: c.update(samples=10_000), "contains .* expected"),
-    "version": (lambda c: c.update(version=9), "version 9, expected"),
+    "version": (
+        lambda c: c.update(version=9),
+        "is version 9, expected at most 2: a newer saccade wrote it",
+    ),
+    "no version": (
+        lambda c: c.pop("version"),
+        "expected a JSON object with 'schema' and 'version'",
+    ),
+    "schema": (lambda c: c.update(schema="other"), "is 'other' version 2, expected"),
     "unknown key": (lambda c: c.update(mood="good"), "mood"),
     "name": (lambda c: c.update(name="other"), "is the file of 'other.policy.json'"),
     "full": (lambda c: c.update(full="nobody"), "compares with 'nobody'"),
@@ -261,6 +275,23 @@ def test_a_changed_policy_does_not_pass(calibrated, tmp_path, change):
     (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
     assert not report.passed
     assert re.search(words, report.problem, re.S), report.problem
+    advice = f"saccade calibrate {folder} --data DATA"
+    assert report.problem.startswith(str(folder)) and report.problem.count(advice) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is not valid JSON"),
+        (b'{"schema": "saccade.pol', "is not valid JSON .*, so it was cut off or edited"),
+        (b"[1]", "is not a policy file: expected a JSON object with"),
+    ],
+)
+def test_a_policy_file_that_is_cut_off_is_described(folder, content, words):
+    (folder / "auto.policy.json").write_bytes(content)
+    (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
+    assert re.search(rf"auto.policy.json: {words}", report.problem)
+    assert report.problem.endswith(f"saccade calibrate {folder} --data DATA")
 
 
 def test_a_policy_of_other_variants_does_not_pass(folder, images):
@@ -309,8 +340,8 @@ def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
         (["--risk", "1"], "--risk is 1, expected a share of at least 0 and below 1"),
         (["--risk", "-0.1"], "--risk is -0.1, expected"),
         (["--risk", "nan"], "--risk is nan, expected"),
-        (["--risk", "0.1,0.1"], "each of them once"),
-        (["--risk", "0.1,0.10000001"], "each of them once, with at most six digits"),
+        (["--risk", "0.1,0.1"], "--risk is 0.1,0.1, expected .* different .* each of them once"),
+        (["--risk", "0.1,0.10000001"], "is 0.1,0.10000001, expected .* different .* six digits"),
         (["--risk", "0.1,0.2", "--name", "a" * 45], f"--name is '{'a' * 45}-0.1', expected"),
         (["--risk", "1e-15"], "--risk 1e-15: more than 100,000,000 samples would be needed"),
         (["--confidence", "1"], "--confidence is 1, expected"),
@@ -322,6 +353,7 @@ def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
         (["--steps", "9"], "--steps is 9, expected 1 to 4"),
         (["--name", "../x"], "--name is '../x', expected"),
         (["--against", "labels"], "has no labels"),
+        (["--limit", "50"], "--limit leaves 50 samples, expected .* Pass a larger --limit, let"),
         (["--risk", "0.001"], "has 900 samples, expected at least 4,991: fewer cannot certify"),
         (
             ["--device", "elsewhere"],
@@ -345,7 +377,16 @@ def test_one_image_cannot_both_choose_and_certify(folder, tmp_path):
 
 def test_speeds_have_to_be_measured(folder, images):
     (folder / "frontier.json").unlink()
-    with pytest.raises(SaccadeError, match=r"nothing was measured, .*Run: saccade bench"):
+    command = (
+        re.escape(f"Run: saccade bench {folder} --runtime onnxruntime --out {folder}-report") + "$"
+    )
+    with pytest.raises(SaccadeError, match=rf"nothing was measured, .*{command}"):
+        calibrate(folder, options(images), progress=None)
+    measured(folder, RATES)
+    frontier = json.loads((folder / "frontier.json").read_text())
+    frontier["entries"] = [one for one in frontier["entries"] if one["variant"] != FULL]
+    (folder / "frontier.json").write_bytes(json_bytes(frontier))
+    with pytest.raises(SaccadeError, match=rf"{FULL}, the full model, .*{command[:-1]} --force$"):
         calibrate(folder, options(images), progress=None)
 
 
@@ -368,7 +409,7 @@ def test_a_family_without_answers_to_compare_is_refused_by_name(folder, images):
     ]
     vars(there).update(manifests=tuple(captioners))
     with pytest.raises(
-        SaccadeError, match=r"family 'captioner' cannot stop early: .* Calibrate a classifier"
+        SaccadeError, match=r"family 'captioner' cannot stop early: .* Calibrate a model"
     ):
         calibrate(there, options(images), progress=None)
 
@@ -385,6 +426,7 @@ def test_a_bound_below_the_risk_is_not_blamed_on_the_data():
 
     (line,) = rendered(None, [NotCertified(0.01, 0.0099, 499)]).renderables
     assert "the cheapest chain that meets it is not faster" in str(line)
+    assert "measure again with `saccade bench`" in str(line)
     (line,) = rendered(None, [NotCertified(0.01, 0.02, 499)]).renderables
     assert "499 samples would do" in str(line)
 

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from saccade.errors import SaccadeError
+from saccade.models.data.asked import DataAsked
 from saccade.models.data.augment import Augmentation
 from saccade.models.data.datasets import calibration_rows, load_data
 from saccade.models.data.splits import stratified_split
@@ -29,6 +30,14 @@ def test_digits_are_split_as_stated() -> None:
     assert len({part.sha256 for part in parts.values()}) == 3
     again = load_data("digits", "test", preprocessing=DIGITS)
     assert again.sha256 == parts["test"].sha256
+
+
+@pytest.mark.parametrize("option", ["labels", "data_root"])
+def test_options_of_own_data_are_not_ignored(option) -> None:
+    asked = DataAsked(**{option: Path("names.txt")})
+    flag = option.replace("_", "-")
+    with pytest.raises(SaccadeError, match=rf"--{flag} names.txt: .* but digits is .* Drop it"):
+        load_data("digits", "test", asked=asked)
 
 
 def test_few_images_calibrate_again_and_again() -> None:

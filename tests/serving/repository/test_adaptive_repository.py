@@ -21,7 +21,9 @@ from tiny_artefacts import FULL, HALF, MODEL
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import write_manifest
+from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.serving.client.router_view import DESCRIBED
+from saccade.serving.repository.adaptive import served_adaptive
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_description
 from saccade.serving.repository.model_config import parse_config
@@ -140,11 +142,32 @@ def test_a_floor_above_every_budget_is_refused(folder, out):
         deploy(folder, RepositoryOptions(out, slo_ms=50))
 
 
+def test_words_are_not_classes_that_could_be_chosen_faster(folder, out):
+    """A captioner has logits, too; it cannot be calibrated, so no advice may say so."""
+    there = ArtefactFolder(folder)
+    variants = [captioning(variant) for variant in there.variants]
+    with pytest.raises(SaccadeError, match=r"found a model of family captioner, .* Drop --slo-ms"):
+        served_adaptive(there, variants, (), RepositoryOptions(out, slo_ms=50), labelled=False)
+
+
+def captioning(variant: VariantFiles) -> VariantFiles:
+    """Return a variant whose manifests say that it is a captioner's."""
+    return replace(
+        variant,
+        components={
+            name: replace(one, variant=replace(one.variant, family="captioner"))
+            for name, one in variant.components.items()
+        },
+    )
+
+
 def test_answers_that_cannot_be_compared_are_refused(folder, out):
     for manifest in ArtefactFolder(folder).manifests:
         kept = tuple(spec for spec in manifest.outputs if spec.name == "embedding")
         write_manifest(folder, replace(manifest, outputs=kept, labels=()))
-    with pytest.raises(SaccadeError, match="--slo-ms: found a model of family nac whose answers"):
+    with pytest.raises(
+        SaccadeError, match="--slo-ms: found a model of family nac, expected a classifier"
+    ):
         deploy(folder, RepositoryOptions(out, slo_ms=50))
     assert not out.exists()
 

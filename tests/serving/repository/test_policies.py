@@ -266,7 +266,7 @@ def test_images_without_labels_calibrate_a_zero_shot_model_if_its_classes_are_na
         calibrate(folder, replace(asked, labels=None), progress=None)
     with pytest.raises(SaccadeError, match=r"--against labels: images.npz has no labels"):
         calibrate(folder, replace(asked, against="labels"), progress=None)
-    with pytest.raises(SaccadeError, match="has 4 samples, expected at least"):
+    with pytest.raises(SaccadeError, match="--limit leaves 4 samples, expected at least"):
         calibrate(folder, replace(asked, risk=(0.1,), limit=4), progress=None)
     before = read_policies(folder / "auto.policy.json")
     after = calibrate(folder, asked, progress=None).content

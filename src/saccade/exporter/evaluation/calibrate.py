@@ -88,7 +88,7 @@ def calibrate(
     _check_comparison(folder, how, options)
     require("scipy.stats", extra="bench")
     measured = _measured(folder, options)
-    full = _full(folder, measured)
+    full = _full(folder, measured, options)
     runtime = runtime_named(options.runtime)
     runtime.require()
     if options.data is None:
@@ -182,9 +182,9 @@ def _task(folder: ArtefactFolder) -> tuple[str, EvaluationTask]:
             _check_choice(folder)
             return name, task
     raise SaccadeError(
-        f"{folder}: family '{family}' cannot stop early: its variants answer with what has no "
-        "single right class, so that there is no answer to compare. Calibrate a classifier, a "
-        "zero-shot, question-answering or segmentation model."
+        f"{folder}: family '{family}' cannot stop early: its variants do not choose one of several "
+        "classes, so saccade cannot tell whether two of them give the same answer. Calibrate a "
+        "model that classifies (also zero-shot), answers questions or segments images."
     )
 
 
@@ -248,7 +248,7 @@ def _measured(folder: ArtefactFolder, options: CalibrateOptions) -> dict[str, En
         )
         raise SaccadeError(
             f"{folder}: {what}, but a policy is the cheapest by measured time. "
-            f"Run: saccade bench {folder} --runtime {options.runtime} --out REPORT"
+            f"Run: {_bench_command(folder, options)}"
         )
     if len(chosen) != 1:
         listed = "; ".join(f"{own} ({runtime})" for own, runtime in machines)
@@ -262,7 +262,14 @@ def _measured(folder: ArtefactFolder, options: CalibrateOptions) -> dict[str, En
     }
 
 
-def _full(folder: ArtefactFolder, measured: Mapping[str, Entry]) -> str:
+def _bench_command(folder: ArtefactFolder, options: CalibrateOptions) -> str:
+    """A command that measures the folder, to paste into a shell."""
+    report = folder.path.with_name(f"{folder.path.name}-report")
+    measured = f"{shlex.quote(str(folder))} --runtime {options.runtime}"
+    return f"saccade bench {measured} --out {shlex.quote(str(report))}"
+
+
+def _full(folder: ArtefactFolder, measured: Mapping[str, Entry], options: CalibrateOptions) -> str:
     """The variant that the others are compared with: of the largest budget, the most precise.
 
     Raises: SaccadeError if it was not measured.
@@ -274,7 +281,8 @@ def _full(folder: ArtefactFolder, measured: Mapping[str, Entry]) -> str:
     )
     if full.name not in measured:
         raise SaccadeError(
-            f"{folder}: {full.name}, the full model, was not measured. Run: saccade bench {folder}"
+            f"{folder}: {full.name}, the full model, was not measured. "
+            f"Run: {_bench_command(folder, options)} --force"
         )
     return full.name
 

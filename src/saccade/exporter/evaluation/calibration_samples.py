@@ -250,10 +250,12 @@ def _check_samples(data: str, found: int, options: CalibrateOptions) -> None:
         )
     if found < (needed := max(needed, least)):
         other = "" if apart else ", let other data choose the chains (--choose-data)"
+        limited = found == options.limit
         raise SaccadeError(
-            f"{data}: has {found:,} samples, expected at least {needed:,}: fewer cannot "
-            f"certify a risk of {smallest:g} at a confidence of {options.confidence:g}, even if "
-            f"not one answer is lost. Pass more data{other}, or a larger --risk."
+            f"{data}: {'--limit leaves' if limited else 'has'} {found:,} samples, expected at "
+            f"least {needed:,}: fewer cannot certify a risk of {smallest:g} at a confidence of "
+            f"{options.confidence:g}, even if not one answer is lost. Pass "
+            f"{'a larger --limit' if limited else 'more data'}{other}, or a larger --risk."
         )
 
 

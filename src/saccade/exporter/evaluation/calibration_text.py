@@ -39,8 +39,9 @@ def _table(content: PolicyFile) -> object:
         box=box.SIMPLE,
         padding=(0, 1),
         caption=(
-            f"Risk at most as named with {content.confidence:.0%} confidence, on traffic like this "
-            f"data. Time as measured on {content.device}, {content.runtime}."
+            f"Traffic like this data loses at most the risk, with {100 * content.confidence:g} % "
+            "confidence. Observed: what these samples lost. Bound: that with a margin for luck. "
+            f"Speed: as measured on {content.device}, {content.runtime}."
         ),
         caption_justify="left",
     )
@@ -67,7 +68,8 @@ def refusal(one: NotCertified) -> str:
     if one.bound <= one.risk:
         return (
             f"risk {one.risk:g}: the cheapest chain that meets it is not faster than the full "
-            "model, as measured in frontier.json."
+            "model, as measured in frontier.json. If that was measured on a busy machine, measure "
+            "again with `saccade bench`; otherwise pass a larger --risk, or export smaller budgets."
         )
     start = (
         f"risk {one.risk:g}: not certified for anything cheaper than the full model. The bound "

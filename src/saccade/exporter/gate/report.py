@@ -151,10 +151,7 @@ def _certificate(report: CertificateReport) -> "Text":
     from rich.text import Text
 
     if report.policy is None or report.problem is not None:
-        problem = str(report.problem)
-        if "saccade calibrate" not in problem:
-            problem += ". Calibrate again with: saccade calibrate FOLDER --data DATA"
-        return Text(f"policy {report.name}: {problem}", "red")
+        return Text(str(report.problem), "red")
     risk, bound = report.policy.risk, report.policy.bound
     return Text(f"policy {report.name}: risk {risk:g} certified again, bound {bound:.4f}")
 

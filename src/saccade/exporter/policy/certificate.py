@@ -13,6 +13,7 @@ from saccade.exporter.policy.policy import (
     Policy,
     PolicyFile,
     Step,
+    calibrate_again,
     check_variants,
     policy_files,
     policy_of,
@@ -77,6 +78,8 @@ def _again(content: PolicyFile, path: Path) -> list[CertificateReport]:
             )
         elif (expected := policy_of(policy.name, result, answers)) != policy:
             problem = _difference(policy, expected)
+        if problem is not None:
+            problem = f"{path}: policy {policy.name}: {problem}. {calibrate_again(path.parent)}"
         reports.append(CertificateReport(policy.name, policy, problem))
     return reports
 

@@ -62,9 +62,10 @@ class CalibrateOptions(PathFields):
                 )
         names = {check_policy_name(self.policy_name(risk)) for risk in self.risk}
         if not self.risk or len(names) < len(self.risk):
+            found = ",".join(map(str, self.risk)) or "empty"
             raise SaccadeError(
-                "--risk: expected one or more risks, each of them once, with at most six digits: "
-                "several risks are part of their policies' names."
+                f"--risk is {found}, expected one or more different risks of at most six digits, "
+                "which become part of their policies' names. Pass each of them once."
             )
         if not 0.5 <= self.confidence < 1:
             raise SaccadeError(

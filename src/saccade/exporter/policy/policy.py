@@ -3,6 +3,7 @@
 
 import hashlib
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -27,7 +28,6 @@ VERSION = 2
 _EARLIER = 1
 SUFFIX = ".policy.json"
 ANSWERS_SUFFIX = ".policy.npz"
-_CALIBRATE = "Calibrate again with: saccade calibrate FOLDER --data DATA"
 Measure = Literal["top1", "margin", "entropy"]
 Risk = Annotated[float, Range(0, 1, below=True)]
 
@@ -183,35 +183,53 @@ def texts_sha256(texts: Iterable[str]) -> str:
     return hashlib.sha256(json_bytes(sorted(texts))).hexdigest()
 
 
+def calibrate_again(folder: Path) -> str:
+    """Return what to do about a policy that cannot be used."""
+    return f"Calibrate again with: saccade calibrate {shlex.quote(str(folder))} --data DATA"
+
+
 def read_policies(path: Path) -> PolicyFile:
     """Read a policy file and check every key.
 
     Raises: SaccadeError for a foreign file, an unknown version, an unknown, missing or wrong key,
         or steps that make no chain.
     """
+    again = calibrate_again(path.parent)
     try:
         content = parse_json(read_bounded(path, limits.JSON_BYTES))
-        schema, version = content.pop("schema"), content.pop("version")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except OSError as error:
+        raise SaccadeError(f"{path}: cannot be read ({error}). {again}") from error
+    except (ValueError, RecursionError) as error:
         raise SaccadeError(
-            f"{path}: is not a policy file ({error!r:.200}). {_CALIBRATE}"
+            f"{path}: is not valid JSON ({error!s:.200}), so it was cut off or edited. {again}"
         ) from error
+    if not isinstance(content, dict) or not {"schema", "version"} <= content.keys():
+        raise SaccadeError(
+            f"{path}: is not a policy file: expected a JSON object with 'schema' and 'version'. "
+            f"{again}"
+        )
+    schema, version = content.pop("schema"), content.pop("version")
     if (schema, version, content.get("against")) == (SCHEMA, _EARLIER, "labels"):
         raise SaccadeError(
             f"{path}: is version {version}, whose test against labels was replaced by a more "
-            f"powerful one, so its certificates cannot be computed again. {_CALIBRATE} --against "
+            f"powerful one, so its certificates cannot be computed again. {again} --against "
             "labels"
+        )
+    if schema == SCHEMA and type(version) is int and version > VERSION:
+        raise SaccadeError(
+            f"{path}: is version {version}, expected at most {VERSION}: a newer saccade wrote it. "
+            f"Use that release. {again}"
         )
     if schema != SCHEMA or version not in (_EARLIER, VERSION):
         raise SaccadeError(
             f"{path}: is {schema!r:.80} version {version!r:.20}, expected {SCHEMA!r} version "
-            f"{VERSION}. {_CALIBRATE}"
+            f"{VERSION}. {again}"
         )
     try:
         found: PolicyFile = typed(PolicyFile, {**_ABSENT, **content}, f"{path}: ")
         _check_chains(found, path)
     except SaccadeError as error:
-        raise SaccadeError(str(error).replace(AGAIN, _CALIBRATE)) from error
+        raise SaccadeError(str(error).replace(AGAIN, again)) from error
     return found
 
 
@@ -225,16 +243,16 @@ def check_variants(content: PolicyFile, path: Path, variants: Mapping[str, Varia
 
     Raises: SaccadeError that names the first one that is missing or has other bytes.
     """
+    again = calibrate_again(path.parent)
     for source in content.variants:
         if (there := variants.get(source.variant)) is None:
             raise SaccadeError(
-                f"{path}: was calibrated with {source.variant}, which is not in the folder. "
-                f"{_CALIBRATE}"
+                f"{path}: was calibrated with {source.variant}, which is not in the folder. {again}"
             )
         if there.sha256 != source.sha256:
             raise SaccadeError(
                 f"{path}: was calibrated with {source.variant} of SHA-256 "
-                f"{source.sha256[:12]}..., the folder has {there.sha256[:12]}.... {_CALIBRATE}"
+                f"{source.sha256[:12]}..., the folder has {there.sha256[:12]}.... {again}"
             )
 
 
@@ -243,21 +261,22 @@ def read_answers(content: PolicyFile, path: Path) -> Answers:
 
     Raises: SaccadeError if they are missing, changed, or do not fit the file.
     """
+    again = calibrate_again(path.parent)
     place = path.with_name(content.answers_name)
     if not place.is_file():
         raise SaccadeError(
             f"{place}: missing; it contains the answers that {path.name} was certified with. "
-            f"Put it back. {_CALIBRATE}"
+            f"Put it back, if you have it. {again}"
         )
     if (digest := sha256_of(place)) != content.answers_sha256:
         raise SaccadeError(
             f"{place}: SHA-256 is {digest[:12]}..., {path.name} names "
-            f"{content.answers_sha256[:12]}.... {_CALIBRATE}"
+            f"{content.answers_sha256[:12]}.... {again}"
         )
     try:
         arrays = read_arrays(place)
     except (OSError, ArchiveRefused) as error:
-        raise SaccadeError(f"{place}: cannot be read ({error}). {_CALIBRATE}") from error
+        raise SaccadeError(f"{place}: cannot be read ({error}). {again}") from error
     return _answers(content, arrays, place)
 
 
@@ -277,7 +296,7 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
     if found != expected or not content.learn < n:
         raise SaccadeError(
             f"{place}: contains {found}, expected {expected}, and fewer than {n} samples to learn "
-            f"from. {_CALIBRATE}"
+            f"from. {calibrate_again(place.parent)}"
         )
     if _FACTS in arrays:  # files of earlier releases do not have them
         _check_facts(content, arrays[_FACTS], place)
@@ -304,44 +323,48 @@ def _check_facts(content: PolicyFile, found: np.ndarray, place: Path) -> None:
 
     Raises: SaccadeError that names the first field that differs.
     """
+    again = calibrate_again(place.parent)
     try:
         facts: dict[str, Any] = dict(parse_json(found.tobytes()))
     except (ValueError, TypeError, RecursionError) as error:
-        raise SaccadeError(f"{place}: cannot be read ({error!r:.200}). {_CALIBRATE}") from error
+        raise SaccadeError(f"{place}: cannot be read ({error!r:.200}). {again}") from error
     own = parse_json(json_bytes(content.facts))
     if changed := [key for key in {**own, **facts} if own.get(key) != facts.get(key)]:
         key = changed[0]
         raise SaccadeError(
-            f"{content.name + SUFFIX}: {key} is {own.get(key)!r:.200}, but the calibration gives "
-            f"{facts.get(key)!r:.200}. The file was changed after its calibration. {_CALIBRATE}"
+            f"{place.with_name(content.name + SUFFIX)}: {key} is {own.get(key)!r:.200}, but the "
+            f"calibration gives {facts.get(key)!r:.200}. The file was changed after its calibration. {again}"
         )
 
 
 def _check_chains(content: PolicyFile, path: Path) -> None:
+    again = calibrate_again(path.parent)
     sources = {source.variant: source for source in content.variants}
     if content.name + SUFFIX != path.name:
-        raise SaccadeError(f"{path}: is the file of {content.name + SUFFIX!r}. Rename it back.")
+        raise SaccadeError(
+            f"{path}: is the file of {content.name + SUFFIX!r}. Rename it back. {again}"
+        )
     if not re.fullmatch("[0-9a-f]{64}", content.answers_sha256):  # a part of it names a file
         raise SaccadeError(
             f"{path}: answers_sha256 is {content.answers_sha256!r:.80}, expected 64 hexadecimal "
-            f"digits. {_CALIBRATE}"
+            f"digits. {again}"
         )
     if content.full not in sources or len(sources) < len(content.variants):
         raise SaccadeError(
             f"{path}: compares with {content.full!r:.80}, expected one of "
-            f"{', '.join(sources)}, each named once. {_CALIBRATE}"
+            f"{', '.join(sources)}, each named once. {again}"
         )
     names = [policy.name for policy in content.policies]
     if not names or len(set(names)) < len(names):
         raise SaccadeError(
             f"{path}: has the policies {', '.join(names) or 'none'}, expected one or more of "
-            f"different names. {_CALIBRATE}"
+            f"different names. {again}"
         )
     for policy in content.policies:
         if policy.name not in (content.name, name_by_risk(content.name, policy.risk)):
             raise SaccadeError(
                 f"{path}: found policy {policy.name!r:.80} of risk {policy.risk:g}, expected the "
-                f"name {name_by_risk(content.name, policy.risk)}. {_CALIBRATE}"
+                f"name {name_by_risk(content.name, policy.risk)}. {again}"
             )
         check_policy_name(policy.name)
         *early, last = [step.threshold for step in policy.steps] or [0.0]
@@ -354,5 +377,5 @@ def _check_chains(content: PolicyFile, path: Path) -> None:
         if last is not None or None in early or not alike:
             raise SaccadeError(
                 f"{path}: policy {policy.name} is not a chain: expected steps of calibrated "
-                f"variants, each but the last with a threshold. {_CALIBRATE}"
+                f"variants, each but the last with a threshold. {again}"
             )

@@ -83,6 +83,7 @@ def load_data(
         preprocessing = asked.preprocessing
     name = str(name_or_path)
     if name in _GENERATED:
+        _check_unused(name, asked or DataAsked())
         split = "test" if split == HELD_OUT else split
         data = _generated(name, split, preprocessing, asked or DataAsked())
     else:
@@ -161,6 +162,19 @@ def _generated(
         drawn = [(images, labels, class_names)]
     hashes = [_digest(*part) for part in drawn]
     return Dataset(images, labels, class_names, name, lambda: joined_sha256(hashes), split)
+
+
+def _check_unused(name: str, asked: DataAsked) -> None:
+    """Check that no option is given that generated data would ignore.
+
+    Raises: SaccadeError if one is.
+    """
+    for option, path in (("--labels", asked.labels), ("--data-root", asked.data_root)):
+        if path is not None:
+            raise SaccadeError(
+                f"{option} {path}: describes your own data, but {name} is a data set of saccade, "
+                "with its own class names and no files. Drop it, or pass your own --data."
+            )
 
 
 def joined_sha256(hashes: Sequence[str]) -> str:

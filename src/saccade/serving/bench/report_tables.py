@@ -87,10 +87,12 @@ def _further(variants: Sequence[dict[str, Any]]) -> Table:
 
 def _policies(report: dict[str, Any]) -> list[Table]:
     note = (
-        "Chains of variants. Same: answers equal to the full model's; risk: the share that is "
-        "certified to be lost at most. Per second: in process, at the best batch; x full: over "
-        "the full model's, with the paired 95 % interval over the rounds."
+        "Chains of variants. Same: answers equal to the full model's; risk: the certified limit "
+        "of lost answers. Per second: in process, at the best batch; x full: times the full "
+        "model's, with the paired 95 % interval over the rounds."
     )
+    if any(policy["times_full_served"] for policy in policies_of(report)):
+        note += " x served: times the full model's through the router, with the most clients."
     return [
         Table("Policies", *policy_rows(report), note),
         Table("Steps of the policies", *step_rows(report)),

@@ -117,9 +117,7 @@ def choose(
 
 
 def calibrate(
-    folder: Annotated[
-        Positional[Path], arg(help="what `saccade export` wrote and `saccade bench` measured.")
-    ],
+    folder: Annotated[Positional[Path], arg(help="artefact folder, measured with `saccade bench`")],
     options: CalibrateOptions,
 ) -> Result:
     """Certify chains of variants in which easy samples stop early, and write them as policies.

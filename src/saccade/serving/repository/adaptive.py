@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.tasks import tasks_of
 from saccade.exporter.policy.policy import policy_files, read_policies
 from saccade.models.budget import Budget
 from saccade.schema import AGAIN, Range, Share, typed
@@ -59,11 +60,12 @@ def served_adaptive(
     if options.slo_ms is None:
         return None
     specs = [spec.name for part in variants[0].components.values() for spec in part.outputs]
-    if CHOOSES not in specs and not labelled:
+    family = variants[0].main.variant.family
+    decides = any(task.decide for task in tasks_of(family).values())  # words have logits, too
+    if not decides or (CHOOSES not in specs and not labelled):
         raise SaccadeError(
-            f"--slo-ms: found a model of family {variants[0].main.variant.family} whose answers "
-            f"have no {CHOOSES}, expected one that chooses among classes: other answers of "
-            "different variants cannot take each other's place. Drop --slo-ms"
+            f"--slo-ms: found a model of family {family}, expected a classifier: other "
+            "answers of different variants cannot take each other's place. Drop --slo-ms"
             + (", or pass --labels." if "embedding" in specs else ".")
         )
     floor = None if options.floor_budget is None else _floor(options.floor_budget, variants)

@@ -108,7 +108,8 @@ def measurements(
             raise SaccadeError(
                 f"{path}: has measurements of {entry.variant} with SHA-256 "
                 f"{entry.sha256[:12]}..., but the folder has {digest[:15]}. Measure again with "
-                f"`saccade bench {folder}`, or remove the file to route by budget only."
+                f"`saccade bench {folder} --out REPORT`, or remove the file to route by budget "
+                "only."
             )
     place = _place(path, frontier, device, runtime)
     entries = [

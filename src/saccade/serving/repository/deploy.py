@@ -190,7 +190,7 @@ def _measurements(folder: ArtefactFolder, options: RepositoryOptions, ops: Ops) 
         note(
             f"{folder.path / FRONTIER}: was measured with custom ops run by {otherwise.pop()}, but "
             f"the repository runs them by {ops}. The router chooses among these variants by budget "
-            f"only. To measure them again, run: saccade bench {folder}"
+            f"only. To measure them again, run: saccade bench {folder} --out REPORT"
         )
     return entries
 

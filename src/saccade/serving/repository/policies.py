@@ -89,7 +89,7 @@ def served_policies(
         return ()
     for report in check_certificates(folder.path, folder.variants):
         if not report.passed:
-            raise SaccadeError(_refusal(folder, report.name, str(report.problem)))
+            raise SaccadeError(_refusal(str(report.problem)))
     kept: dict[str, ServedPolicy] = {}
     for path in paths:
         content = read_policies(path)
@@ -147,11 +147,8 @@ def _faults(policy: ServedPolicy, hashes: Mapping[str, str]) -> Iterator[str]:
         yield "is not a chain: expected different variants, each but the last with a threshold."
 
 
-def _refusal(folder: ArtefactFolder, name: str, problem: str) -> str:
-    advice = f"Calibrate again with: saccade calibrate {folder} --data DATA"
-    # Some problems already name the file and what to do.
-    said = problem if "saccade calibrate" in problem else f"{folder}: {name}: {problem}. {advice}"
-    return f"{said.rstrip('.')}. Or leave policies out with --no-policies."
+def _refusal(problem: str) -> str:
+    return f"{problem.rstrip('.')}. Or leave policies out with --no-policies."
 
 
 def _followable(
