@@ -333,7 +333,8 @@ def _check_facts(content: PolicyFile, found: np.ndarray, place: Path) -> None:
         key = changed[0]
         raise SaccadeError(
             f"{place.with_name(content.name + SUFFIX)}: {key} is {own.get(key)!r:.200}, but the "
-            f"calibration gives {facts.get(key)!r:.200}. The file was changed after its calibration. {again}"
+            f"calibration gives {facts.get(key)!r:.200}. The file was changed after its "
+            f"calibration. {again}"
         )
 
 
