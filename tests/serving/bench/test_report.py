@@ -15,6 +15,7 @@ from report_figures import figures, file, point, with_policies
 
 from saccade.errors import SaccadeError
 from saccade.serving.bench import report
+from saccade.serving.bench.figures import throughput_of
 from saccade.serving.bench.picture import frontier_png
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install '.[bench]'")
@@ -172,11 +173,11 @@ def test_the_frontier_of_codes_is_score_against_bytes(codes: dict[str, Any]) -> 
 
 def test_the_headline_counts_what_the_budget_saves(full: dict[str, Any]) -> None:
     full["variants"][2]["score"]["value"] = 0.91
-    assert "9.3 times the throughput of nac-b1000-fp32, with a score 2.0 points" in report.headline(
-        full
-    )
+    told = "9.3 times the throughput of nac-b1000-fp32 ({}), with a score 2.0 points"
+    where = throughput_of(full["variants"][2])[1]
+    assert told.format(where) in report.headline(full)
     full["variants"][2]["score"]["value"] = 0.9301
-    assert "throughput of nac-b1000-fp32, with the same score." in report.headline(full)
+    assert f"throughput of nac-b1000-fp32 ({where}), with the same score." in report.headline(full)
     full["variants"][2]["score"]["value"] = 0.91
     for each, bytes_of in zip(full["variants"], (4096, 2048, 512), strict=True):
         each["embedding_bytes"] = bytes_of

@@ -126,8 +126,10 @@ def headline(report: dict[str, Any]) -> str:
     if saves_bytes(full):
         small = min(near, key=cost_of)
         gain = f"an embedding {cost_of(full) / cost_of(small):.1f} times smaller than that"
+        where = ""
     else:
         small = max(near, key=cost_of)
+        where = f" ({throughput_of(small)[1]})"
         gain = f"{cost_of(small) / cost_of(full):.1f} times the throughput"
     apart = _difference(score, lost(small))
     told = f"with a score {apart} {'lower' if sign * lost(small) >= 0 else 'higher'}"
@@ -135,7 +137,7 @@ def headline(report: dict[str, Any]) -> str:
         told = "with the same score"
     return (
         f"{standing} {small['variant']} keeps {small['kept']} of {small['total']} "
-        f"{small['unit']}: {gain} of {full['variant']}, {told}."
+        f"{small['unit']}: {gain} of {full['variant']}{where}, {told}."
     )
 
 
