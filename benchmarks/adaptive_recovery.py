@@ -5,8 +5,8 @@
     python benchmarks/adaptive_recovery.py                              # about 8 minutes
 
 A trial is a load of half of what budget 1 sustains, then the largest of --times, then half again.
-Trials of the adaptive choice and of budget 1 take turns: what the full model answers in time without
-adaptation tells what the machine allowed, because its host takes more or less of it.
+Trials of the adaptive choice and of budget 1 take turns: what the full model answers in time
+without adaptation tells what the machine allowed, because its host takes more or less of it.
 
 The recovery is the time since which the full model answers most requests of every half second. A
 level that falls again later, such as because the host took the cores, counts against it.
