@@ -59,8 +59,9 @@ def measured(folder: Path, models: list[EvaluatedModel], options: EvaluateOption
     return policy_works(ArtefactFolder(folder), models, ORT, options, samples), results
 
 
+SCORED = 40  # the test split of `noise.npz`
 CASES = {
-    "images alone": ("noise.npz", "reconstruction", 80),
+    "images alone": ("noise.npz", "reconstruction", SCORED),
     "generated scenes": ("tetrominoes", "ari", 40),
     "generated scenes, painted": ("shapes", "reconstruction", 30),
 }
@@ -114,7 +115,7 @@ def test_rows_leave_as_the_confidence_of_all_samples_says(
     (work,) = works.works
     assert isinstance(works.answered, Segmented)
     given = work.run(work.inputs)
-    assert len(given["step"]) == 80
+    assert len(given["step"]) == SCORED
     single = work.run({name: array[:1] for name, array in work.inputs.items()})
     assert single["masks"].shape == (1, *given["masks"].shape[1:])
     # Each row has the masks of the variant that answered it.
@@ -196,12 +197,12 @@ def test_images_alone_are_refused_where_masks_are_compared(
 
 def test_examples_are_the_chosen_images(folder: Path, models: list[EvaluatedModel]) -> None:
     options = options_of(folder, "images alone")
-    values = {model.name: np.arange(80.0) * (at + 1) for at, model in enumerate(models)}
+    values = {model.name: np.arange(float(SCORED)) * (at + 1) for at, model in enumerate(models)}
     examples = examples_of(models, options, values)
     with np.load(folder / "noise.npz") as arrays:
         images = arrays["images"]
     assert examples and all(len(one.answers) == len(models) for one in examples)
     shown = {one.index: one.image for one in examples}
-    assert 79 in shown
-    assert any((images == shown[79]).all((1, 2, 3)))
+    assert SCORED - 1 in shown
+    assert any((images == shown[SCORED - 1]).all((1, 2, 3)))
     assert all(answer.focus is not None for one in examples for answer in one.answers)

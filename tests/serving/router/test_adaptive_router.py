@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load-adaptive choice by the router's own code without a server: answers, marks and counters."""
 
+from types import SimpleNamespace
+
 import pytest
 from fake_requests import execute
 from test_relay import (  # noqa: F401
@@ -247,19 +249,25 @@ def test_the_router_measures_the_servers_queue(make, pb, eventually):  # noqa: F
 
 
 @pytest.mark.parametrize(("lag_s", "pause_s"), [(0.0, 0.1), (0.01, 0.05)])
-def test_a_queue_is_probed_more_often_while_requests_wait_in_it(make, pb, lag_s, pause_s):  # noqa: F811
-    import time
-    from types import SimpleNamespace
+def test_a_queue_is_probed_more_often_while_requests_wait_in_it(
+    make,  # noqa: F811
+    pb,
+    monkeypatch,
+    lag_s,
+    pause_s,
+):
+    import server_queue
 
-    queue, pauses = make([SAFE], SLO).queue, []
+    queue, pauses, now = make([SAFE], SLO).queue, [], [0.0]
     queue.close()
+    monkeypatch.setattr(server_queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
     queue._used_s = float("inf")  # requests adapt now
     queue._ended = SimpleNamespace(
         wait=lambda seconds: pauses.append(seconds) or len(pauses) > 2, set=lambda: None
     )
 
     def answer(given):
-        time.sleep(lag_s)
+        now[0] += lag_s
         return {}
 
     pb.answer = answer
