@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Export a checkpoint to a folder of ONNX files, one per variant, each checked by the gate."""
 
-import hashlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ from saccade.exporter.graph.samples import GateSizes
 from saccade.exporter.graph.trial import made_here
 from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
-from saccade.files import new_folder, refuse_existing, sha256_of, write_atomically
+from saccade.files import new_folder, refuse_existing, sha256_of
 from saccade.machine import version_of
 from saccade.models.budget import BudgetLike, ComputeBudget
 from saccade.models.checkpoint import Checkpoint, load
@@ -55,6 +54,7 @@ from saccade.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from saccade.exporter.graph.precision import TypedGraph
+    from saccade.exporter.graph.weights import Weights
 
 _TOOLS = ("saccade", "torch", "onnx", "onnxscript", "onnxruntime")
 
@@ -226,7 +226,7 @@ def _export_component(
     advance: Advance,
 ) -> Iterator[Manifest]:
     """Write one component in each precision; the reference runs once for all of them."""
-    from saccade.exporter.graph.canonical import serialize
+    from saccade.exporter.graph.model_file import write_model
     from saccade.exporter.graph.precision import typed_graph, with_ops_inlined
     from saccade.plugins.onnx_model import check_nodes
 
@@ -239,27 +239,28 @@ def _export_component(
     )
     folded = folded_float32(variant.model)
     samples = expected.samples
+    weights: Weights = {}
 
     @cache
     def traced(precision: str) -> Any:
         from saccade.exporter.graph.tracing import trace_component
 
         same = component_named(folded, component.role)
-        return trace_component(folded, same, samples.inputs, outputs, precision)
+        return trace_component(folded, same, samples.inputs, outputs, precision, weights)
 
     for precision in options.precision:
         entry = variant.entry(component, precision)
         advance(0, f"tracing the {precision} graph")
-        graph = typed_graph(entry.name, component.role, precision, traced, samples)
+        graph = typed_graph(entry.name, component.role, precision, traced, samples, weights)
         inlined_ops = check_nodes(graph.proto) if options.inline_ops else ()
         if inlined_ops:
             graph = with_ops_inlined(graph, precision)
-        data = serialize(graph.proto)
-        candidates = candidates_of(data, check_nodes(graph.proto), lambda: folded, entry, outputs)
+        path = folder / f"{entry.name}.onnx"
+        file = write_model(graph.proto, graph.weights, path)
+        candidates = candidates_of(path, check_nodes(graph.proto), lambda: folded, entry, outputs)
         advance()
         parity = _proved(entry, candidates, expected, options.threshold, advance)
-        write_atomically(folder / f"{entry.name}.onnx", data)
-        manifest = _manifest(variant, entry, graph, expected, parity, data, inlined_ops)
+        manifest = _manifest(variant, entry, graph, expected, parity, file, inlined_ops)
         write_manifest(folder, manifest)
         made_here(manifest)
         yield manifest
@@ -271,7 +272,7 @@ def _manifest(
     graph: "TypedGraph",
     expected: Expected,
     parity: Parity,
-    data: bytes,
+    file: FileEntry,
     inlined_ops: tuple[str, ...],
 ) -> Manifest:
     from saccade.exporter.graph.canonical import tensor_specs
@@ -282,7 +283,7 @@ def _manifest(
     checkpoint, proto = variant.reference.checkpoint, graph.proto
     return Manifest(
         variant=entry,
-        file=FileEntry(f"{entry.name}.onnx", hashlib.sha256(data).hexdigest(), len(data)),
+        file=file,
         parent=variant.parent,
         inputs=tensor_specs(proto.graph.input),
         outputs=tensor_specs(proto.graph.output),

@@ -14,6 +14,7 @@ from saccade.exporter.graph.half_graph import activation_ranges, check_ranges
 from saccade.exporter.graph.int8_graph import quantized, quantized_ranges
 from saccade.exporter.graph.layer_types import check_types, float32_layers, matrix_types
 from saccade.exporter.graph.samples import Samples
+from saccade.exporter.graph.weights import Weights, put_back
 from saccade.plugins.contract import DOMAIN
 
 
@@ -64,6 +65,7 @@ class TypedGraph:
 
     proto: onnx.ModelProto
     count: Count
+    weights: Weights  # the large ones, to which the graph refers
     float32_layers: tuple[str, ...] = ()
     activation_ranges: dict[str, float] = field(default_factory=dict)
 
@@ -74,10 +76,12 @@ def typed_graph(
     precision: str,
     traced: Callable[[str], onnx.ModelProto],
     samples: Samples,
+    weights: Weights,
 ) -> TypedGraph:
     """Make the graph of one component of a folded float32 model in `precision`.
 
-    `traced` returns the component's graph in fp32, fp16 or bf16. In narrower precisions, read-outs,
+    `traced` returns the component's graph in fp32, fp16 or bf16; its large weights are in
+    `weights`. In narrower precisions, read-outs,
     softmax, normalizations and custom ops stay in float32. Scales and ranges are measured on the
     real samples only.
 
@@ -86,23 +90,24 @@ def typed_graph(
     """
     if precision == "fp32":
         proto = traced("fp32")
-        return TypedGraph(proto, count_of(proto, samples.inputs))
+        return TypedGraph(proto, count_of(proto, samples.inputs, weights), weights)
     count_real = samples.sizes.real_inputs
     real = {name: values[:count_real] for name, values in samples.inputs.items()}
     if precision == "int8":
         # The half-precision graph tells which products are in read-outs: nodes have the same names.
-        proto = quantized(traced("fp32"), real, float32_layers(traced("fp16")))
+        whole = put_back(traced("fp32"), weights)
+        proto = quantized(whole, real, float32_layers(traced("fp16")))
         ranges = quantized_ranges(proto)
     else:
         proto = traced(precision)
-        ranges = activation_ranges(proto, real)
+        ranges = activation_ranges(proto, real, weights)
         if precision == "fp16":
             check_ranges(name, ranges)
-    kept, count = float32_layers(proto), count_of(proto, samples.inputs)
+    kept, count = float32_layers(proto), count_of(proto, samples.inputs, weights)
     # A slot decoder is one read-out: its softmax between slots amplifies rounding errors.
     cost = {} if role == "decode" else count.multiply_adds
     check_types(name, precision, matrix_types(proto), cost, kept)
-    return TypedGraph(proto, count, kept, ranges)
+    return TypedGraph(proto, count, weights, kept, ranges)
 
 
 def with_ops_inlined(graph: TypedGraph, precision: str) -> TypedGraph:
