@@ -20,7 +20,7 @@ from saccade.exporter.artefact.manifest import DATA_SUFFIX, DataEntry, FileEntry
 from saccade.exporter.graph.limits import BITS, FILE_BYTES, check_graph
 from saccade.exporter.graph.weights import LARGE_BYTES, Load, loader, location_of, raw, refer
 
-# Of one file: protobuf's limit, less room for what a runtime adds while it holds the model.
+# Of one file: protobuf's limit, less room for what a runtime adds to the model.
 ONE_FILE_BYTES = FILE_BYTES - 2**24
 _ALIGNMENT = 4096  # of tensors in a data file: a page, so that a runtime can map each of them
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of ModelProto, GraphProto, TensorProto
