@@ -5,14 +5,12 @@
     python benchmarks/real_models.py vit-b clip-l14 --out build/real
 
 Each becomes a folder of transformers: config.json, model.safetensors, preprocessor_config.json.
-The weights are drawn from a fixed seed, tensor by tensor, so that a model of 4.4 GB does not need
-its size in memory. transformers only says which tensors a configuration has.
+The weights are drawn from a fixed seed.
 """
 
 import argparse
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ _CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
-_SHARD_BYTES = 2**31
+_FIXED = {"lambda1": 0.5, "logit_scale": 2.6592}
 
 
 def _square(kind: str, pixels: int, values: dict[str, Any]) -> dict[str, Any]:
@@ -142,71 +140,36 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
 def write_model(name: str, folder: Path) -> Path:
     """Write the folder of one model and return it; an existing one is kept."""
     import transformers
-    from safetensors.torch import save_file
 
     config_class, fields, model_class, images = MODELS[name]
-    if (folder / "config.json").exists():
+    if (complete := folder / "preprocessor_config.json").exists():
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
     config = getattr(transformers, config_class)(**fields)
     with torch.device("meta"):
         model = getattr(transformers, model_class)(config)
-    shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    floats = {key for key, value in model.state_dict().items() if value.is_floating_point()}
     rng = np.random.default_rng(0)
-    index: dict[str, str] = {}
-    for number, keys in enumerate(_shards(shapes)):
-        file = "model.safetensors" if not number else f"model-{number}.safetensors"
-        shard = {key: _drawn(rng, key, shapes[key], key in floats) for key in keys}
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        index |= dict.fromkeys(keys, file)
-    if len(set(index.values())) > 1:
-        (folder / "model.safetensors").rename(folder / "model-0.safetensors")
-        index = {key: file.replace("model.s", "model-0.s") for key, file in index.items()}
-        content = {"metadata": {}, "weight_map": index}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(content))
-    (folder / "preprocessor_config.json").write_text(json.dumps(images, indent=1))
-    config.architectures = [model_class]
-    config.save_pretrained(folder)  # last: a folder with it is complete
+    drawn = {key: _drawn(rng, key, value) for key, value in model.state_dict().items()}
+    model.load_state_dict(drawn, assign=True)
+    # It writes the names that published files have, which are not those of its modules.
+    model.save_pretrained(folder, max_shard_size="2GB")
+    complete.write_text(json.dumps(images, indent=1))
     return folder
 
 
-def _shards(shapes: dict[str, tuple[int, ...]]) -> list[list[str]]:
-    shards: list[list[str]] = [[]]
-    held = 0
-    for key, shape in shapes.items():
-        size = 4 * math.prod(shape)
-        if held and held + size > _SHARD_BYTES:
-            shards.append([])
-            held = 0
-        shards[-1].append(key)
-        held += size
-    return shards
-
-
-def _drawn(
-    rng: np.random.Generator, key: str, shape: tuple[int, ...], is_float: bool
-) -> torch.Tensor:
-    """Values of a trained network's order of magnitude, so that answers differ between images."""
-    if not is_float:
-        # Positions, and counts of batches.
-        values = np.arange(math.prod(shape)) if key.endswith("position_ids") else np.zeros(shape)
-        return torch.from_numpy(np.ascontiguousarray(values.reshape(shape), dtype=np.int64))
-    fan_in = math.prod(shape[1:]) if len(shape) > 1 else 1
-    rules: dict[str, Callable[[], Any]] = {
-        "running_var": lambda: 0.5 + rng.random(shape, dtype=np.float32),
-        "lambda1": lambda: np.full(shape, 0.5, np.float32),
-        "logit_scale": lambda: np.full(shape, 2.6592, np.float32),
-    }
-    for ending, rule in rules.items():
-        if key.endswith(ending):
-            return torch.from_numpy(np.ascontiguousarray(rule(), dtype=np.float32))
-    noise = rng.standard_normal(shape, dtype=np.float32)
+def _drawn(rng: np.random.Generator, key: str, like: torch.Tensor) -> torch.Tensor:
+    """Draw values of a trained network's size, so that answers differ between images."""
+    shape = tuple(like.shape)
+    if not like.is_floating_point():  # counts of batches
+        return torch.zeros(shape, dtype=like.dtype)
+    if key.endswith("running_var"):
+        return torch.from_numpy(0.5 + rng.random(shape, dtype=np.float32))
+    fixed = next((value for ending, value in _FIXED.items() if key.endswith(ending)), None)
+    if fixed is not None:
+        return torch.full(shape, fixed)
+    noise = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
     if len(shape) < 2:
-        scale = "norm" in key and key.endswith("weight")
-        return torch.from_numpy(np.asarray(0.02 * noise + (1 if scale else 0), dtype=np.float32))
-    noise *= 1 / math.sqrt(fan_in)
-    return torch.from_numpy(noise)
+        return 0.02 * noise + ("norm" in key and key.endswith("weight"))
+    return noise.div_(math.sqrt(math.prod(shape[1:])))
 
 
 def main() -> None:
