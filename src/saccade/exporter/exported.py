@@ -3,7 +3,7 @@
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,19 +26,18 @@ from saccade.exporter.artefact.variant import (
     default_model_name,
     variant_name,
 )
-from saccade.exporter.gate.gate import (
-    Expected,
-    Reference,
-    candidates_of,
-    expected_of,
-    folded_float32,
-    measure,
-)
+from saccade.exporter.gate.gate import Opener, candidates_of, measure
 from saccade.exporter.gate.metrics import exceeded, thresholds_of
+from saccade.exporter.gate.reference import Expected, Reference, unbound
 from saccade.exporter.gate.report import GateReport, VariantReport, loosened
-from saccade.exporter.graph.samples import GateSizes
+from saccade.exporter.graph.samples import (
+    GateLevel,
+    GateSizes,
+    calibration_inputs,
+    gate_sizes,
+    samples_of,
+)
 from saccade.exporter.graph.trial import made_here
-from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.files import new_folder, refuse_existing, sha256_of
 from saccade.machine import version_of
@@ -70,6 +69,8 @@ class ExportOptions(PathFields):
     slots: Path | None = None  # a selection of slots, written by `saccade select`
     precision: tuple[str, ...] = ("fp32",)  # any of fp32, fp16, bf16, int8: type of matrix products
     inline_ops: bool = False  # write custom ops as standard operators, for tools without functions
+    # how much evidence: quick, standard, or thorough (320 samples in float64)
+    gate: GateLevel = "standard"
     threshold: dict[str, float] = field(default_factory=dict)  # gate thresholds to override
     force: bool = False  # replace an existing folder
 
@@ -102,7 +103,7 @@ class ExportedModel:
 def export(
     checkpoint: Checkpoint | Path | str,
     options: ExportOptions,
-    gate: GateSizes | None = None,
+    sizes: GateSizes | None = None,
     *,
     progress: Report | None = bar,
 ) -> ExportedModel:
@@ -110,8 +111,8 @@ def export(
 
     The folder is created only when every variant has passed the gate. The same weights and
     package versions give the same ONNX files on every CPU. int8 files are an exception: they are
-    the same only on the same kind of CPU, because their scales are measured there. If `gate` has
-    other sizes than the default, the manifests record them.
+    the same only on the same kind of CPU, because their scales are measured there. `sizes` replaces
+    those of `options.gate`; the manifests record them.
 
     Raises: GateFailed if a variant does not pass, SaccadeError for an option or a checkpoint
         that cannot be exported, MissingPackage if torch, onnx or onnxruntime is missing.
@@ -134,7 +135,7 @@ def export(
         else:
             checkpoint = selected_checkpoint(checkpoint, options.slots, own)
             parent = ParentEntry(own.name, checkpoint.sha256)
-        reference = Reference(checkpoint, gate)
+        reference = Reference(checkpoint, sizes or options.gate)
         budgets = choose_budgets(reference.model, options.budget)
         _check_outputs(reference.model, options.outputs)
         manifests: list[Manifest] = []
@@ -143,8 +144,8 @@ def export(
         components = len(budgets) * len(reference.model.components())
         with reporting(progress), progress_of("export", steps * components) as advance:
             for budget in budgets:
-                variant = _Variant(name, budget, reference.variant(budget), reference, parent)
-                for component in variant.model.components():
+                variant = _Variant.of(name, budget, reference, parent)
+                for component in variant.components:
                     counted = Counted(advance, variant.entry(component, options.precision[0]).name)
                     manifests += _export_component(folder, variant, component, options, counted)
                     counted.up_to(steps)
@@ -155,9 +156,28 @@ def export(
 class _Variant:
     name: str
     budget: ComputeBudget
-    model: Family  # float64, unfolded
     reference: Reference
     parent: ParentEntry
+    components: tuple[Component, ...]  # without their functions
+    metadata: dict[str, Any]
+    parameters: int
+
+    @classmethod
+    def of(
+        cls, name: str, budget: ComputeBudget, reference: Reference, parent: ParentEntry
+    ) -> "_Variant":
+        from saccade.exporter.graph.cost import parameters_of
+
+        model = reference.variant(budget)
+        return cls(
+            name,
+            budget,
+            reference,
+            parent,
+            tuple(map(unbound, model.components())),
+            model.runtime_metadata(),
+            parameters_of(model),
+        )
 
     def entry(self, component: Component, precision: str) -> VariantEntry:
         budget = self.budget
@@ -218,6 +238,16 @@ def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
     return ParentEntry(target.name, checkpoint.sha256)
 
 
+@dataclass(frozen=True)
+class _Written:
+    """A file that the gate has not checked yet."""
+
+    entry: VariantEntry
+    graph: "TypedGraph"  # without its large weights, which are only in the file
+    file: FileEntry
+    inlined_ops: tuple[str, ...]
+
+
 def _export_component(
     folder: Path,
     variant: _Variant,
@@ -225,20 +255,56 @@ def _export_component(
     options: ExportOptions,
     advance: Advance,
 ) -> Iterator[Manifest]:
-    """Write one component in each precision; the reference runs once for all of them."""
-    from saccade.exporter.graph.model_file import write_model
-    from saccade.exporter.graph.precision import typed_graph, with_ops_inlined
+    """Write one component in each precision; the reference runs once for all of them.
+
+    All files are written before the first is checked: the folded model, whose weights they
+    contain, and the reference are never in memory at once.
+    """
     from saccade.plugins.onnx_model import check_nodes
 
     outputs = (
         *component.outputs,
         *(name for name in component.optional if name in options.outputs),
     )
-    expected = expected_of(
-        variant.reference, variant.model, variant.budget, component.role, outputs, advance
-    )
-    folded = folded_float32(variant.model)
-    samples = expected.samples
+    reference, budget = variant.reference, variant.budget
+    for written in _written(folder, variant, component, options, outputs, advance):
+        entry, graph = written.entry, written.graph
+        candidates = candidates_of(
+            folder / written.file.name,
+            check_nodes(graph.proto),
+            partial(reference.folded, budget),
+            entry,
+            outputs,
+        )
+        cost = graph.count.cost(variant.parameters)
+        expected = reference.expected(
+            budget, component.role, outputs, cost.multiply_adds.total, advance
+        )
+        reference.release()
+        parity = _proved(entry, candidates, expected, options.threshold, advance)
+        manifest = _manifest(variant, written, expected, parity)
+        write_manifest(folder, manifest)
+        made_here(manifest)
+        yield manifest
+
+
+def _written(
+    folder: Path,
+    variant: _Variant,
+    component: Component,
+    options: ExportOptions,
+    outputs: tuple[str, ...],
+    advance: Advance,
+) -> list[_Written]:
+    """Trace the folded model and write it in each precision."""
+    from saccade.exporter.graph.model_file import write_model
+    from saccade.exporter.graph.precision import typed_graph, with_ops_inlined
+    from saccade.plugins.onnx_model import check_nodes
+
+    reference, files = variant.reference, []
+    calibration = partial(calibration_inputs, reference.checkpoint, component)
+    few = samples_of(reference.checkpoint, component, gate_sizes("quick", 0)).inputs
+    folded = reference.folded(variant.budget)
     weights: Weights = {}
 
     @cache
@@ -246,59 +312,55 @@ def _export_component(
         from saccade.exporter.graph.tracing import trace_component
 
         same = component_named(folded, component.role)
-        return trace_component(folded, same, samples.inputs, outputs, precision, weights)
+        return trace_component(folded, same, few, outputs, precision, weights)
 
     for precision in options.precision:
         entry = variant.entry(component, precision)
         advance(0, f"tracing the {precision} graph")
-        graph = typed_graph(entry.name, component.role, precision, traced, samples, weights)
+        graph = typed_graph(
+            entry.name,
+            component.role,
+            precision,
+            traced,
+            few,
+            calibration,
+            reference.sizes,
+            weights,
+        )
         inlined_ops = check_nodes(graph.proto) if options.inline_ops else ()
         if inlined_ops:
             graph = with_ops_inlined(graph, precision)
-        path = folder / f"{entry.name}.onnx"
-        file = write_model(graph.proto, graph.weights, path)
-        candidates = candidates_of(path, check_nodes(graph.proto), lambda: folded, entry, outputs)
+        file = write_model(graph.proto, graph.weights, folder / f"{entry.name}.onnx")
+        files.append(_Written(entry, replace(graph, weights={}), file, inlined_ops))
         advance()
-        parity = _proved(entry, candidates, expected, options.threshold, advance)
-        manifest = _manifest(variant, entry, graph, expected, parity, file, inlined_ops)
-        write_manifest(folder, manifest)
-        made_here(manifest)
-        yield manifest
+    return files
 
 
-def _manifest(
-    variant: _Variant,
-    entry: VariantEntry,
-    graph: "TypedGraph",
-    expected: Expected,
-    parity: Parity,
-    file: FileEntry,
-    inlined_ops: tuple[str, ...],
-) -> Manifest:
+def _manifest(variant: _Variant, written: _Written, expected: Expected, parity: Parity) -> Manifest:
     from saccade.exporter.graph.canonical import tensor_specs
-    from saccade.exporter.graph.cost import parameters_of
     from saccade.exporter.graph.layer_types import opset_of
     from saccade.plugins.onnx_model import IR_VERSION, check_nodes
 
-    checkpoint, proto = variant.reference.checkpoint, graph.proto
+    checkpoint, entry, graph = variant.reference.checkpoint, written.entry, written.graph
+    proto = graph.proto
     return Manifest(
         variant=entry,
-        file=file,
+        file=written.file,
         parent=variant.parent,
         inputs=tensor_specs(proto.graph.input),
         outputs=tensor_specs(proto.graph.output),
         preprocessing=checkpoint.preprocessing if _takes_image(expected.component) else None,
         labels=checkpoint.labels if "probabilities" in expected.answers else (),
-        facts=variant.model.runtime_metadata(),
+        facts=variant.metadata,
         custom_ops=check_nodes(proto),
         opset=opset_of(entry.precision),
         ir_version=IR_VERSION,
         tools={tool: version_of(tool) for tool in _TOOLS},
-        cost=graph.count.cost(parameters_of(variant.model)),
+        cost=graph.count.cost(variant.parameters),
         parity=parity,
         float32_layers=graph.float32_layers,
         activation_ranges=graph.activation_ranges,
-        inlined_ops=inlined_ops,
+        inlined_ops=written.inlined_ops,
     )
 
 
@@ -308,7 +370,7 @@ def _takes_image(component: Component) -> bool:
 
 def _proved(
     entry: VariantEntry,
-    candidates: list[Runner],
+    candidates: list[Opener],
     expected: Expected,
     overrides: dict[str, float],
     advance: Advance,
