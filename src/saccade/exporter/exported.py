@@ -271,6 +271,7 @@ def _export_component(
         entry, graph = written.entry, written.graph
         candidates = candidates_of(
             folder / written.file.name,
+            written.file,
             check_nodes(graph.proto),
             partial(reference.folded, budget),
             entry,

@@ -11,15 +11,18 @@ import numpy as np
 import onnx
 
 from saccade.errors import GateFailed, SaccadeError
+from saccade.exporter.artefact.manifest import FileEntry
 from saccade.exporter.graph.layer_types import element_types
+from saccade.exporter.graph.model_file import read_model
 from saccade.exporter.graph.weights import (
+    LARGE_BYTES,
     Load,
     Weights,
     constant,
     graph_session,
     loader,
-    location_of,
     refer,
+    without_initializers,
 )
 from saccade.exporter.runtimes.runners import onnx_runner
 from saccade.models.interface import Arrays
@@ -76,21 +79,22 @@ def widened(
 ) -> tuple[onnx.ModelProto, Weights]:
     """Return the graph with all half-precision tensors in float32, for runtimes without the type.
 
-    This checks the structure, but not the effect of rounding.
+    This checks the structure, but not the effect of rounding. Large weights become placeholders.
     """
-    wide, wide_weights = onnx.ModelProto(), {**(weights or {})}
-    wide.CopyFrom(proto)
-    for tensor in wide.graph.initializer:
+    wide, wide_weights = without_initializers(proto), {**(weights or {})}
+    for tensor in proto.graph.initializer:
+        own = wide.graph.initializer.add()
         if tensor.data_type not in HALF:
+            own.CopyFrom(tensor)
             continue
         load = partial(_wide, loader(tensor, weights))
-        if location := location_of(tensor):
-            del tensor.external_data[:]
-            tensor.data_type = onnx.TensorProto.FLOAT
-            refer(tensor, f"{location}/wide", 0, 4 * math.prod(tensor.dims))
-            wide_weights[f"{location}/wide"] = load
-        else:
-            tensor.CopyFrom(constant(tensor.name, load, None))
+        if (length := 4 * math.prod(tensor.dims)) < LARGE_BYTES:
+            own.CopyFrom(constant(tensor.name, load, None))
+            continue
+        own.name, own.data_type = tensor.name, onnx.TensorProto.FLOAT
+        own.dims.extend(tensor.dims)
+        refer(own, f"#{tensor.name}/wide", 0, length)
+        wide_weights[f"#{tensor.name}/wide"] = load
     for node in all_nodes(wide.graph):
         for attribute in node.attribute:
             if attribute.name == "to" and attribute.i in HALF:
@@ -102,11 +106,12 @@ def _wide(load: Load) -> np.ndarray:
     return load().astype(np.float32)
 
 
-def widened_bytes(model: Path | bytes) -> bytes:
-    """Apply `widened` to a file or its bytes, and return bytes."""
-    data = model if isinstance(model, bytes) else model.read_bytes()
-    wide, _ = widened(onnx.load_model_from_string(data))
-    return bytes(wide.SerializeToString())
+def widened_session(path: Path, file: FileEntry, **options: Any) -> Any:
+    """Apply `widened` to a file whose hash has been checked; return an ONNX Runtime session of it.
+
+    Options are those of `onnx_session`.
+    """
+    return graph_session(*widened(*read_model(path, file)), **{"optimized": True, **options})
 
 
 def activation_ranges(

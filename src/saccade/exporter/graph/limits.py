@@ -49,14 +49,6 @@ _TENSOR_TYPES = dict(onnx.TensorProto.DataType.items())
 BITS = {_TENSOR_TYPES[name]: bits for name, bits in _BITS.items() if name in _TENSOR_TYPES}
 
 
-def read_graph(path: Path, where: str = "") -> onnx.ModelProto:
-    """Read an ONNX file and check that it is within the limits.
-
-    Raises: SaccadeError if it cannot be read, or for the first limit that it exceeds.
-    """
-    return parse_graph(read_file(path), where or str(path))
-
-
 def read_file(path: Path) -> bytes:
     """Read the bytes of an ONNX file.
 
@@ -70,7 +62,7 @@ def read_file(path: Path) -> bytes:
         raise SaccadeError(f"{path}: cannot be read ({error.strerror}). {AGAIN}") from error
 
 
-def parse_graph(data: bytes, where: str) -> onnx.ModelProto:
+def parse_graph(data: bytes, where: str, held: Held | None = None) -> onnx.ModelProto:
     """Parse the bytes of an ONNX file and check that the model is within the limits.
 
     Raises: SaccadeError if they are not an ONNX model, or for the first limit that it exceeds.
@@ -79,7 +71,7 @@ def parse_graph(data: bytes, where: str) -> onnx.ModelProto:
         proto = onnx.load_model_from_string(data)
     except Exception as error:  # the only common base of protobuf's errors
         raise SaccadeError(f"{where}: is not a complete ONNX model ({error}). {AGAIN}") from error
-    check_graph(proto, where)
+    check_graph(proto, where, held)
     return proto
 
 
@@ -196,7 +188,7 @@ def _outside_excesses(
     entries = [(entry.key, entry.value) for entry in tensor.external_data]
     known = dict(entries)
     location = known.get("location", "")
-    if location not in held:
+    if location not in held or BITS.get(tensor.data_type, 0) < 8:
         known_files = " or ".join(map(repr, held)) or "them in this one"
         yield f"{what} keeps weights in another file, {location[:80]!r}, expected {known_files}"
         return
@@ -207,10 +199,10 @@ def _outside_excesses(
         yield f"{what} has {_OUTSIDE[1:]} {numbers!r:.80}, expected numbers of bytes"
     else:
         offset, length = map(int, numbers)
-        if length != expected or any(
-            len(getattr(tensor, field)) for field in (*_TYPED_DATA, "raw_data")
-        ):
+        if length != expected:
             yield f"{what} of {list(tensor.dims)} has {length} bytes, expected {expected}"
+        if any(len(getattr(tensor, field)) for field in (*_TYPED_DATA, "raw_data")):
+            yield f"{what} of {list(tensor.dims)} has {length} bytes in two places"
         if offset + length > held[location]:
             yield (
                 f"{what} ends at byte {offset + length} of {location[:80]!r}, which has "

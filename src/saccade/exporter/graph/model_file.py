@@ -9,6 +9,7 @@ protobuf would write. A model beyond protobuf's 2 GiB has its large weights in a
 import hashlib
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,30 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from saccade.errors import SaccadeError
 from saccade.exporter.artefact.manifest import DATA_SUFFIX, DataEntry, FileEntry
-from saccade.exporter.graph.limits import BITS, FILE_BYTES, check_graph
-from saccade.exporter.graph.weights import LARGE_BYTES, Load, loader, location_of, raw, refer
+from saccade.exporter.graph.limits import BITS, FILE_BYTES, check_graph, parse_graph, read_file
+from saccade.exporter.graph.weights import (
+    GRAPH,
+    INITIALIZER,
+    LARGE_BYTES,
+    RAW_DATA,
+    Load,
+    fields_of,
+    loader,
+    location_of,
+    raw,
+    refer,
+    without_initializers,
+)
+from saccade.schema import AGAIN
 
 # Of one file: protobuf's limit, less room for what a runtime adds to the model.
 ONE_FILE_BYTES = FILE_BYTES - 2**24
 _ALIGNMENT = 4096  # of tensors in a data file: a page, so that a runtime can map each of them
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of ModelProto, GraphProto, TensorProto
 _BYTES = 2  # wire type of fields that have a length
+
+_DATA_HASH = "data_sha256"
 
 Part = tuple[int, Callable[[], bytes | memoryview]]  # the number of bytes, and the bytes
 
@@ -40,17 +56,50 @@ def write_model(proto: onnx.ModelProto, weights: Mapping[str, Load], path: Path)
     parts, data = _model(proto, weights), None
     if _bytes_of(parts) > ONE_FILE_BYTES:
         light, data = _with_data_file(proto, weights, path.with_name(path.name + DATA_SUFFIX))
+        # The hash of the model's file is also one of its weights, wherever only it is compared.
+        light.metadata_props.add(key=_DATA_HASH, value=data.sha256)
         parts = [_part(light.SerializeToString(deterministic=True))]
     return FileEntry(path.name, *_write(path, parts), data)
+
+
+def read_model(
+    path: Path, file: FileEntry, where: str = ""
+) -> tuple[onnx.ModelProto, dict[str, Load]]:
+    """Read a file whose hash has been checked, with placeholders for weights in its data file.
+
+    The weights are mapped into memory, not read.
+
+    Raises: SaccadeError if the file cannot be read, for the first limit that it exceeds, or if it
+        refers to anything but `file.data`, which is in the same folder.
+    """
+    where, data = where or str(path), file.data
+    proto = parse_graph(read_file(path), where, {data.name: data.bytes} if data else {})
+    said = [entry.value for entry in proto.metadata_props if entry.key == _DATA_HASH]
+    if data and said != [data.sha256]:
+        raise SaccadeError(
+            f"{where}: was written with a data file of SHA-256 {(*said, 'unknown')[0]:.12}..., but "
+            f"its manifest names one of {data.sha256[:12]}.... {AGAIN}"
+        )
+    weights: dict[str, Load] = {}
+    for tensor in proto.graph.initializer:
+        if location := location_of(tensor):
+            offset = int(next(e.value for e in tensor.external_data if e.key == "offset"))
+            kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            # A name of its own for each tensor: all of them have the same location in the file.
+            own = f"#{tensor.name}"
+            weights[own] = partial(
+                np.memmap, path.with_name(location), kind, "r", offset, (*tensor.dims,)
+            )
+            del tensor.external_data[:]
+            refer(tensor, own, 0, _length(tensor))
+    return proto, weights
 
 
 def _with_data_file(
     proto: onnx.ModelProto, weights: Mapping[str, Load], path: Path
 ) -> tuple[onnx.ModelProto, DataEntry]:
     """Write the large weights to `path`; return the graph that refers to them there."""
-    light, parts, end = onnx.ModelProto(), [], 0
-    light.ParseFromString(_fields(proto, lambda number: number != _GRAPH))
-    light.graph.ParseFromString(_fields(proto.graph, lambda number: number != _INITIALIZER))
+    light, parts, end = without_initializers(proto), [], 0
     for tensor in proto.graph.initializer:
         own = light.graph.initializer.add()
         if (length := _length(tensor)) < LARGE_BYTES:
@@ -70,32 +119,20 @@ def _model(proto: onnx.ModelProto, weights: Mapping[str, Load]) -> list[Part]:
     """Return the parts of a model's bytes: fields in the order of their numbers, as by protobuf."""
     tensors: list[Part] = []
     for tensor in proto.graph.initializer:
-        tensors += _field(_INITIALIZER, _tensor(tensor, weights))
-    return _around(proto, _GRAPH, _field(_GRAPH, _around(proto.graph, _INITIALIZER, tensors)))
+        tensors += _field(INITIALIZER, _tensor(tensor, weights))
+    return _around(proto, GRAPH, _field(GRAPH, _around(proto.graph, INITIALIZER, tensors)))
 
 
 def _tensor(tensor: TensorProto, weights: Mapping[str, Load]) -> list[Part]:
     if not location_of(tensor):
         return [_part(tensor.SerializeToString(deterministic=True))]
     bare = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    return _around(bare, _RAW_DATA, _field(_RAW_DATA, [_values(tensor, weights)]))
+    return _around(bare, RAW_DATA, _field(RAW_DATA, [_values(tensor, weights)]))
 
 
 def _around(message: Any, number: int, inside: list[Part]) -> list[Part]:
-    before = _fields(message, lambda other: other < number)
-    return [_part(before), *inside, _part(_fields(message, lambda other: other > number))]
-
-
-def _fields(message: Any, wanted: Callable[[int], bool]) -> bytes:
-    made = type(message)()
-    for field, value in message.ListFields():
-        if wanted(field.number):
-            held = getattr(made, field.name)
-            if hasattr(held, "MergeFrom"):
-                held.MergeFrom(value)
-            else:
-                setattr(made, field.name, value)
-    return bytes(made.SerializeToString(deterministic=True))
+    before = fields_of(message, lambda other: other < number)
+    return [_part(before), *inside, _part(fields_of(message, lambda other: other > number))]
 
 
 def _field(number: int, parts: list[Part]) -> list[Part]:

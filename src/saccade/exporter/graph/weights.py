@@ -19,6 +19,7 @@ from onnx import TensorProto, numpy_helper
 
 from saccade.exporter.runtimes.runners import onnx_session
 
+GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto, TensorProto
 LARGE_BYTES = 2**16  # smaller ones stay in the graph: shape inference reads shapes from there
 Load = Callable[[], np.ndarray]
 Weights = dict[str, Load]  # by the location of their placeholders
@@ -97,21 +98,41 @@ def _filled(tensor: TensorProto, weights: Mapping[str, Load]) -> TensorProto:
     return numpy_helper.from_array(np.ascontiguousarray(loader(tensor, weights)()), tensor.name)
 
 
-def graph_session(
-    proto: onnx.ModelProto, weights: Mapping[str, Load] | None = None, *, in_order: bool = False
-) -> Any:
-    """Return an ONNX Runtime session of a graph in progress, where each node runs as it is.
+def without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy without the initializers, which are never copied on the way."""
+    light = onnx.ModelProto()
+    light.ParseFromString(fields_of(proto, lambda number: number != GRAPH))
+    light.graph.ParseFromString(fields_of(proto.graph, lambda number: number != INITIALIZER))
+    return light
 
-    With `in_order`, nodes run in the order of the graph, so that those behind a tensor can release
-    it; otherwise ONNX Runtime may run all branches that end in an output last.
+
+def fields_of(message: Any, wanted: Callable[[int], bool]) -> bytes:
+    """Return the bytes of some fields of a message, chosen by their numbers, in that order."""
+    made = type(message)()
+    for field, value in message.ListFields():
+        if wanted(field.number):
+            held = getattr(made, field.name)
+            if hasattr(held, "MergeFrom"):
+                held.MergeFrom(value)
+            else:
+                setattr(made, field.name, value)
+    return bytes(made.SerializeToString(deterministic=True))
+
+
+def graph_session(
+    proto: onnx.ModelProto, weights: Mapping[str, Load] | None = None, **options: Any
+) -> Any:
+    """Return an ONNX Runtime session of a graph with placeholders; options of `onnx_session`.
+
+    Unless an option says otherwise, each node runs as it is.
     """
     values = {
         tensor.name: np.ascontiguousarray(loader(tensor, weights)())
         for tensor in proto.graph.initializer
         if location_of(tensor)
     }
-    data = proto.SerializeToString()
-    return onnx_session(data, optimized=False, initializers=values, in_order=in_order)
+    options = {"optimized": False, **options}
+    return onnx_session(proto.SerializeToString(), initializers=values, **options)
 
 
 def evaluated(node: onnx.NodeProto, opset: int, inputs: list[Load], index: int) -> Load:
