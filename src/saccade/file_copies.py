@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
+from saccade.sizes import size_text
+
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of a file until one of the two is written
 _CHUNK = 1 << 20
 
@@ -55,5 +57,5 @@ def _clone(reader: BinaryIO, writer: BinaryIO) -> bool:
 def _require_room(writer: BinaryIO, needed: int) -> None:
     free = shutil.disk_usage(writer.fileno()).free
     if needed > free:
-        text = f"the models need {needed >> 20} MiB more, but only {free >> 20} MiB are free"
+        text = f"the models need {size_text(needed)} more, but only {size_text(free)} are free"
         raise OSError(errno.ENOSPC, text)
