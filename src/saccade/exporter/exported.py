@@ -258,7 +258,7 @@ def _export_component(
     """Write one component in each precision; the reference runs once for all of them.
 
     All files are written before the first is checked: the folded model, whose weights they
-    contain, and the reference are never in memory at once.
+    contain, and the reference are never in memory together.
     """
     from saccade.plugins.onnx_model import check_nodes
 

@@ -85,7 +85,7 @@ def read_model(
         if location := location_of(tensor):
             offset = int(next(e.value for e in tensor.external_data if e.key == "offset"))
             kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            # A name of its own for each tensor: all of them have the same location in the file.
+            # A separate name for each tensor: all of them have the same location in the file.
             own = f"#{tensor.name}"
             weights[own] = partial(
                 np.memmap, path.with_name(location), kind, "r", offset, (*tensor.dims,)

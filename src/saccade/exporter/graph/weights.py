@@ -124,7 +124,7 @@ def graph_session(
 ) -> Any:
     """Return an ONNX Runtime session of a graph with placeholders; options of `onnx_session`.
 
-    Unless an option says otherwise, each node runs as it is.
+    By default, each node runs as it is.
     """
     values = {
         tensor.name: np.ascontiguousarray(loader(tensor, weights)())
