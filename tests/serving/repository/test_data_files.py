@@ -13,7 +13,6 @@ import tiny_families
 from external_data import small_limits, with_data_files
 from rtx_builds import needs_rtx
 from tiny_artefacts import FULL, HALF, artefacts
-from traced_graphs import traced_once
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -62,7 +61,7 @@ def expected() -> dict[str, np.ndarray]:
 
 
 def test_an_export_beyond_the_limit_passes_the_gate_and_verify(tmp_path: Path) -> None:
-    with small_limits(one_file_bytes=20_000), traced_once():
+    with small_limits(one_file_bytes=20_000):
         exported = tiny_families.exported("sot", tmp_path, ("fp32", "fp16"))
     manifests = ArtefactFolder(exported).manifests
     assert {manifest.variant.precision for manifest in manifests} == {"fp32", "fp16"}
