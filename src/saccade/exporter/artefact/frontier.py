@@ -24,9 +24,12 @@ VERSION = 1
 FILE_NAME = "frontier.json"
 POLICIES, POLICIES_VERSION = "policies", 1  # key of the policies, and the version of its content
 _POINT = re.compile(r"batch_[1-9][0-9]{0,6}|(router_)?concurrency_[1-9][0-9]{0,6}")
+_COUNT = re.compile(r"[1-9][0-9]{0,3}")
 _FIGURES = ("inferences_per_second", "p50_ms", "p95_ms", "p99_ms")
 ROUNDS = "inferences_per_second_rounds"  # of a point: the rate of each round
 SECONDS = "seconds"  # of a point: measured time over all rounds
+BY_THREADS = "by_threads"  # in process: inferences per second by number of threads
+NEARLY = 0.95  # share of the highest throughput; below it, the difference is not just noise
 _MUCH_SHORTER = 0.5
 
 
@@ -56,7 +59,8 @@ class Entry:
     device: str
     score: Score
     top5: float | None
-    # threads, best_batch, a point per batch_<n>; for other components the same under their role
+    # threads, by_threads, best_batch, a point per batch_<n>; for other components the same under
+    # their role
     in_process: dict[str, Any]
     # a point per concurrency_<n> and router_concurrency_<n>; other components: the same
     grpc: dict[str, Any] | None
@@ -101,6 +105,11 @@ class Entry:
         """The batch size with the highest throughput."""
         return int(self.in_process["best_batch"])
 
+    def enough_threads(self, role: str = "") -> int | None:
+        """Return how many threads of a component are enough; see the function of that name."""
+        inside = self.in_process.get(role, self.in_process)
+        return enough_threads({int(n): rate for n, rate in inside.get(BY_THREADS, {}).items()})
+
     @property
     def p95_ms(self) -> float | None:
         """95th percentile latency of one image at concurrency 1, through the router if measured."""
@@ -108,6 +117,17 @@ class Entry:
             if self.grpc and key in self.grpc:
                 return float(self.grpc[key]["p95_ms"])
         return None
+
+
+def enough_threads(rates: Mapping[int, float]) -> int | None:
+    """Return the fewest threads whose rate is nearly the highest.
+
+    None if these are the most that were measured: more may be faster still.
+    Units: rates in inferences per second, by number of threads.
+    """
+    near = (count for count, rate in rates.items() if rate >= NEARLY * max(rates.values()))
+    fewest = min(near, default=None)
+    return None if fewest == max(rates, default=None) else fewest
 
 
 @dataclass(frozen=True)
@@ -438,6 +458,11 @@ def _check_inside(in_process: dict[str, Any], where: str) -> None:
 def _check_points(points: dict[str, Any], where: str, inside: bool = False) -> None:
     for key, point in points.items():
         if key in ("threads", "best_batch"):
+            continue
+        if key == BY_THREADS:
+            rates = typed(dict[str, float], point, f"{where}{key}: ")
+            if not all(_COUNT.fullmatch(count) and rate > 0 for count, rate in rates.items()):
+                raise SaccadeError(f"{where}{key}: is {rates!s:.60}. {AGAIN}")
             continue
         is_component = key in known_roles()[1:] and not inside
         if not is_component and not _POINT.fullmatch(key):

@@ -15,7 +15,7 @@ from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.images import Images, fitting, is_gray, of_all_images
 from saccade.models.data.samples.source import Source
-from saccade.models.data.splits import SPLITS, chosen_rows, few_of_each, held_out
+from saccade.models.data.splits import SPLITS, chosen_rows, drawn_rows, few_of_each, held_out
 from saccade.models.preprocessing import Preprocessing
 from saccade.spelling import did_you_mean
 from saccade.verbosity import note_once
@@ -49,12 +49,14 @@ class Dataset:
         return self.digest()
 
     def first(self, count: int | None) -> "Dataset":
-        """Return the first samples; the hash stays that of the split."""
-        most = slice(count)
-        originals = None if self.originals is None else self.originals[most]
-        return replace(
-            self, images=self.images[most], labels=self.labels[most], originals=originals
-        )
+        """Return the first samples of a random order; the hash stays that of the split."""
+        rows = drawn_rows(len(self.labels), count)
+        if rows is None:
+            return self
+        own = self.images
+        images = own.part(own.rows[rows]) if isinstance(own, Images) else own[rows]
+        originals = self.originals and self.originals.part(self.originals.rows[rows])
+        return replace(self, images=images, labels=self.labels[rows], originals=originals)
 
 
 def load_data(

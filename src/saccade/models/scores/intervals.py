@@ -8,7 +8,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
 
-_Z95 = 1.959963984540054
+Z95 = 1.959963984540054
 _AT_ONCE = 2_000_000  # drawn indices in memory
 # Student's t at 0.975 for 1 to 30 degrees of freedom; beyond, the last is slightly too wide.
 _T975 = (
@@ -29,9 +29,9 @@ def wilson(successes: int, n: int) -> Interval:
         raise SaccadeError(
             f"wilson: {successes} of {n} is not a proportion. Count at least one sample."
         )
-    share, z2 = successes / n, _Z95**2
+    share, z2 = successes / n, Z95**2
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    half = Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
     return max(0.0, centre - half), min(1.0, centre + half)
 
 

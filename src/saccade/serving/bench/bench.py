@@ -17,11 +17,13 @@ from saccade.exporter.artefact.frontier import (
     PolicyEntry,
     mark_dominated,
 )
+from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
-from saccade.exporter.evaluation.load_inputs import inputs_of
+from saccade.exporter.evaluation.load_inputs import Inputs, inputs_of
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.runtimes.runtime import Runtime, runtime_named
+from saccade.exporter.runtimes.runners import Runner
+from saccade.exporter.runtimes.runtime import Runtime, loaded, runtime_named
 from saccade.files import new_folder, refuse_existing
 from saccade.machine import Machine, this_machine
 from saccade.models.data.loaded_once import loaded_once
@@ -29,6 +31,14 @@ from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
 from saccade.progress import Advance, Report, bar, progress_of, reporting
 from saccade.serving.bench import in_process, report, served
+from saccade.serving.bench.by_threads import (
+    Threads,
+    counts,
+    measure_threads,
+    opened_with,
+    share_of,
+)
+from saccade.serving.bench.expected import by_clock, inside_s, served_s
 from saccade.serving.bench.in_process import InProcess, Measured
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.options import BenchOptions
@@ -49,19 +59,23 @@ from saccade.serving.bench.report_content import (
 )
 from saccade.serving.bench.report_examples import shown_examples
 from saccade.serving.bench.scored import entry_of_result
+from saccade.serving.bench.scoring import scores_within
 from saccade.serving.bench.servers import (
     RunningReport,
     by_precision,
     measure_running,
     server_under_load,
 )
+from saccade.serving.bench.stopping import Deadline, duration_text, rounds_suffice
 from saccade.serving.bench.work import Work, works_of
 from saccade.serving.repository.installation import check_installation, find_installation
 from saccade.serving.repository.runtimes.registry import served_runtime
+from saccade.verbosity import note
 
 DISTINCT_REQUESTS = 64
 _ALL = "all"  # the key of the server of all precisions
-IN_PROCESS_SHARE = 1 / 6  # of the seconds per point, for each of the seven batch sizes
+IN_PROCESS_SHARE = 1 / 6  # of a window, for each of the seven batch sizes
+_SCORING_SHARE = 0.5  # of --seconds
 Samples = dict[str, dict[str, Any]]
 
 
@@ -137,13 +151,18 @@ def _bench(workload: "_Workload", options: BenchOptions) -> BenchReport:
     works = [work for one_works in workload.works.values() for work in one_works]
     measurable: dict[tuple[str, str], Measured] = {work.key: work for work in works}
     measurable |= {work.key: work for work in workload.policies.works}
-    with progress_of("bench", _steps(workload, works, options)) as advance:
+    inside, through = _round_s(workload, works, options)
+    seconds = min(options.rounds * (inside + through), workload.deadline.left)
+    with progress_of("bench", seconds) as seconds_passed:
+        advance = by_clock(seconds_passed)
         measured = in_process.measure(
             measurable,
-            seconds=options.seconds * IN_PROCESS_SHARE,
+            seconds=options.window_s * IN_PROCESS_SHARE,
             rounds=options.rounds,
             advance=advance,
+            deadline=workload.deadline.part(inside / (inside + through)),
         )
+        measured = {key: _with_threads(key, one, workload) for key, one in measured.items()}
         figures = _figures(workload, measured, machine)
         server = None
         if options.server:
@@ -161,7 +180,7 @@ def _bench(workload: "_Workload", options: BenchOptions) -> BenchReport:
     )
     full |= {"machine": machine.to_dict(), "server": server}
     full |= policy_content(figures.policies, figures.samples, workload.policies.left_out)
-    full["examples"] = shown_examples(workload.models, options, workload.results)
+    full["examples"] = shown_examples(workload.models, workload.asked, workload.results)
     with new_folder(options.out, force=options.force) as out:
         report.write_report(full, out)
         # Before the report appears: after a kill in between, the same command can be repeated.
@@ -225,6 +244,9 @@ class _Workload:
     policies: PolicyWorks
     served: ServedPolicies
     ops: Ops
+    threads: Threads
+    asked: EvaluateOptions  # with the number of samples that were scored
+    deadline: Deadline
 
 
 def check_served_here(runtime: Runtime) -> None:
@@ -249,35 +271,100 @@ def _workload(folder: ArtefactFolder | Path | str, options: BenchOptions) -> _Wo
     runtime.require()
     if options.server:
         check_served_here(runtime)
-    models = subjects_of_folder(folder, runtime, kernels=options.op_library)
-    asked = EvaluateOptions(
-        options.data, split=options.split, task=options.task, limit=options.limit
-    )
-    scores = scores_of(models, asked, lambda: folder.checkpoint)
-    results = {score.variant: score for score in scores}
-    runners = {
-        subject.name: {role: component.run for role, component in subject.components.items()}
-        for subject in models
-    }
-    works = {}
-    for variant in folder.variants:
-        inputs = inputs_of(variant, options.data or results[variant.name].data, DISTINCT_REQUESTS)
-        works[variant.name] = works_of(variant, inputs, runners[variant.name])
+    deadline = Deadline(options.seconds)
+    share = share_of(folder.variants, runtime)
+    models = subjects_of_folder(folder, runtime, kernels=options.op_library, threads=share)
     ops = next((subject.ops for subject in models if subject.ops), None)
-    asked = replace(asked, data=options.data or scores[0].data)
+    asked = options.evaluation()
+    data = options.data or _default_data(models, asked, folder)
+    inputs = {one.name: inputs_of(one, data, DISTINCT_REQUESTS) for one in folder.variants}
+    works = _works(folder.variants, models, inputs)
+
+    def load(variant: VariantFiles, count: int) -> dict[str, Runner]:
+        return loaded(runtime, folder, variant.components.values(), ops, threads=count)
+
+    rates: dict[tuple[str, str], dict[int, float]] = {}
+    with progress_of("threads", len(works)) as advance:
+        for variant in folder.variants:
+            advance(0, variant.name)
+            own = works[variant.name]
+            rates |= measure_threads(variant, own, counts(runtime, share), load)
+            advance()
+    # All variants answer each sample, one after the other.
+    per_second = 1 / sum(1 / rates[own[0].key][share] for own in works.values())
+    _announce(options, per_second)
+    scores, asked = scores_within(
+        models,
+        asked,
+        lambda: folder.checkpoint,
+        per_second=per_second,
+        deadline=deadline.part(_SCORING_SHARE),
+    )
+    results = {score.variant: score for score in scores}
+    threads = Threads(share, rates)
+    models = opened_with(models, folder.variants, threads, load)
+    asked = replace(asked, data=data)
     samples = {name: result.samples for name, result in results.items()}
     policies = policy_works(folder, models, runtime, asked, samples)
     served = served_policies_of(policies, folder.variants) if options.server else ServedPolicies()
-    return _Workload(folder, models, results, works, policies, served, ops)
+    works = _works(folder.variants, models, inputs)
+    return _Workload(
+        folder, models, results, works, policies, served, ops, threads, asked, deadline
+    )
 
 
-def _steps(workload: _Workload, works: Sequence[Work], options: BenchOptions) -> int:
+def _default_data(
+    models: Sequence[EvaluatedModel], asked: EvaluateOptions, folder: ArtefactFolder
+) -> str:
+    """Return the name of the data that is scored if none is given."""
+    first, *_ = scores_of(models[:1], replace(asked, limit=2), lambda: folder.checkpoint)
+    return first.data
+
+
+def _works(
+    variants: Sequence[VariantFiles],
+    models: Sequence[EvaluatedModel],
+    inputs: Mapping[str, Inputs],
+) -> dict[str, list[Work]]:
+    works = {}
+    for variant, model in zip(variants, models, strict=True):
+        runners = {role: component.run for role, component in model.components.items()}
+        works[variant.name] = works_of(variant, inputs[variant.name], runners)
+    return works
+
+
+def _announce(options: BenchOptions, per_second: float) -> None:
+    """Say how long it may take; the speeds of single rounds follow from the rates."""
+    note(
+        f"bench: all variants together answer {per_second:.3g} samples per second. It stops when "
+        f"the intervals are narrow, at the latest after about {duration_text(options.seconds)}, of "
+        f"which scoring may take {duration_text(_SCORING_SHARE * options.seconds)} (--seconds)."
+    )
+
+
+def _round_s(
+    workload: _Workload, works: Sequence[Work], options: BenchOptions
+) -> tuple[float, float]:
+    """Return the expected seconds of one round in process, and through servers."""
     clients, followed = options.concurrency, workload.served
-    routed = len({1, *clients}) * options.server
-    inside = len(in_process.BATCHES)
-    steps = len(works) * (inside + len(clients) * options.server + routed)
-    steps += len(workload.policies.works) * inside
-    return options.rounds * (steps + (len(followed.works) + followed.full_alone) * routed)
+    full = max(workload.threads.rate(work.key) for work in works)
+    rates = [workload.threads.rate(work.key) for work in works]
+    window = options.window_s
+    inside = [*rates, *(full for _ in workload.policies.works)]
+    within = sum(inside_s(rate, window * IN_PROCESS_SHARE) for rate in inside)
+    if not options.server:
+        return within, 0.0
+    alone = {1, *clients}
+    through = sum(served_s(rate, clients, window) + served_s(rate, alone, window) for rate in rates)
+    policies = len(followed.works) + followed.full_alone
+    return within, through + policies * served_s(full, alone, window)
+
+
+def _with_threads(key: tuple[str, str], measured: InProcess, workload: _Workload) -> InProcess:
+    threads = workload.threads
+    if key not in threads.rates:  # a policy, whose variants have their own
+        return measured
+    return replace(measured, threads=threads.of(key), by_threads=threads.rates[key])
 
 
 def _through_servers(
@@ -323,10 +410,13 @@ def _through_servers(
             )
         for turn in range(options.rounds):
             for name, server in running.items():
-                seconds, seed = options.seconds / options.rounds, options.seed + turn
+                seconds, seed = options.window_s, options.seed + turn
                 results = server.measure(streams[name], seconds=seconds, seed=seed, advance=advance)
                 for place, result in results.items():
                     load_results.setdefault(place[0], {}).setdefault(place, []).append(result)
+            rates = served.rates_of(load_results, max(options.concurrency))
+            if rounds_suffice(rates, workload.deadline.left):
+                break
         version = next(iter(running.values())).version
     full_samples: dict[str, Any] = {"grpc": {}}
     samples = {served.FULL: full_samples, **figures.samples}

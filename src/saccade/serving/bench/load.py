@@ -20,6 +20,7 @@ from saccade.worker import Worker, WorkerEnded
 
 _SERVICE = "/inference.GRPCInferenceService"
 _PAUSE_AFTER_ERROR_S = 0.01
+LEAST_ANSWERS, LONGER = 4, 4.0
 _T = TypeVar("_T")
 
 
@@ -183,9 +184,10 @@ class _Clients:
         await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     def answered(self, begin: float) -> bool:
-        ends = [self.done[-1][1]] if self.done else []
-        ends += [self.failed[-1][0]] if self.failed else []
-        return any(end > begin for end in ends)
+        """Return whether there is an answer per client, and at least a few, or a failure."""
+        done = sum(end > begin for _, end in self.done)
+        failed = any(end > begin for end, _, _ in self.failed)
+        return failed or done >= max(LEAST_ANSWERS, self.stream.concurrency)
 
     def seen(self, begin: float, end: float) -> StreamResult:
         failed = [failure for failure in self.failed if begin < failure[0] <= end]
@@ -216,10 +218,7 @@ async def _measure(order: Order) -> LoadResult:
     statistics = await groups[0].counts()
     before = _clocks(server)
     await asyncio.sleep(order.seconds)
-    # A model that is slower than the window is still measured, by its first answer.
-    latest = before["time"] + order.seconds + order.timeout_s
-    while time.perf_counter() < latest and not all(g.answered(before["time"]) for g in groups):
-        await asyncio.sleep(0.01)
+    await _long_enough(groups, before["time"], order)
     after = _clocks(server)
     statistics = _differences(await groups[0].counts(), statistics)
     running = False
@@ -235,6 +234,21 @@ async def _measure(order: Order) -> LoadResult:
         },
         statistics=statistics,
     )
+
+
+async def _long_enough(groups: Sequence[_Clients], begin: float, order: Order) -> None:
+    """Make the window long enough for slow models: four times as long as the first answers took.
+
+    The end does not depend on when an answer comes, which would count one too many.
+    """
+    latest = begin + order.seconds + order.timeout_s
+    slow = False
+    while time.perf_counter() < latest and not all(g.answered(begin) for g in groups):
+        slow = True
+        await asyncio.sleep(0.01)
+    if slow:
+        now = time.perf_counter()
+        await asyncio.sleep(max(0.0, min((LONGER - 1) * (now - begin), latest - now)))
 
 
 def _clocks(server: list[int]) -> dict[str, Any]:

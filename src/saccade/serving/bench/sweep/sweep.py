@@ -162,7 +162,8 @@ def _written(
     full, entries = assemble(state, ready, options, machine)
     models = subjects_of_folder(folder, runtime_named(options.runtime), kernels=options.op_library)
     results = {candidate.variant.name: candidate.result for candidate in ready}
-    full["examples"] = shown_examples(models, options, results)
+    asked = options.evaluation(ready[0].result.data)
+    full["examples"] = shown_examples(models, asked, results)
     full["failed"] = [asdict(failure) for failure in failures]
     full["engines"] = [
         engine for runtime in options.built for engine in collect_engines(state, ready, runtime)
