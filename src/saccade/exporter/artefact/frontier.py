@@ -105,6 +105,11 @@ class Entry:
         """The batch size with the highest throughput."""
         return int(self.in_process["best_batch"])
 
+    @property
+    def threads(self) -> int:
+        """The threads of one run, in process and in the server that was measured."""
+        return int(self.in_process["threads"])
+
     def enough_threads(self, role: str = "") -> int | None:
         """Return how many threads of a component are enough; see the function of that name."""
         inside = self.in_process.get(role, self.in_process)
@@ -322,11 +327,12 @@ def narrower(old: Frontier, entries: Iterable[Entry]) -> tuple[str, ...]:
 
 
 def _narrower(new: Entry, old: Entry) -> str | None:
-    if new.score.n < old.score.n:
+    # Where a measurement stops by itself, another one may stop a little earlier.
+    if new.score.n < _MUCH_SHORTER * old.score.n:
         return f"{new.score.n:,} instead of {old.score.n:,} test samples"
     if missing := sorted(set(old.grpc or ()) - set(new.grpc or ()), key=_count):
         return f"no server measurement at {missing[0]}" if new.grpc else "no server measurement"
-    if len(new.speed_rounds) < len(old.speed_rounds):
+    if len(new.speed_rounds) < _MUCH_SHORTER * len(old.speed_rounds):
         return f"{len(new.speed_rounds)} instead of {len(old.speed_rounds)} rounds"
     if new.speed_seconds < _MUCH_SHORTER * old.speed_seconds:
         return f"{new.speed_seconds:.2g} instead of {old.speed_seconds:.2g} s per point"

@@ -16,12 +16,12 @@ import numpy as np
 from saccade.models.scores.intervals import Z95, paired_log_ratio
 
 SCORE_HALF_WIDTH = 0.01  # of each score's 95 % interval; relative for scores above 1
-DIFFERENCE_HALF_WIDTH = 0.005  # of the paired difference of neighbors in score
+DIFFERENCE_HALF_WIDTH = 0.005  # of the paired difference of neighbors in score, if it is small
 SPEED_HALF_WIDTH = 0.05  # of the logarithm of the ratio of speeds of neighbors in speed
 LEAST_ROUNDS = 3  # before rounds may stop because intervals are narrow
 ROUNDS_IN_ANY_CASE = 2  # intervals of speeds need two
 FIRST_LOOK_S = 10.0  # seconds of scoring before the first look at an interval
-_LEAST_SAMPLES = 64
+_LEAST_SAMPLES = 256
 _GROWTH = 4  # from one look to the next
 
 
@@ -50,18 +50,17 @@ class Deadline:
 def samples_needed(values: Mapping[str, np.ndarray]) -> int:
     """Return how many samples make the scores' intervals narrow, estimated from these.
 
-    They are narrow if every score is known to one point and every difference between two neighbors
-    in score to half a point (95 %, normal approximation).
+    They are narrow if every score is known to one point, and every difference between two neighbors
+    in score to half a point or to a quarter of itself (95 %, normal approximation).
 
     Shapes: values[variant] [n], one per sample in the same order; their mean is the score.
     """
     order = sorted(values.values(), key=lambda own: float(own.mean()))
     scale = max(1.0, *(abs(float(own.mean())) for own in order))
     needs = [_needed(own, SCORE_HALF_WIDTH * scale) for own in order]
-    needs += [
-        _needed(upper - lower, DIFFERENCE_HALF_WIDTH * scale)
-        for lower, upper in itertools.pairwise(order)
-    ]
+    for lower, upper in itertools.pairwise(order):
+        gain = upper - lower
+        needs.append(_needed(gain, max(DIFFERENCE_HALF_WIDTH * scale, gain.mean() / 4)))
     return max(needs)
 
 
