@@ -16,7 +16,7 @@ from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.data.splits import drawn_rows
 from saccade.models.scores.intervals import paired_bootstrap, wilson
 from saccade.models.scores.results import EvaluationResult, proportion
-from saccade.serving.bench import by_threads, in_process, scoring
+from saccade.serving.bench import by_threads, in_process, workload
 from saccade.serving.bench.expected import inside_s, served_s
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.stopping import (
@@ -155,8 +155,8 @@ def scored(
     task: Task, monkeypatch: pytest.MonkeyPatch, *, seconds: float, limit: int | None = None,
     data: str = __file__,
 ) -> tuple[Any, EvaluateOptions]:  # fmt: skip
-    monkeypatch.setattr(scoring, "scores_of", task)
-    return scoring.scores_within(
+    monkeypatch.setattr(workload, "scores_of", task)
+    return workload.scores_within(
         [],
         EvaluateOptions(data, limit=limit),
         lambda: None,

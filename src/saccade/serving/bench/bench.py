@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from saccade.errors import SaccadeError, require
+from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import (
@@ -17,27 +17,12 @@ from saccade.exporter.artefact.frontier import (
     PolicyEntry,
     mark_dominated,
 )
-from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.evaluation.evaluate import scores_of
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
-from saccade.exporter.evaluation.load_inputs import Inputs, inputs_of
-from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.runtimes.runners import Runner
-from saccade.exporter.runtimes.runtime import Runtime, loaded, runtime_named
+from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.files import new_folder, refuse_existing
 from saccade.machine import Machine, this_machine
 from saccade.models.data.loaded_once import loaded_once
-from saccade.models.scores.results import EvaluationResult
-from saccade.plugins.execution import Ops
 from saccade.progress import Advance, Report, bar, progress_of, reporting
 from saccade.serving.bench import in_process, report, served
-from saccade.serving.bench.by_threads import (
-    Threads,
-    counts,
-    measure_threads,
-    opened_with,
-    share_of,
-)
 from saccade.serving.bench.expected import by_clock, inside_s, served_s
 from saccade.serving.bench.in_process import InProcess, Measured
 from saccade.serving.bench.load import LoadResult
@@ -45,10 +30,8 @@ from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import (
     ServedPolicies,
     entry_of_policy,
-    served_policies_of,
     with_served,
 )
-from saccade.serving.bench.policy_works import PolicyWorks, policy_works
 from saccade.serving.bench.report_content import (
     Measurement,
     add_served,
@@ -59,24 +42,19 @@ from saccade.serving.bench.report_content import (
 )
 from saccade.serving.bench.report_examples import shown_examples
 from saccade.serving.bench.scored import entry_of_result
-from saccade.serving.bench.scoring import scores_within
 from saccade.serving.bench.servers import (
     RunningReport,
     by_precision,
     measure_running,
     server_under_load,
 )
-from saccade.serving.bench.stopping import Deadline, duration_text, rounds_suffice
-from saccade.serving.bench.work import Work, works_of
-from saccade.serving.repository.installation import check_installation, find_installation
-from saccade.serving.repository.runtimes.registry import served_runtime
-from saccade.verbosity import note
+from saccade.serving.bench.stopping import rounds_suffice
+from saccade.serving.bench.work import Work
+from saccade.serving.bench.workload import IN_PROCESS_SHARE, Workload, workload_of
 
-DISTINCT_REQUESTS = 64
 _ALL = "all"  # the key of the server of all precisions
-IN_PROCESS_SHARE = 1 / 6  # of a window, for each of the seven batch sizes
-_SCORING_SHARE = 0.5  # of --seconds
 Samples = dict[str, dict[str, Any]]
+_LoadResults = dict[str, dict[served.Place, list[LoadResult]]]
 
 
 @dataclass(frozen=True)
@@ -143,10 +121,10 @@ def bench(
     with reporting(progress), loaded_once():
         if folder is None:
             return measure_running(options)
-        return _bench(_workload(folder, options), options)
+        return _bench(workload_of(folder, options), options)
 
 
-def _bench(workload: "_Workload", options: BenchOptions) -> BenchReport:
+def _bench(workload: Workload, options: BenchOptions) -> BenchReport:
     machine = this_machine(runtime_named(options.runtime).label())
     works = [work for one_works in workload.works.values() for work in one_works]
     measurable: dict[tuple[str, str], Measured] = {work.key: work for work in works}
@@ -204,7 +182,7 @@ class _Figures:
 
 
 def _figures(
-    workload: "_Workload", measured: Mapping[tuple[str, str], InProcess], machine: Machine
+    workload: Workload, measured: Mapping[tuple[str, str], InProcess], machine: Machine
 ) -> _Figures:
     """Return the figures without a server."""
     results, variants = workload.results, workload.folder.variants
@@ -233,117 +211,8 @@ def _figures(
     return _Figures(tuple(entries.values()), tuple(policies), samples)
 
 
-@dataclass(frozen=True)
-class _Workload:
-    """The variants to measure, their scores, and their requests."""
-
-    folder: ArtefactFolder
-    models: Sequence[EvaluatedModel]
-    results: Mapping[str, EvaluationResult]
-    works: Mapping[str, Sequence[Work]]
-    policies: PolicyWorks
-    served: ServedPolicies
-    ops: Ops
-    threads: Threads
-    asked: EvaluateOptions  # with the number of samples that were scored
-    deadline: Deadline
-
-
-def check_served_here(runtime: Runtime) -> None:
-    """Check that the bundled server can run the runtime's files here.
-
-    Raises: SaccadeError if it cannot.
-    """
-    if runtime.served is None or not served_runtime(runtime.name).bundled:
-        raise SaccadeError(
-            f"--runtime is {runtime.name}, but the bundled server does not have this runtime. To "
-            "measure it without a server, pass --no-server."
-        )
-    check_installation(find_installation())
-
-
-def _workload(folder: ArtefactFolder | Path | str, options: BenchOptions) -> _Workload:
-    folder = ArtefactFolder.open(folder)
-    _ = folder.variants, folder.frontier  # refused before slow imports, and before the work
-    for package in ("matplotlib", "plotly"):
-        require(package, extra="bench")
-    runtime = runtime_named(options.runtime)
-    runtime.require()
-    if options.server:
-        check_served_here(runtime)
-    deadline = Deadline(options.seconds)
-    share = share_of(folder.variants, runtime)
-    models = subjects_of_folder(folder, runtime, kernels=options.op_library, threads=share)
-    ops = next((subject.ops for subject in models if subject.ops), None)
-    asked = options.evaluation()
-    data = options.data or _default_data(models, asked, folder)
-    inputs = {one.name: inputs_of(one, data, DISTINCT_REQUESTS) for one in folder.variants}
-    works = _works(folder.variants, models, inputs)
-
-    def load(variant: VariantFiles, count: int) -> dict[str, Runner]:
-        return loaded(runtime, folder, variant.components.values(), ops, threads=count)
-
-    rates: dict[tuple[str, str], dict[int, float]] = {}
-    with progress_of("threads", len(works)) as advance:
-        for variant in folder.variants:
-            advance(0, variant.name)
-            own = works[variant.name]
-            rates |= measure_threads(variant, own, counts(runtime, share), load)
-            advance()
-    # All variants answer each sample, one after the other.
-    per_second = 1 / sum(1 / rates[own[0].key][share] for own in works.values())
-    _announce(options, per_second)
-    scores, asked = scores_within(
-        models,
-        asked,
-        lambda: folder.checkpoint,
-        per_second=per_second,
-        deadline=deadline.part(_SCORING_SHARE),
-    )
-    results = {score.variant: score for score in scores}
-    threads = Threads(share, rates)
-    models = opened_with(models, folder.variants, threads, load)
-    asked = replace(asked, data=data)
-    samples = {name: result.samples for name, result in results.items()}
-    policies = policy_works(folder, models, runtime, asked, samples)
-    served = served_policies_of(policies, folder.variants) if options.server else ServedPolicies()
-    works = _works(folder.variants, models, inputs)
-    return _Workload(
-        folder, models, results, works, policies, served, ops, threads, asked, deadline
-    )
-
-
-def _default_data(
-    models: Sequence[EvaluatedModel], asked: EvaluateOptions, folder: ArtefactFolder
-) -> str:
-    """Return the name of the data that is scored if none is given."""
-    first, *_ = scores_of(models[:1], replace(asked, limit=2), lambda: folder.checkpoint)
-    return first.data
-
-
-def _works(
-    variants: Sequence[VariantFiles],
-    models: Sequence[EvaluatedModel],
-    inputs: Mapping[str, Inputs],
-) -> dict[str, list[Work]]:
-    works = {}
-    for variant, model in zip(variants, models, strict=True):
-        runners = {role: component.run for role, component in model.components.items()}
-        works[variant.name] = works_of(variant, inputs[variant.name], runners)
-    return works
-
-
-def _announce(options: BenchOptions, per_second: float) -> None:
-    """Say how long it may take; the speeds of single rounds follow from the rates."""
-    note(
-        f"bench: all variants together answer {per_second:.3g} samples per second. It stops when "
-        f"the intervals are narrow, at the latest after about {duration_text(options.seconds)}, of "
-        f"which scoring may take {duration_text(_SCORING_SHARE * options.seconds)} (--seconds)."
-    )
-
-
 def _round_s(
-    workload: _Workload, works: Sequence[Work], options: BenchOptions
+    workload: Workload, works: Sequence[Work], options: BenchOptions
 ) -> tuple[float, float]:
     """Return the expected seconds of one round in process, and through servers."""
     clients, followed = options.concurrency, workload.served
@@ -360,7 +229,7 @@ def _round_s(
     return within, through + policies * served_s(full, alone, window)
 
 
-def _with_threads(key: tuple[str, str], measured: InProcess, workload: _Workload) -> InProcess:
+def _with_threads(key: tuple[str, str], measured: InProcess, workload: Workload) -> InProcess:
     threads = workload.threads
     if key not in threads.rates:  # a policy, whose variants have their own
         return measured
@@ -368,7 +237,7 @@ def _with_threads(key: tuple[str, str], measured: InProcess, workload: _Workload
 
 
 def _through_servers(
-    workload: _Workload,
+    workload: Workload,
     works: Sequence[Work],
     figures: _Figures,
     options: BenchOptions,
@@ -376,7 +245,7 @@ def _through_servers(
 ) -> tuple[str, _Figures]:
     """Measure through servers; return the server's version and the figures with these points."""
     precision = {entry.variant: entry.precision for entry in figures.entries}
-    load_results: dict[str, dict[served.Place, list[LoadResult]]] = {name: {} for name in precision}
+    load_results: _LoadResults = {name: {} for name in precision}
     folders = by_precision(workload.folder, figures.entries)
     policies = workload.served
     if policies.works and len(folders) > 1:
@@ -418,6 +287,13 @@ def _through_servers(
             if rounds_suffice(rates, workload.deadline.left):
                 break
         version = next(iter(running.values())).version
+    return version, _with_points(figures, load_results, policies)
+
+
+def _with_points(
+    figures: _Figures, load_results: _LoadResults, policies: ServedPolicies
+) -> _Figures:
+    """Return the figures with the points that were measured through servers."""
     full_samples: dict[str, Any] = {"grpc": {}}
     samples = {served.FULL: full_samples, **figures.samples}
     points = {name: add_served(samples[name], own) for name, own in load_results.items()}
@@ -429,4 +305,4 @@ def _through_servers(
         with_served(entry, points, points.get(served.FULL, points[entry.full]))
         for entry in figures.policies
     )
-    return version, replace(figures, entries=entries, policies=measured)
+    return replace(figures, entries=entries, policies=measured)

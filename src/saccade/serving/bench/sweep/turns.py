@@ -24,7 +24,6 @@ from saccade.exporter.runtimes.runtime import loaded, ops_of, runtime_named
 from saccade.plugins.execution import Ops
 from saccade.progress import Advance
 from saccade.serving.bench import in_process, served
-from saccade.serving.bench.bench import DISTINCT_REQUESTS, IN_PROCESS_SHARE
 from saccade.serving.bench.by_threads import Threads, counts, measure_threads, share_of
 from saccade.serving.bench.load import LoadResult, StreamResult
 from saccade.serving.bench.servers import ServerUnderLoad, by_precision, server_under_load
@@ -33,6 +32,7 @@ from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.ready import ReadyPoint
 from saccade.serving.bench.sweep.state import SweepFolder
 from saccade.serving.bench.work import Work, works_of
+from saccade.serving.bench.workload import DISTINCT_REQUESTS, IN_PROCESS_SHARE
 from saccade.worker import Worker, WorkerEnded
 
 _MEMORY_PROCESS = "saccade.serving.bench.sweep.memory_process"
