@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class Dataset:
         rows = drawn_rows(len(self.labels), count)
         if rows is None:
             return self
-        own = self.images
+        own: Any = self.images
         images = own.part(own.rows[rows]) if isinstance(own, Images) else own[rows]
         originals = self.originals and self.originals.part(self.originals.rows[rows])
         return replace(self, images=images, labels=self.labels[rows], originals=originals)
