@@ -26,9 +26,10 @@ from saccade.models.preprocessing import Preprocessing, upgraded, with_crop_roun
 from saccade.schema import AGAIN, read_json, typed
 
 SCHEMA = "saccade.manifest"
-VERSION = 5
+VERSION = 6
 SQUASHING = 3  # the oldest readable version: it predates resize modes and squashed every image
-# Versions before 5 do not record the floor of the gate that they passed. These values are history:
+_FIRST_WITH_FLOOR = 5
+# Versions before it do not record the floor of the gate that they passed. These values are history:
 # do not change them when the gate's own table changes.
 _FLOORS_BEFORE_5 = {"fp32": 1e-2, "fp16": 1e-1, "bf16": 1e-1, "int8": 1e-1}
 SUFFIX = ".manifest.json"
@@ -109,6 +110,28 @@ class Parity:
 
 
 @dataclass(frozen=True)
+class TriedRecipe:
+    """A recipe of int8, and in words what came of it."""
+
+    recipe: str
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The recipe by which a file was quantized, and those that were tried before it."""
+
+    recipe: str
+    target: str  # cpu: scales may have zero points; gpu: symmetric, as TensorRT requires
+    tried: tuple[TriedRecipe, ...]  # in order; the last one was kept
+    speedup: float | None  # over the fp32 file, where it was exported; None if it was not measured
+    runtime: str  # that measured it
+    device: str
+    instruction_sets: tuple[str, ...]  # of that CPU for numbers of 8 and 16 bits
+    samples: int  # calibration samples that the ranges come from
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything that later stages know about an artefact without opening it."""
 
@@ -129,6 +152,7 @@ class Manifest:
     float32_layers: tuple[str, ...] = ()  # matrix nodes that a narrower variant keeps in float32
     activation_ranges: dict[str, float] = field(default_factory=dict)  # largest |x| by tensor
     inlined_ops: tuple[str, ...] = ()  # custom ops written as standard operators
+    quantization: Quantization | None = None  # of an int8 file; None from releases before it
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object, including schema and version."""
@@ -174,8 +198,10 @@ def manifest_of(given: Mapping[str, Any], path: Path) -> Manifest:
         declared = upgraded(declared) if isinstance(declared, dict) else declared
     if isinstance(declared, dict):
         content["preprocessing"] = with_crop_rounding(declared)
-    if version < VERSION:
+    if version < _FIRST_WITH_FLOOR:
         _add_floor(content)
+    if version < VERSION:
+        content.setdefault("quantization", None)
     manifest: Manifest = typed(Manifest, content, f"{path}: ")
     with believed(path, AGAIN):
         _check_counts(manifest)

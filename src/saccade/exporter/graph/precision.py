@@ -11,7 +11,6 @@ import onnx.inliner
 from saccade.exporter.graph.canonical import tidy
 from saccade.exporter.graph.cost import Count, count_of
 from saccade.exporter.graph.half_graph import activation_ranges, check_ranges
-from saccade.exporter.graph.int8_graph import quantized, quantized_ranges
 from saccade.exporter.graph.layer_types import check_types, float32_layers, matrix_types
 from saccade.exporter.graph.samples import Samples
 from saccade.plugins.contract import DOMAIN
@@ -75,29 +74,35 @@ def typed_graph(
     traced: Callable[[str], onnx.ModelProto],
     samples: Samples,
 ) -> TypedGraph:
-    """Make the graph of one component of a folded float32 model in `precision`.
+    """Make the graph of one component of a folded float32 model in fp32, fp16 or bf16.
 
-    `traced` returns the component's graph in fp32, fp16 or bf16. In narrower precisions, read-outs,
-    softmax, normalizations and custom ops stay in float32. Scales and ranges are measured on the
-    real samples only.
+    `traced` returns the component's graph in a precision. In half precision, read-outs, softmax,
+    normalizations and custom ops stay in float32. Ranges are measured on the real samples only.
 
     Raises: GateFailed if a number is too large for fp16, SaccadeError if the graph would not have
         that precision.
     """
+    proto = traced(precision)
     if precision == "fp32":
-        proto = traced("fp32")
         return TypedGraph(proto, count_of(proto, samples.inputs))
-    count_real = samples.sizes.real_inputs
-    real = {name: values[:count_real] for name, values in samples.inputs.items()}
-    if precision == "int8":
-        # The half-precision graph tells which products are in read-outs: nodes have the same names.
-        proto = quantized(traced("fp32"), real, float32_layers(traced("fp16")))
-        ranges = quantized_ranges(proto)
-    else:
-        proto = traced(precision)
-        ranges = activation_ranges(proto, real)
-        if precision == "fp16":
-            check_ranges(name, ranges)
+    ranges = activation_ranges(proto, samples.real)
+    if precision == "fp16":
+        check_ranges(name, ranges)
+    return checked_graph(name, role, precision, proto, ranges, samples)
+
+
+def checked_graph(
+    name: str,
+    role: str,
+    precision: str,
+    proto: onnx.ModelProto,
+    ranges: dict[str, float],
+    samples: Samples,
+) -> TypedGraph:
+    """Check that a narrower graph has its precision, and count its work.
+
+    Raises: SaccadeError if it would not have that precision.
+    """
     kept, count = float32_layers(proto), count_of(proto, samples.inputs)
     # A slot decoder is one read-out: its softmax between slots amplifies rounding errors.
     cost = {} if role == "decode" else count.multiply_adds

@@ -45,6 +45,11 @@ class Samples:
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
 
+    @property
+    def real(self) -> dict[str, np.ndarray]:
+        """The inputs without the random ones."""
+        return {name: values[: self.sizes.real_inputs] for name, values in self.inputs.items()}
+
 
 def samples_of(
     checkpoint: Checkpoint, component: Component, sizes: GateSizes = GATE_SIZES
