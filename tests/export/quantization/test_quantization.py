@@ -211,7 +211,8 @@ def test_a_recipe_that_is_too_slow_ends_the_search() -> None:
 
 def test_every_reason_is_in_the_message() -> None:
     failed = {"a": parity(0.5), "b": parity(0.4)}
-    with pytest.raises(GateFailed, match=r"a: .* is 0.5, .*; b: .* is 0.4,.*one_minus_cosine LIMIT"):
+    reasons = r"a: .* is 0\.5, .*; b: .* is 0\.4, .*--threshold one_minus_cosine LIMIT"
+    with pytest.raises(GateFailed, match=reasons):
         first_that_passes("v", iter([("a", "a"), ("b", "b")]), failed.__getitem__, None, 1)
 
 

@@ -111,7 +111,7 @@ class Parity:
 
 @dataclass(frozen=True)
 class TriedRecipe:
-    """A recipe of int8, and in words what came of it."""
+    """A recipe of int8, and its outcome in words."""
 
     recipe: str
     outcome: str

@@ -141,7 +141,7 @@ def smoothed(source: Source, extremes: dict[str, Extremes]) -> tuple[Source, dic
 
 
 def _other(node: onnx.NodeProto, name: str, layers: dict[str, Layer]) -> bool:
-    """True if a reader is no layer that multiplies the activation from the left by a matrix."""
+    """True unless a reader is a layer that multiplies the activation by a matrix."""
     layer = layers.get(node.name)
     return layer is None or layer.input != Activation(name, layer.input.channels)
 
