@@ -29,17 +29,17 @@ from saccade.exporter.artefact.variant import (
     default_model_name,
     variant_name,
 )
-from saccade.exporter.gate.gate import (
-    Expected,
-    Reference,
-    candidates_of,
-    expected_of,
-    folded_float32,
-    measure,
-)
+from saccade.exporter.gate.gate import candidates_of, measure
 from saccade.exporter.gate.metrics import exceeded, thresholds_of
+from saccade.exporter.gate.reference import Expected, Reference, unbound
 from saccade.exporter.gate.report import GateReport, VariantReport, loosened
-from saccade.exporter.graph.samples import GateSizes, Samples
+from saccade.exporter.graph.samples import (
+    GateLevel,
+    GateSizes,
+    calibration_inputs,
+    gate_sizes,
+    samples_of,
+)
 from saccade.exporter.graph.trial import made_here
 from saccade.exporter.quantization.recipes import RECIPES, Target, recipes_for
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
@@ -50,7 +50,7 @@ from saccade.models.budget import BudgetLike, ComputeBudget
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.checkpoint_format import Header, refuse_foreign
-from saccade.models.interface import Component, Family, component_named
+from saccade.models.interface import Arrays, Component, Family, component_named
 from saccade.models.sparo.select import selected_checkpoint
 from saccade.path_fields import PathFields
 from saccade.progress import Advance, Counted, Report, bar, progress_of, reporting, silent
@@ -75,6 +75,8 @@ class ExportOptions(PathFields):
     int8_for: Target = "cpu"  # where int8 is to run; gpu: symmetric scales, as TensorRT requires
     int8_speedup: float = 1.2  # on a CPU, write int8 only if it is so many times as fast as fp32
     inline_ops: bool = False  # write custom ops as standard operators, for tools without functions
+    # how much evidence: quick, standard, or thorough (320 samples in float64)
+    gate: GateLevel = "standard"
     threshold: dict[str, float] = field(default_factory=dict)  # gate thresholds to override
     force: bool = False  # replace an existing folder
 
@@ -107,7 +109,7 @@ class ExportedModel:
 def export(
     checkpoint: Checkpoint | Path | str,
     options: ExportOptions,
-    gate: GateSizes | None = None,
+    sizes: GateSizes | None = None,
     *,
     progress: Report | None = bar,
 ) -> ExportedModel:
@@ -115,8 +117,8 @@ def export(
 
     The folder is created only when every variant has passed the gate. The same weights and
     package versions give the same ONNX files on every CPU. int8 files are an exception: they are
-    the same only on the same kind of CPU, because their scales are measured there. If `gate` has
-    other sizes than the default, the manifests record them.
+    the same only on the same kind of CPU, because their scales are measured there. `sizes` replaces
+    those of `options.gate`; the manifests record them.
 
     Raises: GateFailed if a variant does not pass, SaccadeError for an option or a checkpoint
         that cannot be exported, MissingPackage if torch, onnx or onnxruntime is missing.
@@ -139,7 +141,7 @@ def export(
         else:
             checkpoint = selected_checkpoint(checkpoint, options.slots, own)
             parent = ParentEntry(own.name, checkpoint.sha256)
-        reference = Reference(checkpoint, gate)
+        reference = Reference(checkpoint, sizes or options.gate)
         budgets = choose_budgets(reference.model, options.budget)
         _check_outputs(reference.model, options.outputs)
         manifests: list[Manifest] = []
@@ -148,8 +150,8 @@ def export(
         components = len(budgets) * len(reference.model.components())
         with reporting(progress), progress_of("export", steps * components) as advance:
             for budget in budgets:
-                variant = _Variant(name, budget, reference.variant(budget), reference, parent)
-                for component in variant.model.components():
+                variant = _Variant.of(name, budget, reference, parent)
+                for component in variant.components:
                     counted = Counted(advance, variant.entry(component, options.precision[0]).name)
                     manifests += _export_component(folder, variant, component, options, counted)
                     counted.up_to(steps)
@@ -160,9 +162,28 @@ def export(
 class _Variant:
     name: str
     budget: ComputeBudget
-    model: Family  # float64, unfolded
     reference: Reference
     parent: ParentEntry
+    components: tuple[Component, ...]  # without their functions
+    metadata: dict[str, Any]
+    parameters: int
+
+    @classmethod
+    def of(
+        cls, name: str, budget: ComputeBudget, reference: Reference, parent: ParentEntry
+    ) -> "_Variant":
+        from saccade.exporter.graph.cost import parameters_of
+
+        model = reference.variant(budget)
+        return cls(
+            name,
+            budget,
+            reference,
+            parent,
+            tuple(map(unbound, model.components())),
+            model.runtime_metadata(),
+            parameters_of(model),
+        )
 
     def entry(self, component: Component, precision: str) -> VariantEntry:
         budget = self.budget
@@ -242,21 +263,30 @@ def _export_component(
         *component.outputs,
         *(name for name in component.optional if name in options.outputs),
     )
-    expected = expected_of(
-        variant.reference, variant.model, variant.budget, component.role, outputs, advance
-    )
-    folded = folded_float32(variant.model)
-    samples = expected.samples
+    reference, budget = variant.reference, variant.budget
+    calibration = partial(calibration_inputs, reference.checkpoint, component)
+    few = samples_of(reference.checkpoint, component, gate_sizes("quick", 0)).inputs
+    folded = reference.folded(budget)
 
     @cache
     def traced(precision: str) -> Any:
         from saccade.exporter.graph.tracing import trace_component
 
         same = component_named(folded, component.role)
-        return trace_component(folded, same, samples.inputs, outputs, precision)
+        return trace_component(folded, same, few, outputs, precision)
+
+    def expected_for(file: _File, advance: Advance = silent) -> Expected:
+        total = file.graph.count.cost(variant.parameters).multiply_adds.total
+        expected = reference.expected(budget, component.role, outputs, total, advance)
+        reference.release()
+        return expected
 
     def gate(entry: VariantEntry, file: _File, advance: Advance = silent) -> Parity:
-        runs = candidates_of(file.data, file.custom_ops, lambda: folded, entry, outputs)
+        for_gpu = entry.precision == "int8" and options.int8_for == "gpu"
+        runs = candidates_of(
+            file.data, file.custom_ops, lambda: folded, entry, outputs, for_gpu=for_gpu
+        )
+        expected = expected_for(file, advance)
         return measure(runs, expected, entry.precision, options.threshold, advance=advance)
 
     for precision in options.precision:
@@ -265,14 +295,17 @@ def _export_component(
         if precision == "int8":
             tell = partial(advance, 0)
             file, parity, quantization = _int8_file(
-                entry, traced, samples, options, partial(gate, entry), tell
+                entry, traced, few, calibration, options, partial(gate, entry), tell
             )
         else:
-            graph = typed_graph(entry.name, component.role, precision, traced, samples)
+            graph = typed_graph(
+                entry.name, component.role, precision, traced, few, calibration, reference.sizes
+            )
             file = _file(graph, options, precision)
             advance()
             parity = _passed(entry, gate(entry, file, advance), component)
         write_atomically(folder / f"{entry.name}.onnx", file.data)
+        expected = expected_for(file)
         manifest = _manifest(variant, entry, file, expected, parity, quantization)
         write_manifest(folder, manifest)
         made_here(manifest)
@@ -303,7 +336,8 @@ def _file(graph: "TypedGraph", options: ExportOptions, precision: str) -> _File:
 def _int8_file(
     entry: VariantEntry,
     traced: Callable[[str], Any],
-    samples: Samples,
+    few: Arrays,
+    calibration: Callable[[int], Arrays],
     options: ExportOptions,
     gate: Callable[[_File], Parity],
     tell: Callable[[str], None],
@@ -312,6 +346,7 @@ def _int8_file(
 
     Raises: GateFailed, with the reason for each recipe, if there is none.
     """
+    from saccade.exporter.graph.cost import count_of
     from saccade.exporter.graph.layer_types import float32_layers
     from saccade.exporter.graph.precision import checked_graph
     from saccade.exporter.quantization import search
@@ -320,25 +355,32 @@ def _int8_file(
     from saccade.plugins.onnx_model import check_nodes
 
     machine, sets, target = this_machine(), instruction_sets(), options.int8_for
-    float32 = traced("fp32")
+    float32, samples = traced("fp32"), calibration(search.CALIBRATION_SAMPLES)
     with temporary_folder("int8") as folder:
         # The half-precision graph tells which products are in read-outs: nodes have the same names.
         source = source_of(float32, float32_layers(traced("fp16")), folder)
 
-        def files() -> Iterator[tuple[str, _File]]:
+        def files() -> Iterator[tuple[str, _File | SaccadeError]]:
             tell("collecting ranges for int8")
             recipes = recipes_for(target, sets)
-            for recipe, proto in search.candidates(source, recipes, samples.real):
+            for recipe, proto in search.candidates(source, recipes, samples):
                 tell(f"int8 recipe {recipe.name}")
                 ranges = quantized_ranges(proto)
-                graph = checked_graph(entry.name, entry.role, "int8", proto, ranges, samples)
+                count = count_of(proto, few)
+                try:
+                    graph = checked_graph(entry.name, entry.role, "int8", proto, ranges, count)
+                except SaccadeError as error:
+                    if not recipe.float_share:
+                        raise
+                    yield recipe.name, error
+                    return  # the recipes after it keep even more layers in float32
                 yield recipe.name, _file(graph, options, "int8")
 
         slow = cache(lambda: search.served_runner(source.path, check_nodes(float32)))
 
         def speed(file: _File) -> float:
             fast = search.served_runner(file.data, file.custom_ops)
-            return search.speed_over(slow(), fast, samples.real)
+            return search.speed_over(slow(), fast, samples)
 
         file, parity, tried, ratio = search.first_that_passes(
             entry.name, files(), gate, speed if target == "cpu" else None, options.int8_speedup
@@ -354,7 +396,7 @@ def _int8_file(
             runtime=machine.runtime,
             device=machine.device,
             instruction_sets=sets,
-            samples=min(search.CALIBRATION_SAMPLES, samples.sizes.real_inputs),
+            samples=len(next(iter(samples.values()))),
         ),
     )
 
@@ -368,7 +410,6 @@ def _manifest(
     quantization: Quantization | None,
 ) -> Manifest:
     from saccade.exporter.graph.canonical import tensor_specs
-    from saccade.exporter.graph.cost import parameters_of
     from saccade.exporter.graph.layer_types import opset_of
     from saccade.plugins.onnx_model import IR_VERSION
 
@@ -381,12 +422,12 @@ def _manifest(
         outputs=tensor_specs(graph.proto.graph.output),
         preprocessing=checkpoint.preprocessing if _takes_image(expected.component) else None,
         labels=checkpoint.labels if "probabilities" in expected.answers else (),
-        facts=variant.model.runtime_metadata(),
+        facts=variant.metadata,
         custom_ops=file.custom_ops,
         opset=opset_of(entry.precision),
         ir_version=IR_VERSION,
         tools={tool: version_of(tool) for tool in _TOOLS},
-        cost=graph.count.cost(parameters_of(variant.model)),
+        cost=graph.count.cost(variant.parameters),
         parity=parity,
         float32_layers=graph.float32_layers,
         activation_ranges=graph.activation_ranges,

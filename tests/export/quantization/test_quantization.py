@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from quick_gate import FEW_SAMPLES
 from saccade.errors import GateFailed, SaccadeError
 from saccade.exporter.artefact.manifest import Parity, TriedRecipe, read_manifest
 from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.gate import gate
 from saccade.exporter.quantization import search
 from saccade.exporter.quantization.quantize import quantized, quantized_ranges, worst_layers
 from saccade.exporter.quantization.ranges import extremes_of, percentiles_of
@@ -209,6 +211,12 @@ def test_a_recipe_that_is_too_slow_ends_the_search() -> None:
     assert tried_with({"a": 1.3, "b": 1.19, "c": 1.19, "d": 9.0}, 1.19)[0][0] == "c"
 
 
+def test_a_recipe_without_a_graph_is_one_that_failed() -> None:
+    graphs = iter([("a", SaccadeError("too many islands.")), ("b", "b")])
+    _, _, tried, _ = first_that_passes("v", graphs, lambda _: parity(0), None, 1)
+    assert tried == (TriedRecipe("a", "too many islands."), TriedRecipe("b", "kept"))
+
+
 def test_every_reason_is_in_the_message() -> None:
     failed = {"a": parity(0.5), "b": parity(0.4)}
     reasons = r"a: .* is 0\.5, .*; b: .* is 0\.4, .*--threshold one_minus_cosine LIMIT"
@@ -249,13 +257,27 @@ def test_the_manifest_says_which_recipe_and_what_was_tried(
     entry = manifest.quantization
     assert entry is not None and entry.target == "cpu" and entry.speedup == 1.7
     assert entry.tried == (TriedRecipe(entry.recipe, "kept"),)
-    assert entry.recipe.startswith("unsigned") and entry.samples == FEW_SAMPLES.real_inputs
+    assert entry.recipe.startswith("unsigned") and entry.samples == search.CALIBRATION_SAMPLES
     assert "onnxruntime" in entry.runtime and "core" in entry.device
     proto = onnx.load(tmp_path / "out" / manifest.file.name)
     types = {tensor.data_type for tensor in proto.graph.initializer}
     assert {onnx.TensorProto.UINT8, onnx.TensorProto.INT8} <= types
     with pytest.raises(SaccadeError, match=r"quantized for a cpu .*--int8-for gpu"):
         build(tmp_path / "out", BuildOptions(engine="tensorrt-rtx", out=tmp_path / "engines"))
+
+
+@pytest.mark.parametrize("for_gpu", [False, True])
+def test_a_file_for_a_gpu_is_checked_without_the_integers_of_this_cpu(
+    for_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without VNNI, a CPU adds two products in 16 bits, which saturates."""
+    opened: list[bool] = []
+    monkeypatch.setattr(gate, "onnx_session", lambda *_, optimized, **__: opened.append(optimized))
+    monkeypatch.setattr(gate, "onnx_runner", lambda _: None)
+    entry: Any = SimpleNamespace(precision="int8")
+    for opener in gate.candidates_of(b"", (), dict, entry, (), for_gpu=for_gpu):
+        opener()
+    assert opened == [not for_gpu]
 
 
 def test_int8_that_does_not_pay_is_not_written(

@@ -12,7 +12,8 @@ from saccade.exporter.graph.canonical import tidy
 from saccade.exporter.graph.cost import Count, count_of
 from saccade.exporter.graph.half_graph import activation_ranges, check_ranges
 from saccade.exporter.graph.layer_types import check_types, float32_layers, matrix_types
-from saccade.exporter.graph.samples import Samples
+from saccade.exporter.graph.samples import GateSizes
+from saccade.models.interface import Arrays
 from saccade.plugins.contract import DOMAIN
 
 
@@ -72,23 +73,29 @@ def typed_graph(
     role: str,
     precision: str,
     traced: Callable[[str], onnx.ModelProto],
-    samples: Samples,
+    few: Arrays,
+    calibration: Callable[[int], Arrays],
+    sizes: Callable[[int], GateSizes],
 ) -> TypedGraph:
     """Make the graph of one component of a folded float32 model in fp32, fp16 or bf16.
 
     `traced` returns the component's graph in a precision. In half precision, read-outs, softmax,
-    normalizations and custom ops stay in float32. Ranges are measured on the real samples only.
+    normalizations and custom ops stay in float32. Ranges are measured on calibration samples:
+    `calibration` returns that many of them, `sizes` the gate's for a cost.
 
+    Shapes: few as the graph's inputs, [n ...] of any samples.
     Raises: GateFailed if a number is too large for fp16, SaccadeError if the graph would not have
         that precision.
     """
     proto = traced(precision)
+    count = count_of(proto, few)
     if precision == "fp32":
-        return TypedGraph(proto, count_of(proto, samples.inputs))
-    ranges = activation_ranges(proto, samples.real)
+        return TypedGraph(proto, count)
+    gate = sizes(sum(count.multiply_adds.values()))
+    ranges = activation_ranges(proto, calibration(gate.real_inputs))
     if precision == "fp16":
         check_ranges(name, ranges)
-    return checked_graph(name, role, precision, proto, ranges, samples)
+    return checked_graph(name, role, precision, proto, ranges, count)
 
 
 def checked_graph(
@@ -97,13 +104,13 @@ def checked_graph(
     precision: str,
     proto: onnx.ModelProto,
     ranges: dict[str, float],
-    samples: Samples,
+    count: Count,
 ) -> TypedGraph:
-    """Check that a narrower graph has its precision, and count its work.
+    """Check that a narrower graph has its precision.
 
     Raises: SaccadeError if it would not have that precision.
     """
-    kept, count = float32_layers(proto), count_of(proto, samples.inputs)
+    kept = float32_layers(proto)
     # A slot decoder is one read-out: its softmax between slots amplifies rounding errors.
     cost = {} if role == "decode" else count.multiply_adds
     check_types(name, precision, matrix_types(proto), cost, kept)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import onnx
 
-from saccade.errors import GateFailed
+from saccade.errors import GateFailed, SaccadeError
 from saccade.exporter.artefact.manifest import Parity, TriedRecipe
 from saccade.exporter.gate.report import VariantReport, loosened
 from saccade.exporter.quantization.quantize import quantized, ranges_of, worst_layers
@@ -34,12 +34,11 @@ def candidates(
 ) -> Iterator[tuple[Recipe, onnx.ModelProto]]:
     """Quantize a float32 model by one recipe after the other, each when it is asked for.
 
-    Ranges come from the first samples. Products of two computed matrices do not change.
+    Products of two computed matrices do not change.
 
     Shapes: samples as the graph's inputs, [n ...].
     """
-    some = {name: array[:CALIBRATION_SAMPLES] for name, array in samples.items()}
-    measured = extremes_of(plain.path, plain.inputs, some)
+    measured = extremes_of(plain.path, plain.inputs, samples)
     smooth = None
     for recipe in recipes:
         source, extremes = plain, measured
@@ -47,17 +46,17 @@ def candidates(
             smooth = smooth or smoothed(plain, measured)
             source, extremes = smooth
         ends = {name: each.ends for name, each in extremes.items()}
-        ranges = ranges_of(source, ends, recipe, some)
+        ranges = ranges_of(source, ends, recipe, samples)
         made = quantized(source, ranges, recipe)
         if recipe.float_share:
-            worst = worst_layers(source, made, recipe.float_share, some)
+            worst = worst_layers(source, made, recipe.float_share, samples)
             made = quantized(source.without(worst), ranges, recipe)
         yield recipe, made
 
 
 def first_that_passes(
     name: str,
-    graphs: Iterator[tuple[str, Graph]],
+    graphs: Iterator[tuple[str, Graph | SaccadeError]],
     gate: Callable[[Graph], Parity],
     speed: Callable[[Graph], float] | None,
     least: float,
@@ -65,13 +64,16 @@ def first_that_passes(
     """Return the first graph that passes the gate and is at least `least` times as fast as fp32.
 
     Without `speed`, the speed is not measured. A recipe that is too slow ends the search, because
-    those after it are not faster.
+    those after it are not faster. An error in place of a graph says why there is none.
 
     Returns: the graph, its figures, what was tried, and its speed over fp32.
     Raises: GateFailed, with the reason for each recipe, if there is none.
     """
     tried, limit = [], ""
     for recipe, graph in graphs:
+        if isinstance(graph, SaccadeError):
+            tried.append(TriedRecipe(recipe, str(graph)))
+            continue
         ratio = speed(graph) if speed else None
         if ratio is not None and ratio < least:
             outcome = f"{ratio:.2f} times as fast as fp32 here, at least {least:g} is required"
