@@ -41,7 +41,7 @@ from saccade.exporter.graph.samples import (
     samples_of,
 )
 from saccade.exporter.graph.trial import made_here
-from saccade.exporter.quantization.recipes import RECIPES, Target, recipes_for
+from saccade.exporter.quantization.recipes import RECIPES, Recipe, Target, recipes_for
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.files import new_folder, refuse_existing, sha256_of, write_atomically
 from saccade.leftovers import temporary_folder
@@ -346,11 +346,8 @@ def _int8_file(
 
     Raises: GateFailed, with the reason for each recipe, if there is none.
     """
-    from saccade.exporter.graph.cost import count_of
     from saccade.exporter.graph.layer_types import float32_layers
-    from saccade.exporter.graph.precision import checked_graph
     from saccade.exporter.quantization import search
-    from saccade.exporter.quantization.quantize import quantized_ranges
     from saccade.exporter.quantization.source import source_of
     from saccade.plugins.onnx_model import check_nodes
 
@@ -360,22 +357,8 @@ def _int8_file(
         # The half-precision graph tells which products are in read-outs: nodes have the same names.
         source = source_of(float32, float32_layers(traced("fp16")), folder)
 
-        def files() -> Iterator[tuple[str, _File | SaccadeError]]:
-            tell("collecting ranges for int8")
-            recipes = recipes_for(target, sets)
-            for recipe, proto in search.candidates(source, recipes, samples):
-                tell(f"int8 recipe {recipe.name}")
-                ranges = quantized_ranges(proto)
-                count = count_of(proto, few)
-                try:
-                    graph = checked_graph(entry.name, entry.role, "int8", proto, ranges, count)
-                except SaccadeError as error:
-                    if not recipe.float_share:
-                        raise
-                    yield recipe.name, error
-                    return  # the recipes after it keep even more layers in float32
-                yield recipe.name, _file(graph, options, "int8")
-
+        tell("collecting ranges for int8")
+        made = search.candidates(source, recipes_for(target, sets), samples)
         slow = cache(lambda: search.served_runner(source.path, check_nodes(float32)))
 
         def speed(file: _File) -> float:
@@ -383,7 +366,11 @@ def _int8_file(
             return search.speed_over(slow(), fast, samples)
 
         file, parity, tried, ratio = search.first_that_passes(
-            entry.name, files(), gate, speed if target == "cpu" else None, options.int8_speedup
+            entry.name,
+            _int8_candidates(entry, made, few, options, tell),
+            gate,
+            speed if target == "cpu" else None,
+            options.int8_speedup,
         )
     return (
         file,
@@ -399,6 +386,31 @@ def _int8_file(
             samples=len(next(iter(samples.values()))),
         ),
     )
+
+
+def _int8_candidates(
+    entry: VariantEntry,
+    quantized: Iterator[tuple[Recipe, Any]],
+    few: Arrays,
+    options: ExportOptions,
+    tell: Callable[[str], None],
+) -> Iterator[tuple[str, _File | SaccadeError]]:
+    """Yield the file of each recipe; an error if its islands leave too little in int8."""
+    from saccade.exporter.graph.cost import count_of
+    from saccade.exporter.graph.precision import checked_graph
+    from saccade.exporter.quantization.quantize import quantized_ranges
+
+    for recipe, proto in quantized:
+        tell(f"int8 recipe {recipe.name}")
+        ranges, count = quantized_ranges(proto), count_of(proto, few)
+        try:
+            graph = checked_graph(entry.name, entry.role, "int8", proto, ranges, count)
+        except SaccadeError as error:
+            if not recipe.float_share:
+                raise
+            yield recipe.name, error
+            return  # the recipes after it keep even more layers in float32
+        yield recipe.name, _file(graph, options, "int8")
 
 
 def _manifest(

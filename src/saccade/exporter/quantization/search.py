@@ -64,7 +64,7 @@ def first_that_passes(
     """Return the first graph that passes the gate and is at least `least` times as fast as fp32.
 
     Without `speed`, the speed is not measured. A recipe that is too slow ends the search, because
-    those after it are not faster. An error in place of a graph says why there is none.
+    those after it are not faster. An error in place of a graph is its reason to be missing.
 
     Returns: the graph, its figures, what was tried, and its speed over fp32.
     Raises: GateFailed, with the reason for each recipe, if there is none.
