@@ -12,6 +12,11 @@ from typing import Any
 import saccade
 
 _PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "nvidia-pytriton", "tritonclient", "grpcio")
+# For numbers of 8 and 16 bits, as Linux names them: x86, then Arm.
+_NARROW = (
+    "avx2", "avx512bw", "avx_vnni", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8",
+    "amx_bf16", "amx_fp16", "asimddp", "i8mm", "bf16",
+)  # fmt: skip
 _SAME_MODULE = {"onnxruntime": "onnxruntime-gpu"}  # distributions of the same module
 
 
@@ -87,6 +92,17 @@ def _cpu_name() -> str:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Return the CPU's instruction sets for narrow types, as Linux names them; empty elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ()
+    lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
+    flags = {word for line in lines for word in line.split()}
+    return tuple(name for name in _NARROW if name in flags)
 
 
 def _versions() -> dict[str, str]:

@@ -35,6 +35,7 @@ ORDER = (
     {"exporter.graph"},
     {"exporter.runtimes.tensorrt"},
     {"exporter.gate"},
+    {"exporter.quantization"},
     {"exporter.evaluation"},
     {"exporter"},
     {"serving.client"},
