@@ -11,7 +11,10 @@ from typing import Any
 
 import saccade
 
-_PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "nvidia-pytriton", "tritonclient", "grpcio")
+_PACKAGES = (
+    *("numpy", "onnxruntime", "onnxruntime-gpu", "openvino"),
+    *("nvidia-pytriton", "tritonclient", "grpcio"),
+)
 _SAME_MODULE = {"onnxruntime": "onnxruntime-gpu"}  # distributions of the same module
 
 
