@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import saccade
+from saccade.instruction_sets import instruction_sets
 
 _PACKAGES = (
     *("numpy", "onnxruntime", "onnxruntime-gpu", "openvino"),
@@ -34,6 +35,7 @@ class Machine:
     versions: dict[str, str]
     load_average: float
     runtime: str  # the runtime that ran the variants, with its version
+    instruction_sets: tuple[str, ...] | None  # of the CPU; None: unknown
 
     @property
     def device(self) -> str:
@@ -57,6 +59,7 @@ def this_machine(runtime: str | None = None) -> Machine:
         versions=versions,
         load_average=os.getloadavg()[0],
         runtime=runtime or f"onnxruntime {versions.get('onnxruntime', 'unknown')} CPU",
+        instruction_sets=instruction_sets(),
     )
 
 
