@@ -26,7 +26,9 @@ class TritonPythonModel(BackendModel):
         given, numbers = given_parameters(config), {key: whole(config, key) for key in INTEGERS}
         hint = given.get("PERFORMANCE_HINT", HINTS[0])
         if hint not in HINTS:
-            raise ValueError(f"parameter 'PERFORMANCE_HINT' is {hint!r}, expected {HINTS}")
+            raise ValueError(
+                f"parameter 'PERFORMANCE_HINT' is {hint!r}, expected {' or '.join(HINTS)}"
+            )
         if (half := given.get("HINT_BF16", "NO")) not in ("YES", "NO"):
             raise ValueError(f"parameter 'HINT_BF16' is {half!r}, expected YES or NO")
         core = openvino.Core()
