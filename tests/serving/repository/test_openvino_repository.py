@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A repository for OpenVINO: its files, its checks, its refusals, and its backend without a server."""
+"""A repository for OpenVINO: its files, checks and refusals, and its backend without a server."""
 
 import importlib.util
 import json
@@ -154,19 +154,13 @@ def test_options_of_other_runtimes_are_refused(options, words, tmp_path):
 
 
 def test_a_precision_that_it_would_not_use_is_refused(tmp_path):
-    half = family_like(tmp_path / "half", "fp16")
+    half = tiny.int8_artefacts(tmp_path / "half")
+    for path in half.iterdir():  # nobody opens its file
+        text = path.read_bytes().replace(b'"int8"', b'"fp16"').replace(b"-int8", b"-fp16")
+        path.unlink()
+        path.with_name(path.name.replace("int8", "fp16")).write_bytes(text)
     with pytest.raises(SaccadeError, match="fp16, which OpenVINO computes in float32 on a CPU"):
         deploy(half, RepositoryOptions(tmp_path / "out", runtime="openvino"))
-
-
-def family_like(place: Path, precision: str) -> Path:
-    """An artefact folder that claims to be in a precision; nobody opens its file."""
-    folder = tiny.int8_artefacts(place)
-    for path in folder.iterdir():
-        text = path.read_bytes().replace(b"int8", precision.encode())
-        path.with_name(path.name.replace("int8", precision)).write_bytes(text)
-        path.unlink()
-    return folder
 
 
 def test_an_artefact_answers_in_this_process(folder, tmp_path):
@@ -184,9 +178,8 @@ def test_a_bulk_job_runs_it(folder, tmp_path):
     (tmp_path / "images").mkdir()
     picture_files(tmp_path / "images")
     options = BulkOptions(
-        str(tmp_path / "images"), str(tmp_path / "out"), runtime="openvino", workers="1",
-        precisions=("fp32",),
-    )  # fmt: skip
+        str(tmp_path / "images"), str(tmp_path / "out"), runtime="openvino", workers="1"
+    )
     done = bulk(folder, options)
     assert done.answers == len(list((tmp_path / "images").iterdir())) and not done.errors
 
