@@ -26,6 +26,7 @@ from places import PACKAGE
 from saccade.errors import MissingPackage, SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.graph import limits
 from saccade.exporter.runtimes.openvino import model as graphs
 from saccade.exporter.runtimes.openvino import runtime
 from saccade.exporter.runtimes.openvino.runtime import OPENVINO
@@ -159,7 +160,7 @@ def test_what_it_cannot_read_or_run_is_one_message(typed, tmp_path) -> None:
 
 def test_a_changed_graph_beyond_one_file_is_refused(typed, monkeypatch) -> None:
     manifest = of(typed, "bf16")
-    monkeypatch.setattr(graphs, "FILE_BYTES", 2 * manifest.file.bytes - 1)
+    monkeypatch.setattr(limits, "FILE_BYTES", 2 * manifest.file.bytes - 1)
     with pytest.raises(SaccadeError, match=r"OpenVINO needs another form .*--runtime onnxruntime"):
         graphs.changed_graph(typed.file(manifest), manifest)
 

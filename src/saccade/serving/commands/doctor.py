@@ -40,7 +40,7 @@ _MEANING = {
     "hub": "upload and download checkpoints",
     "bulk": "write answers for many images to Parquet",
     "trace": "send traces of requests",
-    "openvino": "run variants with OpenVINO",
+    "OpenVINO": "run bf16 and int8 fast on CPUs that have instructions for them",
     "rtx": "build engines with TensorRT-RTX",
     "native kernels": "compile faster custom ops",
 }

@@ -11,7 +11,6 @@ import numpy as np
 
 from saccade.errors import SaccadeError, require
 from saccade.exporter.artefact.manifest import Manifest
-from saccade.exporter.graph.limits import FILE_BYTES
 from saccade.exporter.runtimes.runners import Runner
 from saccade.models.interface import Arrays
 from saccade.schema import AGAIN
@@ -45,6 +44,7 @@ def changed_graph(path: Path, manifest: Manifest) -> bytes:
     """
     onnx = require("onnx", extra="export")
     from saccade.exporter.graph.half_graph import widened_bytes
+    from saccade.exporter.graph.limits import FILE_BYTES
     from saccade.exporter.graph.precision import inlined
 
     half = computes_bf16(manifest)

@@ -17,7 +17,7 @@ from saccade.exporter.runtimes.openvino.model import (
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import Built, Packages
-from saccade.machine import version_of
+from saccade.machine import cores, version_of
 from saccade.plugins.execution import Ops
 
 
@@ -29,7 +29,7 @@ class OpenVino:
     precisions: tuple[str, ...] = ("fp32", "bf16", "int8")
     refusal = "computes in float32 on a CPU"
     packages: Packages | None = Packages(
-        ("openvino",), needed_for="openvino", optional=True, advice=install("openvino")
+        ("openvino",), needed_for="OpenVINO", optional=True, advice=install("openvino")
     )
     gpu_only = False
     builds = False
@@ -68,7 +68,7 @@ class OpenVino:
             return {}
         if precision == "bf16" and not cpu_has_bf16():
             return {}
-        return {self.name: self.load(folder, manifest, None)}
+        return {self.name: self.load(folder, manifest, None, threads=cores())}
 
 
 OPENVINO = OpenVino()
