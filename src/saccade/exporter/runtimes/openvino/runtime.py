@@ -59,7 +59,7 @@ class OpenVino:
         return openvino_runner(model, manifest, threads=threads)
 
     def peers(self, folder: ArtefactFolder, manifest: Manifest) -> Mapping[str, Runner]:
-        """Precisions that it computes in another way than the gate's own runtime, if it can here.
+        """A runner for precisions that it computes differently from ONNX Runtime, if it can here.
 
         On a CPU without bfloat16 it would compute such a file in float32, which shows nothing.
         """
