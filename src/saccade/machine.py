@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import saccade
+from saccade.instruction_sets import instruction_sets
 
-_PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "nvidia-pytriton", "tritonclient", "grpcio")
-# For numbers of 8 and 16 bits, as Linux names them: x86, then Arm.
-_NARROW = (
-    "avx2", "avx512bw", "avx_vnni", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8",
-    "amx_bf16", "amx_fp16", "asimddp", "i8mm", "bf16",
-)  # fmt: skip
+_PACKAGES = (
+    *("numpy", "onnxruntime", "onnxruntime-gpu", "openvino"),
+    *("nvidia-pytriton", "tritonclient", "grpcio"),
+)
 _SAME_MODULE = {"onnxruntime": "onnxruntime-gpu"}  # distributions of the same module
 
 
@@ -36,6 +35,7 @@ class Machine:
     versions: dict[str, str]
     load_average: float
     runtime: str  # the runtime that ran the variants, with its version
+    instruction_sets: tuple[str, ...] | None  # of the CPU; None: unknown
 
     @property
     def device(self) -> str:
@@ -59,6 +59,7 @@ def this_machine(runtime: str | None = None) -> Machine:
         versions=versions,
         load_average=os.getloadavg()[0],
         runtime=runtime or f"onnxruntime {versions.get('onnxruntime', 'unknown')} CPU",
+        instruction_sets=instruction_sets(),
     )
 
 
@@ -92,17 +93,6 @@ def _cpu_name() -> str:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def instruction_sets() -> tuple[str, ...]:
-    """Return the CPU's instruction sets for narrow types, as Linux names them; empty elsewhere."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ()
-    lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
-    flags = {word for line in lines for word in line.split()}
-    return tuple(name for name in _NARROW if name in flags)
 
 
 def _versions() -> dict[str, str]:

@@ -33,7 +33,7 @@ ORDER = (
     {"exporter.runtimes"},
     {"exporter.policy"},
     {"exporter.graph"},
-    {"exporter.runtimes.tensorrt"},
+    {"exporter.runtimes.tensorrt", "exporter.runtimes.openvino"},
     {"exporter.gate"},
     {"exporter.quantization"},
     {"exporter.evaluation"},

@@ -44,8 +44,9 @@ from saccade.exporter.graph.trial import made_here
 from saccade.exporter.quantization.recipes import RECIPES, Recipe, Target, recipes_for
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.files import new_folder, refuse_existing, sha256_of, write_atomically
+from saccade.instruction_sets import instruction_sets
 from saccade.leftovers import temporary_folder
-from saccade.machine import instruction_sets, this_machine, version_of
+from saccade.machine import this_machine, version_of
 from saccade.models.budget import BudgetLike, ComputeBudget
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_file
@@ -351,7 +352,7 @@ def _int8_file(
     from saccade.exporter.quantization.source import source_of
     from saccade.plugins.onnx_model import check_nodes
 
-    machine, sets, target = this_machine(), instruction_sets(), options.int8_for
+    machine, sets, target = this_machine(), instruction_sets() or (), options.int8_for
     float32, samples = traced("fp32"), calibration(search.CALIBRATION_SAMPLES)
     with temporary_folder("int8") as folder:
         # The half-precision graph tells which products are in read-outs: nodes have the same names.

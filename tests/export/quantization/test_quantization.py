@@ -156,10 +156,10 @@ def test_the_layer_with_the_largest_error_stays_float(source: Source) -> None:
     assert [layer.node for layer in source.without({"first"}).layers] == ["second", "third"]
 
 
-@pytest.mark.parametrize("sets", [("avx2",), ("avx2", "avx512bw"), ()])
+@pytest.mark.parametrize("sets", [("AVX2",), ("AVX2", "AVX-512"), ()])
 def test_weights_have_seven_bits_where_sums_saturate(sets: tuple[str, ...]) -> None:
     assert {recipe.weight_bits for recipe in recipes_for("cpu", sets)} == {7}
-    assert {recipe.weight_bits for recipe in recipes_for("cpu", (*sets, "avx_vnni"))} == {8}
+    assert {recipe.weight_bits for recipe in recipes_for("cpu", (*sets, "AVX-VNNI"))} == {8}
     assert {recipe.weight_bits for recipe in recipes_for("gpu", sets)} == {8}
 
 

@@ -4,11 +4,10 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from saccade.instruction_sets import INT8
+
 # Where int8 is to run: TensorRT needs symmetric scales, CPUs multiply unsigned by signed integers.
 Target = Literal["cpu", "gpu"]
-# Instructions that sum four 8-bit products in 32 bits. AVX2 alone sums two of them in 16 bits, and
-# the sum saturates unless the weights have only 7 bits.
-_EXACT_SUMS = frozenset({"avx512_vnni", "avx_vnni", "asimddp", "i8mm"})
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,12 @@ RECIPES: dict[Target, tuple[Recipe, ...]] = {
 
 
 def recipes_for(target: Target, instruction_sets: tuple[str, ...]) -> tuple[Recipe, ...]:
-    """Return the recipes for a target, in the order to try; a CPU's depend on its instructions."""
+    """Return the recipes for a target, in the order to try; a CPU's depend on its instructions.
+
+    AVX2 alone sums two products in 16 bits, which saturates unless the weights have only 7 bits.
+    """
     recipes = RECIPES[target]
-    if target == "cpu" and _EXACT_SUMS.isdisjoint(instruction_sets):
+    if target == "cpu" and INT8.isdisjoint(instruction_sets):
         recipes = tuple(
             replace(recipe, name=f"{recipe.name}-7bit", weight_bits=7) for recipe in recipes
         )
