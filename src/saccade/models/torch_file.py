@@ -39,7 +39,9 @@ def load_torch(path: Path, allowed: AbstractContextManager[Any] | None = None) -
     _check(path)
     try:
         with allowed or nullcontext():
-            return torch.load(path, map_location="cpu", weights_only=True)
+            # A zip archive's numbers are read when they are used; older files cannot be mapped.
+            mapped = zipfile.is_zipfile(path)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise NeedsCode(str(error)) from error
     except OSError:

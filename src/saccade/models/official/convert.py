@@ -3,7 +3,6 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +16,7 @@ from saccade.machine import version_of
 from saccade.models.checkpoint import Checkpoint, check_finite, load, save
 from saccade.models.checkpoint_folder import is_checkpoint_folder
 from saccade.models.checkpoint_format import AUTHORS_DATA, is_foreign
-from saccade.models.families import build, outline
+from saccade.models.families import filled, outline
 from saccade.models.interface import Component
 from saccade.models.official.authors_images import with_images, with_published
 from saccade.models.official.calibration import calibration_for
@@ -44,9 +43,11 @@ SAMPLES = 16
 
 
 def largest_change(
-    authors: "nn.Module", exact: "nn.Module", arrays: Mapping[str, np.ndarray]
+    models: "Iterable[nn.Module]", arrays: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """Return the largest change of the logits, or of the first output, in float64.
+    """Return the largest change of the logits, or of the first output, between two models.
+
+    The models are in float64, and made one after the other: each is as large as two checkpoints.
 
     Shapes: arrays [n ...], the calibration samples.
     """
@@ -54,8 +55,8 @@ def largest_change(
 
     samples = {name: array[:SAMPLES] for name, array in arrays.items()}
     answers = []
-    for model in (authors, exact):
-        component: Component = deepcopy(model).double().components()[0]  # type: ignore[operator]
+    for model in models:
+        component: Component = model.components()[0]  # type: ignore[operator]
         given = component.real(samples) if component.real else samples
         inputs = {spec.name: torch.from_numpy(given[spec.name].copy()) for spec in component.inputs}
         wide = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
@@ -190,9 +191,7 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
         )
     converted, report = _compared(source, path, official_from(source, path, options), options)
     _check_labels(converted)
-    model = build(converted.family, converted.config.to_dict(), fresh=False)
-    model.load_state_dict(converted.weights)
-    return _write(options, converted, model.eval(), report)
+    return _write(options, converted, report)
 
 
 def read_trunk(path: Path) -> Checkpoint:
@@ -409,11 +408,9 @@ def _check_labels(converted: Converted) -> None:
 
 
 def _write(
-    options: ConvertOptions,
-    converted: Converted,
-    model: "nn.Module",
-    report: ConversionReport,
+    options: ConvertOptions, converted: Converted, report: ConversionReport
 ) -> ConversionReport:
+    model = filled(converted.family, converted.config.to_dict(), converted.weights)
     components: tuple[Component, ...] = model.components()  # type: ignore[operator]
     arrays, said = calibration_for(
         components,
@@ -424,7 +421,7 @@ def _write(
     )
     config = converted.config
     if options.numerics == "exact":
-        report, config = _exact(converted, model, arrays, report)
+        report, config = _exact(converted, model.state_dict(), arrays, report)
     checkpoint = save(
         options.out,
         family=converted.family,
@@ -457,14 +454,16 @@ def _card(options: ConvertOptions, report: ConversionReport, calibration: str) -
 
 def _exact(
     converted: Converted,
-    model: "nn.Module",
+    weights: "Mapping[str, Tensor]",
     arrays: dict[str, np.ndarray],
     report: ConversionReport,
 ) -> tuple[ConversionReport, Any]:
     """Return the report with the effect of the papers' formulas, and their configuration."""
+    import torch
+
     if converted.exact is None:
         note = "exact numerics: this model computes its paper's formulas already"
         return replace(report, notes=(*report.notes, note)), converted.config
-    exact = build(converted.family, converted.exact.to_dict(), fresh=False)
-    exact.load_state_dict(model.state_dict())
-    return replace(report, exact=largest_change(model, exact.eval(), arrays)), converted.exact
+    configs = (converted.config.to_dict(), converted.exact.to_dict())
+    models = (filled(converted.family, config, weights, torch.float64) for config in configs)
+    return replace(report, exact=largest_change(models, arrays)), converted.exact
