@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from saccade import limits
 from saccade.errors import SaccadeError, ShapeError, require
 from saccade.files import Writer, check_regular, sha256_of, write_together
+from saccade.json_text import parse_json
 from saccade.models.checkpoint_folder import check_config, checkpoint_file, folder_files
 from saccade.models.checkpoint_format import (
     SCHEMA,
@@ -20,6 +22,7 @@ from saccade.models.checkpoint_format import (
     Header,
     checked_sha256,
     header_json,
+    header_text,
     mapped,
     mapped_tensors,
     parsed_header,
@@ -127,6 +130,18 @@ def load(path: Path | str, *, check: Callable[[Header], None] | None = None) -> 
             "finished, then try again."
         )
     return checkpoint
+
+
+def weights_bytes(path: Path) -> int:
+    """Return the size of a checkpoint's weights in float32, from its header alone.
+
+    Raises: SaccadeError if it is another kind of file.
+    """
+    with mapped(path) as data:
+        read_header(path, data)
+        entries = parse_json(header_text(data))
+    shapes = (entry["shape"] for name, entry in entries.items() if name.startswith(_WEIGHTS))
+    return 4 * sum(map(prod, shapes))
 
 
 def _state(path: Path) -> tuple[int, ...]:

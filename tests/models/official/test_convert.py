@@ -197,13 +197,13 @@ def test_calibration_by_the_users_images(
         for index in range(185):
             image = np.full((8, 8), level, dtype=np.uint8)
             Image.fromarray(image).save(tmp_path / "mine" / label / f"{index}.png")
-    convert("fake", their_file(), replace(options, calibration=str(tmp_path / "mine")))
+    convert("fake", their_file(), replace(options, calibrate_on=str(tmp_path / "mine")))
     checkpoint = load(options.out)
-    assert "256 training images of mine" in checkpoint.card["calibration"]
+    assert "256 training images with labels of mine" in checkpoint.card["calibration"]
     dogs = checkpoint.calibration["image"][:, 0, 0, 0] == 200
     assert np.array_equal(checkpoint.calibration["labels"], dogs.astype(np.int64))
     with pytest.raises(SaccadeError, match="the model expects"):
-        tall = replace(options, calibration="digits-sum", force=True)
+        tall = replace(options, calibrate_on="digits-sum", force=True)
         convert("fake", their_file(), tall)
 
 

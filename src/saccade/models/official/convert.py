@@ -16,6 +16,7 @@ from saccade.machine import version_of
 from saccade.models.checkpoint import Checkpoint, check_finite, load, save
 from saccade.models.checkpoint_folder import is_checkpoint_folder
 from saccade.models.checkpoint_format import AUTHORS_DATA, is_foreign
+from saccade.models.data.own_calibration import own_images, recalibrated
 from saccade.models.families import filled, outline
 from saccade.models.interface import Component
 from saccade.models.official.authors_images import with_images, with_published
@@ -35,6 +36,7 @@ from saccade.models.official.report import ConversionFailed, ConversionReport, c
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.shipped import SHIPPED
 from saccade.path_fields import PathFields
+from saccade.resources import check_convert
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -166,8 +168,9 @@ class ConvertOptions(PathFields):
     deterministic: bool = False  # leave out random draws that the authors' code makes in evaluation
     # authors: compute as the authors' code does; exact: use the paper's formulas
     numerics: Literal["authors", "exact"] = "authors"
-    # images for the calibration samples: name of a data set, or a folder; default: generated scenes
-    calibration: str | None = None
+    # your images for the gate and the ranges of int8: a folder of images, or data as of `evaluate`;
+    # default: generated scenes
+    calibrate_on: str | None = None
     force: bool = False  # overwrite an existing file at --out
 
 
@@ -189,9 +192,18 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
             f"{path}: found a folder of '{hub}', which SOURCE '{source}' does not read. Run: "
             f"saccade convert {shlex.quote(str(path))} --out {options.out}"
         )
-    converted, report = _compared(source, path, official_from(source, path, options), options)
+    official = official_from(source, path, options)
+    _check_size(official, options)
+    converted, report = _compared(source, path, official, options)
     _check_labels(converted)
     return _write(options, converted, report)
+
+
+def _check_size(official: Official, options: ConvertOptions) -> None:
+    """Check memory and disk space before any tensor is read: so far, files are only mapped."""
+    tensors = official.tensors.values()
+    source = sum(tensor.nbytes for tensor in tensors)
+    check_convert(options.out, 4 * sum(tensor.numel() for tensor in tensors), source)
 
 
 def read_trunk(path: Path) -> Checkpoint:
@@ -274,14 +286,21 @@ def _compared(
 def _rewritten(path: Path, options: ConvertOptions) -> ConversionReport:
     """Write a checkpoint of saccade as a folder, or the one of a folder as a file."""
     _check_out(options)
-    for name in (*OPTIONAL, "config", "preprocessing", "checkpoint_key", "calibration"):
+    for name in (*OPTIONAL, "config", "preprocessing", "checkpoint_key"):
         if getattr(options, name) not in (None, False):
             raise SaccadeError(
                 f"--{name.replace('_', '-')} is given, but {path} is already a saccade checkpoint, "
                 "which is only written in another form. Leave it out."
             )
     checkpoint = load(path)
-    again = checkpoint.save_pretrained(options.out, replace=options.force)
+    notes: tuple[str, ...] = ()
+    if options.calibrate_on is None:
+        again = checkpoint.save_pretrained(options.out, replace=options.force)
+    else:
+        again, said = recalibrated(
+            checkpoint, options.calibrate_on, options.out, replace=options.force
+        )
+        notes = (f"calibration: {said}",)
     return ConversionReport(
         source="saccade",
         file=path.name,
@@ -291,7 +310,7 @@ def _rewritten(path: Path, options: ConvertOptions) -> ConversionReport:
         parameters=sum(tensor.numel() for tensor in checkpoint.weights.values()),
         rows=(),
         ignored={},
-        notes=(),
+        notes=notes,
         images=checkpoint.preprocessing.described() if checkpoint.preprocessing else "",
         images_from="the checkpoint",
         out=str(options.out),
@@ -412,13 +431,10 @@ def _write(
 ) -> ConversionReport:
     model = filled(converted.family, converted.config.to_dict(), converted.weights)
     components: tuple[Component, ...] = model.components()  # type: ignore[operator]
-    arrays, said = calibration_for(
-        components,
-        converted.preprocessing,
-        converted.calibration,
-        data=options.calibration,
-        labels=converted.labels,
-    )
+    own = None
+    if options.calibrate_on is not None:
+        own = own_images(options.calibrate_on, converted.preprocessing, converted.labels)
+    arrays, said = calibration_for(components, converted.preprocessing, converted.calibration, own)
     config = converted.config
     if options.numerics == "exact":
         report, config = _exact(converted, model.state_dict(), arrays, report)
@@ -430,7 +446,7 @@ def _write(
         preprocessing=converted.preprocessing,
         labels=converted.labels,
         calibration=arrays,
-        card=_card(options, report, said),
+        card=_card(options, report, said) | ({} if own is None else own.card),
         replace=options.force,
     )
     notes = (*report.notes, f"calibration: {said}")
