@@ -83,7 +83,7 @@ def memory_bytes() -> int:
 
 def memory_limit_bytes() -> int:
     """Return the memory of this machine, or of a control group of this process if smaller."""
-    return min([memory_bytes(), *(limit for _, limit, _ in _control_groups())])
+    return min([memory_bytes(), *(limit for limit, _ in control_groups())])
 
 
 def available_memory_bytes() -> int:
@@ -91,11 +91,12 @@ def available_memory_bytes() -> int:
 
     Copies of files in memory, which the system gives up when it needs the space, are available.
     """
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines}
-    return min(
-        [kib["MemAvailable"] * 1024, *(limit - used for _, limit, used in _control_groups())]
-    )
+    free = memory_bytes()
+    with suppress(OSError):  # a system without this file
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines}
+        free = 1024 * kib["MemAvailable"]
+    return min([free, *(limit - used for limit, used in control_groups())])
 
 
 # Folder below /sys/fs/cgroup, and the names of the files with limit and use, by version.
@@ -105,8 +106,8 @@ _VERSIONS = (
 )
 
 
-def _control_groups(root: Path = Path("/")) -> list[tuple[Path, int, int]]:
-    """Return each group of this process that limits memory: its folder, limit, and use in bytes.
+def control_groups(root: Path = Path("/")) -> list[tuple[int, int]]:
+    """Return limit and use of memory, in bytes, of the groups of this process, innermost last.
 
     The use does not count copies of files.
     """
@@ -127,7 +128,7 @@ def _control_groups(root: Path = Path("/")) -> list[tuple[Path, int, int]]:
                 kept = dict(zip(words[::2], map(int, words[1::2]), strict=True))
                 files = sum(kept.get(f"{prefix}{name}_file", 0) for name in ("active", "inactive"))
                 most, used = (int((place / name).read_text()) for name in (limit, use))
-                found.append((place, most, max(0, used - files)))
+                found.append((most, max(0, used - files)))
     return found
 
 

@@ -49,17 +49,15 @@ def check_convert(out: Path, weights_bytes: int, source_bytes: int) -> None:
     check_disk(out, weights_bytes)
 
 
-def check_export(
-    out: Path, precisions: Sequence[str], budgets: int, weights_bytes: int, checkpoint_bytes: int
-) -> None:
-    """Check that an export fits; each budget has at most all weights.
+def check_export(out: Path, precisions: Sequence[str], budgets: int, weights_bytes: int) -> None:
+    """Check that an export fits: a copy of the checkpoint, and files with at most all weights.
 
     Raises: SaccadeError with what is needed and what there is.
     """
     most = max(precisions, key=lambda name: EXPORT[name].bytes_for(weights_bytes))
     check_memory(f"{out}: the export in {most}", EXPORT[most].bytes_for(weights_bytes))
-    share = budgets * sum(FILE_SHARE[name] for name in precisions)
-    check_disk(out, checkpoint_bytes + round(share * weights_bytes))
+    share = 1 + budgets * sum(FILE_SHARE[name] for name in precisions)
+    check_disk(out, round(share * weights_bytes))
 
 
 def check_memory(what: str, needed: int) -> None:

@@ -195,15 +195,22 @@ def _check_request(path: Path, options: ExportOptions, checkpoint: Checkpoint | 
     """
     if "int8" in options.precision and options.calibrate_on is None:
         check_calibrated(path, checkpoint)
-    config = config_class(checkpoint.family).from_dict(checkpoint.config)
-    count = len(options.budget) or len(config.budgets())
-    stored = path.stat().st_size
-    check_export(options.out, options.precision, count, weights_bytes(path), stored)
+    _check_size(path, options, checkpoint)
     if options.slots is None:  # a selection changes the total that budgets refer to
         check_budgets(checkpoint, options.budget)
     for package in ("torch", "onnx", "onnxscript"):
         require(package, extra="export")
     runtime_named(DEFAULT).require()
+
+
+def _check_size(path: Path, options: ExportOptions, checkpoint: Checkpoint | Header) -> None:
+    config = config_class(checkpoint.family).from_dict(checkpoint.config)
+    budgets = len(options.budget) or len(config.budgets())
+    if isinstance(checkpoint, Checkpoint):
+        size = 4 * sum(tensor.numel() for tensor in checkpoint.weights.values())
+    else:
+        size = weights_bytes(path)
+    check_export(options.out, options.precision, budgets, size)
 
 
 def _check_precisions(options: ExportOptions) -> None:
