@@ -15,19 +15,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from result_file import write_result
 
+from saccade.machine import this_machine
 from saccade.models.checkpoint import weights_bytes
 from saccade.resources import CONVERT, EXPORT
 
+RESULTS = Path(__file__).parent / "results" / "memory_peaks.json"
 _MIB = 2**20
 
 
 def measured(command: Sequence[str]) -> dict[str, Any]:
-    """Run a command of saccade in a process of its own process group's child, and return its peak.
+    """Run a command of saccade, and return its time and its peak.
 
     Units: MiB, s.
     """
@@ -84,10 +87,13 @@ def main() -> int:
     found = []
     for model in given.models:
         for row in rows(model, given.precision, given.calibrate_on):
-            row["over_weights"] = round(row.get("peak_mib", 0) / max(1, row["weights_mib"]), 2)
+            if "peak_mib" in row:
+                row["over_weights"] = row["peak_mib"] / row["weights_mib"]
             print(row, flush=True)
             found.append(row)
-    write_result("memory_peaks", {"rows": found})
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    about = {"commit": commit.strip(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    write_result(RESULTS, {**about, "machine": this_machine().to_dict(), "rows": found})
     return 0
 
 
