@@ -46,9 +46,11 @@ from saccade.models.budget import BudgetLike, ComputeBudget
 from saccade.models.checkpoint import Checkpoint, load, weights_bytes
 from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.checkpoint_format import Header, refuse_foreign
-from saccade.models.data.own_calibration import check_calibrated, recalibrated
+from saccade.models.data.loaded_once import loaded_once
+from saccade.models.data.own_calibration import check_calibrated, own_images, recalibrated
 from saccade.models.families import config_class
 from saccade.models.interface import Component, Family, component_named
+from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo.select import selected_checkpoint
 from saccade.path_fields import PathFields
 from saccade.progress import Advance, Counted, Report, bar, progress_of, reporting
@@ -106,6 +108,7 @@ class ExportedModel:
         return self.report.to_text()
 
 
+@loaded_once()  # the images of --calibrate-on, which are read before the weights
 def export(
     checkpoint: Checkpoint | Path | str,
     options: ExportOptions,
@@ -213,7 +216,11 @@ def _check_request(path: Path, options: ExportOptions, checkpoint: Checkpoint | 
     Raises: SaccadeError for a budget that the model does not have, for int8 without images to
         calibrate it on, and for too little memory or disk space; MissingPackage.
     """
-    if "int8" in options.precision and options.calibrate_on is None:
+    if options.calibrate_on is not None:
+        taken = checkpoint.preprocessing
+        images = Preprocessing.from_dict(taken) if isinstance(taken, dict) else taken
+        own_images(options.calibrate_on, images, checkpoint.labels)
+    elif "int8" in options.precision:
         check_calibrated(path, checkpoint)
     _check_size(path, options, checkpoint)
     if options.slots is None:  # a selection changes the total that budgets refer to

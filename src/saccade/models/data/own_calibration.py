@@ -13,6 +13,7 @@ from saccade.models.checkpoint import Checkpoint, save
 from saccade.models.checkpoint_format import AUTHORS_DATA, Header
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import load_data
+from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.splits import CALIBRATION_SAMPLES
 from saccade.models.data.user_data import is_unlabelled, unlabelled_images
 from saccade.models.preprocessing import Preprocessing
@@ -41,6 +42,7 @@ class OwnImages:
         return {_ON: {"data": self.name, "samples": len(self.images)}}
 
 
+@keeps_loaded
 def own_images(
     data: str, preprocessing: Preprocessing | None, labels: tuple[str, ...]
 ) -> OwnImages:
@@ -132,6 +134,6 @@ def check_calibrated(where: object, checkpoint: Checkpoint | Header) -> None:
     if converted and _ON not in checkpoint.card:
         raise SaccadeError(
             f"{where}: --precision int8 needs images like those that the model will see, and this "
-            f"converted checkpoint has only {checkpoint.card.get('calibration')}. Pass some of "
-            f"yours, best {CALIBRATION_SAMPLES}: --calibrate-on FOLDER. Labels are not needed."
+            f"converted checkpoint has only {checkpoint.card.get('calibration')}. Pass your "
+            f"own, best {CALIBRATION_SAMPLES}: --calibrate-on FOLDER. Labels are not needed."
         )

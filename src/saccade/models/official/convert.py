@@ -31,7 +31,7 @@ from saccade.models.official.hub_folder import (
     source_of,
     weights_in,
 )
-from saccade.models.official.reading import SHARDS, read_tensors, shards_of
+from saccade.models.official.reading import SHARDS, float32_bytes, read_tensors, shards_of
 from saccade.models.official.report import ConversionFailed, ConversionReport, compared
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.shipped import SHIPPED
@@ -192,18 +192,14 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
             f"{path}: found a folder of '{hub}', which SOURCE '{source}' does not read. Run: "
             f"saccade convert {shlex.quote(str(path))} --out {options.out}"
         )
+    check_convert(options.out, *float32_bytes(path))
     official = official_from(source, path, options)
-    _check_size(official, options)
+    tensors = official.tensors.values()  # mapped, not read
+    weights, stored = 4 * sum(x.numel() for x in tensors), sum(x.nbytes for x in tensors)
+    check_convert(options.out, weights, stored)
     converted, report = _compared(source, path, official, options)
     _check_labels(converted)
     return _write(options, converted, report)
-
-
-def _check_size(official: Official, options: ConvertOptions) -> None:
-    """Check memory and disk space before any tensor is read: so far, files are only mapped."""
-    tensors = official.tensors.values()
-    source = sum(tensor.nbytes for tensor in tensors)
-    check_convert(options.out, 4 * sum(tensor.numel() for tensor in tensors), source)
 
 
 def read_trunk(path: Path) -> Checkpoint:
