@@ -29,7 +29,7 @@ class Peak:
 
 
 CONVERT = Peak(500, 1.3)
-HALF_SOURCE = 0.5  # added to CONVERT for a source in half precision, which is kept beside float32
+HALF_SOURCE = 0.3  # added to CONVERT for a source in half precision, which is kept beside float32
 EXPORT = {
     "fp32": Peak(600, 3.0),
     "fp16": Peak(600, 3.0),
@@ -39,13 +39,18 @@ EXPORT = {
 FILE_SHARE = {"fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": 0.25}  # of the weights in float32
 
 
+def convert_peak(weights_bytes: int, source_bytes: int) -> int:
+    """Return the estimated peak of a conversion, from the size in float32 and that of the files."""
+    half = HALF_SOURCE * weights_bytes if source_bytes < 0.75 * weights_bytes else 0
+    return CONVERT.bytes_for(weights_bytes) + round(half)
+
+
 def check_convert(out: Path, weights_bytes: int, source_bytes: int) -> None:
     """Check that a conversion fits; `weights_bytes` are those of all tensors in float32.
 
     Raises: SaccadeError with what is needed and what there is.
     """
-    half = HALF_SOURCE * weights_bytes if source_bytes < 0.75 * weights_bytes else 0
-    check_memory(f"{out}: the conversion", CONVERT.bytes_for(weights_bytes) + round(half))
+    check_memory(f"{out}: the conversion", convert_peak(weights_bytes, source_bytes))
     check_disk(out, weights_bytes)
 
 
