@@ -23,7 +23,7 @@ from result_file import write_result
 
 from saccade.machine import this_machine
 from saccade.models.checkpoint import weights_bytes
-from saccade.resources import CONVERT, EXPORT
+from saccade.resources import EXPORT, convert_peak
 
 RESULTS = Path(__file__).parent / "results" / "memory_peaks.json"
 _MIB = 2**20
@@ -61,12 +61,10 @@ def rows(model: Path, precisions: Sequence[str], images: str | None) -> Iterator
             return
         weights = weights_bytes(checkpoint)
         sizes = {"model": model.name, "weights_mib": weights // _MIB}
-        yield {
-            **sizes,
-            "step": "convert",
-            "estimate_mib": CONVERT.bytes_for(weights) // _MIB,
-            **row,
-        }
+        files = [*model.glob("*.safetensors"), *model.glob("*.bin")]
+        stored = sum(file.stat().st_size for file in files)
+        estimate = convert_peak(weights, stored) // _MIB
+        yield {**sizes, "step": "convert", "estimate_mib": estimate, **row}
         for precision in precisions:
             command = ["export", str(checkpoint), "--out", str(out), "--precision", precision]
             estimate = EXPORT[precision].bytes_for(weights) // _MIB

@@ -69,7 +69,8 @@ def test_a_conversion_that_does_not_fit(machine_of: Any, tmp_path: Path) -> None
         resources.check_convert(out, 4 * GIB, 4 * GIB)
     machine_of(6.5, 5)
     resources.check_convert(out, 4 * GIB, 4 * GIB)
-    with pytest.raises(SaccadeError, match=r"needs about 6\.89"):  # half precision is kept beside it
+    # A source in half precision is kept beside the weights in float32.
+    with pytest.raises(SaccadeError, match=r"needs about 6\.89"):
         resources.check_convert(out, 4 * GIB, 2 * GIB)
 
 
