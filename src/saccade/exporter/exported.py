@@ -48,13 +48,18 @@ from saccade.instruction_sets import instruction_sets
 from saccade.leftovers import temporary_folder
 from saccade.machine import this_machine, version_of
 from saccade.models.budget import BudgetLike, ComputeBudget
-from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.checkpoint import Checkpoint, load, weights_bytes
 from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.checkpoint_format import Header, refuse_foreign
+from saccade.models.data.loaded_once import loaded_once
+from saccade.models.data.own_calibration import check_calibrated, own_images, recalibrated
+from saccade.models.families import config_class
 from saccade.models.interface import Arrays, Component, Family, component_named
+from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo.select import selected_checkpoint
 from saccade.path_fields import PathFields
 from saccade.progress import Advance, Counted, Report, bar, progress_of, reporting, silent
+from saccade.resources import check_export
 from saccade.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -70,6 +75,9 @@ class ExportOptions(PathFields):
     out: Path  # folder to create
     name: str | None = None  # model name; default: the checkpoint's file name without .safetensors
     budget: tuple[BudgetLike, ...] = ()  # 1,2/3,0.5 or t3,t1 or exact,fast; default: the family's
+    # your images for the gate and the ranges of int8, instead of the checkpoint's samples: a folder
+    # of images, or data as of `evaluate`
+    calibrate_on: str | None = None
     outputs: tuple[str, ...] = ()  # additional outputs, such as attention
     slots: Path | None = None  # a selection of slots, written by `saccade select`
     precision: tuple[str, ...] = ("fp32",)  # any of fp32, fp16, bf16, int8: type of matrix products
@@ -107,6 +115,7 @@ class ExportedModel:
         return self.report.to_text()
 
 
+@loaded_once()  # the images of --calibrate-on, which are read before the weights
 def export(
     checkpoint: Checkpoint | Path | str,
     options: ExportOptions,
@@ -130,18 +139,15 @@ def export(
     if not isinstance(checkpoint, Checkpoint):
         refuse_foreign(source)  # first: a valid --name would not help such a file
     name = check_model_name(options.name) if options.name else default_model_name(source)
-    check = partial(_check_request, options)
+    check = partial(_check_request, source, options)
     if isinstance(checkpoint, Checkpoint):
         check(checkpoint)
     else:
         checkpoint = load(source, check=check)
     with new_folder(options.out, force=options.force) as folder:
         own = folder / f"{name}.safetensors"
-        if options.slots is None:
-            parent = _copy_parent(checkpoint, own)
-        else:
-            checkpoint = selected_checkpoint(checkpoint, options.slots, own)
-            parent = ParentEntry(own.name, checkpoint.sha256)
+        checkpoint = _parent(checkpoint, options, own)
+        parent = ParentEntry(own.name, checkpoint.sha256)
         reference = Reference(checkpoint, sizes or options.gate)
         budgets = choose_budgets(reference.model, options.budget)
         _check_outputs(reference.model, options.outputs)
@@ -211,16 +217,34 @@ def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:
         )
 
 
-def _check_request(options: ExportOptions, checkpoint: Checkpoint | Header) -> None:
-    """Check the budgets first, then the packages, whose imports take seconds.
+def _check_request(path: Path, options: ExportOptions, checkpoint: Checkpoint | Header) -> None:
+    """Check the options first, then the packages, whose imports take seconds.
 
-    Raises: SaccadeError for a budget that the model does not have, MissingPackage.
+    Raises: SaccadeError for a budget that the model does not have, for int8 without images to
+        calibrate it on, and for too little memory or disk space; MissingPackage.
     """
+    if options.calibrate_on is not None:
+        taken = checkpoint.preprocessing
+        images = Preprocessing.from_dict(taken) if isinstance(taken, dict) else taken
+        own_images(options.calibrate_on, images, checkpoint.labels)
+    elif "int8" in options.precision:
+        check_calibrated(path, checkpoint)
+    _check_size(path, options, checkpoint)
     if options.slots is None:  # a selection changes the total that budgets refer to
         check_budgets(checkpoint, options.budget)
     for package in ("torch", "onnx", "onnxscript"):
         require(package, extra="export")
     runtime_named(DEFAULT).require()
+
+
+def _check_size(path: Path, options: ExportOptions, checkpoint: Checkpoint | Header) -> None:
+    config = config_class(checkpoint.family).from_dict(checkpoint.config)
+    budgets = len(options.budget) or len(config.budgets())
+    if isinstance(checkpoint, Checkpoint):
+        size = 4 * sum(tensor.numel() for tensor in checkpoint.weights.values())
+    else:
+        size = weights_bytes(path)
+    check_export(options.out, options.precision, budgets, size)
 
 
 def _check_precisions(options: ExportOptions) -> None:
@@ -234,7 +258,19 @@ def _check_precisions(options: ExportOptions) -> None:
         thresholds_of(precision, options.threshold)
 
 
-def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
+def _parent(checkpoint: Checkpoint, options: ExportOptions, target: Path) -> Checkpoint:
+    """Write the checkpoint that the variants are compared with, and return it."""
+    if options.slots is None and options.calibrate_on is None:
+        _copy_parent(checkpoint, target)
+        return checkpoint
+    if options.slots is not None:
+        checkpoint = selected_checkpoint(checkpoint, options.slots, target)
+    if options.calibrate_on is not None:
+        checkpoint, _ = recalibrated(checkpoint, options.calibrate_on, target)
+    return checkpoint
+
+
+def _copy_parent(checkpoint: Checkpoint, target: Path) -> None:
     try:
         shutil.copyfile(checkpoint.path, target)
     except OSError as error:
@@ -247,7 +283,6 @@ def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
             f"{checkpoint.path}: SHA-256 is {digest[:12]}..., was {checkpoint.sha256[:12]}... when "
             "it was loaded. Wait until the process that writes it has finished, then export again."
         )
-    return ParentEntry(target.name, checkpoint.sha256)
 
 
 def _export_component(
