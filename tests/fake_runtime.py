@@ -127,10 +127,12 @@ class ServedFake:
     backend = "fake"
     platform = ""
     bundled = False
+    only_bundled = ""
     models_title = "files turned round"
     server_arguments = ("--backend-config=fake,turn=round",)
     checks = {"answer": check_answer}  # noqa: RUF012
     rules: tuple[str, ...] = ()
+    option_fields: Mapping[str, str] = {}
 
     def check_options(self, options: RepositoryOptions) -> None:
         if options.instances == "gpu":

@@ -131,15 +131,20 @@ def candidates_of(
     folded: Callable[[], Any],
     entry: VariantEntry,
     outputs: Sequence[str],
+    *,
+    for_gpu: bool = False,
 ) -> list[Opener]:
     """Return what the gate compares: the file with function bodies, and with kernels if built.
+
+    An int8 file for a GPU runs node by node, as dequantized numbers: the integer kernels of a CPU
+    without VNNI saturate, and those of a GPU do not.
 
     ONNX Runtime's CPU kernels compute half precision in float32. For half precision, the folded
     torch model with rounded products (from `folded`, as by `folded_float32`) therefore comes first,
     and the file only has to agree with that model.
     """
     if entry.precision not in ("fp16", "bf16"):
-        return runners_of(model, custom_ops)
+        return runners_of(model, custom_ops, optimized=not for_gpu)
     from saccade.exporter.graph.half_graph import widened_bytes
 
     return [
@@ -148,17 +153,20 @@ def candidates_of(
     ]
 
 
-def runners_of(model: Path | bytes, custom_ops: Sequence[str]) -> list[Opener]:
+def runners_of(
+    model: Path | bytes, custom_ops: Sequence[str], *, optimized: bool = True
+) -> list[Opener]:
     """Return runners of the file: with function bodies, and with kernels if available."""
     libraries: list[Path | None] = [None]
     if custom_ops and (library := available_library()):
         # The first runner runs most often, and kernels are much faster than bodies.
         libraries.insert(0, library)
-    return [partial(_runner, model, library) for library in libraries]
+    return [partial(_runner, model, library, optimized) for library in libraries]
 
 
-def _runner(model: Path | bytes, library: Path | None) -> Runner:
-    return onnx_runner(onnx_session(model, threads=cores(), kernels=library))
+def _runner(model: Path | bytes, library: Path | None, optimized: bool) -> Runner:
+    session = onnx_session(model, threads=cores(), kernels=library, optimized=optimized)
+    return onnx_runner(session)
 
 
 def verify(
@@ -220,7 +228,10 @@ def _verify_variant(
         expected = reference.expected(budget, entry.role, outputs, total, advance)
         reference.release()
         folded = partial(reference.folded, budget)
-        candidates = candidates_of(path, manifest.custom_ops, folded, entry, outputs)
+        for_gpu = manifest.quantization is not None and manifest.quantization.target == "gpu"
+        candidates = candidates_of(
+            path, manifest.custom_ops, folded, entry, outputs, for_gpu=for_gpu
+        )
         peers = [partial(_same, run) for run in peers_of(folder, manifest).values()]
         parity = measure(
             [*candidates, *peers],

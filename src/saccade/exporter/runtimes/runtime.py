@@ -22,6 +22,7 @@ from saccade.plugins.execution import Ops
 # By the name used in options, manifests, frontiers and repositories.
 RUNTIMES = {
     "onnxruntime": "saccade.exporter.runtimes.onnxruntime:ONNXRUNTIME",
+    "openvino": "saccade.exporter.runtimes.openvino.runtime:OPENVINO",
     "tensorrt": "saccade.exporter.runtimes.tensorrt.runtime:TENSORRT",
     "tensorrt-rtx": "saccade.exporter.runtimes.tensorrt.runtime:TENSORRT_RTX",
 }

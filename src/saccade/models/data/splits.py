@@ -9,6 +9,7 @@ import numpy as np
 from saccade.errors import SaccadeError
 
 SPLITS = ("train", "validation", "test")
+CALIBRATION_SAMPLES = 256  # in a checkpoint: as many as the parity gate requires
 
 
 def drawn_rows(total: int, count: int | None) -> np.ndarray | None:
@@ -89,6 +90,16 @@ def chosen_rows(
             f"split ({', '.join(filled)}) where the command has --split."
         )
     return rows
+
+
+def calibration_rows(total: int, count: int = CALIBRATION_SAMPLES) -> np.ndarray:
+    """Choose rows of a training split for calibration, the same on every call.
+
+    If there are fewer rows than samples, rows repeat: the parity gate needs that many samples.
+
+    Shapes: -> int64 [count].
+    """
+    return np.random.default_rng(0).permutation(total)[np.arange(count) % total]
 
 
 def few_of_each(

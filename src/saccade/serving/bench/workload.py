@@ -73,7 +73,7 @@ def check_served_here(runtime: Runtime) -> None:
             f"--runtime is {runtime.name}, but the bundled server does not have this runtime. To "
             "measure it without a server, pass --no-server."
         )
-    check_installation(find_installation())
+    check_installation(find_installation(), runtime.name)
 
 
 def workload_of(folder: ArtefactFolder | Path | str, options: BenchOptions) -> Workload:

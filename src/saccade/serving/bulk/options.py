@@ -33,7 +33,8 @@ class BulkOptions(PathFields):
     workers: str | None = None
     # address of a Ray cluster: auto, or ray://HOST:PORT; default: a new one on this machine
     address: str | None = None
-    runtime: ServedName = DEFAULT  # onnxruntime, or tensorrt, whose plans run on GPUs
+    # onnxruntime or openvino, or tensorrt, whose plans run on GPUs
+    runtime: ServedName = DEFAULT
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one per kind of GPU
     # gpu: ONNX Runtime's CUDA provider; default: cpu, for plans gpu
     instances: Literal["cpu", "gpu"] | None = None

@@ -56,7 +56,8 @@ class PredictOptions(PathFields):
     raw: bool = False  # segment: write only the slots, as a PNG in which each index is a slot
     append: bool = False  # embed: add to an existing file from the same variant
     force: bool = False  # embed and segment: replace existing files
-    runtime: ServedName = DEFAULT  # onnxruntime, or tensorrt, whose plans run on GPUs
+    # onnxruntime or openvino, or tensorrt, whose plans run on GPUs
+    runtime: ServedName = DEFAULT
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one per kind of GPU
     # gpu: ONNX Runtime's CUDA provider; default: cpu, for plans gpu
     instances: Literal["cpu", "gpu"] | None = None

@@ -33,7 +33,7 @@ class RepositoryOptions(PathFields):
 
     out: Path  # folder to write
     force: bool = False  # replace an existing folder
-    # onnxruntime (bundled server or container) or tensorrt (container only)
+    # onnxruntime (bundled server or container), openvino (bundled server) or tensorrt (container)
     runtime: ServedName = DEFAULT
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one per kind of GPU
     precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all precisions in the folder

@@ -11,8 +11,6 @@ from saccade.machine import cores
 from saccade.schema import typed
 from saccade.serving.repository.options import RepositoryOptions
 
-THREADS = "intra_op_thread_count"  # parameter of a configuration, where its backend has it
-
 
 @dataclass(frozen=True)
 class ThreadRule:

@@ -30,6 +30,7 @@ from saccade.serving.repository.requirements import (
     LIBRARIES,
     RELEASE,
     Requirements,
+    refuse_container,
     refuse_unrunnable,
     requirements_of,
 )
@@ -82,11 +83,11 @@ def print_command(
     # HTTP is on in the container, because Docker's health check uses it.
     _check_ports(options, _PORTS if container else listening(options))
     options = replace(options, host=numeric(options.host))
-    read_repository(repository)
+    runtime = read_repository(repository).runtime
     requirements = requirements_of(repository)
     if container:
         return _container(repository.resolve(), options, requirements)
-    return _embedded(repository, options, requirements)
+    return _embedded(repository, options, requirements, runtime)
 
 
 def as_text(words: tuple[str, ...]) -> str:
@@ -115,6 +116,7 @@ def _container(
             "no password, has no TLS and accepts gRPC messages of any size. Put a proxy in front "
             "of it (docs/production.md), or pass --accept-risk to do it anyway."
         )
+    refuse_container(repository, requirements)
     for name in requirements.op_libraries:
         if "/" in name and PurePosixPath(name).parent != LIBRARIES:
             raise SaccadeError(
@@ -147,13 +149,13 @@ def _mount(source: Path, target: PurePosixPath) -> str:
 
 
 def _embedded(
-    repository: Path, options: ServeOptions, requirements: Requirements
+    repository: Path, options: ServeOptions, requirements: Requirements, runtime: str
 ) -> tuple[str, ...]:
     installation = find_installation()
     refuse_unrunnable(repository, requirements, installation)
     refuse_exposure(options, installation)
     check_repository(repository, requirements, options)
-    check_installation(installation)
+    check_installation(installation, runtime)
     folder = _prepared(installation, repository)
     backends = installation.backends if installation.has_onnxruntime else folder / "backends"
     regions = f"saccade-printed-{secrets.token_hex(3)}-"

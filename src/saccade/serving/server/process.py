@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 from saccade.die_with_parent import dying_with_parent
 from saccade.errors import SaccadeError
+from saccade.serving.local.server_code import backend_files
 from saccade.serving.repository.installation import STUB, Installation
 from saccade.serving.repository.requirements import Requirements
+from saccade.serving.repository.runtimes.registry import served_names, served_runtime
 from saccade.serving.server import listeners
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.json_log import REQUEST_LOG
@@ -28,7 +29,7 @@ from saccade.serving.server.metrics_relay import OWN_HOST, hold_port, metrics
 from saccade.serving.server.run_folder import RunFolder, close_regions, remove_regions
 from saccade.serving.server.served_copy import link_models
 from saccade.serving.server.stubs import Stub, is_alive, stubs_in, wait_gone
-from saccade.serving.server.tracing import CLOSE_S, FILE, is_traced, trace_arguments
+from saccade.serving.server.tracing import CLOSE_S, is_traced, trace_arguments
 
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
 # A header that no request can have, so that there is no key to read or guess: a colon ends a
@@ -301,15 +302,19 @@ def backend_folder(installation: Installation, folder: Path) -> Path:
     )
     shutil.copyfile(installation.stub, python / STUB)
     (python / STUB).chmod(0o755)
-    (folder / "onnxruntime").mkdir()
     for name, source in backend_code().items():
-        (folder / "onnxruntime" / name).write_bytes(source)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(source)
     return folder
 
 
 def backend_code() -> dict[str, bytes]:
-    """Return the files of our onnxruntime backend by name; one of them is also the router's."""
-    package = resources.files("saccade.model_repository")
-    own = [file for file in (package / "onnxruntime_backend").iterdir() if file.name[-3:] == ".py"]
-    files = (*own, package / "router" / FILE)
-    return {file.name: file.read_bytes() for file in sorted(files, key=lambda file: file.name)}
+    """Return the files of our backends by their place; they share all but one, the model."""
+    backends = [
+        served.backend for name in served_names() if (served := served_runtime(name)).bundled
+    ]
+    return {
+        f"{backend}/{name}": file.read_bytes()
+        for backend in sorted(backends)
+        for name, file in sorted(backend_files(backend).items())
+    }

@@ -19,7 +19,8 @@ from saccade.machine import cores
 from saccade.serving.repository.config_text import config_text, parse_config
 from saccade.serving.repository.description import Deployment, read_description
 from saccade.serving.repository.files import regular_files
-from saccade.serving.repository.threads import THREADS, chosen_again
+from saccade.serving.repository.runtimes.registry import served_runtime
+from saccade.serving.repository.threads import chosen_again
 
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of a file until one of the two is written
 _CHUNK = 1 << 20
@@ -47,13 +48,15 @@ def link_models(repository: Path, copy: Path, models: Path) -> None:
 def _use_cores(deployment: Deployment, models: Path) -> None:
     """Write the threads of each model again if the repository was written for other cores."""
     chosen = chosen_again(deployment.threads, deployment.cores, cores())
+    field = served_runtime(deployment.runtime).option_fields.get("threads", "")
+    parameter = field.removeprefix("parameters.")
     for model in models.iterdir():
         path = model / "config.pbtxt"
         if model.name not in chosen or not path.is_file():
             continue
         config = parse_config(path.read_text("utf-8"))
-        if THREADS in config.parameters:
-            config.parameters[THREADS].string_value = str(chosen[model.name])
+        if parameter in config.parameters:
+            config.parameters[parameter].string_value = str(chosen[model.name])
             path.unlink()  # a link to the copy, which stays as the repository is
             path.write_text(config_text(config), "utf-8")
 

@@ -82,7 +82,7 @@ class Server:
                 LOGGER.warning("%s", text)
         for attempts_left in (2, 1, 0):
             self.options = with_ports(wanted)
-            check_installation(installation)
+            check_installation(installation, deployment.runtime)
             self._board = Board(deployment.model, deployment.variants, deployment.sha256)
             log = ServerLog(self.options.server_log)
             try:

@@ -35,6 +35,7 @@ from saccade.serving.repository.runtimes.served_runtime import (
     ModelCheck,
     ServedFiles,
     StoredFile,
+    refuse_engines,
 )
 
 
@@ -44,6 +45,7 @@ class ServedOnnxRuntime:
     backend = "onnxruntime"
     platform = ""
     bundled = True
+    only_bundled = ""
     models_title = "ONNX files"
     server_arguments: tuple[str, ...] = ()
     checks: Mapping[str, ModelCheck] = {
@@ -54,13 +56,15 @@ class ServedOnnxRuntime:
         "answer": answer_checks.check_answer,
     }
     rules: tuple[str, ...] = ()
+    option_fields: Mapping[str, str] = {
+        "threads": "parameters.intra_op_thread_count",
+        "inter_op_threads": "parameters.inter_op_thread_count",
+        "parallel_nodes": "parameters.execution_mode",
+        "graph_level": "optimization.graph.level",
+    }
 
     def check_options(self, options: RepositoryOptions) -> None:
-        if options.engines:
-            raise SaccadeError(
-                f"--engines is for plans, and the runtime is {options.runtime}. Pass --runtime "
-                "tensorrt as well."
-            )
+        refuse_engines(options)
 
     def check_manifest(self, manifest: Manifest) -> None:
         if (manifest.opset, manifest.ir_version) != (OPSET, IR_VERSION):

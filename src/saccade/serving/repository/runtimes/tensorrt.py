@@ -30,6 +30,7 @@ from saccade.serving.repository.runtimes.served_runtime import (
     ModelCheck,
     ServedFiles,
     StoredFile,
+    refuse_onnxruntimes_own,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class ServedTensorRT:
     backend = "tensorrt"
     platform = "tensorrt_plan"
     bundled = False
+    only_bundled = ""
     models_title = "TensorRT plans"
     server_arguments = (
         f"--backend-config=tensorrt,plugins={LIBRARIES / 'libsaccade_tensorrt.so'}",
@@ -60,6 +62,7 @@ class ServedTensorRT:
         "answer": check_answer,
     }
     rules = ("engines", "profiles")
+    option_fields: Mapping[str, str] = {}
 
     def check_options(self, options: RepositoryOptions) -> None:
         if not options.engines:
@@ -74,16 +77,7 @@ class ServedTensorRT:
                 "--no-op-library is for ONNX Runtime only. Plans use the plugins of the server's "
                 "option --backend-config=tensorrt,plugins=; see `saccade serve --print-command`."
             )
-        for name, usual in (
-            ("threads", None), ("inter_op_threads", 1), ("parallel_nodes", False),
-            ("graph_level", 0),
-        ):  # fmt: skip
-            if getattr(options, name) != usual:
-                flag = name.replace("_", "-")
-                raise SaccadeError(
-                    f"--{flag} is for ONNX Runtime only, and the runtime is {options.runtime}. "
-                    "Leave it out."
-                )
+        refuse_onnxruntimes_own(options, "threads")
 
     def check_manifest(self, manifest: Manifest) -> None:
         pass  # the TensorRT that built a plan reads it, whatever the format of the ONNX file
