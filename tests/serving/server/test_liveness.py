@@ -56,7 +56,7 @@ class Answers:
     def late(self):
         return dict(self.out)
 
-    def is_busy(self, model):
+    def is_at_work(self, model):
         return self.statistics
 
 
