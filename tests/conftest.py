@@ -86,9 +86,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def sizes_of_a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def whole_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split calls alike on every machine: last digits depend on what shares a request."""
-    monkeypatch.setattr("saccade.serving.client.request_sizes.TARGET_S", 1e9)
+    sizes = "saccade.serving.client.request_sizes"
+    monkeypatch.setattr(f"{sizes}.TARGET_S", 1e9)
+    monkeypatch.setattr(f"{sizes}.FIRST_ROWS", 64)
 
 
 @pytest.fixture(scope="session")

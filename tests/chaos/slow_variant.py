@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from tiny_artefacts import HALF, rehash, write_repository
@@ -27,6 +28,7 @@ from tiny_artefacts import HALF, rehash, write_repository
 from saccade.errors import SaccadeError
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.load_requests import png_files, request
+from saccade.serving.client import request_sizes
 from saccade.serving.client.client import Client
 from saccade.serving.repository.config_text import read_config
 from saccade.serving.repository.preflight.verb import preflight
@@ -153,27 +155,21 @@ def under_load(scene: Scene) -> None:
         work = []
         for _ in range(3):
             client = Client(server.url, server.model, timeout_s=20 * scene.batch_s)
-            work.append(in_background(lambda client=client: sized(client, 2)))
+            work.append(in_background(lambda client=client: whole(client, 2)))
         for thread, _ in work:
             thread.join()
         for _, results in work:
             answered(results, 128)
 
 
-def sized(client: Client, times: int) -> list[Any]:
-    """Send whole requests of 64 images."""
-    from saccade.serving.client import request_sizes
-
-    client._pacing = request_sizes.Pacing(client.timeout_s)
+def whole(client: Client, times: int) -> list[Any]:
+    """Send requests of 64 images, as a caller does that does not care."""
     answers: list[Any] = []
     for _ in range(times):
-        client._pacing._sizes(_kind(client)).rows = 64
-        answers += client.classify(IMAGES)
+        with mock.patch.object(request_sizes, "FIRST_ROWS", 64):
+            client._pacing = request_sizes.Pacing(client.timeout_s)
+            answers += client.classify(IMAGES)
     return answers
-
-
-def _kind(client: Client) -> Any:
-    return ("image",), ()
 
 
 def direct(scene: Scene) -> None:
@@ -201,14 +197,14 @@ def unmeasured(scene: Scene) -> None:
     with scene.server() as server, watched(server):
         scene.pace(0.1, 7.5 * scene.batch_s / 64)
         with Client(server.url, server.model, timeout_s=20 * scene.batch_s) as client:
-            answered([sized(client, 1)], 64)
+            answered([whole(client, 1)], 64)
 
 
 def doctor(scene: Scene) -> None:
     """`doctor --url` says that every variant answers, while batches run."""
     with scene.server() as server:
         client = Client(server.url, server.model)
-        thread, _ = in_background(lambda: sized(client, 2))
+        thread, _ = in_background(lambda: whole(client, 2))
         time.sleep(1)
         with Client(server.url, server.model) as other:
             readiness = other.ready()

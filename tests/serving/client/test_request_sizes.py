@@ -13,13 +13,14 @@ from saccade.serving.client.request_sizes import FIRST_S, LEAST_S, Pacing, Reque
 from saccade.serving.client.rpc_errors import ImageRefused
 from saccade.serving.client.wire import Call, array_call, image_call
 
-TARGET_S = request_sizes.TARGET_S
+TARGET_S, FIRST_ROWS = request_sizes.TARGET_S, request_sizes.FIRST_ROWS
 FAST_S, VIT_B_S, HUGE_S = 0.001, 0.17, 10.0  # an image
 
 
 @pytest.fixture(autouse=True)
-def usual_target(monkeypatch):
+def usual_sizes(monkeypatch):
     monkeypatch.setattr(request_sizes, "TARGET_S", TARGET_S)
+    monkeypatch.setattr(request_sizes, "FIRST_ROWS", FIRST_ROWS)
 
 
 class Server:
@@ -206,7 +207,7 @@ def test_a_failure_says_how_far_it_came():
 
     server.infer, server.pacing = infer, Pacing(clock=lambda: server.now)
     steps = server.pacing.requests(one for one in [images(20)])
-    with pytest.raises(SaccadeError, match=r"sample 2 is 9\. \(The request .* 5 to 19 of 20\.\)"):
+    with pytest.raises(SaccadeError, match=r"^input x of sample 7 is 9\.$"):
         finished(steps, lambda: None, infer)
 
 

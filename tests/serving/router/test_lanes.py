@@ -238,9 +238,7 @@ def test_the_longest_step_is_bounded_unless_the_largest_batch_is_longer(lane, ro
     ("row_s", "waiting", "refused"),
     [(1.0, 56, False), (1.0, 70, True), (10.0, 20, False), (10.0, 40, True)],
 )
-def test_a_minute_of_work_may_wait_or_so_many_requests_like_the_new_one(
-    lane, ticket, row_s, waiting, refused
-):
+def test_a_minute_of_work_may_wait_or_so_many_samples(lane, ticket, row_s, waiting, refused):
     lane.pace.run.add(1, row_s)
     hold(lane, ticket)
     said = [lane.offer(ticket()) for _ in range(waiting)]

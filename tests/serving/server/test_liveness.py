@@ -259,6 +259,9 @@ class OneDeath:
     def new_stubs(self, _):
         return self.new
 
+    def cpu_s(self):
+        return 0.0
+
 
 @pytest.mark.parametrize(
     ("name", "kind", "text"),

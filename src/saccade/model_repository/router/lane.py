@@ -19,9 +19,9 @@ from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE
 from pace import Mean, Pace
 from ticket import Ticket
 
-# More work than this is never queued, whatever a caller's timeout, unless it is for fewer requests
-# like the new one: where one takes ten seconds, it may still wait for as many others.
-PATIENCE_S, PATIENCE_REQUESTS = 60.0, 32.0
+# More work than this is never queued, whatever a caller's timeout. Where a sample takes ten seconds,
+# so many of them may wait instead.
+PATIENCE_S, PATIENCE_WORK = 60.0, 32.0
 SURE = 0.9  # share of its time that a request may need: the estimate may be wrong
 # A step is one decoded image or one call of the model, during which a lane cannot do anything else.
 STEP_WORK, STEP_MEGAPIXELS = 64.0, 50.0  # the largest legal step
@@ -176,7 +176,7 @@ class Lane:
             return "", ""
         wait_s = self._left_s(time.monotonic()) + self.pace.seconds(*self._backlog.ahead_of(ticket))
         own_s = self.pace.seconds(ticket.work, ticket.megapixels)
-        patience_s = max(PATIENCE_S, PATIENCE_REQUESTS * own_s)
+        patience_s = max(PATIENCE_S, self.pace.run.of(PATIENCE_WORK))
         time_s = min(patience_s, SURE * ticket.left_s)
         if wait_s + own_s <= time_s:
             return "", ""

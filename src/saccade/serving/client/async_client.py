@@ -10,6 +10,7 @@ from saccade.serving.client import editing, operations
 from saccade.serving.client.client import Client, Session
 from saccade.serving.client.connection import connect_asyncio
 from saccade.serving.client.readiness import Readiness
+from saccade.serving.client.request_sizes import FIRST_S
 from saccade.serving.client.router_view import RouterView, view_of
 from saccade.serving.client.rpc_errors import UnknownModel
 from saccade.serving.client.wire import DEFAULT_URL, Call, Steps
@@ -99,9 +100,8 @@ class AsyncClient(Session):
             return returned
 
     async def _infer(self, call: Call) -> Any:
-        arguments = self._arguments(call)
-        with self._explained(call.timeout_s or 0):
-            return await self._connected().infer(**arguments)
+        with self._explained(call.timeout_s or FIRST_S):
+            return await self._connected().infer(**self._arguments(call))
 
     def _connected(self) -> Any:
         if self._connection is None:

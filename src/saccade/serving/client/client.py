@@ -18,7 +18,7 @@ from saccade.serving.client.embeddings import (
 )
 from saccade.serving.client.probe import Prober
 from saccade.serving.client.readiness import Board, Readiness
-from saccade.serving.client.request_sizes import UNWATCHED, Pacing, Watch
+from saccade.serving.client.request_sizes import FIRST_S, UNWATCHED, Pacing, Watch
 from saccade.serving.client.router_view import RouterView, view_of
 from saccade.serving.client.rpc_errors import UnknownModel, explained
 from saccade.serving.client.wire import (
@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 
-def routers_at(url: str, timeout_s: float = 10) -> tuple[str, ...]:
+def routers_at(url: str, timeout_s: float = METADATA_S) -> tuple[str, ...]:
     """Return the names of the routers that a server has loaded.
 
     Raises: SaccadeError if there are none; ServerFailed if no server answers.
@@ -98,8 +98,8 @@ class Session:
             return error
 
     def _arguments(self, call: Call) -> dict[str, Any]:
-        assert call.timeout_s is not None, "a request of Pacing has a time limit"
-        return {"model_name": self.model, **with_deadline(over_grpc(call), call.timeout_s)}
+        limit_s = call.timeout_s or FIRST_S
+        return {"model_name": self.model, **with_deadline(over_grpc(call), limit_s)}
 
 
 def _waiting(operation: Callable[_P, Steps[_T]]) -> Callable[Concatenate["Client", _P], _T]:
@@ -186,6 +186,5 @@ class Client(Session):
         return view_of(config, self.model)
 
     def _infer(self, call: Call) -> Any:
-        arguments = self._arguments(call)
-        with self._explained(call.timeout_s or 0):
-            return self._connection.infer(**arguments)
+        with self._explained(call.timeout_s or FIRST_S):
+            return self._connection.infer(**self._arguments(call))

@@ -6,6 +6,7 @@ anyone waits for a server that hangs. Requests therefore start with one sample a
 take less than about a second, and each gets time in proportion to what earlier ones needed.
 """
 
+import re
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from saccade.serving.client.images import MAX_IMAGES
 from saccade.serving.client.rpc_errors import ImageRefused
 from saccade.serving.client.wire import Call, Steps
 
+FIRST_ROWS = 1  # samples of the first request of a kind
 TARGET_S = 1.0  # a request should take about this time: short enough to show progress
 GROWTH = 4  # a request has at most this many times the samples of the one before
 FIRST_S = 120.0  # time limit while nothing was measured: the model may be large or just starting
@@ -24,6 +26,7 @@ LEAST_S = 30.0  # shortest later time limit, since other callers may come at any
 TIMES = 10.0  # a request may take this many times as long as expected
 _IN_TIME = 4.0  # a request should need at most this part of a time limit that the caller set
 _KINDS = 64  # kinds of requests whose pace a client remembers
+_SAMPLE = re.compile(r"\bsample (\d+)")
 _T = TypeVar("_T")
 
 
@@ -34,7 +37,7 @@ class RequestSizes:
     """
 
     def __init__(self, timeout_s: float | None = None) -> None:
-        self.rows = 1  # of the next request
+        self.rows = FIRST_ROWS  # of the next request
         self._row_s: float | None = None  # time per sample of the last request
         self._timeout_s = timeout_s
         self._target_s = TARGET_S if timeout_s is None else min(TARGET_S, timeout_s / _IN_TIME)
@@ -124,7 +127,7 @@ class _Split:
                 self._leave_out(error)
                 continue
             except SaccadeError as error:
-                raise self._located(error, part.rows) from error
+                raise self._located(error) from error
             self._sizes.add(part.rows, self._clock() - sent_s)
             self._at += part.rows
             self._watch.answered(part.rows)
@@ -147,16 +150,15 @@ class _Split:
         self._watch.refused(index, error)
         self._refused[index] = error
 
-    def _located(self, error: SaccadeError, rows: int) -> SaccadeError:
+    def _located(self, error: SaccadeError) -> SaccadeError:
         """Return an error of one of several requests with its place among all samples."""
         total, at = self._call.rows, self._at
-        if isinstance(error, ServerFailed):
-            if total == 1:
-                return error
+        if isinstance(error, ServerFailed) and total > 1:
             seconds = self._clock() - self._began_s
             text = f"{error} {at:,} of {total:,} samples were answered in {seconds:.3g} s."
             return ServerFailed(text, retry=error.retry, status=error.status)
-        if type(error) is SaccadeError and rows < total:
-            last = f" to {at + rows - 1}" if rows > 1 else ""
-            return SaccadeError(f"{error} (The request contained sample {at}{last} of {total}.)")
+        if type(error) is SaccadeError:  # the router numbers the samples of its request
+            return SaccadeError(
+                _SAMPLE.sub(lambda found: f"sample {at + int(found[1])}", str(error))
+            )
         return error

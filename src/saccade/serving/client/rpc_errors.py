@@ -93,7 +93,8 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
         return failed(
             f"no answer from {model} within {timeout_s:g} s. It hangs, is overloaded or "
             "needs more time. Read its log (what `saccade serve` prints) and restart it if it "
-            "hangs; otherwise pass a longer --timeout-s (Python: timeout_s) or a smaller budget."
+            "hangs; otherwise pass a longer --timeout-s (Python: timeout_s) or a smaller budget. "
+            "Try again in a few seconds."
         )
     if dead := _DEAD.search(said):
         return failed(_died(dead[1] or dead[2], model))

@@ -72,10 +72,10 @@ def explore(
 @contextmanager
 def _place(artefact: Path | None, options: ExploreOptions) -> Iterator[Place]:
     if artefact is None:
-        from saccade.serving.client.client import routers_at
+        from saccade.serving.client.client import METADATA_S, routers_at
 
         assert options.url is not None
-        yield Place(options.url, routers_at(options.url, options.timeout_s))
+        yield Place(options.url, routers_at(options.url, options.timeout_s or METADATA_S))
         return
     from saccade.serving.commands.explore.frontier_chart import measured
     from saccade.serving.server.server import Server
