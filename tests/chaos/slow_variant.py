@@ -9,6 +9,7 @@ work. The exit code is 1 if a trial did not give the wanted result.
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -32,6 +34,7 @@ from saccade.serving.client import request_sizes
 from saccade.serving.client.client import Client
 from saccade.serving.repository.config_text import read_config
 from saccade.serving.repository.preflight.verb import preflight
+from saccade.serving.server import server as server_module
 from saccade.serving.server.server import ServeOptions, Server
 from saccade.serving.server.stubs import stubs_in
 
@@ -49,6 +52,7 @@ class TritonPythonModel:
     def execute(self, requests):
         rows = [len(pb.get_input_tensor_by_name(one, "image").as_numpy()) for one in requests]
         batch_s, row_s = map(float, Path({pace!r}).read_text().split())
+        Path({pace!r} + "-" + str(sum(rows))).touch()
         time.sleep(batch_s + row_s * sum(rows))
         return [
             pb.InferenceResponse([
@@ -82,6 +86,10 @@ class Scene:
         following = self.place / "next"
         following.write_text(f"{batch_s} {row_s}")
         following.replace(self.place / "pace")
+
+    def wait_for(self, rows: int) -> None:
+        """Wait until a batch with this many rows is run."""
+        wait((self.place / f"pace-{rows}").exists, 60)
 
     @contextmanager
     def server(self, **options: Any) -> Iterator[Server]:
@@ -162,21 +170,20 @@ def under_load(scene: Scene) -> None:
             answered(results, 128)
 
 
-def whole(client: Client, times: int) -> list[Any]:
-    """Send requests of 64 images, as a caller does that does not care."""
+def whole(client: Client, times: int, images: int = 64) -> list[Any]:
+    """Send all images in one request, as a caller does that does not care."""
     answers: list[Any] = []
     for _ in range(times):
         with mock.patch.object(request_sizes, "FIRST_ROWS", 64):
             client._pacing = request_sizes.Pacing(client.timeout_s)
-            answers += client.classify(IMAGES)
+            answers += client.classify(IMAGES[:images])
     return answers
 
 
 def direct(scene: Scene) -> None:
     """A caller of a variant past the router, whose batches are longer than any before."""
-    scene.pace(0.05, 0.0)
+    scene.pace(0.05, scene.batch_s / 64)
     with scene.server(probe_interval_s=1) as server, watched(server):
-        scene.pace(0.05, scene.batch_s / 64)
         message = request(HALF, {"image": np.stack(IMAGES)}, ("logits",))
         with LoadGenerator(server.url, server_pid=server.pid, timeout_s=600) as load:
             stream = Stream("direct", HALF, 2, (message,), 64)
@@ -193,9 +200,8 @@ def long_calls(scene: Scene) -> None:
 
 def unmeasured(scene: Scene) -> None:
     """The first request of the router is a batch of more than a minute."""
-    scene.pace(0.1)
+    scene.pace(0.1, 7.5 * scene.batch_s / 64)
     with scene.server() as server, watched(server):
-        scene.pace(0.1, 7.5 * scene.batch_s / 64)
         with Client(server.url, server.model, timeout_s=20 * scene.batch_s) as client:
             answered([whole(client, 1)], 64)
 
@@ -216,19 +222,20 @@ def stops(scene: Scene) -> None:
     """At SIGTERM, a request in flight is answered first."""
     with Server(scene.repository, ServeOptions(**FREE)) as server:
         client = Client(server.url, server.model)
-        thread, results = in_background(lambda: client.classify(IMAGES[:1]))
-        time.sleep(0.2 * scene.batch_s)
+        thread, results = in_background(lambda: whole(client, 1, 3))
+        scene.wait_for(3)
     thread.join()
-    answered(results, 1)
+    answered(results, 3)
 
 
 def replaced(scene: Scene) -> None:
     """At SIGHUP, requests in flight are answered, by the old server or the new one."""
     with scene.server() as server, watched(server):
         client = Client(server.url, server.model)
-        thread, results = in_background(lambda: client.classify(IMAGES[:6]))
-        time.sleep(0.2 * scene.batch_s)
-        server.reload()
+        thread, results = in_background(lambda: whole(client, 2, 3))
+        scene.wait_for(3)
+        with mock.patch.object(server_module, "preflight", lambda _: SimpleNamespace(passed=True)):
+            server.reload()
         thread.join()
         answered(results, 6)
         expect(server.replacements == 1, f"{server.replacements} replacements")
@@ -318,8 +325,11 @@ def main() -> int:
         description=__doc__.splitlines()[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("trials", nargs="*", choices=[*TRIALS, []], help="default: all")
+    parser.add_argument("--verbose", action="store_true", help="print the server's log")
     parser.add_argument("--batch-s", type=float, default=10.0, help="seconds of a batch")
     given = parser.parse_args()
+    if given.verbose:
+        logging.basicConfig(level=logging.INFO, format="  %(asctime)s %(message)s")
     failed = 0
     for name in given.trials or TRIALS:
         began = time.monotonic()

@@ -19,8 +19,8 @@ from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE
 from pace import Mean, Pace
 from ticket import Ticket
 
-# More work than this is never queued, whatever a caller's timeout. Where a sample takes ten seconds,
-# so many of them may wait instead.
+# More work than this is never queued, whatever a caller's timeout. If samples take seconds, this
+# many of them may wait instead.
 PATIENCE_S, PATIENCE_WORK = 60.0, 32.0
 SURE = 0.9  # share of its time that a request may need: the estimate may be wrong
 # A step is one decoded image or one call of the model, during which a lane cannot do anything else.
@@ -166,7 +166,7 @@ class Lane:
             self._changed.notify()
             self._to_look.notify()
         for thread in self._threads:
-            thread.join(timeout=5)
+            thread.join()
 
     def _refusal(self, ticket: Ticket) -> tuple[str, str]:
         """Return why a request is not queued; an idle lane accepts all, to measure its pace."""

@@ -18,7 +18,7 @@ from routes import Route
 from ticket import Ticket
 
 STATE = "initial_state"
-DRAWN = ("seed", "slots")  # parameters of a request without a state of its own
+DRAWN = ("seed", "slots")  # parameters that draw the state of a request
 RANGES = {"seed": (0, 2**31 - 1), "slots": (1, 64), "first_image": (0, 2**31 - 1)}
 
 

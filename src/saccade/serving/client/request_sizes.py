@@ -54,7 +54,7 @@ class RequestSizes:
         """Record that a request was answered."""
         self._row_s = seconds / rows
         in_time = self._target_s / self._row_s if seconds > 0 else MAX_IMAGES
-        # The last request of a call is small for want of samples, not of time.
+        # The last request of a call is small because no sample is left.
         most = min(MAX_IMAGES, GROWTH * max(rows, self.rows))
         self.rows = max(1, min(most, int(in_time)))
 

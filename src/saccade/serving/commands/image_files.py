@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from saccade.errors import SaccadeError
 from saccade.escaped import escaped_message
-from saccade.progress import progress_of
+from saccade.progress import pace, progress_of
 from saccade.serving.bulk.listing import SUFFIXES
 from saccade.serving.client.images import encoded
 from saccade.serving.client.request_sizes import Watch
@@ -127,8 +127,7 @@ def watching(
         def note(rows: int) -> None:
             nonlocal done
             done += rows
-            rate = done / max(1e-9, time.monotonic() - began_s)
-            advance(rows, f"{done:,} of {total:,}, {rate:.3g} {what}/s")
+            advance(rows, f"{done:,} of {total:,}, {pace(done, began_s)} {what}/s")
 
         def leave_out(index: int, error: ImageRefused) -> None:
             assert refused is not None

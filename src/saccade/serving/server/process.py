@@ -37,7 +37,7 @@ _RESTRICTED = "shared-memory,model-repository,logging,trace"
 CLOSED = "closed:for-all=closed"
 # Where nothing supervises the server, it ends itself after this time for requests in flight.
 EXIT_TIMEOUT_S = 30
-_NO_EXIT_TIMEOUT_S = 24 * 3600  # of a supervised one: `stop` ends it
+_NO_EXIT_TIMEOUT_S = 24 * 3600  # of a supervised one, which `stop` kills
 _FLUSH_S = 0.2
 CRASHES_S = 2.0  # a server that crashes prints a trace within this time, and exits
 # At this age, give or take a tenth, gRPC moves a connection to a new one without failing a call.
@@ -189,14 +189,14 @@ class ServerProcess:
         """Return the number of connections from callers to this process."""
         return sum(listeners.connections(port, self.pid) for port in self.ports())
 
-    def stop(self, *, at_once: bool = False, patience_s: float = 0.0) -> None:
-        """Let requests in flight finish, then stop the server; remove stubs and shared memory.
+    def stop(self, *, at_once: bool = False) -> None:
+        """Let requests in the server's queues finish, then stop it; remove stubs, shared memory.
 
-        They have the time of the options, or `patience_s` if that is longer.
+        The server does not count the requests that its models are running: `finish_lanes` does.
         """
         if self._process.poll() is None and not at_once:
             self._process.send_signal(signal.SIGINT)
-            self._wait_until_idle(max(patience_s, self._options.grace_s))
+            self._wait_until_idle(self._options.grace_s)
         self._kill()
         self._metrics_port.close()
         remove_regions(self._regions)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from typing import Any
 
 from saccade.errors import ServerFailed
 from saccade.serving.client.probe import Prober
@@ -173,13 +174,41 @@ class Supervisor(threading.Thread):
                 trouble = self._watch(self._process, prober, folder)
                 prober.close()
                 prober = self._prober()  # a new prober connects to the new server
+            if trouble is None and served_from is not None:
+                self._finish_lanes(prober)
         finally:
             process, self._process = self._process, None
             prober.close()
             self._end_others()
-            at_once = self._hurry or self._hangs or served_from is None
-            process.stop(at_once=at_once, patience_s=LEFT_TIMES * self._left_s)
+            process.stop(at_once=self._hurry or self._hangs or served_from is None)
         return trouble, 0 if served_from is None else time.monotonic() - served_from
+
+    def _finish_lanes(self, prober: Prober) -> None:
+        """Wait for the requests in the router's lanes, which the server itself does not count."""
+        end = time.monotonic() + max(self._options.grace_s, LEFT_TIMES * self._left_s)
+        least: dict[str, int] | None = None  # groups after which what was in flight is done
+        while time.monotonic() < end and not self._hurry:
+            busy = {
+                f"{lane['variant']} {lane['part']}": lane
+                for lane in self._lanes(prober)
+                if lane["running_s"] or lane["waiting"]
+            }
+            if least is None:
+                least = {key: lane["groups"] + lane["waiting"] for key, lane in busy.items()}
+            if not any(lane["groups"] <= least.get(key, -1) for key, lane in busy.items()):
+                return
+            time.sleep(0.05)
+
+    def _lanes(self, prober: Prober) -> tuple[dict[str, Any], ...]:
+        """Return the router's report of its lanes; empty if it does not answer."""
+        router, end = self._board.model, time.monotonic() + self._options.probe_timeout_s
+        prober.forget(router)
+        prober.ask(router)
+        while (left_s := end - time.monotonic()) > 0:
+            for probe in prober.answers(left_s):
+                if probe.model == router:
+                    return probe.lanes
+        return ()
 
     def _report_return(self, now_s: float) -> None:
         if self._down_since_s is None:
