@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from copy import deepcopy
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from tiny import CONFIG
 from torch.nn import functional as F
 
-from saccade.exporter.gate.gate import folded_float32
+from saccade.exporter.gate.reference import folded_float32
 from saccade.exporter.graph.canonical import serialize
 from saccade.exporter.graph.tracing import fold_constants, trace_module
 from saccade.models.fixed_order import FixedOrder, exponential, normal_cdf, power, product, sine
@@ -58,7 +59,7 @@ def hashes(weights: str) -> list[str]:
     def constants(folded: torch.nn.Module) -> bytes:
         return b"".join(tensor.numpy().tobytes() for tensor in folded.state_dict().values())
 
-    folded = folded_float32(model)
+    folded = folded_float32(deepcopy(model))
     square = max((each for each in folded.state_dict().values() if each.dim() == 2), key=len)
     weight = square[:, : min(square.shape)][: min(square.shape)].contiguous()
     traced = trace_module(Products(weight), {"x": torch.ones(3, len(weight))}, ["y"])

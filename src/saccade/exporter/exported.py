@@ -27,19 +27,18 @@ from saccade.exporter.artefact.variant import (
     default_model_name,
     variant_name,
 )
-from saccade.exporter.gate.gate import (
-    Expected,
-    Reference,
-    candidates_of,
-    expected_of,
-    folded_float32,
-    measure,
-)
+from saccade.exporter.gate.gate import Opener, candidates_of, measure
 from saccade.exporter.gate.metrics import exceeded, thresholds_of
+from saccade.exporter.gate.reference import Expected, Reference, unbound
 from saccade.exporter.gate.report import GateReport, VariantReport, loosened
-from saccade.exporter.graph.samples import GateSizes
+from saccade.exporter.graph.samples import (
+    GateLevel,
+    GateSizes,
+    calibration_inputs,
+    gate_sizes,
+    samples_of,
+)
 from saccade.exporter.graph.trial import made_here
-from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.files import new_folder, refuse_existing, sha256_of, write_atomically
 from saccade.machine import version_of
@@ -70,6 +69,8 @@ class ExportOptions(PathFields):
     slots: Path | None = None  # a selection of slots, written by `saccade select`
     precision: tuple[str, ...] = ("fp32",)  # any of fp32, fp16, bf16, int8: type of matrix products
     inline_ops: bool = False  # write custom ops as standard operators, for tools without functions
+    # how much evidence: quick, standard, or thorough (320 samples in float64)
+    gate: GateLevel = "standard"
     threshold: dict[str, float] = field(default_factory=dict)  # gate thresholds to override
     force: bool = False  # replace an existing folder
 
@@ -102,7 +103,7 @@ class ExportedModel:
 def export(
     checkpoint: Checkpoint | Path | str,
     options: ExportOptions,
-    gate: GateSizes | None = None,
+    sizes: GateSizes | None = None,
     *,
     progress: Report | None = bar,
 ) -> ExportedModel:
@@ -110,8 +111,8 @@ def export(
 
     The folder is created only when every variant has passed the gate. The same weights and
     package versions give the same ONNX files on every CPU. int8 files are an exception: they are
-    the same only on the same kind of CPU, because their scales are measured there. If `gate` has
-    other sizes than the default, the manifests record them.
+    the same only on the same kind of CPU, because their scales are measured there. `sizes` replaces
+    those of `options.gate`; the manifests record them.
 
     Raises: GateFailed if a variant does not pass, SaccadeError for an option or a checkpoint
         that cannot be exported, MissingPackage if torch, onnx or onnxruntime is missing.
@@ -134,7 +135,7 @@ def export(
         else:
             checkpoint = selected_checkpoint(checkpoint, options.slots, own)
             parent = ParentEntry(own.name, checkpoint.sha256)
-        reference = Reference(checkpoint, gate)
+        reference = Reference(checkpoint, sizes or options.gate)
         budgets = choose_budgets(reference.model, options.budget)
         _check_outputs(reference.model, options.outputs)
         manifests: list[Manifest] = []
@@ -143,8 +144,8 @@ def export(
         components = len(budgets) * len(reference.model.components())
         with reporting(progress), progress_of("export", steps * components) as advance:
             for budget in budgets:
-                variant = _Variant(name, budget, reference.variant(budget), reference, parent)
-                for component in variant.model.components():
+                variant = _Variant.of(name, budget, reference, parent)
+                for component in variant.components:
                     counted = Counted(advance, variant.entry(component, options.precision[0]).name)
                     manifests += _export_component(folder, variant, component, options, counted)
                     counted.up_to(steps)
@@ -155,9 +156,28 @@ def export(
 class _Variant:
     name: str
     budget: ComputeBudget
-    model: Family  # float64, unfolded
     reference: Reference
     parent: ParentEntry
+    components: tuple[Component, ...]  # without their functions
+    metadata: dict[str, Any]
+    parameters: int
+
+    @classmethod
+    def of(
+        cls, name: str, budget: ComputeBudget, reference: Reference, parent: ParentEntry
+    ) -> "_Variant":
+        from saccade.exporter.graph.cost import parameters_of
+
+        model = reference.variant(budget)
+        return cls(
+            name,
+            budget,
+            reference,
+            parent,
+            tuple(map(unbound, model.components())),
+            model.runtime_metadata(),
+            parameters_of(model),
+        )
 
     def entry(self, component: Component, precision: str) -> VariantEntry:
         budget = self.budget
@@ -234,29 +254,35 @@ def _export_component(
         *component.outputs,
         *(name for name in component.optional if name in options.outputs),
     )
-    expected = expected_of(
-        variant.reference, variant.model, variant.budget, component.role, outputs, advance
-    )
-    folded = folded_float32(variant.model)
-    samples = expected.samples
+    reference, budget = variant.reference, variant.budget
+    calibration = partial(calibration_inputs, reference.checkpoint, component)
+    few = samples_of(reference.checkpoint, component, gate_sizes("quick", 0)).inputs
+    folded = reference.folded(budget)
 
     @cache
     def traced(precision: str) -> Any:
         from saccade.exporter.graph.tracing import trace_component
 
         same = component_named(folded, component.role)
-        return trace_component(folded, same, samples.inputs, outputs, precision)
+        return trace_component(folded, same, few, outputs, precision)
 
     for precision in options.precision:
         entry = variant.entry(component, precision)
         advance(0, f"tracing the {precision} graph")
-        graph = typed_graph(entry.name, component.role, precision, traced, samples)
+        graph = typed_graph(
+            entry.name, component.role, precision, traced, few, calibration, reference.sizes
+        )
         inlined_ops = check_nodes(graph.proto) if options.inline_ops else ()
         if inlined_ops:
             graph = with_ops_inlined(graph, precision)
         data = serialize(graph.proto)
         candidates = candidates_of(data, check_nodes(graph.proto), lambda: folded, entry, outputs)
         advance()
+        cost = graph.count.cost(variant.parameters)
+        expected = reference.expected(
+            budget, component.role, outputs, cost.multiply_adds.total, advance
+        )
+        reference.release()
         parity = _proved(entry, candidates, expected, options.threshold, advance)
         write_atomically(folder / f"{entry.name}.onnx", data)
         manifest = _manifest(variant, entry, graph, expected, parity, data, inlined_ops)
@@ -275,7 +301,6 @@ def _manifest(
     inlined_ops: tuple[str, ...],
 ) -> Manifest:
     from saccade.exporter.graph.canonical import tensor_specs
-    from saccade.exporter.graph.cost import parameters_of
     from saccade.exporter.graph.layer_types import opset_of
     from saccade.plugins.onnx_model import IR_VERSION, check_nodes
 
@@ -288,12 +313,12 @@ def _manifest(
         outputs=tensor_specs(proto.graph.output),
         preprocessing=checkpoint.preprocessing if _takes_image(expected.component) else None,
         labels=checkpoint.labels if "probabilities" in expected.answers else (),
-        facts=variant.model.runtime_metadata(),
+        facts=variant.metadata,
         custom_ops=check_nodes(proto),
         opset=opset_of(entry.precision),
         ir_version=IR_VERSION,
         tools={tool: version_of(tool) for tool in _TOOLS},
-        cost=graph.count.cost(parameters_of(variant.model)),
+        cost=graph.count.cost(variant.parameters),
         parity=parity,
         float32_layers=graph.float32_layers,
         activation_ranges=graph.activation_ranges,
@@ -307,7 +332,7 @@ def _takes_image(component: Component) -> bool:
 
 def _proved(
     entry: VariantEntry,
-    candidates: list[Runner],
+    candidates: list[Opener],
     expected: Expected,
     overrides: dict[str, float],
     advance: Advance,

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from quick_gate import FEW_SAMPLES
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import SUFFIX, Parity
-from saccade.exporter.gate.gate import Expected, measure, verify
+from saccade.exporter.gate.gate import measure, verify
 from saccade.exporter.gate.metrics import (
     FLOORS,
     THRESHOLDS,
@@ -28,8 +29,9 @@ from saccade.exporter.gate.metrics import (
     thresholds_of,
     top1_flips,
 )
+from saccade.exporter.gate.reference import Expected
 from saccade.exporter.gate.report import GateReport, VariantReport, loosened
-from saccade.exporter.graph.samples import GATE_SIZES, GateSizes, Samples, samples_of
+from saccade.exporter.graph.samples import THOROUGH, GateSizes, Samples, samples_of
 from saccade.files import sha256_of
 from saccade.models.interface import Component, TensorSpec, component_named
 
@@ -217,11 +219,11 @@ def test_each_wrong_answer_has_its_figure(case: str) -> None:
     run, expected = RUNNERS[case]
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
-    labels = truth({"image": image})["logits"].argmax(axis=-1)[: GATE_SIZES.real_inputs]
+    labels = truth({"image": image})["logits"].argmax(axis=-1)[: THOROUGH.real_inputs]
     samples = Samples({"image": image}, {"labels": labels})
     right = truth({"image": image})
     expected_answers = Expected(COMPONENT, samples, right, lambda: [right])
-    parity = measure([run], expected_answers, "fp32", {})
+    parity = measure([lambda: run], expected_answers, "fp32", {})
     actual = set(exceeded(parity.figures, parity.thresholds))
     # What is not a number also loses its cosine; the figures named are the least expected.
     assert expected <= actual and parity.passed == (not expected)
@@ -231,7 +233,7 @@ def test_each_wrong_answer_has_its_figure(case: str) -> None:
 def test_a_row_that_float32_cannot_hold_is_held_against_the_model_in_float32() -> None:
     image = np.random.default_rng(0).integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
     right = truth({"image": image})
-    labels = right["logits"].argmax(axis=-1)[: GATE_SIZES.real_inputs]
+    labels = right["logits"].argmax(axis=-1)[: THOROUGH.real_inputs]
     samples = Samples({"image": image}, {"labels": labels})
 
     def figures(actual: float, own: float, rows: slice) -> tuple[bool, dict[str, float]]:
@@ -248,7 +250,7 @@ def test_a_row_that_float32_cannot_hold_is_held_against_the_model_in_float32() -
             return {name: answer[asked] for name, answer in answers.items()}
 
         expected = Expected(COMPONENT, samples, right, lambda: [right, off(own)])
-        parity = measure([run], expected, "fp32", {})
+        parity = measure([lambda: run], expected, "fp32", {})
         return parity.passed, parity.figures
 
     few, many = slice(5, 7), slice(0, 100)
@@ -304,14 +306,18 @@ def test_a_broken_invariant_fails_the_gate() -> None:
     assert exceeded(broken, THRESHOLDS["fp32"]) == ["op_laws"]
 
 
+def opened(run: Any) -> Any:
+    return run
+
+
 def asked(run: Any, *others: Any) -> set[str]:
     """The figures above their thresholds, of a runner and of further ways to run the same file."""
     image = np.random.default_rng(0).integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
     right = truth({"image": image})
-    labels = right["logits"].argmax(axis=-1)[: GATE_SIZES.real_inputs]
+    labels = right["logits"].argmax(axis=-1)[: THOROUGH.real_inputs]
     samples = Samples({"image": image}, {"labels": labels})
     expected = Expected(COMPONENT, samples, right, lambda: [right])
-    parity = measure([run, *others], expected, "fp32", {})
+    parity = measure([partial(opened, each) for each in (run, *others)], expected, "fp32", {})
     return set(exceeded(parity.figures, parity.thresholds))
 
 
@@ -409,9 +415,11 @@ def test_samples_are_spread_over_the_data_and_the_same_each_time(
     stored = checkpoint.calibration["image"]
     for place, row in ((0, 0), (255, 599), (128, 300)):
         np.testing.assert_array_equal(first.inputs["image"][place], stored[row])
-    few = tiny_nac(tmp_path / "few.safetensors", images=255)
-    with pytest.raises(SaccadeError, match="has 255 calibration samples, expected at least 256"):
-        samples_of(few, component)
+    few = tiny_nac(tmp_path / "few.safetensors", images=100)
+    assert samples_of(few, component).sizes.real_inputs == 100
+    fewer = tiny_nac(tmp_path / "fewer.safetensors", images=7)
+    with pytest.raises(SaccadeError, match="has 7 calibration samples, expected at least 8"):
+        samples_of(fewer, component)
 
 
 def test_a_smaller_gate_is_asked_for_and_recorded(tiny_folder: Path) -> None:

@@ -19,9 +19,9 @@ from ops_cases import CASES
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import read_manifest
-from saccade.exporter.gate.gate import Reference
 from saccade.exporter.gate.manifest_checks import contradictions
 from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
+from saccade.exporter.gate.reference import Reference
 from saccade.exporter.graph.half_graph import widened_bytes
 from saccade.exporter.graph.precision import inlined
 from saccade.models.checkpoint import load

@@ -19,7 +19,7 @@ from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import SUFFIX
 from saccade.exporter.exported import ExportOptions, export
-from saccade.exporter.gate import gate
+from saccade.exporter.gate.reference import Reference
 from saccade.models.budget import Budget
 from saccade.models.checkpoint import load
 from saccade.serving.bench.sweep.choice import ChooseOptions, choose
@@ -79,7 +79,7 @@ def test_manifest_and_routes_hold_the_budget(
     repository = folders[name].with_name(f"{name}-repository")
     content = json.loads((repository / "sparo" / "1" / "routes.json").read_text())
     assert {variant["setting"]: variant["budget"] for variant in content["variants"]} == budgets
-    reference = gate.Reference(load(folders[name] / "sparo.safetensors"))
+    reference = Reference(load(folders[name] / "sparo.safetensors"))
     for manifest in manifests:  # `verify` counts what the manifest counts
         assert reference.budget(manifest.variant).kept == manifest.variant.kept
 
@@ -88,7 +88,7 @@ def test_a_manifest_that_was_counted_in_floats_is_verified_as_it_was_made(
     folders: dict[str, Path], tiny_nac: Callable[..., Any], tmp_path: Path
 ) -> None:
     checkpoint = tiny_nac(tmp_path / "nac.safetensors", modules=45, propagator_layers=1)
-    reference = gate.Reference(checkpoint)
+    reference = Reference(checkpoint)
     written = ArtefactFolder(folders["exact"]).manifests[0].variant
     for kept, modules in ((31, 31), (32, 32), (30, 32)):  # 0.7 of 45 are 31.499999999999996
         entry = replace(written, setting="b0700", budget=Budget("0.7"), kept=kept, total=45)

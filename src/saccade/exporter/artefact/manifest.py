@@ -26,7 +26,7 @@ from saccade.models.preprocessing import Preprocessing, upgraded, with_crop_roun
 from saccade.schema import AGAIN, read_json, typed
 
 SCHEMA = "saccade.manifest"
-VERSION = 5
+VERSION = 6
 SQUASHING = 3  # the oldest readable version: it predates resize modes and squashed every image
 # Versions before 5 do not record the floor of the gate that they passed. These values are history:
 # do not change them when the gate's own table changes.
@@ -90,8 +90,30 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class ScoreChange:
+    """How much a type narrower than float32 changed the score on further calibration samples.
+
+    Units: percentage points; low and high bound the change at 95 %, None for a family's own score.
+    """
+
+    samples: int
+    points: float
+    low: float | None = None
+    high: float | None = None
+
+    def decided(self, limit: float) -> bool:
+        """True if the whole interval is within the limit, or beyond it."""
+        if self.low is None or self.high is None:
+            return False
+        return max(-self.low, self.high) <= limit or max(self.low, -self.high) > limit
+
+
+@dataclass(frozen=True)
 class Parity:
-    """The gate's figures and the thresholds that they were compared with."""
+    """The gate's figures and the thresholds that they were compared with.
+
+    Units: seconds of the comparison, without the export.
+    """
 
     passed: bool
     figures: dict[str, float]
@@ -101,6 +123,9 @@ class Parity:
     random_inputs: int
     batches: tuple[int, ...]
     floor: float  # of relative errors |a - b| / (|b| + floor max|b|)
+    gate: str = "thorough"  # the level: quick, standard, thorough or custom
+    seconds: float = 0.0
+    score: ScoreChange | None = None  # None: `score_points` is that of the real inputs
 
     @property
     def overrides(self) -> dict[str, float]:
@@ -175,7 +200,7 @@ def manifest_of(given: Mapping[str, Any], path: Path) -> Manifest:
     if isinstance(declared, dict):
         content["preprocessing"] = with_crop_rounding(declared)
     if version < VERSION:
-        _add_floor(content)
+        _add_gate(content)
     manifest: Manifest = typed(Manifest, content, f"{path}: ")
     with believed(path, AGAIN):
         _check_counts(manifest)
@@ -185,12 +210,13 @@ def manifest_of(given: Mapping[str, Any], path: Path) -> Manifest:
     return manifest
 
 
-def _add_floor(content: dict[str, Any]) -> None:
-    """Add the floor to a manifest of an older release, if its structure is valid."""
+def _add_gate(content: dict[str, Any]) -> None:
+    """Add what older releases did not record of the gate, if the manifest's structure is valid."""
     variant, parity = content.get("variant"), content.get("parity")
     if isinstance(variant, dict) and isinstance(parity, dict):
         floor = _FLOORS_BEFORE_5.get(str(variant.get("precision")), 1.0)
-        parity.setdefault("floor", floor)
+        for key, value in {"floor": floor, "gate": "thorough", "seconds": 0, "score": None}.items():
+            parity.setdefault(key, value)
 
 
 def _check_names(manifest: Manifest, file: str) -> None:

@@ -12,12 +12,13 @@ import onnx
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
-from saccade.exporter.gate.gate import Reference
 from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
+from saccade.exporter.gate.reference import Reference
 from saccade.exporter.gate.report import GateReport
 from saccade.exporter.graph.half_graph import widened_bytes
+from saccade.exporter.graph.samples import calibration_inputs
 from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
-from saccade.models.interface import Arrays
+from saccade.models.interface import Arrays, component_named
 from saccade.plugins.native.library import available_library
 from saccade.progress import Report, bar, progress_of, reporting
 
@@ -89,9 +90,8 @@ def bisect(gate: GateReport, *, progress: Report | None = bar) -> BisectReport:
         for manifest in manifests:
             advance(0, note=manifest.variant.name)
             budget = reference.budget(manifest.variant)
-            model = reference.variant(budget)
-            samples = reference.samples(model, budget, manifest.variant.role)
-            inputs = {name: array[:_SAMPLES] for name, array in samples.inputs.items()}
+            component = component_named(reference.variant(budget), manifest.variant.role)
+            inputs = calibration_inputs(reference.checkpoint, component, _SAMPLES)
             rows.append(departure(folder, manifest, manifests, inputs))
             advance()
     return BisectReport(gate.folder, tuple(rows))

@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parity gate: compare the unfolded float64 model with the file that will be served."""
 
-import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from saccade.errors import SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest, Parity, VariantEntry
-from saccade.exporter.artefact.variant import budget_option
-from saccade.exporter.gate.conditioning import ill_conditioned_rows, perturbed
+from saccade.exporter.gate.conditioning import ill_conditioned_rows
 from saccade.exporter.gate.metrics import FLOORS, exceeded, figures_of, row_errors, thresholds_of
+from saccade.exporter.gate.reference import Expected, Reference
 from saccade.exporter.gate.report import GateReport, VariantReport
-from saccade.exporter.graph.samples import GATE_SIZES, GateSizes, Samples, samples_of
+from saccade.exporter.gate.score import score_change
+from saccade.exporter.graph.samples import GateLevel, GateSizes
 from saccade.exporter.graph.trial import tried
 from saccade.exporter.policy.certificate import check_certificates
 from saccade.exporter.runtimes.runners import (
@@ -27,12 +26,10 @@ from saccade.exporter.runtimes.runners import (
     onnx_runner,
     onnx_session,
     run_in_batches,
-    torch_runner,
 )
 from saccade.exporter.runtimes.runtime import DEFAULT, peers_of, runtime_named
-from saccade.models.budget import ComputeBudget
-from saccade.models.checkpoint import Checkpoint
-from saccade.models.interface import Arrays, Component, Family, component_named
+from saccade.machine import cores
+from saccade.models.interface import Arrays
 from saccade.plugins.native.library import available_library
 from saccade.progress import (
     Advance,
@@ -45,95 +42,14 @@ from saccade.progress import (
     silent,
 )
 
-_PERTURBATIONS = 4
 _STEPS = 2  # of progress per file: answers of the reference, answers of the file
-_REFERENCE_BATCH = 8  # an unfolded read-in keeps b x modules x tokens x dim numbers in memory
 
-
-class Reference:
-    """The reference for a checkpoint's artefacts: its model, unfolded, in float64."""
-
-    def __init__(self, checkpoint: Checkpoint, sizes: GateSizes | None = None) -> None:
-        torch = require("torch", extra="export")
-        self.checkpoint, self.sizes = checkpoint, sizes or GATE_SIZES
-        self.model = cast(Family, checkpoint.build(torch.float64))
-        self._float32: Family | None = None
-        self._samples: dict[tuple[str, str], Samples] = {}
-
-    def budget(self, entry: VariantEntry) -> ComputeBudget:
-        """Return the budget of a manifest, as the model itself counts it.
-
-        Raises: SaccadeError if the model has no such budget.
-        """
-        budget = self.model.budget(budget_option(entry.setting, entry.budget))
-        # Older releases counted in floats and kept 31 of 45 at 0.7, where half a module rounds up.
-        if entry.kept == math.floor(float(entry.budget) * entry.total + 0.5):
-            return replace(budget, kept=entry.kept)
-        return budget
-
-    def variant(self, budget: ComputeBudget) -> Family:
-        """Return the model at a budget, unfolded, in float64."""
-        return self.model.at(budget)
-
-    def float32_answers(
-        self, budget: ComputeBudget, role: str, outputs: Sequence[str], inputs: Arrays
-    ) -> list[dict[str, np.ndarray]]:
-        """Run the unfolded model in float32: once as it is, then with perturbed weights.
-
-        If a rounding decides the answer to a row, a single run would depend on chance.
-        """
-        torch = require("torch", extra="export")
-        if self._float32 is None:
-            self._float32 = cast(Family, self.checkpoint.build(torch.float32))
-        variant = self._float32.at(budget)
-        models = [variant, *(perturbed(variant, seed) for seed in range(_PERTURBATIONS))]
-        return [
-            run_in_batches(torch_runner(model, role, outputs), inputs, _REFERENCE_BATCH)
-            for model in models
-        ]
-
-    def samples(self, variant: Family, budget: ComputeBudget, role: str) -> Samples:
-        """Return the samples that the gate feeds to a component; they are drawn only once."""
-        key = budget.label, role
-        if key not in self._samples:
-            self._samples[key] = samples_of(
-                self.checkpoint, component_named(variant, role), self.sizes
-            )
-        return self._samples[key]
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The gate's samples for one component, and the reference's answers to them.
-
-    Shapes: each answer [n ...] float64, in the order of the samples.
-    """
-
-    component: Component
-    samples: Samples
-    answers: dict[str, np.ndarray]
-    float32_answers: Callable[[], list[dict[str, np.ndarray]]]  # several runs, computed on demand
-
-
-def expected_of(
-    reference: Reference,
-    variant: Family,
-    budget: ComputeBudget,
-    role: str,
-    outputs: Sequence[str],
-    advance: Advance = silent,
-) -> Expected:
-    """Run the unfolded float64 model on the gate's samples; this is one step of progress."""
-    samples = reference.samples(variant, budget, role)
-    run = torch_runner(variant, role, outputs)
-    done = part_of(advance, 1, len(samples), "reference in float64")
-    answers = run_in_batches(run, samples.inputs, _REFERENCE_BATCH, done=done)
-    in_float32 = partial(reference.float32_answers, budget, role, outputs, samples.inputs)
-    return Expected(component_named(variant, role), samples, answers, in_float32)
+# A way to run a file, opened when it is needed, so that one after another is in memory.
+Opener = Callable[[], Runner]
 
 
 def measure(
-    runs: Sequence[Runner],
+    openers: Sequence[Opener],
     expected: Expected,
     precision: str,
     overrides: Mapping[str, float],
@@ -145,26 +61,35 @@ def measure(
     The floor of relative errors comes from the table, unless `floor` (from an older manifest) is
     given.
 
-    Row isolation compares the answers at batch 64 with those at every other batch size and with
-    shuffled samples, where the position and the other samples of a batch differ. A second runner
-    (the same file with another implementation of custom ops) runs at batch 64 only. If a file
-    exceeds a threshold, it is measured again without the rows on which the model itself has such
-    an error in that precision. All of it is one step of progress.
+    Row isolation compares the answers in the largest batches with those in every other batch size
+    and in the largest, each time of shuffled samples: size, position and the other samples of a
+    batch differ. Further ways to run the file (the same file with another implementation of custom
+    ops) run in the largest batches only. If a file exceeds a threshold, it is measured again
+    without the rows on which the model itself has such an error in that precision. All of it is one
+    step of progress.
     """
-    thresholds = thresholds_of(precision, overrides)
-    inputs = expected.samples.inputs
-    shuffled = np.random.default_rng(1).permutation(len(expected.samples))
-    sizes = expected.samples.sizes
-    largest = max(sizes.batches)
-    run, *others = runs
-    smaller = [batch for batch in sizes.batches if batch != largest]
-    passes = 1 + len(smaller) + 2 + len(others)
+    began, thresholds = time.monotonic(), thresholds_of(precision, overrides)
+    inputs, sizes = expected.samples.inputs, expected.samples.sizes
+    largest, first, *others = max(sizes.batches), *openers
+    passes = len(sizes.batches) + 1 + len(others)
     done = part_of(advance, 1, passes * len(expected.samples), "the exported file")
+    run = first()
     grouped = [run_in_batches(run, inputs, largest, done=done)]
     _check_outputs(grouped[0], expected.answers)
-    grouped += [run_in_batches(run, inputs, batch, done=done) for batch in smaller]
-    grouped += [run_in_batches(run, inputs, batch, shuffled, done) for batch in (7, largest)]
-    answers = [grouped, *([run_in_batches(other, inputs, largest, done=done)] for other in others)]
+    for number, batch in enumerate(sorted(sizes.batches)):
+        shuffled = np.random.default_rng(1 + number).permutation(len(expected.samples))
+        grouped.append(run_in_batches(run, inputs, batch, shuffled, done))
+    score = None
+    scored = None if precision == "fp32" else expected.scored
+    if sizes.score_s is not None and scored and scored.has_answers(expected.answers):
+        advance(0, "the score")
+        limit = thresholds["score_points"]
+        score = score_change(run, scored, limit, sizes.score_s, time.monotonic)
+    del run
+    answers = [
+        grouped,
+        *([run_in_batches(other(), inputs, largest, done=done)] for other in others),
+    ]
     labelled = expected.samples.labelled
     floor = FLOORS[precision] if floor is None else floor
     asked = (inputs, labelled, expected.component, floor)
@@ -174,10 +99,12 @@ def measure(
     }
     if too_far and "sensitive_rows" in thresholds:
         advance(0, "the model's own rounding in float32")
-        own = row_errors(expected.float32_answers(), expected.answers, floor)
+        own = row_errors([*expected.float32_answers()], expected.answers, floor)
         rows = ill_conditioned_rows(answers, expected.answers, own, thresholds, precision, floor)
         figures = figures_of(expected.answers, answers, *asked, rows)
         figures["float32_error"] = float(max(errors.max() for errors in own.values()))
+    if score is not None:
+        figures["score_points"] = abs(score.points)
     return Parity(
         passed=not exceeded(figures, thresholds),
         figures=figures,
@@ -187,6 +114,9 @@ def measure(
         random_inputs=sizes.random_inputs,
         batches=sizes.batches,
         floor=floor,
+        gate=sizes.level,
+        seconds=round(time.monotonic() - began, 2),
+        score=score,
     )
 
 
@@ -201,7 +131,7 @@ def candidates_of(
     folded: Callable[[], Any],
     entry: VariantEntry,
     outputs: Sequence[str],
-) -> list[Runner]:
+) -> list[Opener]:
     """Return what the gate compares: the file with function bodies, and with kernels if built.
 
     ONNX Runtime's CPU kernels compute half precision in float32. For half precision, the folded
@@ -212,39 +142,37 @@ def candidates_of(
         return runners_of(model, custom_ops)
     from saccade.exporter.graph.half_graph import widened_bytes
 
-    rounded = half_runner(folded(), entry.role, outputs, entry.precision)
-    return [rounded, *runners_of(widened_bytes(model), custom_ops)]
+    return [
+        lambda: half_runner(folded(), entry.role, outputs, entry.precision),
+        *runners_of(widened_bytes(model), custom_ops),
+    ]
 
 
-def folded_float32(variant: Family) -> Any:
-    """Fold in float64, the same way on every CPU, then round once: the model that is exported."""
-    from saccade.models.fixed_order import FixedOrder
-
-    with FixedOrder():
-        folded: Any = deepcopy(variant).fold()
-    return folded.float()
-
-
-def runners_of(model: Path | bytes, custom_ops: Sequence[str]) -> list[Runner]:
+def runners_of(model: Path | bytes, custom_ops: Sequence[str]) -> list[Opener]:
     """Return runners of the file: with function bodies, and with kernels if available."""
-    sessions = [onnx_session(model)]
+    libraries: list[Path | None] = [None]
     if custom_ops and (library := available_library()):
         # The first runner runs most often, and kernels are much faster than bodies.
-        sessions.insert(0, onnx_session(model, kernels=library))
-    return [onnx_runner(session) for session in sessions]
+        libraries.insert(0, library)
+    return [partial(_runner, model, library) for library in libraries]
+
+
+def _runner(model: Path | bytes, library: Path | None) -> Runner:
+    return onnx_runner(onnx_session(model, threads=cores(), kernels=library))
 
 
 def verify(
     folder: ArtefactFolder | Path | str,
-    gate: GateSizes | None = None,
+    gate: GateLevel | GateSizes = "standard",
     *,
     progress: Report | None = bar,
 ) -> GateReport:
     """Run the gate again on every file in an artefact folder, with its own checkpoint.
 
     A file that has changed or belongs to another model does not pass; the others are still
-    measured. Thresholds come from the table and the overrides that a manifest records. The floor
-    of relative errors comes from the manifest.
+    measured. `gate` is the amount of evidence: quick, standard, thorough, or your own sizes.
+    Thresholds come from the table and the overrides that a manifest records. The floor of relative
+    errors comes from the manifest.
 
     Raises: SaccadeError if the folder does not exist, a manifest is wrong, or the checkpoint is
         missing or not the one that the manifests name.
@@ -287,11 +215,16 @@ def _verify_variant(
         if problems:
             return VariantReport(name, None, problems)
         outputs = [spec.name for spec in manifest.outputs]
-        folded = partial(folded_float32, variant)
+        del variant
+        total = manifest.cost.multiply_adds.total
+        expected = reference.expected(budget, entry.role, outputs, total, advance)
+        reference.release()
+        folded = partial(reference.folded, budget)
         candidates = candidates_of(path, manifest.custom_ops, folded, entry, outputs)
+        peers = [partial(_same, run) for run in peers_of(folder, manifest).values()]
         parity = measure(
-            [*candidates, *peers_of(folder, manifest).values()],
-            expected_of(reference, variant, budget, entry.role, outputs, advance),
+            [*candidates, *peers],
+            expected,
             entry.precision,
             manifest.parity.overrides,
             manifest.parity.floor,
@@ -300,3 +233,7 @@ def _verify_variant(
     except SaccadeError as error:
         return VariantReport(name, None, (str(error),))
     return VariantReport.of(name, parity)
+
+
+def _same(run: Runner) -> Runner:
+    return run

@@ -13,7 +13,8 @@ from saccade.exporter.graph.cost import Count, count_of
 from saccade.exporter.graph.half_graph import activation_ranges, check_ranges
 from saccade.exporter.graph.int8_graph import quantized, quantized_ranges
 from saccade.exporter.graph.layer_types import check_types, float32_layers, matrix_types
-from saccade.exporter.graph.samples import Samples
+from saccade.exporter.graph.samples import GateSizes
+from saccade.models.interface import Arrays
 from saccade.plugins.contract import DOMAIN
 
 
@@ -68,37 +69,44 @@ class TypedGraph:
     activation_ranges: dict[str, float] = field(default_factory=dict)
 
 
+_INT8_SAMPLES = 64  # at least, where the gate itself takes fewer
+
+
 def typed_graph(
     name: str,
     role: str,
     precision: str,
     traced: Callable[[str], onnx.ModelProto],
-    samples: Samples,
+    few: Arrays,
+    calibration: Callable[[int], Arrays],
+    sizes: Callable[[int], GateSizes],
 ) -> TypedGraph:
     """Make the graph of one component of a folded float32 model in `precision`.
 
     `traced` returns the component's graph in fp32, fp16 or bf16. In narrower precisions, read-outs,
-    softmax, normalizations and custom ops stay in float32. Scales and ranges are measured on the
-    real samples only.
+    softmax, normalizations and custom ops stay in float32. Scales and ranges are measured on
+    calibration samples: `calibration` returns that many of them, `sizes` the gate's for a cost.
 
+    Shapes: few as the graph's inputs, [n ...] of any samples.
     Raises: GateFailed if a number is too large for fp16, SaccadeError if the graph would not have
         that precision.
     """
+    proto = traced("fp32" if precision == "int8" else precision)
+    count = count_of(proto, few)
     if precision == "fp32":
-        proto = traced("fp32")
-        return TypedGraph(proto, count_of(proto, samples.inputs))
-    count_real = samples.sizes.real_inputs
-    real = {name: values[:count_real] for name, values in samples.inputs.items()}
+        return TypedGraph(proto, count)
+    gate = sizes(sum(count.multiply_adds.values()))
+    samples = gate.real_inputs
     if precision == "int8":
+        samples = samples if gate.score_s is None else max(_INT8_SAMPLES, samples)
         # The half-precision graph tells which products are in read-outs: nodes have the same names.
-        proto = quantized(traced("fp32"), real, float32_layers(traced("fp16")))
-        ranges = quantized_ranges(proto)
+        proto = quantized(proto, calibration(samples), float32_layers(traced("fp16")))
+        ranges, count = quantized_ranges(proto), count_of(proto, few)
     else:
-        proto = traced(precision)
-        ranges = activation_ranges(proto, real)
+        ranges = activation_ranges(proto, calibration(samples))
         if precision == "fp16":
             check_ranges(name, ranges)
-    kept, count = float32_layers(proto), count_of(proto, samples.inputs)
+    kept = float32_layers(proto)
     # A slot decoder is one read-out: its softmax between slots amplifies rounding errors.
     cost = {} if role == "decode" else count.multiply_adds
     check_types(name, precision, matrix_types(proto), cost, kept)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate's samples: first from the checkpoint's own data, then random ones."""
+"""The gate's samples: first from the checkpoint's own data, then extreme and random ones."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -10,17 +10,30 @@ from saccade.errors import SaccadeError, ShapeError
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, Component, TensorSpec
 
+GateLevel = Literal["quick", "standard", "thorough"]
+# A wrong graph shows on a few samples, so `standard` takes many only where they cost little.
+STANDARD_MULTIPLY_ADDS = 10**11  # of all samples together, at one pass
+FEWEST_STANDARD = 16
+STANDARD_SCORE_S = 10.0  # for the score of a type narrower than float32
+_LEAST_REAL = 8  # calibration samples, without which no export is checked
+_EXTREMES = 3  # black, white, one pixel
+
 
 @dataclass(frozen=True)
 class GateSizes:
     """Numbers of samples that the gate feeds to a component, and batch sizes.
 
-    Raises: SaccadeError if one of them is less than 1.
+    Units: seconds for `score_s`.
+    Raises: SaccadeError if a number is less than 1.
     """
 
     real_inputs: int = 256  # from the checkpoint's own data
     random_inputs: int = 64
     batches: tuple[int, ...] = (1, 2, 7, 64)
+    # How long the score of a narrower type may be compared with float32's on further samples of the
+    # calibration data; None: the score is compared with float64's on the real inputs.
+    score_s: float | None = None
+    level: str = "custom"
 
     def __post_init__(self) -> None:
         sizes = (self.real_inputs, self.random_inputs, *self.batches)
@@ -28,7 +41,26 @@ class GateSizes:
             raise SaccadeError(f"{self}: expected numbers of at least 1, and a batch size.")
 
 
-GATE_SIZES = GateSizes()  # the default; a manifest records the sizes used
+THOROUGH = GateSizes(level="thorough")
+
+
+def gate_sizes(level: GateLevel, multiply_adds: int) -> GateSizes:
+    """Return the sizes of a level for a component that costs so many multiply-adds a sample.
+
+    `thorough` does not depend on the cost. `standard` is as large as `thorough` for small models
+    and has 16 samples for large ones; its largest batch has all samples, at most 64. `quick` has 8.
+    """
+    if level == "thorough":
+        return THOROUGH
+    if level == "quick":
+        return GateSizes(4, 4, (1, 8), score_s=0.0, level=level)
+    most = THOROUGH.real_inputs + THOROUGH.random_inputs
+    count = min(most, max(FEWEST_STANDARD, STANDARD_MULTIPLY_ADDS // max(1, multiply_adds)))
+    random = max(FEWEST_STANDARD // 2, count // 5)
+    if count == most:
+        return replace(THOROUGH, level=level)
+    batches = (1, 7, min(count, THOROUGH.batches[-1]))
+    return GateSizes(count - random, random, batches, score_s=STANDARD_SCORE_S, level=level)
 
 
 @dataclass(frozen=True)
@@ -40,41 +72,86 @@ class Samples:
 
     inputs: dict[str, np.ndarray]
     labelled: dict[str, np.ndarray]
-    sizes: GateSizes = GATE_SIZES
+    sizes: GateSizes = THOROUGH
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
 
 
 def samples_of(
-    checkpoint: Checkpoint, component: Component, sizes: GateSizes = GATE_SIZES
+    checkpoint: Checkpoint, component: Component, sizes: GateSizes = THOROUGH
 ) -> Samples:
     """Return the same samples each time: spread over the calibration data, then from a fixed seed.
 
+    The first of the others are extremes: a black image, a white one, one with a single white pixel.
+
     Raises: SaccadeError if the checkpoint has too few samples or none for an input.
     """
-    calibration = checkpoint.calibration
-    count = len(next(iter(calibration.values())))
-    if count < sizes.real_inputs:
+    chosen = _spread(checkpoint, sizes.real_inputs)
+    labelled, real = calibration_samples(checkpoint, component, chosen)
+    rng = np.random.default_rng(0)
+    noise = random_inputs(component, rng, sizes.random_inputs, like=real)
+    inputs = {
+        spec.name: _joined(spec, real[spec.name], _with_extremes(spec, noise[spec.name]))
+        for spec in component.inputs
+    }
+    return Samples(inputs, labelled, replace(sizes, real_inputs=len(chosen)))
+
+
+def calibration_count(checkpoint: Checkpoint) -> int:
+    """Return the number of calibration samples.
+
+    Raises: SaccadeError if they are too few to check an export.
+    """
+    count = len(next(iter(checkpoint.calibration.values())))
+    if count < _LEAST_REAL:
         raise SaccadeError(
             f"{checkpoint.path}: has {count} calibration samples, expected at least "
-            f"{sizes.real_inputs}. Train or convert the checkpoint again: this release always "
-            "stores enough."
+            f"{_LEAST_REAL}. Train or convert the checkpoint again with more."
         )
-    chosen = np.linspace(0, count - 1, sizes.real_inputs).astype(np.int64)
-    labelled = {name: array[chosen] for name, array in calibration.items()}
+    return count
+
+
+def calibration_samples(
+    checkpoint: Checkpoint, component: Component, rows: np.ndarray
+) -> tuple[dict[str, np.ndarray], Arrays]:
+    """Return the calibration arrays of some rows, and the component's inputs made from them.
+
+    Shapes: rows [n] -> each array [n ...].
+    Raises: SaccadeError if the checkpoint has no samples for an input.
+    """
+    labelled = {name: array[rows] for name, array in checkpoint.calibration.items()}
     real = component.samples(labelled)
     if missing := component.missing(real):
         raise SaccadeError(
             f"{checkpoint.path}: has no calibration samples of {', '.join(missing)}, only of "
-            f"{', '.join(sorted(calibration))}. Train or convert the checkpoint again."
+            f"{', '.join(sorted(checkpoint.calibration))}. Train or convert the checkpoint again."
         )
-    rng = np.random.default_rng(0)
-    noise = random_inputs(component, rng, sizes.random_inputs, like=real)
-    inputs = {
-        spec.name: _joined(spec, real[spec.name], noise[spec.name]) for spec in component.inputs
-    }
-    return Samples(inputs, labelled, sizes)
+    return labelled, real
+
+
+def calibration_inputs(checkpoint: Checkpoint, component: Component, count: int) -> Arrays:
+    """Return a component's inputs on that many calibration samples, spread over all of them.
+
+    Shapes: each input [n ...]; n is smaller than `count` if there are fewer samples.
+    Raises: SaccadeError as `calibration_samples`.
+    """
+    inputs = calibration_samples(checkpoint, component, _spread(checkpoint, count))[1]
+    return {spec.name: np.ascontiguousarray(inputs[spec.name]) for spec in component.inputs}
+
+
+def _spread(checkpoint: Checkpoint, count: int) -> np.ndarray:
+    there = calibration_count(checkpoint)
+    return np.linspace(0, there - 1, min(there, count)).astype(np.int64)
+
+
+def _with_extremes(spec: TensorSpec, noise: np.ndarray) -> np.ndarray:
+    if spec.dtype != "uint8" or noise.ndim != 4 or len(noise) <= _EXTREMES:
+        return noise
+    noise = noise.copy()
+    noise[0], noise[1], noise[2] = 0, 255, 0
+    noise[2, noise.shape[1] // 3, noise.shape[2] // 3] = 255
+    return noise
 
 
 def random_inputs(

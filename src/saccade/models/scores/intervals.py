@@ -19,8 +19,8 @@ _T975 = (
 Interval = tuple[float, float]
 
 
-def wilson(successes: int, n: int) -> Interval:
-    """Return Wilson's score interval of a proportion.
+def wilson(successes: int, n: int, z: float = _Z95) -> Interval:
+    """Return Wilson's score interval of a proportion; `z` is the normal quantile of its level.
 
     Raises: SaccadeError unless 0 <= successes <= n and n > 0.
     Source: Wilson 1927, without continuity correction.
@@ -29,9 +29,9 @@ def wilson(successes: int, n: int) -> Interval:
         raise SaccadeError(
             f"wilson: {successes} of {n} is not a proportion. Count at least one sample."
         )
-    share, z2 = successes / n, _Z95**2
+    share, z2 = successes / n, z**2
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    half = z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
     return max(0.0, centre - half), min(1.0, centre + half)
 
 

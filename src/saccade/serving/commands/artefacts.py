@@ -9,6 +9,7 @@ from tyro.conf import Positional, arg
 
 from saccade.errors import SaccadeError
 from saccade.exporter.exported import ExportOptions
+from saccade.exporter.graph.samples import GateLevel
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runtime import runtime_named
@@ -39,11 +40,14 @@ def verify(
     bisect: Annotated[
         bool, arg(help="also name the first node of each variant's graph that differs")
     ] = False,
+    gate: Annotated[
+        GateLevel, arg(help="how much evidence: quick, standard, or thorough (320 samples)")
+    ] = "standard",
 ) -> Result:
     """Run the parity gate on every variant of a folder; exit 1 if any fails."""
     from saccade.exporter.gate.gate import verify
 
-    report = verify(folder)
+    report = verify(folder, gate)
     if not bisect:
         return report
     from rich.console import Group
