@@ -20,6 +20,8 @@ from saccade.worker import Worker, WorkerEnded
 
 _SERVICE = "/inference.GRPCInferenceService"
 _PAUSE_AFTER_ERROR_S = 0.01
+# Time limits of a request: of the first ones, and later in proportion to the longest answer so far.
+_FIRST_S, _LEAST_S, _TIMES = 600.0, 30.0, 10.0
 _T = TypeVar("_T")
 
 
@@ -66,7 +68,7 @@ class Order:
 
     url: str
     server_pid: int
-    timeout_s: float
+    timeout_s: float | None  # of each request; None: from the longest answer so far
     seconds: float
     warmup_s: float
     streams: tuple[Stream, ...]
@@ -96,7 +98,7 @@ class LoadWorker(Worker):
 class LoadGenerator(LoadWorker):
     """Clients that wait for each answer before they send the next request."""
 
-    def __init__(self, url: str, *, server_pid: int = 0, timeout_s: float = 30) -> None:
+    def __init__(self, url: str, *, server_pid: int = 0, timeout_s: float | None = None) -> None:
         super().__init__(__name__, url)
         self.server_pid = server_pid
         self.timeout_s = timeout_s
@@ -133,7 +135,7 @@ class _Clients:
         import grpc
         from tritonclient.grpc import service_pb2
 
-        self.stream, self.timeout_s = stream, order.timeout_s
+        self.stream, self._timeout_s, self._longest_s = stream, order.timeout_s, 0.0
         self.done: list[tuple[float, float]] = []
         self.failed: list[tuple[float, str, str]] = []
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -161,7 +163,7 @@ class _Clients:
             turn += self.stream.concurrency
             start = time.perf_counter()
             try:
-                answer = await self.call(request, timeout=self.timeout_s)
+                answer = await self.call(request, timeout=self.limit_s)
                 if not all(answer.raw_output_contents):
                     raise ValueError("an output is empty")
             except grpc.aio.AioRpcError as error:
@@ -170,6 +172,14 @@ class _Clients:
                 await self.fail("EMPTY", str(error))
             else:
                 self.done.append((start, time.perf_counter()))
+                self._longest_s = max(self._longest_s, self.done[-1][1] - start)
+
+    @property
+    def limit_s(self) -> float:
+        """Time limit of a request that is sent now."""
+        if self._timeout_s is not None:
+            return self._timeout_s
+        return max(_LEAST_S, _TIMES * self._longest_s) if self.done else _FIRST_S
 
     async def counts(self) -> dict[str, Any]:
         """Return the server's statistics of every model, including the router's variants."""
@@ -217,8 +227,10 @@ async def _measure(order: Order) -> LoadResult:
     before = _clocks(server)
     await asyncio.sleep(order.seconds)
     # A model that is slower than the window is still measured, by its first answer.
-    latest = before["time"] + order.seconds + order.timeout_s
-    while time.perf_counter() < latest and not all(g.answered(before["time"]) for g in groups):
+    end = before["time"] + order.seconds
+    while waited := [group for group in groups if not group.answered(before["time"])]:
+        if time.perf_counter() > end + max(group.limit_s for group in waited):
+            break
         await asyncio.sleep(0.01)
     after = _clocks(server)
     statistics = _differences(await groups[0].counts(), statistics)
