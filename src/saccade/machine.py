@@ -64,9 +64,19 @@ def this_machine(runtime: str | None = None) -> Machine:
     )
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cores(control_group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the number of cores that this process may use: its affinity, and a container's limit.
+
+    `control_group` is the folder of the limit, which a container sees as its own.
+    """
+    count = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (control_group / "cpu.max").read_text().split()
+        return max(1, min(count, int(quota) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):  # no limit is the word max, not a number
+        return count
 
 
 def version_of(package: str) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from saccade.models.data.splits import (
     SPLITS,
     calibration_rows,
     chosen_rows,
+    drawn_rows,
     few_of_each,
     held_out,
 )
@@ -54,12 +56,14 @@ class Dataset:
         return self.digest()
 
     def first(self, count: int | None) -> "Dataset":
-        """Return the first samples; the hash stays that of the split."""
-        most = slice(count)
-        originals = None if self.originals is None else self.originals[most]
-        return replace(
-            self, images=self.images[most], labels=self.labels[most], originals=originals
-        )
+        """Return the first samples of a random order; the hash stays that of the split."""
+        rows = drawn_rows(len(self.labels), count)
+        if rows is None:
+            return self
+        own: Any = self.images
+        images = own.part(own.rows[rows]) if isinstance(own, Images) else own[rows]
+        originals = self.originals and self.originals.part(self.originals.rows[rows])
+        return replace(self, images=images, labels=self.labels[rows], originals=originals)
 
 
 def load_data(

@@ -12,6 +12,19 @@ SPLITS = ("train", "validation", "test")
 CALIBRATION_SAMPLES = 256  # in a checkpoint: as many as the parity gate requires
 
 
+def drawn_rows(total: int, count: int | None) -> np.ndarray | None:
+    """Return `count` of `total` rows, drawn with seed 0; None for all rows, in their order.
+
+    A smaller draw is the beginning of a larger one. Files are often sorted by class, so the first
+    rows would have the first classes only.
+
+    Shapes: -> int64 [count].
+    """
+    if count is None or count >= total:
+        return None
+    return np.random.default_rng(0).permutation(total)[:count]
+
+
 def stratified_split(
     labels: np.ndarray, *, validation: int, test: int, seed: int = 0
 ) -> dict[str, np.ndarray]:

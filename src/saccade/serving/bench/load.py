@@ -22,6 +22,7 @@ _SERVICE = "/inference.GRPCInferenceService"
 _PAUSE_AFTER_ERROR_S = 0.01
 # Time limits of a request: of the first ones, and later in proportion to the longest answer so far.
 _FIRST_S, _LEAST_S, _TIMES = 600.0, 30.0, 10.0
+LEAST_ANSWERS, LONGER = 4, 4.0
 _T = TypeVar("_T")
 
 
@@ -193,9 +194,10 @@ class _Clients:
         await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     def answered(self, begin: float) -> bool:
-        ends = [self.done[-1][1]] if self.done else []
-        ends += [self.failed[-1][0]] if self.failed else []
-        return any(end > begin for end in ends)
+        """Return whether there is an answer per client, and at least a few, or a failure."""
+        done = sum(end > begin for _, end in self.done)
+        failed = any(end > begin for end, _, _ in self.failed)
+        return failed or done >= max(LEAST_ANSWERS, self.stream.concurrency)
 
     def seen(self, begin: float, end: float) -> StreamResult:
         failed = [failure for failure in self.failed if begin < failure[0] <= end]
@@ -226,12 +228,7 @@ async def _measure(order: Order) -> LoadResult:
     statistics = await groups[0].counts()
     before = _clocks(server)
     await asyncio.sleep(order.seconds)
-    # A model that is slower than the window is still measured, by its first answer.
-    end = before["time"] + order.seconds
-    while waited := [group for group in groups if not group.answered(before["time"])]:
-        if time.perf_counter() > end + max(group.limit_s for group in waited):
-            break
-        await asyncio.sleep(0.01)
+    await _long_enough(groups, before["time"], order.seconds)
     after = _clocks(server)
     statistics = _differences(await groups[0].counts(), statistics)
     running = False
@@ -247,6 +244,21 @@ async def _measure(order: Order) -> LoadResult:
         },
         statistics=statistics,
     )
+
+
+async def _long_enough(groups: Sequence[_Clients], begin: float, seconds: float) -> None:
+    """Make the window long enough for slow models: four times as long as the first answers took.
+
+    The end does not depend on when an answer comes, which would count one too many.
+    """
+    end, slow = begin + seconds, False
+    while waited := [group for group in groups if not group.answered(begin)]:
+        slow = True
+        if time.perf_counter() > end + max(group.limit_s for group in waited):
+            return
+        await asyncio.sleep(0.01)
+    if slow:
+        await asyncio.sleep((LONGER - 1) * (time.perf_counter() - begin))
 
 
 def _clocks(server: list[int]) -> dict[str, Any]:

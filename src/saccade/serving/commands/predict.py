@@ -63,7 +63,9 @@ class PredictOptions(PathFields):
     instances: Literal["cpu", "gpu"] | None = None
     precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all precisions in the folder
     device: str | None = None  # device whose measurements to use, if the folder has several
-    threads: int = 1  # threads of one run; 0: one per core
+    threads: int | None = (
+        None  # threads of one run; default: all cores, or as many as measured to pay
+    )
     max_images: int | None = None  # most images per run of a plan; default: 64
 
 

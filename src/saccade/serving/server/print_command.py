@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from saccade.errors import SaccadeError
 from saccade.files import new_folder
+from saccade.machine import cores
 from saccade.plugins.native.library import NAME as ONNXRUNTIME_LIBRARY
 from saccade.serving.client.connection import is_loopback
 from saccade.serving.repository.description import read_repository
@@ -174,7 +175,7 @@ def _prepared(installation: Installation, repository: Path) -> Path:
 
     The server writes caches next to the models that it runs; they must not mix with hashed files.
     """
-    digest = hashlib.sha256(repr((installation, repository.resolve())).encode())
+    digest = hashlib.sha256(repr((installation, repository.resolve(), cores())).encode())
     digest.update((repository / "saccade.json").read_bytes())
     for source in backend_code().values():
         digest.update(source)

@@ -108,7 +108,7 @@ class ServedOpenVino:
                 source = StoredFile(folder.path / manifest.file.name, manifest.file.sha256)
             served[manifest.variant.name] = ServedFiles(
                 {f"1/{MODEL_FILE}": source},
-                partial(config_fields, options.threads, computes_bf16(manifest)),
+                partial(_fields_of, computes_bf16(manifest)),
                 "bodies" if manifest.custom_ops else None,
             )
         return served
@@ -116,7 +116,7 @@ class ServedOpenVino:
     def config_fields(
         self, model: RepositoryModel, options: RepositoryOptions, run_batch: int
     ) -> dict[str, Any]:
-        return config_fields(options.threads, computes_bf16(model.manifest), run_batch)
+        return _fields_of(computes_bf16(model.manifest), run_batch, options.threads or 0)
 
     def files(self, model: RepositoryModel) -> set[str]:
         return {f"1/{MODEL_FILE}"}
@@ -132,7 +132,7 @@ class ServedOpenVino:
         return openvino_runner(model.model, model.manifest, threads=int(threads))
 
 
-def config_fields(threads: int, bf16: bool, run_batch: int) -> dict[str, Any]:
+def _fields_of(bf16: bool, run_batch: int, threads: int) -> dict[str, Any]:
     """Return the configuration fields of a graph; `threads` is the number of threads of one run."""
     parameters = {
         _THREADS: str(threads),

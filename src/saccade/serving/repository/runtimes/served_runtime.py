@@ -34,12 +34,13 @@ class StoredFile:
 class ServedFiles:
     """One component for the server: its files by name, and fields of its configuration.
 
-    Units: `fields` takes run_batch, the number of samples per call that runs fastest.
+    Units: `fields` takes run_batch, the number of samples per call that runs fastest, and the
+        threads of one run.
     """
 
     files: Mapping[str, StoredFile]
     # Fields of the server's ModelConfig message, as plain data.
-    fields: Callable[[int], Mapping[str, Any]]
+    fields: Callable[[int, int], Mapping[str, Any]]
     ops: Ops = None  # how its custom ops run; None: it has none
     max_batch: int = MAX_BATCH
     usual_batch: int = DEFAULT_RUN_BATCH

@@ -2,7 +2,6 @@
 """TensorRT in a server: plans, one per kind of GPU, each with a manifest."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +147,7 @@ def _served_files(manifest: Manifest, plans: Sequence[Plan]) -> ServedFiles:
     ops: Ops = "kernels" if by_plugins else "bodies"
     return ServedFiles(
         files,
-        partial(config_fields, named),
+        lambda run_batch, _: config_fields(named, run_batch),
         ops if manifest.custom_ops else None,
         max_batch=min(MAX_BATCH, *(plan.max_batch for plan in plans)),
         usual_batch=min(plan.usual_batch for plan in plans),
