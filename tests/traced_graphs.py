@@ -23,7 +23,9 @@ def traced_once() -> Iterator[None]:
 
     trace = tracing.trace_component
 
-    def from_store(*asked: Any) -> onnx.ModelProto:
+    def from_store(*given: Any) -> onnx.ModelProto:
+        asked = given[:5]  # a stored graph contains its weights
+
         def make(place: Path) -> None:
             onnx.save(trace(*asked), place / "graph.onnx")
 

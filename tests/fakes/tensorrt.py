@@ -155,7 +155,7 @@ class OnnxParser:
     def get_error(self, index):
         return "node 3 is unknown"
 
-    def parse(self, data):
+    def parse(self, data, path=None):
         model = onnx.ModelProto.FromString(data)
         if "ABORT" in model.doc_string:
             os.abort()

@@ -19,7 +19,6 @@ from tiny import CONFIG
 from torch.nn import functional as F
 
 from saccade.exporter.gate.reference import folded_float32
-from saccade.exporter.graph.canonical import serialize
 from saccade.exporter.graph.tracing import fold_constants, trace_module
 from saccade.models.fixed_order import FixedOrder, exponential, normal_cdf, power, product, sine
 from saccade.models.nac.model import NAC, NACConfig
@@ -63,7 +62,7 @@ def hashes(weights: str) -> list[str]:
     square = max((each for each in folded.state_dict().values() if each.dim() == 2), key=len)
     weight = square[:, : min(square.shape)][: min(square.shape)].contiguous()
     traced = trace_module(Products(weight), {"x": torch.ones(3, len(weight))}, ["y"])
-    data = constants(folded) + serialize(fold_constants(traced))
+    data = constants(folded) + fold_constants(traced).SerializeToString(deterministic=True)
     return [hashlib.sha256(each).hexdigest() for each in (data, constants(model.fold().float()))]
 
 

@@ -23,8 +23,8 @@ from saccade.exporter.artefact.manifest import Manifest, write_manifest
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.gate.gate import verify
-from saccade.exporter.graph.canonical import serialize
-from saccade.exporter.graph.limits import check_graph, parse_graph, read_graph
+from saccade.exporter.graph.limits import check_graph, parse_graph
+from saccade.exporter.graph.model_file import write_model
 from saccade.exporter.graph.trial import tried
 from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
 from saccade.plugins.ops import OPS
@@ -52,18 +52,17 @@ def test_ops_with_their_bodies_are_within_the_limits(op: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\xff" * 64, b'{"json": 1}'])
-def test_what_is_no_graph_is_refused_or_empty(data: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(data)
+def test_what_is_no_graph_is_refused_or_empty(data: bytes) -> None:
     try:
-        assert not read_graph(path).graph.node
+        assert not parse_graph(data, "model.onnx").graph.node
     except SaccadeError as error:
         assert "not a complete ONNX model" in str(error)
 
 
-def test_what_no_command_would_read_is_not_exported() -> None:
+def test_what_no_command_would_read_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(SaccadeError, match="the exported graph: has loops"):
-        serialize(hostile_graphs.looping())
+        write_model(hostile_graphs.looping(), {}, tmp_path / "model.onnx")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_constants_are_found_where_they_stand() -> None:

@@ -18,12 +18,13 @@ from ops_cases import CASES
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import read_manifest
+from saccade.exporter.artefact.manifest import FileEntry, read_manifest
 from saccade.exporter.gate.manifest_checks import contradictions
 from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.exporter.gate.reference import Reference
-from saccade.exporter.graph.half_graph import widened_bytes
+from saccade.exporter.graph.half_graph import widened_session
 from saccade.exporter.graph.precision import inlined
+from saccade.files import sha256_of
 from saccade.models.checkpoint import load
 from saccade.plugins.onnx_model import all_nodes
 from saccade.plugins.ops import OPS
@@ -70,8 +71,10 @@ def test_they_answer_as_the_files_with_functions(folder: Path) -> None:
     expected = plain(whole.read_bytes()).run(None, {"image": image})
     actual = plain((folder / whole.name).read_bytes()).run(None, {"image": image})
     half = (folder / "sot-exact-fp16.onnx").read_bytes()
-    for model, precision in ((half, "fp16"), (widened_bytes(half), "fp32")):
-        for one, other in zip(plain(model).run(None, {"image": image}), expected, strict=True):
+    path = folder / "sot-exact-fp16.onnx"
+    wide = widened_session(path, FileEntry(path.name, sha256_of(path), len(half)))
+    for session, precision in ((plain(half), "fp16"), (wide, "fp32")):
+        for one, other in zip(session.run(None, {"image": image}), expected, strict=True):
             assert relative_error(one, other, WHOLE) <= tensor_limit(precision)
     for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6, rtol=1e-6)

@@ -71,7 +71,7 @@ SAMPLES = {"x": np.random.default_rng(1).normal(size=(41, WIDTH)).astype(np.floa
 
 @pytest.fixture
 def source(tmp_path: Path) -> Source:
-    return source_of(two_norms(), (), tmp_path)
+    return source_of(two_norms(), {}, (), tmp_path)
 
 
 def answer(model: Path | onnx.ModelProto) -> np.ndarray:
@@ -84,7 +84,7 @@ def test_weights_stay_in_the_data_file(source: Source) -> None:
     assert source.path.stat().st_size < 4 * WIDTH**2
     np.testing.assert_allclose(answer(source.path), answer(two_norms()), atol=1e-5)
     with pytest.raises(SaccadeError, match="no layer that can be computed in int8"):
-        source_of(two_norms(), ("first", "second", "third"), source.path.parent)
+        source_of(two_norms(), {}, ("first", "second", "third"), source.path.parent)
 
 
 def test_extremes_are_those_of_all_batches(source: Source) -> None:

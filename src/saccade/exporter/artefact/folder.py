@@ -19,7 +19,15 @@ from saccade.exporter.artefact.frontier import (
     narrower,
     read_frontier,
 )
-from saccade.exporter.artefact.manifest import SQUASHING, SUFFIX, FileEntry, Manifest, manifest_of
+from saccade.exporter.artefact.manifest import (
+    DATA_SUFFIX,
+    SQUASHING,
+    SUFFIX,
+    DataEntry,
+    FileEntry,
+    Manifest,
+    manifest_of,
+)
 from saccade.exporter.artefact.variant import known_roles
 from saccade.exporter.artefact.variant_files import VariantFiles, grouped
 from saccade.files import json_bytes, sha256_of, write_atomically
@@ -43,7 +51,7 @@ class ArtefactFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._hashed: dict[FileEntry, tuple[int, ...]] = {}
+        self._hashed: dict[FileEntry | DataEntry, tuple[int, ...]] = {}
         self._squashing: set[str] = set()  # variants whose manifest has version SQUASHING
         self._load = cache(load)
 
@@ -83,8 +91,10 @@ class ArtefactFolder:
                 self._squashing.add(manifests[-1].variant.name)
         if not manifests:
             raise SaccadeError(f"{self}: {_described(self.path) or f'no {SUFFIX} in it. {make}'}")
-        known = {manifest.file.name for manifest in manifests}
-        if strays := sorted({path.name for path in self.path.glob("*.onnx")} - known):
+        known = {file.name for manifest in manifests for file in manifest.file.files}
+        patterns = "*.onnx", f"*.onnx{DATA_SUFFIX}"
+        present = {path.name for pattern in patterns for path in self.path.glob(pattern)}
+        if strays := sorted(present - known):
             raise SaccadeError(
                 f"{self.path / strays[0]}: has no manifest. Remove it, or export again."
             )
@@ -111,19 +121,28 @@ class ArtefactFolder:
         return self.manifests[0].variant.model
 
     def file(self, manifest: Manifest) -> Path:
-        """Return the path of a manifest's ONNX file after checking that its hash is right.
+        """Return the path of a manifest's ONNX file after checking the hashes of all its files.
 
-        Raises: SaccadeError if the file is missing, does not match its manifest, or has changed
-            since the last call.
+        Raises: SaccadeError if a file is missing, does not match its manifest, or has changed
+            since the last call, or if weights are in a link.
         """
-        expected = manifest.file
+        if manifest.file.data and (self.path / manifest.file.data.name).is_symlink():
+            raise SaccadeError(
+                f"{self.path / manifest.file.data.name}: is a link, expected the file itself, "
+                "because runtimes do not open weights elsewhere. Copy it here."
+            )
+        for expected in manifest.file.files:
+            self._check_file(expected)
+        return self.path / manifest.file.name
+
+    def _check_file(self, expected: FileEntry | DataEntry) -> None:
         path = self.path / expected.name
         if not path.is_file():
             raise SaccadeError(f"{path}: missing, but its manifest exists. {AGAIN}")
         now, state = time.time_ns(), path.stat()
         stamp = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
         if self._hashed.get(expected) == stamp:
-            return path
+            return
         if (digest := sha256_of(path)) != expected.sha256:
             raise SaccadeError(
                 f"{path}: SHA-256 is {digest[:12]}..., its manifest has {expected.sha256[:12]}... "
@@ -136,7 +155,6 @@ class ArtefactFolder:
             )
         if max(state.st_mtime_ns, state.st_ctime_ns) < now - _TICK_NS:
             self._hashed[expected] = stamp
-        return path
 
     def check_files(self) -> None:
         """Check every file.

@@ -32,6 +32,7 @@ SQUASHING = 3  # the oldest readable version: it predates resize modes and squas
 # do not change them when the gate's own table changes.
 _FLOORS_BEFORE_5 = {"fp32": 1e-2, "fp16": 1e-1, "bf16": 1e-1, "int8": 1e-1}
 SUFFIX = ".manifest.json"
+DATA_SUFFIX = ".data"  # of a file with weights, after the name of the ONNX file
 _FILE_NAME_CHARACTERS = 255  # the limit of common file systems
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -56,12 +57,32 @@ class VariantEntry:
 
 
 @dataclass(frozen=True)
-class FileEntry:
-    """Name, hash and size of the artefact file."""
+class DataEntry:
+    """Name, hash and size of the file with the weights of a model that is too large for one."""
 
     name: str
     sha256: str
     bytes: int
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Name, hash and size of the artefact file, which names the data file in turn."""
+
+    name: str
+    sha256: str
+    bytes: int
+    data: DataEntry | None = None
+
+    @property
+    def files(self) -> "tuple[FileEntry | DataEntry, ...]":
+        """The ONNX file, and its data file if it has one."""
+        return (self, self.data) if self.data else (self,)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of both files."""
+        return sum(file.bytes for file in self.files)
 
 
 @dataclass(frozen=True)
@@ -183,6 +204,8 @@ class Manifest:
         content = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
         if self.preprocessing is not None:
             content["preprocessing"] = self.preprocessing.to_dict()
+        if self.file.data is None:
+            del content["file"]["data"]
         return content
 
 
@@ -225,6 +248,8 @@ def manifest_of(given: Mapping[str, Any], path: Path) -> Manifest:
     if version < VERSION:
         content.setdefault("quantization", None)
         _add_gate(content)
+    if isinstance(content.get("file"), dict):
+        content["file"] = {"data": None, **content["file"]}  # most have none
     manifest: Manifest = typed(Manifest, content, f"{path}: ")
     with believed(path, AGAIN):
         _check_counts(manifest)
@@ -255,10 +280,13 @@ def _check_names(manifest: Manifest, file: str) -> None:
     )
     if entry.setting.startswith("b") and entry.setting != entry.budget.label:
         raise Contradiction(f"budget {entry.setting!r} stands for {entry.budget:g}")
-    for other in (manifest.file.name, manifest.parent.name):
+    data = manifest.file.data
+    if data:
+        check_equal(((data.name, manifest.file.name + DATA_SUFFIX, "name of the data file"),))
+    for other in (*(file.name for file in manifest.file.files), manifest.parent.name):
         if not FILE_NAME.fullmatch(other) or len(other) > _FILE_NAME_CHARACTERS:
             raise Contradiction(f"{other!r:.80} is not a plain name of a file in the same folder")
-    check_hashes((manifest.file.sha256, manifest.parent.sha256))
+    check_hashes((*(file.sha256 for file in manifest.file.files), manifest.parent.sha256))
     if entry.family not in FAMILIES:
         raise Contradiction(
             f"family {entry.family!r:.80} is not known to this release, which has "

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bisect a variant: find the first tensor of its graph that differs from another runner's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.exporter.gate.reference import Reference
 from saccade.exporter.gate.report import GateReport
-from saccade.exporter.graph.half_graph import widened_bytes
+from saccade.exporter.graph.half_graph import widened
+from saccade.exporter.graph.model_file import read_model
 from saccade.exporter.graph.samples import calibration_inputs
-from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
+from saccade.exporter.graph.weights import Load, graph_session
+from saccade.exporter.runtimes.runners import onnx_runner
 from saccade.models.interface import Arrays, component_named
 from saccade.plugins.native.library import available_library
 from saccade.progress import Report, bar, progress_of, reporting
@@ -27,6 +29,7 @@ _SAMPLES = 8
 _AT_ONCE = 16
 _TYPE_CHANGES = ("Cast", "QuantizeLinear", "DequantizeLinear")
 
+Graph = tuple[onnx.ModelProto, Mapping[str, Load]]
 Ask = Callable[[Sequence[str]], dict[str, np.ndarray]]  # node names -> their first outputs
 
 
@@ -106,14 +109,16 @@ def departure(
     """
     entry, path = manifest.variant, folder.file(manifest)
     # ONNX Runtime's CPU kernels have no bf16, so only the structure is compared.
-    own = widened_bytes(path) if entry.precision == "bf16" else path.read_bytes()
+    own: Graph = read_model(path, manifest.file)
+    if entry.precision == "bf16":
+        own = widened(*own)
     other = _float32(manifest, manifests)
     if other is None:
         kernels = available_library() if manifest.custom_ops else None
         against, plain = "the same file without optimization", own
         answer = _asked(own, inputs, kernels=kernels)
     else:
-        against, plain = other.variant.name, folder.file(other).read_bytes()
+        against, plain = other.variant.name, read_model(folder.file(other), other.file)
         answer = _asked(own, inputs, optimized=False)
     expected = _asked(plain, inputs, optimized=False)
     nodes = _shared_nodes(own, plain)
@@ -155,29 +160,29 @@ def _first(names: list[str], ask: Ask, expected: Ask, tolerance: float) -> tuple
 
 
 def _asked(
-    model: bytes, inputs: Arrays, optimized: bool = True, kernels: Path | None = None
+    graph: Graph, inputs: Arrays, optimized: bool = True, kernels: Path | None = None
 ) -> Ask:
-    proto = onnx.load_model_from_string(model)
+    proto, weights = graph
     outputs = {node.name: node.output[0] for node in proto.graph.node}
 
     def ask(nodes: Sequence[str]) -> dict[str, np.ndarray]:
         del proto.graph.output[:]
         values = [onnx.ValueInfoProto(name=outputs[node]) for node in nodes]
         proto.graph.output.extend(values)
-        session = onnx_session(proto.SerializeToString(), optimized=optimized, kernels=kernels)
+        session = graph_session(proto, weights, optimized=optimized, kernels=kernels)
         answers = onnx_runner(session)(inputs)
         return {node: answers[outputs[node]] for node in nodes}
 
     return ask
 
 
-def _shared_nodes(own: bytes, other: bytes) -> dict[str, str]:
+def _shared_nodes(own: Graph, other: Graph) -> dict[str, str]:
     """Map the nodes with numeric output that both graphs have to their operators, in order.
 
     A change of type adds nodes, so a numbered name can refer to another node. Two nodes are the
     same only if they also read from the same nodes.
     """
-    mine, theirs = (_numeric_nodes(onnx.load_model_from_string(file)) for file in (own, other))
+    mine, theirs = (_numeric_nodes(proto) for proto, _ in (own, other))
     return {name: node.operator for name, node in mine.items() if theirs.get(name) == node}
 
 

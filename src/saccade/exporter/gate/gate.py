@@ -11,7 +11,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import Manifest, Parity, VariantEntry
+from saccade.exporter.artefact.manifest import FileEntry, Manifest, Parity, VariantEntry
 from saccade.exporter.gate.conditioning import ill_conditioned_rows
 from saccade.exporter.gate.metrics import FLOORS, exceeded, figures_of, row_errors, thresholds_of
 from saccade.exporter.gate.reference import Expected, Reference
@@ -126,7 +126,8 @@ def _check_outputs(answers: Arrays, expected: Arrays) -> None:
 
 
 def candidates_of(
-    model: Path | bytes,
+    path: Path,
+    file: FileEntry,
     custom_ops: Sequence[str],
     folded: Callable[[], Any],
     entry: VariantEntry,
@@ -144,29 +145,27 @@ def candidates_of(
     and the file only has to agree with that model.
     """
     if entry.precision not in ("fp16", "bf16"):
-        return runners_of(model, custom_ops, optimized=not for_gpu)
-    from saccade.exporter.graph.half_graph import widened_bytes
+        opened = partial(onnx_session, path, optimized=not for_gpu)
+        return runners_of(opened, custom_ops)
+    from saccade.exporter.graph.half_graph import widened_session
 
     return [
         lambda: half_runner(folded(), entry.role, outputs, entry.precision),
-        *runners_of(widened_bytes(model), custom_ops),
+        *runners_of(partial(widened_session, path, file), custom_ops),
     ]
 
 
-def runners_of(
-    model: Path | bytes, custom_ops: Sequence[str], *, optimized: bool = True
-) -> list[Opener]:
-    """Return runners of the file: with function bodies, and with kernels if available."""
+def runners_of(opened: Callable[..., Any], custom_ops: Sequence[str]) -> list[Opener]:
+    """Return runners of the session `opened`: with function bodies, and kernels if available."""
     libraries: list[Path | None] = [None]
     if custom_ops and (library := available_library()):
         # The first runner runs most often, and kernels are much faster than bodies.
         libraries.insert(0, library)
-    return [partial(_runner, model, library, optimized) for library in libraries]
+    return [partial(_runner, opened, library) for library in libraries]
 
 
-def _runner(model: Path | bytes, library: Path | None, optimized: bool) -> Runner:
-    session = onnx_session(model, threads=cores(), kernels=library, optimized=optimized)
-    return onnx_runner(session)
+def _runner(opened: Callable[..., Any], library: Path | None) -> Runner:
+    return onnx_runner(opened(threads=cores(), kernels=library))
 
 
 def verify(
@@ -230,7 +229,7 @@ def _verify_variant(
         folded = partial(reference.folded, budget)
         for_gpu = manifest.quantization is not None and manifest.quantization.target == "gpu"
         candidates = candidates_of(
-            path, manifest.custom_ops, folded, entry, outputs, for_gpu=for_gpu
+            path, manifest.file, manifest.custom_ops, folded, entry, outputs, for_gpu=for_gpu
         )
         peers = [partial(_same, run) for run in peers_of(folder, manifest).values()]
         parity = measure(

@@ -9,7 +9,7 @@ import onnx
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.graph.canonical import flaws, tensor_specs
 from saccade.exporter.graph.layer_types import float32_layers, matrix_types, opset_of
-from saccade.exporter.graph.limits import read_graph
+from saccade.exporter.graph.model_file import read_model
 from saccade.models.budget import ComputeBudget
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Family
@@ -22,7 +22,7 @@ def contradictions(
 ) -> tuple[str, ...]:
     """Return the failed checks of a manifest as messages; empty if all passed."""
     try:
-        proto = read_graph(path)
+        proto, _ = read_model(path, manifest.file)
         onnx.checker.check_model(proto, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         return (f"{path.name}: not a valid ONNX file ({error}). {AGAIN}",)

@@ -7,15 +7,12 @@ from collections.abc import Iterable
 
 import onnx
 
-from saccade.errors import SaccadeError
 from saccade.exporter.artefact.manifest import TensorSpec
-from saccade.exporter.graph.limits import check_graph
 from saccade.plugins.onnx_model import IR_VERSION, OPSET, all_nodes
 
 # An output with a fixed name may have the same name as a value inside the graph.
 OUTPUT_PREFIX = "saccade_output_"
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_LARGEST_FILE_BYTES = 2**31 - 1
 
 
 def clean(proto: onnx.ModelProto, root: str) -> onnx.ModelProto:
@@ -48,22 +45,6 @@ def _bare(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def serialize(proto: onnx.ModelProto) -> bytes:
-    """Return the file's bytes after a full check.
-
-    Raises: SaccadeError if the model is too large for one file or exceeds the limits.
-    """
-    weights = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
-    if weights > _LARGEST_FILE_BYTES:
-        raise SaccadeError(
-            f"the weights take {weights / 2**30:.1f} GiB, but an ONNX file can have at most 2 GiB. "
-            "Export a smaller --budget."
-        )
-    check_graph(proto, "the exported graph")
-    onnx.checker.check_model(proto, full_check=True)
-    return proto.SerializeToString(deterministic=True)
-
-
 def tensor_specs(values: Iterable[onnx.ValueInfoProto]) -> tuple[TensorSpec, ...]:
     """Return the tensor specs of the graph's inputs or outputs."""
     specs = []
@@ -89,8 +70,6 @@ def flaws(proto: onnx.ModelProto, opset: int = OPSET) -> list[str]:
     for node in proto.graph.node:
         if bytes_inputs & set(node.input) and node.op_type != "Cast":
             problems.append(f"{node.op_type} reads the uint8 input before a Cast")
-    if any(tensor.data_location for tensor in proto.graph.initializer):
-        problems.append("weights are in a second file, which no hash covers")
     return problems
 
 

@@ -3,7 +3,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import onnx
 from saccade.exporter.artefact.manifest import Cost, MultiplyAdds
 from saccade.exporter.graph.half_graph import HALF, widened
 from saccade.exporter.graph.layer_types import element_types
-from saccade.exporter.runtimes.runners import onnx_session
+from saccade.exporter.graph.weights import Load, graph_session
 from saccade.models.interface import Arrays
 
 Shape = tuple[int, ...]
@@ -43,7 +43,9 @@ def cost_of(proto: onnx.ModelProto, parameters: int, samples: Arrays) -> Cost:
     return count_of(proto, samples).cost(parameters)
 
 
-def count_of(proto: onnx.ModelProto, samples: Arrays) -> Count:
+def count_of(
+    proto: onnx.ModelProto, samples: Arrays, weights: Mapping[str, Load] | None = None
+) -> Count:
     """Count multiply-adds by node and the peak size of activations, for a batch of one.
 
     MatMul, Gemm, Conv, ConvTranspose, Einsum and LSTM of the main graph are counted, but not the
@@ -54,7 +56,7 @@ def count_of(proto: onnx.ModelProto, samples: Arrays) -> Count:
 
     Units: one sample, the first of `samples`.
     """
-    shapes, item_bytes = _shapes(proto, samples)
+    shapes, item_bytes = _shapes(proto, samples, weights)
     multiply_adds = {
         node.name: _COUNTS[node.op_type](
             node, [shapes[name] for name in node.input if name], shapes[node.output[0]]
@@ -70,24 +72,54 @@ def parameters_of(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _shapes(proto: onnx.ModelProto, samples: Arrays) -> tuple[dict[str, Shape], dict[str, int]]:
-    """Shape and item size of every tensor from one run, which also covers loops and functions."""
-    everything = widened(proto)
-    graph = everything.graph
-    del graph.output[:]
-    graph.output.extend(
-        onnx.ValueInfoProto(name=name) for node in graph.node for name in node.output if name
-    )
-    session = onnx_session(everything.SerializeToString(), optimized=False)
-    names = [value.name for value in session.get_outputs()]
-    given = {value.name: samples[value.name][:1] for value in session.get_inputs()}
-    values = dict(zip(names, session.run(names, given), strict=True)) | given
-    values |= {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    types = element_types(proto)
+def _shapes(
+    proto: onnx.ModelProto, samples: Arrays, weights: Mapping[str, Load] | None
+) -> tuple[dict[str, Shape], dict[str, int]]:
+    """Shape and item size of every tensor: inferred, or else from a run, which covers loops."""
+    given = {value.name: samples[value.name][:1] for value in proto.graph.input}
+    known = _inferred(proto, given)
+    unknown = [
+        name for node in proto.graph.node for name in node.output if name and name not in known
+    ]
+    if unknown:
+        graph, wide = widened(proto, weights)
+        del graph.graph.output[:]
+        graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in unknown)
+        values = graph_session(graph, wide, in_order=True).run(unknown, given)
+        types = element_types(proto)
+        for name, value in zip(unknown, values, strict=True):
+            known[name] = value.shape, 2 if types.get(name) in HALF else value.itemsize
     return (
-        {name: tuple(value.shape) for name, value in values.items()},
-        {name: 2 if types.get(name) in HALF else value.itemsize for name, value in values.items()},
+        {name: shape for name, (shape, _) in known.items()},
+        {name: size for name, (_, size) in known.items()},
     )
+
+
+def _inferred(proto: onnx.ModelProto, given: Arrays) -> dict[str, tuple[Shape, int]]:
+    """Infer shapes and item sizes for inputs of these shapes; some remain unknown."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(proto)
+    for value in fixed.graph.input:
+        axes = value.type.tensor_type.shape.dim
+        for axis, size in zip(axes, given[value.name].shape, strict=True):
+            axis.dim_value = size
+    for value in fixed.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    graph = onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph
+    known = {
+        tensor.name: ((*tensor.dims,), _item_bytes(tensor.data_type))
+        for tensor in graph.initializer
+    }
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        kind = value.type.tensor_type
+        axes = kind.shape.dim
+        if kind.HasField("shape") and all(axis.HasField("dim_value") for axis in axes):
+            known[value.name] = (*(axis.dim_value for axis in axes),), _item_bytes(kind.elem_type)
+    return known
+
+
+def _item_bytes(kind: int) -> int:
+    return int(onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize)
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int | str) -> int | str:

@@ -7,9 +7,11 @@ computed has to be run to be measured: `trial` does that.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx
 
@@ -25,6 +27,11 @@ NUMBERS = 2**31  # in one tensor
 TENSORS = 100_000
 NAME_CHARACTERS = 1_000
 OPSETS = 100
+
+# Bytes of the files (or of the placeholders, in a graph in progress) that tensors may refer to.
+Held = Mapping[str, int]
+_OUTSIDE = ["location", "offset", "length"]
+_DIGITS = re.compile("[0-9]{1,18}")
 
 # Numbers per stored entry: `int32_data` packs types that are smaller than a byte.
 _MOST_PER_ENTRY = 8
@@ -42,14 +49,6 @@ _TENSOR_TYPES = dict(onnx.TensorProto.DataType.items())
 BITS = {_TENSOR_TYPES[name]: bits for name, bits in _BITS.items() if name in _TENSOR_TYPES}
 
 
-def read_graph(path: Path, where: str = "") -> onnx.ModelProto:
-    """Read an ONNX file and check that it is within the limits.
-
-    Raises: SaccadeError if it cannot be read, or for the first limit that it exceeds.
-    """
-    return parse_graph(read_file(path), where or str(path))
-
-
 def read_file(path: Path) -> bytes:
     """Read the bytes of an ONNX file.
 
@@ -63,7 +62,7 @@ def read_file(path: Path) -> bytes:
         raise SaccadeError(f"{path}: cannot be read ({error.strerror}). {AGAIN}") from error
 
 
-def parse_graph(data: bytes, where: str) -> onnx.ModelProto:
+def parse_graph(data: bytes, where: str, held: Held | None = None) -> onnx.ModelProto:
     """Parse the bytes of an ONNX file and check that the model is within the limits.
 
     Raises: SaccadeError if they are not an ONNX model, or for the first limit that it exceeds.
@@ -72,20 +71,20 @@ def parse_graph(data: bytes, where: str) -> onnx.ModelProto:
         proto = onnx.load_model_from_string(data)
     except Exception as error:  # the only common base of protobuf's errors
         raise SaccadeError(f"{where}: is not a complete ONNX model ({error}). {AGAIN}") from error
-    check_graph(proto, where)
+    check_graph(proto, where, held)
     return proto
 
 
-def check_graph(proto: onnx.ModelProto, where: str) -> None:
-    """Refuse a model that exceeds the limits.
+def check_graph(proto: onnx.ModelProto, where: str, held: Held | None = None) -> None:
+    """Refuse a model that exceeds the limits, or that refers to data outside `held`.
 
     Raises: SaccadeError with what was found and what is expected.
     """
-    for excess in _excesses(proto):
+    for excess in _excesses(proto, held or {}):
         raise SaccadeError(f"{where}: {excess}. {AGAIN}")
 
 
-def _excesses(proto: onnx.ModelProto) -> Iterator[str]:
+def _excesses(proto: onnx.ModelProto, held: Held) -> Iterator[str]:
     for what, count, most in (
         ("functions", len(proto.functions), FUNCTIONS),
         ("operator sets", len(proto.opset_import), OPSETS),
@@ -94,7 +93,7 @@ def _excesses(proto: onnx.ModelProto) -> Iterator[str]:
         if count > most:
             yield f"has {count} {what}, expected at most {most}"
     yield from _names(opset.domain for opset in proto.opset_import)
-    graphs = _Graphs()
+    graphs = _Graphs(held)
     yield from graphs.excesses(proto)
     for where, value in (
         *(("input", value) for value in proto.graph.input),
@@ -108,6 +107,7 @@ def _excesses(proto: onnx.ModelProto) -> Iterator[str]:
 class _Graphs:
     """Walk through every graph of a file and check sizes and names, without expanding calls."""
 
+    held: Held
     nodes: int = 0
     tensors: int = 0
 
@@ -122,7 +122,8 @@ class _Graphs:
     def _graph(self, graph: onnx.GraphProto, depth: int) -> Iterator[str]:
         if depth > GRAPH_DEPTH:
             yield f"has graphs nested more than {GRAPH_DEPTH} deep"
-        yield from self._tensors(graph.initializer)
+        # Only weights of the whole model are expected in another file.
+        yield from self._tensors(graph.initializer, self.held if depth == 1 else {})
         for tensor in graph.sparse_initializer:
             yield from self._tensors((tensor.values, tensor.indices))
         for values in (graph.input, graph.output, graph.value_info):
@@ -153,29 +154,60 @@ class _Graphs:
         for graph in graphs_in(attribute):
             yield from self._graph(graph, depth + 1)
 
-    def _tensors(self, tensors: Iterable[onnx.TensorProto]) -> Iterator[str]:
+    def _tensors(
+        self, tensors: Iterable[onnx.TensorProto], held: Held = MappingProxyType({})
+    ) -> Iterator[str]:
         for tensor in tensors:
             self.tensors += 1
             if self.tensors > TENSORS:
                 yield f"has more than {TENSORS} tensors"
             yield from _names((tensor.name,))
-            yield from _tensor_excesses(tensor)
+            yield from _tensor_excesses(tensor, held)
 
 
-def _tensor_excesses(tensor: onnx.TensorProto) -> Iterator[str]:
+def _tensor_excesses(tensor: onnx.TensorProto, held: Held) -> Iterator[str]:
     what = f"tensor {tensor.name[:80]!r}"
-    if tensor.data_location or tensor.external_data:
-        yield f"{what} keeps weights in another file, which no hash covers"
     if tensor.data_type not in BITS:
         yield f"{what} has the type {tensor.data_type}, which ONNX does not know"
     yield from _dims_excesses(what, tensor.dims)
     count, bits = math.prod(tensor.dims), BITS.get(tensor.data_type, 0)
-    if tensor.HasField("raw_data"):
+    if tensor.data_location or tensor.external_data:
+        yield from _outside_excesses(what, tensor, held, -(-count * bits // 8))
+    elif tensor.HasField("raw_data"):
         held, expected = len(tensor.raw_data), -(-count * bits // 8)
         if held != expected:
             yield f"{what} of {list(tensor.dims)} has {held} bytes, expected {expected}"
     elif count > _MOST_PER_ENTRY * sum(len(getattr(tensor, field)) for field in _TYPED_DATA):
         yield f"{what} of {list(tensor.dims)} contains fewer numbers than its shape"
+
+
+def _outside_excesses(
+    what: str, tensor: onnx.TensorProto, held: Held, expected: int
+) -> Iterator[str]:
+    """Check a reference to another file: which one, and that the part is inside it."""
+    entries = [(entry.key, entry.value) for entry in tensor.external_data]
+    known = dict(entries)
+    location = known.get("location", "")
+    if location not in held or BITS.get(tensor.data_type, 0) < 8:
+        known_files = " or ".join(map(repr, held)) or "them in this one"
+        yield f"{what} keeps weights in another file, {location[:80]!r}, expected {known_files}"
+        return
+    numbers = [known.get(key, "") for key in ("offset", "length")]
+    if sorted(known) != ["length", "location", "offset"] or len(entries) != len(known):
+        yield f"{what} has the keys {[key[:20] for key, _ in entries]}, expected {_OUTSIDE}"
+    elif not all(map(_DIGITS.fullmatch, numbers)):
+        yield f"{what} has {_OUTSIDE[1:]} {numbers!r:.80}, expected numbers of bytes"
+    else:
+        offset, length = map(int, numbers)
+        if length != expected:
+            yield f"{what} of {list(tensor.dims)} has {length} bytes, expected {expected}"
+        if any(len(getattr(tensor, field)) for field in (*_TYPED_DATA, "raw_data")):
+            yield f"{what} of {list(tensor.dims)} has {length} bytes in two places"
+        if offset + length > held[location]:
+            yield (
+                f"{what} ends at byte {offset + length} of {location[:80]!r}, which has "
+                f"{held[location]}"
+            )
 
 
 def _dims_excesses(what: str, dims: Iterable[int]) -> Iterator[str]:

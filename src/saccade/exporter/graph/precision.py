@@ -13,6 +13,7 @@ from saccade.exporter.graph.cost import Count, count_of
 from saccade.exporter.graph.half_graph import activation_ranges, check_ranges
 from saccade.exporter.graph.layer_types import check_types, float32_layers, matrix_types
 from saccade.exporter.graph.samples import GateSizes
+from saccade.exporter.graph.weights import Weights
 from saccade.models.interface import Arrays
 from saccade.plugins.contract import DOMAIN
 
@@ -64,6 +65,7 @@ class TypedGraph:
 
     proto: onnx.ModelProto
     count: Count
+    weights: Weights  # the large ones, to which the graph refers
     float32_layers: tuple[str, ...] = ()
     activation_ranges: dict[str, float] = field(default_factory=dict)
 
@@ -76,26 +78,28 @@ def typed_graph(
     few: Arrays,
     calibration: Callable[[int], Arrays],
     sizes: Callable[[int], GateSizes],
+    weights: Weights,
 ) -> TypedGraph:
     """Make the graph of one component of a folded float32 model in fp32, fp16 or bf16.
 
-    `traced` returns the component's graph in a precision. In half precision, read-outs, softmax,
-    normalizations and custom ops stay in float32. Ranges are measured on calibration samples:
-    `calibration` returns that many of them, `sizes` the gate's for a cost.
+    `traced` returns the component's graph in a precision; its large weights are in `weights`. In
+    half precision, read-outs, softmax, normalizations and custom ops stay in float32. Ranges are
+    measured on calibration samples: `calibration` returns that many of them, `sizes` the gate's for
+    a cost.
 
     Shapes: few as the graph's inputs, [n ...] of any samples.
     Raises: GateFailed if a number is too large for fp16, SaccadeError if the graph would not have
         that precision.
     """
     proto = traced(precision)
-    count = count_of(proto, few)
+    count = count_of(proto, few, weights)
     if precision == "fp32":
-        return TypedGraph(proto, count)
+        return TypedGraph(proto, count, weights)
     gate = sizes(sum(count.multiply_adds.values()))
-    ranges = activation_ranges(proto, calibration(gate.real_inputs))
+    ranges = activation_ranges(proto, calibration(gate.real_inputs), weights)
     if precision == "fp16":
         check_ranges(name, ranges)
-    return checked_graph(name, role, precision, proto, ranges, count)
+    return checked_graph(name, role, precision, proto, weights, ranges, count)
 
 
 def checked_graph(
@@ -103,6 +107,7 @@ def checked_graph(
     role: str,
     precision: str,
     proto: onnx.ModelProto,
+    weights: Weights,
     ranges: dict[str, float],
     count: Count,
 ) -> TypedGraph:
@@ -114,7 +119,7 @@ def checked_graph(
     # A slot decoder is one read-out: its softmax between slots amplifies rounding errors.
     cost = {} if role == "decode" else count.multiply_adds
     check_types(name, precision, matrix_types(proto), cost, kept)
-    return TypedGraph(proto, count, kept, ranges)
+    return TypedGraph(proto, count, weights, kept, ranges)
 
 
 def with_ops_inlined(graph: TypedGraph, precision: str) -> TypedGraph:

@@ -22,6 +22,14 @@ from saccade.errors import require
 from saccade.exporter.graph.canonical import OUTPUT_PREFIX, clean, tidy
 from saccade.exporter.graph.half_graph import fold_casts
 from saccade.exporter.graph.layer_types import opset_of
+from saccade.exporter.graph.weights import (
+    Weights,
+    constant,
+    evaluated,
+    loader,
+    location_of,
+    set_apart,
+)
 from saccade.exporter.runtimes.half_products import HALF_TYPES, half_products
 from saccade.models.interface import Arrays, Component, component_named
 from saccade.plugins.contract import DOMAIN, DTYPES, VERSION, Op, Port
@@ -90,7 +98,7 @@ _NAMES = """
 EXACT = frozenset(_NAMES.split())
 
 
-def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
+def fold_constants(proto: onnx.ModelProto, weights: Weights | None = None) -> onnx.ModelProto:
     """Evaluate exact nodes with constant inputs, and remove unused branches.
 
     The exporter leaves a Transpose after half-precision weights, and the arithmetic of shapes.
@@ -101,6 +109,8 @@ def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
     surgeon = require("onnx_graphsurgeon", extra="export")
     logger = surgeon.logger.G_LOGGER
     logger.severity = logger.ERROR  # its warnings are about terminal colors
+    if weights is not None:
+        _fold_large(proto, weights)
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     del bare.functions[:]
@@ -112,6 +122,45 @@ def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
     proto.graph.node.extend(folded.graph.node)
     proto.graph.initializer.extend(folded.graph.initializer)
     return proto
+
+
+def _fold_large(proto: onnx.ModelProto, weights: Weights) -> None:
+    """Fold the nodes that read a placeholder, whose values the library could not find.
+
+    Nothing is computed here that takes memory: the values follow from the placeholder's own.
+    """
+    graph = proto.graph
+    opset = next(opset.version for opset in proto.opset_import if opset.domain == "")
+    loads = {tensor.name: loader(tensor, weights) for tensor in graph.initializer}
+    large = {tensor.name for tensor in graph.initializer if location_of(tensor)}
+    results = {value.name for value in graph.output}
+    kept = []
+    for node in graph.node:
+        inputs = [loads[name] for name in node.input if name in loads]
+        is_constant = bool(inputs) and len(inputs) == sum(map(bool, node.input))
+        if (
+            node.domain
+            or not is_constant
+            or results.intersection(node.output)
+            or (node.op_type not in EXACT and any(_is_float(load()) for load in inputs))
+        ):
+            kept.append(node)
+            continue
+        values = {
+            name: evaluated(node, opset, inputs, index)
+            for index, name in enumerate(node.output)
+            if name
+        }
+        loads |= values
+        if not large.intersection(node.input):
+            kept.append(node)  # for the library
+            continue
+        made = [constant(name, load, weights) for name, load in values.items()]
+        large |= {tensor.name for tensor in made if location_of(tensor)}
+        graph.initializer.extend(made)
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 @contextmanager
@@ -174,10 +223,11 @@ def trace_component(
     samples: Arrays,
     outputs: Sequence[str],
     precision: str = "fp32",
+    weights: Weights | None = None,
 ) -> onnx.ModelProto:
     """Trace one component of a float32 model, with products in fp32, fp16 or bf16.
 
-    Returns the cleaned graph.
+    Returns the cleaned graph. With `weights`, its large weights are there and refer to the model's.
     Shapes: samples as the component's inputs, at least 3 of them.
     """
     examples = {
@@ -186,14 +236,14 @@ def trace_component(
     }
     words = {spec.name: spec.shape for spec in component.inputs}
     served = _Served(model, component.role, outputs, precision)
-    proto = trace_module(served, examples, outputs, words)
+    proto = trace_module(served, examples, outputs, words, weights)
     if precision in HALF_TYPES:
-        fold_casts(proto)
+        fold_casts(proto, weights)
     if precision == "bf16":
         # Neither the library nor ONNX Runtime's CPU kernels can fold bfloat16 constants.
         _set_opset(proto, opset_of(precision))
         return tidy(proto)
-    return tidy(fold_constants(proto))
+    return tidy(fold_constants(proto, weights))
 
 
 def trace_module(
@@ -201,10 +251,11 @@ def trace_module(
     examples: dict[str, torch.Tensor],
     outputs: Sequence[str],
     axes: Mapping[str, Sequence[int | str]] | None = None,
+    weights: Weights | None = None,
 ) -> onnx.ModelProto:
     """Trace any module whose inputs have the batch as their first axis; return the cleaned graph.
 
-    Axes that are named in `axes` (by input) are dynamic too.
+    Axes that are named in `axes` (by input) are dynamic too. `weights` as in `trace_component`.
 
     Each custom op becomes one node, and the file contains its function body. A runtime that has
     the kernel uses it; any other runtime computes the body.
@@ -230,6 +281,8 @@ def trace_module(
             verbose=False,
         )
     assert program is not None
+    if weights is not None:
+        set_apart(program.model, weights)
     proto = clean(program.model_proto, root="model")
     attach_bodies(proto)
     assert proto.ir_version == IR_VERSION, proto.ir_version

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.manifest import FileEntry, Manifest
 from saccade.schema import AGAIN
 from saccade.worker import START_S, Limits, Worker, WorkerEnded
 
@@ -21,6 +21,14 @@ _PROCESS = "saccade.exporter.graph.trial_process"
 _GIB = 2**30
 _WALL = 10  # times the CPU time, in case other processes use the CPU
 _KNOWN: set[str] = set()  # SHA-256 of files that this process tried or wrote
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A file to try, with its entry in the manifest."""
+
+    path: str
+    file: FileEntry
 
 
 @dataclass(frozen=True)
@@ -44,15 +52,15 @@ def tried(
     A file with a hash that this process already tried is skipped.
     """
     unknown = [manifest for manifest in manifests if manifest.file.sha256 not in _KNOWN]
-    paths = [folder.path / manifest.file.name for manifest in unknown]
-    sizes = [path.stat().st_size for path in paths if path.is_file()]
+    files = [(folder.path / manifest.file.name, manifest.file) for manifest in unknown]
+    sizes = [file.total_bytes for path, file in files if path.is_file()]
     limits = limits or limits_for(max(sizes, default=0))
     timeout_s = max(START_S, _WALL * (limits.cpu_s or 0))
     wrong: dict[str, str] = {}
     with Worker(_PROCESS, limits) as worker:
-        for path in paths:
+        for path, file in files:
             try:
-                answer = worker.ask(str(path.absolute()), Tried, timeout_s)
+                answer = worker.ask(Trial(str(path.absolute()), file), Tried, timeout_s)
             except WorkerEnded as ended:
                 wrong[path.name] = _too_much(path, str(ended), limits)
                 continue

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker of `trial`: reads, checks, loads and runs one ONNX file per request."""
 
-import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from saccade.errors import MissingPackage, SaccadeError, require
-from saccade.exporter.graph.trial import Tried
+from saccade.exporter.artefact.manifest import FileEntry
+from saccade.exporter.graph.trial import Trial, Tried
 from saccade.exporter.runtimes.runners import onnx_session
 from saccade.files import sha256_of
 from saccade.schema import AGAIN
 
 if TYPE_CHECKING:
     import onnx
+
+    from saccade.exporter.graph.weights import Load
 
 _MEMORY = re.compile(r"alloc|out of memory|MemoryError", re.IGNORECASE)
 try:
@@ -24,31 +27,31 @@ except MissingPackage:
     HAS_ONNX = False
 
 
-def main(name: str) -> Tried:
+def main(trial: Trial) -> Tried:
     """Try a file. Without onnx, it is loaded but not checked against the limits of graphs."""
-    path = Path(name)
+    path = Path(trial.path)
     try:
-        return Tried(*(_tried(path) if HAS_ONNX else _loaded(path)))
+        return Tried(*(_tried(path, trial.file) if HAS_ONNX else _loaded(path)))
     except SaccadeError as error:
         return Tried("", str(error))
     except MemoryError:
         return Tried("", _too_large(path))
 
 
-def _tried(path: Path) -> tuple[str, str | None]:
+def _tried(path: Path, file: FileEntry) -> tuple[str, str | None]:
     """Return the hash of the file and why it must not be opened.
 
     Other errors of a runtime, within the limits, are left to the caller to report.
     """
     import onnx
 
-    from saccade.exporter.graph.limits import parse_graph, read_file
+    from saccade.exporter.graph.model_file import read_model
 
-    data = read_file(path)
-    digest, proto = hashlib.sha256(data).hexdigest(), parse_graph(data, str(path))
+    proto, weights = read_model(path, file)
+    digest = sha256_of(path)
     try:
         onnx.checker.check_model(proto, full_check=True)
-        _ask(proto)
+        _ask(proto, weights)
     except MissingPackage:
         return digest, None
     except Exception as error:  # the only common base of the libraries' errors
@@ -70,17 +73,18 @@ def _reason(path: Path, error: Exception) -> str | None:
     return _too_large(path) if _MEMORY.search(f"{error!r} {error}") else None
 
 
-def _ask(proto: "onnx.ModelProto") -> None:
+def _ask(proto: "onnx.ModelProto", weights: "Mapping[str, Load]") -> None:
     """Load a model as a command does, and run it on zeros, with size 1 for every free axis."""
     from onnx.helper import tensor_dtype_to_np_dtype
 
     from saccade.exporter.graph.half_graph import HALF, widened
+    from saccade.exporter.graph.weights import graph_session
 
     if any(tensor.data_type in HALF for tensor in proto.graph.initializer):
-        proto = widened(proto)
+        proto, weights = widened(proto, weights)
     given = {tensor.name for tensor in proto.graph.initializer}
     inputs = [value for value in proto.graph.input if value.name not in given]
-    session = onnx_session(proto.SerializeToString())
+    session = graph_session(proto, weights, optimized=True)
     zeros = {}
     for value in inputs:
         tensor = value.type.tensor_type

@@ -11,6 +11,7 @@ import onnx
 from onnx import external_data_helper, helper, numpy_helper
 
 from saccade.errors import SaccadeError
+from saccade.exporter.graph.weights import Weights, put_back
 from saccade.exporter.quantization.ranges import Activation, Extremes
 
 _DATA = "weights.data"
@@ -51,15 +52,16 @@ class Source:
         return list(dict.fromkeys(layer.input for layer in self.layers))
 
 
-def source_of(proto: onnx.ModelProto, float32: Collection[str], folder: Path) -> Source:
+def source_of(
+    proto: onnx.ModelProto, weights: Weights, float32: Collection[str], folder: Path
+) -> Source:
     """Write a graph to `folder` with its weights in a data file; each Gemm becomes MatMul and Add.
 
-    Layers in `float32` are left out.
+    Layers in `float32` are left out. The graph's large weights are in `weights`.
 
     Raises: SaccadeError if no layer is left.
     """
-    own = onnx.ModelProto()
-    own.CopyFrom(proto)
+    own = put_back(proto, weights)
     _split_biases(own)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in own.graph.initializer}
     path = folder / "float32.onnx"

@@ -2,7 +2,7 @@
 """Run the reference and an artefact in the same way: as functions of named arrays."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -88,12 +88,16 @@ def onnx_session(
     kernels: Path | None = None,
     optimized: bool = True,
     provider: str = CPU,
+    initializers: Mapping[str, np.ndarray] | None = None,
+    in_order: bool = False,
 ) -> Any:
     """Create an ONNX Runtime session that uses at most `threads` cores.
 
     With `kernels`, the library of custom ops, the ops run as kernels, otherwise as function bodies.
     Without `optimized`, each node runs exactly as in the file. `provider` (such as CUDA) computes
     what it can, and the CPU the rest. CUDA computes float32 products in float32, not in TF32.
+    `initializers` are values of weights that the model itself only refers to. With `in_order`, the
+    nodes run in the order of the file.
 
     Raises: SaccadeError if ONNX Runtime refuses the file or lacks the provider, MissingPackage if
         it is not installed.
@@ -106,6 +110,14 @@ def onnx_session(
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if in_order:
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    values = {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        for name, array in (initializers or {}).items()
+    }
+    if values:
+        options.add_external_initializers([*values], [*values.values()])
     if kernels is not None:
         options.register_custom_ops_library(str(kernels))
     source = model if isinstance(model, bytes) else str(model)
@@ -123,6 +135,7 @@ def onnx_session(
         raise SaccadeError(
             f"{where}: ONNX Runtime {onnxruntime.__version__} cannot load it ({error}). {AGAIN}"
         ) from error
+    session.saccade_initializers = values  # it reads them where they are
     if provider not in session.get_providers():
         # ONNX Runtime itself would silently fall back to the CPU.
         raise SaccadeError(f"ONNX Runtime could not start {provider}. Check the GPU and driver.")

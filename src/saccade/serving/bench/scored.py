@@ -70,7 +70,7 @@ def cost(variant: VariantFiles) -> dict[str, Any]:
                 "name": component.variant.name,
                 "role": role,
                 "sha256": component.file.sha256,
-                "file_bytes": component.file.bytes,
+                "file_bytes": component.file.total_bytes,
                 "parameters": component.cost.parameters,
                 "multiply_adds": component.cost.multiply_adds.total,
                 "multiply_adds_by_part": component.cost.multiply_adds.by_part,

@@ -175,7 +175,7 @@ def measure_running(options: BenchOptions) -> RunningReport:
             "behind its TLS proxy."
         )
     model = options.model or _only_router(options.url)
-    with Client(options.url, model, timeout_s=30) as client:
+    with Client(options.url, model) as client:
         view = client.view()
         images, labels = _images(view, options)
         answers = _answers(client, images, labels)

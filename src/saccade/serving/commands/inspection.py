@@ -102,7 +102,7 @@ def _artefacts(path: Path) -> Inspection:
             {
                 "name": manifest.variant.name,
                 "keeps": _kept(manifest.variant),
-                "bytes": manifest.file.bytes,
+                "bytes": manifest.file.total_bytes,
                 "sha256": manifest.file.sha256,
             }
             for manifest in folder.manifests
@@ -271,7 +271,7 @@ def _manifest(path: Path) -> Inspection:
         "parameters": manifest.cost.parameters,
         "multiply_adds": manifest.cost.multiply_adds.total,
         "passed_the_gate": manifest.parity.passed,
-        "bytes": manifest.file.bytes,
+        "bytes": manifest.file.total_bytes,
         "sha256": manifest.file.sha256,
         "checkpoint": {"name": manifest.parent.name, "sha256": manifest.parent.sha256},
     }

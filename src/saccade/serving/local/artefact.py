@@ -18,6 +18,7 @@ from saccade.exporter.graph.trial import refuse_untried
 from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.leftovers import temporary_folder
 from saccade.serving.client import editing, operations
+from saccade.serving.client.request_sizes import UNWATCHED, Pacing, Watch
 from saccade.serving.client.router_view import LANES, RouterView
 from saccade.serving.client.rpc_errors import refusal
 from saccade.serving.client.wire import Call, Steps
@@ -86,7 +87,7 @@ def _here(operation: Callable[_P, Steps[_T]]) -> Callable[Concatenate["LoadedArt
     """Turn an operation into a method that answers its calls in this process."""
 
     def method(self: "LoadedArtefact", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return operations.finished(operation(*args, **kwargs), self.view, self._infer)
+        return self.run(operation(*args, **kwargs))
 
     return operations.as_method(method, operation)
 
@@ -103,6 +104,7 @@ class LoadedArtefact:
 
     def __init__(self, folder: ArtefactFolder, options: RepositoryOptions) -> None:
         self._opened = _Opened(folder, options)
+        self._pacing = Pacing()
         self._close = weakref.finalize(self, self._opened.close)
 
     def __enter__(self) -> "LoadedArtefact":
@@ -131,6 +133,10 @@ class LoadedArtefact:
     answer = _here(operations.answer)
     caption = _here(operations.caption)
     infer = _here(operations.infer)
+
+    def run(self, steps: Steps[_T], watch: Watch = UNWATCHED) -> _T:
+        """Run an operation, one of `operations` or `editing`; `watch` is called on the way."""
+        return operations.finished(self._pacing.requests(steps, watch), self.view, self._infer)
 
     def view(self) -> RouterView:
         """Return the description that the model's router gives its callers."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folder of a component in a repository: its file or plans, configuration, labels and sample."""
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import SaccadeError
-from saccade.exporter.artefact.manifest import SUFFIX, Manifest
+from saccade.exporter.artefact.manifest import DATA_SUFFIX, SUFFIX, Manifest
+from saccade.file_copies import copy_file
 from saccade.files import json_bytes, sha256_of
 from saccade.serving.repository.model_config import MODEL_FILE, Served, variant_config
 from saccade.serving.repository.options import RepositoryOptions
@@ -60,7 +60,8 @@ def write_component(place: Path, component: ComponentPlan, *, refer: bool = Fals
 
 def _linked(file: StoredFile, target: Path) -> bool:
     """Link to an ONNX file, whose bytes have been checked, if the file system has links."""
-    if isinstance(file.source, bytes) or target.name != MODEL_FILE:
+    is_model = target.name == MODEL_FILE or target.name.endswith(f".onnx{DATA_SUFFIX}")
+    if isinstance(file.source, bytes) or not is_model:
         return False  # a link to a plan is refused when it is opened
     try:
         target.symlink_to(file.source.resolve())
@@ -72,5 +73,7 @@ def _linked(file: StoredFile, target: Path) -> bool:
 def _store(file: StoredFile, target: Path) -> None:
     if isinstance(file.source, bytes):
         target.write_bytes(file.source)
-    elif sha256_of(shutil.copyfile(file.source, target)) != (file.sha256 or sha256_of(file.source)):
+        return
+    copy_file(file.source, target)
+    if sha256_of(target) != (file.sha256 or sha256_of(file.source)):
         raise SaccadeError(f"{file.source}: changed while it was copied. Run the command again.")

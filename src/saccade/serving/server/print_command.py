@@ -43,6 +43,7 @@ from saccade.serving.server.addresses import (
 )
 from saccade.serving.server.exposure import check_repository
 from saccade.serving.server.process import (
+    EXIT_TIMEOUT_S,
     backend_code,
     backend_folder,
     limited,
@@ -59,7 +60,7 @@ MODELS = PurePosixPath("/models")
 INSIDE = ServeOptions(host="0.0.0.0", accept_risk=True, http=True)
 SHARED_MEMORY_MIB = 256
 PIDS = 4096  # includes threads: each model's process has some, plus those of NumPy
-STOP_TIMEOUT_S = 15  # more than the server needs to finish requests in flight
+STOP_TIMEOUT_S = EXIT_TIMEOUT_S + 10  # more than the server needs to finish requests in flight
 _PORTS = ("grpc_port", "http_port", "metrics_port")  # the fourth belongs to the supervisor
 _BACKENDS = PurePosixPath("/opt/tritonserver/backends")
 _USER = "1000:1000"  # the user triton-server of the image

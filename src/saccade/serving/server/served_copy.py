@@ -5,8 +5,6 @@ Checking the hashes of the repository itself would not protect a later restart f
 Hard links would not either, because writing to one name changes the other.
 """
 
-import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from saccade.errors import SaccadeError
+from saccade.file_copies import copy_opened
 from saccade.machine import cores
 from saccade.serving.repository.config_text import config_text, parse_config
 from saccade.serving.repository.description import Deployment, read_description
@@ -22,8 +21,6 @@ from saccade.serving.repository.files import regular_files
 from saccade.serving.repository.runtimes.registry import served_runtime
 from saccade.serving.repository.threads import chosen_again
 
-_FICLONE = 0x40049409  # linux/fs.h: share the blocks of a file until one of the two is written
-_CHUNK = 1 << 20
 COPY = "copy-"  # prefix of the folders that contain a run's copies
 
 
@@ -100,9 +97,7 @@ def _copy(source: Path, target: Path, digest: str, left: int) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
     with _opened(source) as reader, target.open("x+b") as writer:
         size = os.fstat(reader.fileno()).st_size
-        if not _clone(reader, writer):
-            _require_room(target, max(left, size))
-            _copy_bytes(reader, writer, size)
+        copy_opened(reader, writer, left)
         writer.seek(0)
         if hashlib.file_digest(writer, "sha256").hexdigest() != digest:
             raise SaccadeError(
@@ -124,27 +119,3 @@ def _opened(source: Path) -> BinaryIO:
         reader.close()
         raise SaccadeError(f"{source}: is not a file. Remove it.")
     return reader
-
-
-def _clone(reader: BinaryIO, writer: BinaryIO) -> bool:
-    """Share the file's blocks where the file system can (Btrfs, XFS, bcachefs)."""
-    try:
-        fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
-    except OSError:
-        return False  # another file system, or one that does not support it
-    return True
-
-
-def _copy_bytes(reader: BinaryIO, writer: BinaryIO, size: int) -> None:
-    # Copy no more than the initial size: a file may grow faster than it is read.
-    while size and (data := reader.read(min(_CHUNK, size))):
-        writer.write(data)
-        size -= len(data)
-    writer.flush()
-
-
-def _require_room(target: Path, needed: int) -> None:
-    free = shutil.disk_usage(target.parent).free
-    if needed > free:
-        text = f"the models need {needed >> 20} MiB more, but only {free >> 20} MiB are free"
-        raise OSError(errno.ENOSPC, text)

@@ -59,7 +59,9 @@ def build(
     # TensorRT 10 would otherwise choose types itself; later versions always are strongly typed.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
-    if not parser.parse(Path(request["onnx"]).read_bytes()):
+    model = Path(request["onnx"])
+    # The path only tells where the folder with the data file is.
+    if not parser.parse(model.read_bytes(), str(model.absolute())):
         errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]
         raise Refused("onnx", errors[0] if errors else "no reason given")
     tell("answer", {"version": trt.__version__, **_described(trt, network)})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.exporter.artefact.manifest import DATA_SUFFIX
 from saccade.exporter.runtimes.tensorrt.builder import STEADY
 from saccade.exporter.runtimes.tensorrt.engine_manifest import Profile
 from saccade.exporter.runtimes.tensorrt.modules import MODULES, NAMES
@@ -123,6 +124,9 @@ def build_in_child(
 def _link_inputs(job: Job, work: Path) -> None:
     try:
         (work / "model.onnx").symlink_to(job.onnx.resolve())
+        data = job.onnx.with_name(job.onnx.name + DATA_SUFFIX)
+        if data.exists():  # under the name that the ONNX file refers to
+            (work / data.name).symlink_to(data.resolve())
         if job.timing_cache is not None:
             (work / "timing_cache_in").symlink_to(job.timing_cache.resolve())
     except OSError as error:

@@ -35,9 +35,10 @@ def expected_types_of(artefact: ArtefactFolder, manifest: Manifest) -> ExpectedT
     """
     require("onnx", extra="export")
     from saccade.exporter.graph.layer_types import MATRIX_NODES
-    from saccade.exporter.graph.limits import read_graph
+    from saccade.exporter.graph.model_file import read_model
 
-    name, proto = manifest.variant.name, read_graph(artefact.file(manifest))
+    name = manifest.variant.name
+    proto, _ = read_model(artefact.file(manifest), manifest.file)
     opset = next((opset.version for opset in proto.opset_import if not opset.domain), 0)
     if opset > NEWEST_OPSET:
         raise SaccadeError(

@@ -154,7 +154,8 @@ def _collect(point: ReadyPoint, target: Path) -> None:
     source, parent = point.folder.path, point.variant.main.parent.name
     names = [parent]
     for component in point.variant.components.values():
-        names += [component.file.name, component.variant.name + SUFFIX]
+        names += [file.name for file in component.file.files]
+        names.append(component.variant.name + SUFFIX)
     for name in names:  # the manifest after its file: a reader never finds a manifest alone
         if not _is_same(source / name, target / name):
             link(source / name, target / name)
@@ -178,4 +179,5 @@ def _discard_others(artefacts: Path, candidates: Sequence[ReadyPoint]) -> None:
     there |= {path.stem for path in artefacts.glob("*.onnx")}  # even if its manifest is gone
     for name in sorted(there - kept):
         (artefacts / (name + SUFFIX)).unlink(missing_ok=True)
-        (artefacts / f"{name}.onnx").unlink(missing_ok=True)
+        for path in artefacts.glob(f"{name}.onnx*"):  # with its data file
+            path.unlink()

@@ -32,12 +32,15 @@ def check_model(model: RepositoryModel, target: Target) -> Iterator[str]:
     """Check that the ONNX file matches its manifest and that the server can read and run it."""
     if not model.model.is_file():
         return
-    expected = model.manifest.file.sha256
-    if (digest := sha256_of(model.model)) != expected:
-        yield (
-            f"{MODEL_FILE} has the SHA-256 {digest[:12]}..., expected {expected[:12]}... from its "
-            "manifest: it is another model's file."
-        )
+    for name, file in zip(model.files, model.manifest.file.files, strict=True):
+        if not (path := model.version / name).is_file():
+            yield f"{name} is missing, but the manifest lists it."
+            return
+        if (digest := sha256_of(path)) != file.sha256:
+            yield (
+                f"{name} has the SHA-256 {digest[:12]}..., expected {file.sha256[:12]}... from its "
+                "manifest: it is another model's file."
+            )
     try:
         proto = model.proto
     except NotChecked as error:
@@ -61,10 +64,13 @@ def check_model(model: RepositoryModel, target: Target) -> Iterator[str]:
 
 def check_weights(model: RepositoryModel, target: Target) -> Iterator[str]:
     """Check that no weight is NaN or infinite, except for -inf in masks."""
-    onnx = require("onnx", extra="export")
+    require("onnx", extra="export")
     numpy = require("numpy", extra="export")
-    for tensor in model.proto.graph.initializer:
-        values = onnx.numpy_helper.to_array(tensor)
+    from saccade.exporter.graph.weights import loader
+
+    proto, weights = model.graph
+    for tensor in proto.graph.initializer:
+        values = loader(tensor, weights)()
         if values.dtype.kind != "f":
             continue
         # Attention masks contain -inf; NaN and +inf are always faults.

@@ -53,6 +53,15 @@ class RepositoryModel:
         return self.version / MODEL_FILE
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the ONNX file and its data file, if the manifest lists one."""
+        try:
+            data = self.manifest.file.data
+        except NotChecked:
+            data = None
+        return (MODEL_FILE, data.name) if data else (MODEL_FILE,)
+
+    @property
     def sample(self) -> Path:
         """The stored sample."""
         return self.folder / FOLDER / FILE
@@ -107,19 +116,24 @@ class RepositoryModel:
                 raise NotChecked(f"{path.name} cannot be read") from None
         return engines
 
-    @cached_property
+    @property
     def proto(self) -> Any:
         """The parsed ONNX file, if it stays within the limits of graphs."""
+        return self.graph[0]
+
+    @cached_property
+    def graph(self) -> Any:
+        """The parsed ONNX file, and functions that return its weights in the data file."""
         require("onnx", extra="export")
-        from saccade.exporter.graph.limits import read_graph
+        from saccade.exporter.graph.model_file import read_model
 
         try:
-            proto = read_graph(self.model, MODEL_FILE)
+            proto, weights = read_model(self.model, self.manifest.file, MODEL_FILE)
         except SaccadeError as error:
             raise NotChecked(str(error).rstrip(".")) from error
         if not proto.graph.node:
             raise NotChecked(f"{MODEL_FILE} has no node")
-        return proto
+        return proto, weights
 
 
 @dataclass(frozen=True)

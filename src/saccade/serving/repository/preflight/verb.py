@@ -13,7 +13,6 @@ from pathlib import Path
 
 from saccade.errors import SaccadeError
 from saccade.progress import Report, bar, progress_of, reporting
-from saccade.serving.repository.model_config import MODEL_FILE
 from saccade.serving.repository.preflight.examine import steps
 from saccade.serving.repository.preflight.report import Finding, PreflightReport
 from saccade.serving.repository.preflight.repository import open_repository
@@ -117,5 +116,8 @@ def _is_unloadable(finding: Finding) -> bool:
 
 def _memory_bytes(folder: Path) -> int:
     """Return a limit that has room for libraries and several copies of the largest model."""
-    sizes = [path.stat().st_size for path in folder.glob(f"*/1/{MODEL_FILE}") if path.is_file()]
+    sizes = [
+        sum(path.stat().st_size for path in version.glob("*.onnx*") if path.is_file())
+        for version in folder.glob("*/1")
+    ]
     return 8 * _GIB + 8 * max(sizes, default=0)

@@ -84,10 +84,12 @@ class ServedOnnxRuntime:
             # Its bytes are compared with this hash when it is opened or copied.
             source = StoredFile(folder.path / manifest.file.name, manifest.file.sha256)
             files = {f"1/{MODEL_FILE}": source}
+            if data := manifest.file.data:  # under its own name, which is in the ONNX file
+                files[f"1/{data.name}"] = StoredFile(folder.path / data.name, data.sha256)
             own = ops if has_custom_ops([manifest]) else None
             if library and own:
                 files[f"1/{OP_LIBRARY_FILE}"] = StoredFile(library.resolve())
-            fields = partial(_fields_of, options, len(files) > 1)
+            fields = partial(_fields_of, options, f"1/{OP_LIBRARY_FILE}" in files)
             served[manifest.variant.name] = ServedFiles(files, fields, own)
         return served
 
@@ -97,10 +99,12 @@ class ServedOnnxRuntime:
         return config_fields(options, _names_library(model), run_batch)
 
     def files(self, model: RepositoryModel) -> set[str]:
-        return {f"1/{MODEL_FILE}"} | ({f"1/{OP_LIBRARY_FILE}"} if _names_library(model) else set())
+        library = (OP_LIBRARY_FILE,) if _names_library(model) else ()
+        return {f"1/{name}" for name in (*model.files, *library)}
 
     def weights_bytes(self, model: RepositoryModel) -> int:
-        return model.model.stat().st_size if model.model.is_file() else 0
+        paths = [model.version / name for name in model.files]
+        return sum(path.stat().st_size for path in paths if path.is_file())
 
     def check_gpus(self, model: RepositoryModel, gpus: Sequence[Gpu]) -> None:
         check_provider(CUDA)
