@@ -64,7 +64,6 @@ def main() -> None:
                     Path(place) / "report",
                     data=DATA,
                     limit=2000,
-                    seconds=options.seconds,
                     rounds=options.rounds,
                 ),
             )
@@ -93,7 +92,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slo-ms", type=float, default=50.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=6.0, help="per point and per window")
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of each window")
     parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "plan.json")
     return parser.parse_args()

@@ -64,7 +64,7 @@ def policies(artefacts: Path, out: Path, options: argparse.Namespace) -> BenchRe
         assert preprocessing is not None
         mine, other = write_halves(temporary, preprocessing, options.seed)
         quick = BenchOptions(
-            temporary / "quick", data=str(other), server=False, limit=64, seconds=0.5
+            temporary / "quick", data=str(other), server=False, limit=64, seconds=30
         )
         bench(artefacts, quick)  # policies are chosen by measured time
         calibrate(artefacts, CalibrateOptions(data=str(mine), split="all", risk=RISKS))
@@ -128,7 +128,7 @@ def main() -> None:
         "--checkpoint", type=Path, default=ROOT / "build" / "nac_sizes" / "256-1.safetensors"
     )
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "benchmarks" / "policies")
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--seconds", type=float, default=600, help="longest time")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draw", action="store_true", help="only draw the picture again")

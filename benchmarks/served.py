@@ -91,7 +91,7 @@ def main() -> None:
     full, control = _targets(folder, options.seconds)
     with tempfile.TemporaryDirectory() as place:
         repository = Path(place) / "repository"
-        deploy(folder, RepositoryOptions(out=repository, run_batch=full.run_batch))
+        deploy(folder, RepositoryOptions(out=repository, run_batch=full.run_batch, threads=1))
         with (
             Server(repository, QUIET) as server,
             LoadGenerator(server.url, server_pid=server.pid) as load,

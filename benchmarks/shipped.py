@@ -185,7 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=("train", "ship", "table"))
     parser.add_argument("name", choices=[*MODELS, "all"], nargs="?", default="all")
-    parser.add_argument("--seconds", type=float, default=1.5, help="measured time a point")
+    parser.add_argument("--seconds", type=float, default=60, help="longest time for one model")
     options = parser.parse_args()
     if options.action == "table":
         table(options.name, options.seconds)

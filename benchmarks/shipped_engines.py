@@ -59,7 +59,9 @@ def main() -> None:
 def variant(checkpoint: Checkpoint, budget: str, precision: str) -> dict[str, Any]:
     """Return the gate's figures and the engines of one budget in one precision."""
     with tempfile.TemporaryDirectory() as place:
-        options = ExportOptions(Path(place) / "exported", budget=(budget,), precision=(precision,))
+        options = ExportOptions(
+            Path(place) / "exported", budget=(budget,), precision=(precision,), int8_for="gpu"
+        )
         try:
             exported = export(checkpoint, options)
         except GateFailed as failure:

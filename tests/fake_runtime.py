@@ -127,10 +127,12 @@ class ServedFake:
     backend = "fake"
     platform = ""
     bundled = False
+    only_bundled = ""
     models_title = "files turned round"
     server_arguments = ("--backend-config=fake,turn=round",)
     checks = {"answer": check_answer}  # noqa: RUF012
     rules: tuple[str, ...] = ()
+    option_fields: Mapping[str, str] = {}
 
     def check_options(self, options: RepositoryOptions) -> None:
         if options.instances == "gpu":
@@ -150,13 +152,13 @@ class ServedFake:
             served[manifest.variant.name] = ServedFiles(files, self.fields)
         return served
 
-    def fields(self, run_batch: int) -> dict[str, Any]:
+    def fields(self, run_batch: int, threads: int) -> dict[str, Any]:
         return {"backend": self.backend, "default_model_filename": SERVED_FILE}
 
     def config_fields(
         self, model: RepositoryModel, options: RepositoryOptions, run_batch: int
     ) -> dict[str, Any]:
-        return self.fields(run_batch)
+        return self.fields(run_batch, 1)
 
     def files(self, model: RepositoryModel) -> set[str]:
         return {f"1/{SERVED_FILE}"}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import save as serialize
 
-from saccade.models.checkpoint_format import pack
+from saccade.models.checkpoint_format import write_tensors
 from saccade.models.preprocessing import Preprocessing
 
 DEEP = 100_000
@@ -46,7 +46,7 @@ class CheckpointFile:
         self, path: Path, *, tensors: Mapping[str, torch.Tensor] | None = None, **header: Any
     ) -> Path:
         """Write it with other header values or additional tensors."""
-        path.write_bytes(pack({**self.tensors, **(tensors or {})}, {**self.header, **header}))
+        write_tensors(path, {**self.tensors, **(tensors or {})}, {**self.header, **header})
         return path
 
     def with_config(self, path: Path, **values: Any) -> Path:

@@ -137,6 +137,60 @@ def artefacts(folder: Path, checkpoint: bool = True) -> Path:
     return folder
 
 
+def int8_artefacts(folder: Path) -> Path:
+    """Write a folder with one variant, whose first matrix and its input are in int8."""
+    folder.mkdir(parents=True)
+    data = _quantized(onnx_model()).SerializeToString()
+    manifest = manifest_of("b1000", data, ParentEntry(f"{MODEL}.safetensors", "0" * 64))
+    name = f"{MODEL}-b1000-int8"
+    manifest = replace(
+        manifest,
+        variant=replace(manifest.variant, name=name, precision="int8"),
+        file=replace(manifest.file, name=f"{name}.onnx"),
+        parity=replace(
+            manifest.parity,
+            thresholds={key: THRESHOLDS["int8"][key] for key in ("one_minus_cosine",)},
+            figures={"one_minus_cosine": 0.0},
+            floor=FLOORS["int8"],
+        ),
+    )
+    (folder / manifest.file.name).write_bytes(data)
+    write_manifest(folder, manifest)
+    return folder
+
+
+def _quantized(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with its first product between QuantizeLinear and DequantizeLinear.
+
+    Weights use six bits: without VNNI, CPUs add pairs of products in 16 bits, and clip them.
+    """
+    values = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
+    scale = np.float32(np.abs(values["embed"]).max() / 31)
+    added = {
+        "weight": np.round(values["embed"] / scale).astype(np.int8),
+        "weight_scale": scale,
+        "pixels_scale": np.float32(255 / 127),
+        "zero": np.int8(0),
+    }
+    node = onnx.helper.make_node
+    around = [
+        node("QuantizeLinear", ["pixels", "pixels_scale", "zero"], ["pixels_8"], name="quantize"),
+        node("DequantizeLinear", ["pixels_8", "pixels_scale", "zero"], ["pixels_q"], name="read"),
+        node("DequantizeLinear", ["weight", "weight_scale", "zero"], ["embed_q"], name="weights"),
+    ]
+    nodes = [*model.graph.node]
+    product = next(each for each in nodes if each.name == "embedding")
+    product.input[:] = ["pixels_q", "embed_q"]
+    place = nodes.index(product)
+    copies = [onnx.NodeProto.FromString(each.SerializeToString()) for each in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend([*copies[:place], *around, *copies[place:]])
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in added.items()
+    )
+    return model
+
+
 def write_repository(folder: Path) -> Path:
     """Write such a folder and the repository that a server loads; return the repository."""
     artefacts(folder / "exported", checkpoint=False)

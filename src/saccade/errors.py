@@ -56,6 +56,7 @@ _EXTRAS = {
     "instant_clip_tokenizer": "text",
     "tokenizers": "text",
     "onnxruntime": "cpu",
+    "openvino": "openvino",
     "pytriton": "serve",
     "sklearn": "bench",
     "scipy": "bench",

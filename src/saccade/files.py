@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -104,10 +104,21 @@ def read_regular(path: Path, limit: int) -> bytes:
     Raises: OSError if it cannot be read; FileRefused for anything but a file of at most `limit`
         bytes.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
+    check_regular(path, limit)
+    return read_bounded(path, limit)
+
+
+def check_regular(path: Path, limit: int) -> None:
+    """Check that a path is a regular file of at most `limit` bytes.
+
+    Raises: OSError if it is missing, FileRefused if it is something else.
+    """
+    state = path.stat()
+    if not stat.S_ISREG(state.st_mode):
         kind = "folder" if path.is_dir() else "pipe or device"
         raise FileRefused(f"found a {kind}, expected a file")
-    return read_bounded(path, limit)
+    if state.st_size > limit:
+        raise FileRefused(f"found {state.st_size} bytes, expected at most {limit}")
 
 
 def sha256_of(path: Path) -> str:
@@ -130,7 +141,10 @@ def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
     write_together({path: data}, replace=replace)
 
 
-def write_together(files: Mapping[Path, bytes], *, replace: bool = True) -> None:
+Writer = Callable[[Path], None]  # writes a file that is too large to be a `bytes` first
+
+
+def write_together(files: Mapping[Path, bytes | Writer], *, replace: bool = True) -> None:
     """Write files that belong together: none appears before all are written, and the last one last.
 
     Raises: as `write_atomically`.
@@ -257,14 +271,18 @@ def _exists(path: Path) -> SaccadeError:
 
 
 @contextmanager
-def _written(path: Path, data: bytes) -> Iterator[Path]:
+def _written(path: Path, data: bytes | Writer) -> Iterator[Path]:
     with ExitStack() as stack:
         with said_where(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = stack.enter_context(Partial(path))
-            with partial.open("wb") as file:
-                file.write(data)
-                file.flush()
+            if callable(data):
+                # In a separate folder, since a writer may have temporary files.
+                partial = stack.enter_context(Partial(path, folder=True)) / path.name
+                data(partial)
+            else:
+                partial = stack.enter_context(Partial(path))
+                partial.write_bytes(data)
+            with partial.open("rb") as file:
                 os.fsync(file.fileno())
             partial.chmod(0o644)
         yield partial

@@ -4,14 +4,19 @@
 import os
 import platform
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import saccade
+from saccade.instruction_sets import instruction_sets
 
-_PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "nvidia-pytriton", "tritonclient", "grpcio")
+_PACKAGES = (
+    *("numpy", "onnxruntime", "onnxruntime-gpu", "openvino"),
+    *("nvidia-pytriton", "tritonclient", "grpcio"),
+)
 _SAME_MODULE = {"onnxruntime": "onnxruntime-gpu"}  # distributions of the same module
 
 
@@ -31,6 +36,7 @@ class Machine:
     versions: dict[str, str]
     load_average: float
     runtime: str  # the runtime that ran the variants, with its version
+    instruction_sets: tuple[str, ...] | None  # of the CPU; None: unknown
 
     @property
     def device(self) -> str:
@@ -54,12 +60,23 @@ def this_machine(runtime: str | None = None) -> Machine:
         versions=versions,
         load_average=os.getloadavg()[0],
         runtime=runtime or f"onnxruntime {versions.get('onnxruntime', 'unknown')} CPU",
+        instruction_sets=instruction_sets(),
     )
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cores(control_group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the number of cores that this process may use: its affinity, and a container's limit.
+
+    `control_group` is the folder of the limit, which a container sees as its own.
+    """
+    count = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (control_group / "cpu.max").read_text().split()
+        return max(1, min(count, int(quota) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):  # no limit is the word max, not a number
+        return count
 
 
 def version_of(package: str) -> str:
@@ -78,6 +95,57 @@ def version_of(package: str) -> str:
 def memory_bytes() -> int:
     """Return the memory of this machine, regardless of how much this process may use."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def memory_limit_bytes() -> int:
+    """Return the memory of this machine, or of a control group of this process if smaller."""
+    return min([memory_bytes(), *(limit for limit, _ in control_groups())])
+
+
+def available_memory_bytes() -> int:
+    """Return how much memory this process can still take, in this machine and its control groups.
+
+    Copies of files in memory, which the system gives up when it needs the space, are available.
+    """
+    free = memory_bytes()
+    with suppress(OSError):  # a system without this file
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines}
+        free = 1024 * kib["MemAvailable"]
+    return min([free, *(limit - used for limit, used in control_groups())])
+
+
+# Folder below /sys/fs/cgroup, and the names of the files with limit and use, by version.
+_VERSIONS = (
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ("", "memory.max", "memory.current", ""),
+)
+
+
+def control_groups(root: Path = Path("/")) -> list[tuple[int, int]]:
+    """Return limit and use of memory, in bytes, of the groups of this process, innermost last.
+
+    The use does not count copies of files.
+    """
+    found = []
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for controller, limit, use, prefix in _VERSIONS:
+        own = [line.split(":")[2] for line in lines if line.split(":")[1] == controller]
+        top = root / "sys/fs/cgroup" / controller
+        # A container sees its own group at the top, and its path as outside.
+        places = {top, *(top / path.strip("/") for path in own)}
+        places |= {parent for place in places for parent in place.parents if top in parent.parents}
+        for place in sorted(places):
+            with suppress(OSError, ValueError):  # no such group, or `max`
+                words = (place / "memory.stat").read_text().split()
+                kept = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+                files = sum(kept.get(f"{prefix}{name}_file", 0) for name in ("active", "inactive"))
+                most, used = (int((place / name).read_text()) for name in (limit, use))
+                found.append((most, max(0, used - files)))
+    return found
 
 
 def _cpu_name() -> str:

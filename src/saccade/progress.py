@@ -73,6 +73,12 @@ def part_of(advance: Advance, steps: float, total: int, note: str) -> Callable[[
     return done
 
 
+def pace(done: float, began_s: float) -> str:
+    """Return how much is done per second, as text; `began_s` is a time of `time.monotonic`."""
+    rate = done / max(1e-9, time.monotonic() - began_s)
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
 class Counted:
     """An `Advance` for one piece of work, which counts its steps and adds a heading to notes."""
 

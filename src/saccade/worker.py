@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
@@ -341,6 +342,15 @@ def _requests(stream: IO[bytes]) -> Iterator[Any]:
         yield json.loads(text, object_hook=with_bytes)
 
 
+_TELL: ContextVar[Callable[[str, Any], None] | None] = ContextVar("saccade_worker", default=None)
+
+
+def say(content: Any) -> None:
+    """Send a message to the process that asked, before the answer; elsewhere nothing happens."""
+    if (tell := _TELL.get()) is not None:
+        tell("said", content)
+
+
 def main() -> None:
     """Answer the parent's requests until there are no more."""
     task = json.loads(sys.argv[1])
@@ -358,6 +368,8 @@ def main() -> None:
 
     work = import_module(task["module"]).main
     takes = next(iter(get_type_hints(work).values()))
+    # This module runs as `__main__`; the work imports it by its name.
+    import_module("saccade.worker")._TELL.set(tell)
     tell("ready", None)
     for request in _requests(sys.stdin.buffer):
         try:

@@ -22,6 +22,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 from family_folders import family_folder  # noqa: E402
 from places import TESTS  # noqa: E402
 from quick_gate import FEW_SAMPLES  # noqa: E402
+from tiny import tiny_nac  # noqa: E402
 
 from saccade.errors import GateFailed, MissingPackage, SaccadeError  # noqa: E402
 from saccade.exporter.artefact.folder import ArtefactFolder  # noqa: E402
@@ -87,6 +88,21 @@ def test_file_is_clean(name: str, tiny_folder: Path) -> None:
         assert trace.encode() not in data
     contents = [(tensor.data_type, *tensor.dims, tensor.raw_data) for tensor in graph.initializer]
     assert len(contents) == len(set(contents))
+
+
+def test_the_gate_uses_the_users_images(tmp_path: Path) -> None:
+    checkpoint = tiny_nac(tmp_path / "tiny.safetensors", propagator_layers=1, modules=4)
+    images = checkpoint.calibration["image"][:20] // 2
+    np.savez(tmp_path / "mine.npz", images=images)
+    options = ExportOptions(tmp_path / "out", budget=(1,), calibrate_on=str(tmp_path / "mine.npz"))
+    (manifest,) = export(checkpoint.path, options, FEW_SAMPLES).manifests
+    parent = ArtefactFolder(tmp_path / "out").parent
+    assert parent.sha256 == manifest.parent.sha256 != checkpoint.sha256
+    assert parent.card["recalibrated_from_sha256"] == checkpoint.sha256
+    assert {row.tobytes() for row in parent.calibration["image"]} == {
+        row.tobytes() for row in images
+    }
+    assert "labels" not in parent.calibration
 
 
 @pytest.mark.journey

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from saccade.errors import SaccadeError, ShapeError
@@ -68,6 +69,58 @@ def test_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
     written(tmp_path / "a.safetensors")
     written(tmp_path / "b.safetensors")
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def test_large_weights_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = written(tmp_path / "a.safetensors")
+    stored = {name: value.data_ptr() for name, value in checkpoint.weights.items()}
+
+    def shared(dtype: torch.dtype) -> set[bool]:
+        state = checkpoint.build(dtype).state_dict()
+        return {stored[name] == value.data_ptr() for name, value in state.items() if value.dim()}
+
+    assert shared(torch.float32) == {False}
+    monkeypatch.setattr("saccade.models.families.SHARED_BYTES", 0)
+    assert shared(torch.float32) == {True}
+
+
+def test_what_was_written_does_not_change_with_the_model(tmp_path: Path) -> None:
+    model = NAC(CONFIG)
+    checkpoint = written(tmp_path / "a.safetensors", weights=model.state_dict())
+    before = {name: value.clone() for name, value in checkpoint.weights.items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7)
+    written(tmp_path / "a.safetensors", weights=model.state_dict())
+    assert all(torch.equal(checkpoint.weights[name], value) for name, value in before.items())
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    written(path)
+    with pytest.raises(SaccadeError, match="changed while it was read"):
+        load(path, check=lambda _: written(path, card={"data": "digits-sum"}) and None)
+    assert load(path).card == {"data": "digits-sum"}
+
+
+def test_finite_weights_may_have_a_sum_that_is_not(tmp_path: Path) -> None:
+    weights = NAC(CONFIG).state_dict()
+    weights["head.weight"].fill_(3e38)
+    written(tmp_path / "a.safetensors", weights=weights)
+    weights["head.weight"][0, 0] = torch.nan
+    with pytest.raises(SaccadeError, match=r"head\.weight contains NaN"):
+        written(tmp_path / "b.safetensors", weights=weights)
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        path.with_name(".tmp123").touch()  # as safetensors does
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(SaccadeError, match=r"a\.safetensors: .*the disk is full"):
+        written(tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def truncated(path: Path) -> None:

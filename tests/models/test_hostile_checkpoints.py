@@ -120,9 +120,9 @@ CHECKPOINTS: dict[str, Case] = {
             path,
             {
                 "__metadata__": {"saccade": json.dumps(sound.header | {"data_sha256": ""})},
-                "a": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]},
+                "a": {"dtype": "F6_E2M3", "shape": [16], "data_offsets": [0, 12]},
             },
-            bytes(4),
+            bytes(12),
         ),
         "not safetensors, or a corrupt one",
     ),

@@ -9,7 +9,7 @@ import torch
 
 from saccade.models.entry import imported
 from saccade.models.families import entries, family_class
-from saccade.models.shapes_only import ShapesOnly
+from saccade.models.shapes_only import ShapesOnly, Undrawn
 
 OUTLINES = """
 import sys
@@ -52,3 +52,14 @@ def test_numbers_that_exist_are_computed() -> None:
         assert torch.arange(1, 8, 3).shape == (3,) and torch.arange(3).dtype == torch.int64
         assert torch.stack([torch.rand(2, 3)] * 4, -1).shape == (2, 3, 4)
     assert (real >= 5).all()
+
+
+def test_undrawn_numbers_are_not_touched() -> None:
+    real = torch.full((2, 2), 7.0)
+    with Undrawn():
+        torch.nn.init.kaiming_uniform_(real)
+        torch.nn.init.normal_(real.normal_().uniform_())
+        assert torch.randn(2, 3, dtype=torch.float64).dtype == torch.float64
+        assert torch.rand(2, 3).shape == (2, 3)
+        assert (torch.ones(2) * 3).tolist() == [3, 3]
+    assert (real == 7).all()

@@ -128,8 +128,9 @@ def pb(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.setitem(sys.modules, "image_decoding", image_decoding)
     router = PACKAGE / "model_repository" / "router"
     monkeypatch.syspath_prepend(str(router))
+    monkeypatch.syspath_prepend(str(router.parent / "backend"))
     yield module
-    for source in router.glob("*.py"):
+    for source in router.parent.glob("*/*.py"):
         sys.modules.pop(source.stem, None)
 
 

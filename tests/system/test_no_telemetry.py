@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime is told to report nothing: what it would write to do so is not there."""
+"""Runtimes are told to report nothing: what they would write to do so is not there."""
 
 import os
 import subprocess
@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import PACKAGE
 
 pytest.importorskip("onnxruntime", reason="not installed: pip install '.[cpu]'")
+SERVED = [
+    str(PACKAGE / "model_repository" / name) for name in ("openvino_backend", "backend", "router")
+]
 SILENCERS = {"ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS", "CI"}
 
 
@@ -30,3 +34,16 @@ def test_importing_saccade_silences_it(tmp_path: Path) -> None:
 def test_who_wants_it_keeps_it(tmp_path: Path) -> None:
     code = "import saccade, os; assert os.environ['ORT_DISABLE_TELEMETRY'] == '0'"
     assert not leaves(code, tmp_path / "asked", ORT_DISABLE_TELEMETRY="0")
+
+
+@pytest.mark.parametrize("code", ["served", "exported"])
+def test_openvino_is_imported_without_it(code: str, tmp_path: Path) -> None:
+    pytest.importorskip("openvino", reason="not installed: pip install '.[openvino]'")
+    if not leaves("import openvino", tmp_path / "without"):
+        pytest.skip("this OpenVINO has no telemetry, or the system silences it")
+    given = {
+        "exported": "from saccade.exporter.runtimes.openvino import model; model.openvino_module()",
+        "served": f"import sys, types; sys.path[:0] = {SERVED!r}; "
+        "sys.modules['triton_python_backend_utils'] = types.ModuleType('server'); import model",
+    }
+    assert not leaves(given[code], tmp_path / "with")

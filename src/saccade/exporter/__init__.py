@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint to ONNX, and the proof that both agree. `saccade.export` is the function."""
+"""Checkpoint to ONNX, and the check that both agree. `saccade.export` is the function."""

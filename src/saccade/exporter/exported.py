@@ -1,22 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Export a checkpoint to a folder of ONNX files, one per variant, each checked by the gate."""
 
+import math
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from saccade.errors import GateFailed, SaccadeError, require
-from saccade.exporter.artefact.manifest import (
-    FileEntry,
-    Manifest,
-    ParentEntry,
-    Parity,
-    VariantEntry,
-    write_manifest,
-)
+from saccade.errors import SaccadeError, require
+from saccade.exporter.artefact.manifest import Manifest, ParentEntry
 from saccade.exporter.artefact.variant import (
     PRECISIONS,
     check_budgets,
@@ -24,55 +17,28 @@ from saccade.exporter.artefact.variant import (
     check_model_name,
     choose_budgets,
     default_model_name,
-    variant_name,
 )
-from saccade.exporter.gate.gate import Opener, candidates_of, measure
-from saccade.exporter.gate.metrics import exceeded, thresholds_of
-from saccade.exporter.gate.reference import Expected, Reference, unbound
-from saccade.exporter.gate.report import GateReport, VariantReport, loosened
-from saccade.exporter.graph.samples import (
-    GateLevel,
-    GateSizes,
-    calibration_inputs,
-    gate_sizes,
-    samples_of,
-)
-from saccade.exporter.graph.trial import made_here
+from saccade.exporter.component_files import Variant, export_component
+from saccade.exporter.export_options import ExportOptions
+from saccade.exporter.gate.metrics import thresholds_of
+from saccade.exporter.gate.reference import Reference
+from saccade.exporter.gate.report import GateReport, VariantReport
+from saccade.exporter.graph.samples import GateSizes
+from saccade.exporter.quantization.recipes import RECIPES
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.files import new_folder, refuse_existing, sha256_of
-from saccade.machine import version_of
-from saccade.models.budget import BudgetLike, ComputeBudget
-from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.checkpoint import Checkpoint, load, weights_bytes
 from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.checkpoint_format import Header, refuse_foreign
-from saccade.models.interface import Component, Family, component_named
+from saccade.models.data.loaded_once import loaded_once
+from saccade.models.data.own_calibration import check_calibrated, own_images, recalibrated
+from saccade.models.families import config_class
+from saccade.models.interface import Family
+from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo.select import selected_checkpoint
-from saccade.path_fields import PathFields
-from saccade.progress import Advance, Counted, Report, bar, progress_of, reporting
+from saccade.progress import Counted, Report, bar, progress_of, reporting
+from saccade.resources import check_export
 from saccade.spelling import did_you_mean
-
-if TYPE_CHECKING:
-    from saccade.exporter.graph.precision import TypedGraph
-    from saccade.exporter.graph.weights import Weights
-
-_TOOLS = ("saccade", "torch", "onnx", "onnxscript", "onnxruntime")
-
-
-@dataclass(frozen=True)
-class ExportOptions(PathFields):
-    """Export a checkpoint to ONNX, one file per budget, each verified against the checkpoint."""
-
-    out: Path  # folder to create
-    name: str | None = None  # model name; default: the checkpoint's file name without .safetensors
-    budget: tuple[BudgetLike, ...] = ()  # 1,2/3,0.5 or t3,t1 or exact,fast; default: the family's
-    outputs: tuple[str, ...] = ()  # additional outputs, such as attention
-    slots: Path | None = None  # a selection of slots, written by `saccade select`
-    precision: tuple[str, ...] = ("fp32",)  # any of fp32, fp16, bf16, int8: type of matrix products
-    inline_ops: bool = False  # write custom ops as standard operators, for tools without functions
-    # how much evidence: quick, standard, or thorough (320 samples in float64)
-    gate: GateLevel = "standard"
-    threshold: dict[str, float] = field(default_factory=dict)  # gate thresholds to override
-    force: bool = False  # replace an existing folder
 
 
 @dataclass(frozen=True)
@@ -100,6 +66,7 @@ class ExportedModel:
         return self.report.to_text()
 
 
+@loaded_once()  # the images of --calibrate-on, which are read before the weights
 def export(
     checkpoint: Checkpoint | Path | str,
     options: ExportOptions,
@@ -123,18 +90,15 @@ def export(
     if not isinstance(checkpoint, Checkpoint):
         refuse_foreign(source)  # first: a valid --name would not help such a file
     name = check_model_name(options.name) if options.name else default_model_name(source)
-    check = partial(_check_request, options)
+    check = partial(_check_request, source, options)
     if isinstance(checkpoint, Checkpoint):
         check(checkpoint)
     else:
         checkpoint = load(source, check=check)
     with new_folder(options.out, force=options.force) as folder:
         own = folder / f"{name}.safetensors"
-        if options.slots is None:
-            parent = _copy_parent(checkpoint, own)
-        else:
-            checkpoint = selected_checkpoint(checkpoint, options.slots, own)
-            parent = ParentEntry(own.name, checkpoint.sha256)
+        checkpoint = _parent(checkpoint, options, own)
+        parent = ParentEntry(own.name, checkpoint.sha256)
         reference = Reference(checkpoint, sizes or options.gate)
         budgets = choose_budgets(reference.model, options.budget)
         _check_outputs(reference.model, options.outputs)
@@ -144,55 +108,12 @@ def export(
         components = len(budgets) * len(reference.model.components())
         with reporting(progress), progress_of("export", steps * components) as advance:
             for budget in budgets:
-                variant = _Variant.of(name, budget, reference, parent)
+                variant = Variant.of(name, budget, reference, parent)
                 for component in variant.components:
                     counted = Counted(advance, variant.entry(component, options.precision[0]).name)
-                    manifests += _export_component(folder, variant, component, options, counted)
+                    manifests += export_component(folder, variant, component, options, counted)
                     counted.up_to(steps)
     return ExportedModel(options.out, tuple(manifests))
-
-
-@dataclass(frozen=True)
-class _Variant:
-    name: str
-    budget: ComputeBudget
-    reference: Reference
-    parent: ParentEntry
-    components: tuple[Component, ...]  # without their functions
-    metadata: dict[str, Any]
-    parameters: int
-
-    @classmethod
-    def of(
-        cls, name: str, budget: ComputeBudget, reference: Reference, parent: ParentEntry
-    ) -> "_Variant":
-        from saccade.exporter.graph.cost import parameters_of
-
-        model = reference.variant(budget)
-        return cls(
-            name,
-            budget,
-            reference,
-            parent,
-            tuple(map(unbound, model.components())),
-            model.runtime_metadata(),
-            parameters_of(model),
-        )
-
-    def entry(self, component: Component, precision: str) -> VariantEntry:
-        budget = self.budget
-        return VariantEntry(
-            name=variant_name(self.name, component.role, budget.label, precision),
-            model=self.name,
-            family=self.reference.checkpoint.family,
-            role=component.role,
-            setting=budget.label,
-            budget=budget.share,
-            kept=budget.kept,
-            total=budget.total,
-            unit=budget.unit,
-            precision=precision,
-        )
 
 
 def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:
@@ -204,11 +125,19 @@ def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:
         )
 
 
-def _check_request(options: ExportOptions, checkpoint: Checkpoint | Header) -> None:
-    """Check the budgets first, then the packages, whose imports take seconds.
+def _check_request(path: Path, options: ExportOptions, checkpoint: Checkpoint | Header) -> None:
+    """Check the options first, then the packages, whose imports take seconds.
 
-    Raises: SaccadeError for a budget that the model does not have, MissingPackage.
+    Raises: SaccadeError for a budget that the model does not have, for int8 without images to
+        calibrate it on, and for too little memory or disk space; MissingPackage.
     """
+    if options.calibrate_on is not None:
+        taken = checkpoint.preprocessing
+        images = Preprocessing.from_dict(taken) if isinstance(taken, dict) else taken
+        own_images(options.calibrate_on, images, checkpoint.labels)
+    elif "int8" in options.precision:
+        check_calibrated(path, checkpoint)
+    _check_size(path, options, checkpoint)
     if options.slots is None:  # a selection changes the total that budgets refer to
         check_budgets(checkpoint, options.budget)
     for package in ("torch", "onnx", "onnxscript"):
@@ -216,13 +145,40 @@ def _check_request(options: ExportOptions, checkpoint: Checkpoint | Header) -> N
     runtime_named(DEFAULT).require()
 
 
+def _check_size(path: Path, options: ExportOptions, checkpoint: Checkpoint | Header) -> None:
+    config = config_class(checkpoint.family).from_dict(checkpoint.config)
+    budgets = len(options.budget) or len(config.budgets())
+    if isinstance(checkpoint, Checkpoint):
+        size = 4 * sum(tensor.numel() for tensor in checkpoint.weights.values())
+    else:
+        size = weights_bytes(path)
+    check_export(options.out, options.precision, budgets, size)
+
+
 def _check_precisions(options: ExportOptions) -> None:
     check_chosen("precision", options.precision, PRECISIONS)
+    check_chosen("int8-for", (options.int8_for,), tuple(RECIPES))
+    if not 0 <= options.int8_speedup < math.inf:
+        raise SaccadeError(
+            f"--int8-speedup is {options.int8_speedup:g}, expected a number of at least 0."
+        )
     for precision in options.precision:
         thresholds_of(precision, options.threshold)
 
 
-def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
+def _parent(checkpoint: Checkpoint, options: ExportOptions, target: Path) -> Checkpoint:
+    """Write the checkpoint that the variants are compared with, and return it."""
+    if options.slots is None and options.calibrate_on is None:
+        _copy_parent(checkpoint, target)
+        return checkpoint
+    if options.slots is not None:
+        checkpoint = selected_checkpoint(checkpoint, options.slots, target)
+    if options.calibrate_on is not None:
+        checkpoint, _ = recalibrated(checkpoint, options.calibrate_on, target)
+    return checkpoint
+
+
+def _copy_parent(checkpoint: Checkpoint, target: Path) -> None:
     try:
         shutil.copyfile(checkpoint.path, target)
     except OSError as error:
@@ -235,155 +191,3 @@ def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
             f"{checkpoint.path}: SHA-256 is {digest[:12]}..., was {checkpoint.sha256[:12]}... when "
             "it was loaded. Wait until the process that writes it has finished, then export again."
         )
-    return ParentEntry(target.name, checkpoint.sha256)
-
-
-@dataclass(frozen=True)
-class _Written:
-    """A file that the gate has not checked yet."""
-
-    entry: VariantEntry
-    graph: "TypedGraph"  # without its large weights, which are only in the file
-    file: FileEntry
-    inlined_ops: tuple[str, ...]
-
-
-def _export_component(
-    folder: Path,
-    variant: _Variant,
-    component: Component,
-    options: ExportOptions,
-    advance: Advance,
-) -> Iterator[Manifest]:
-    """Write one component in each precision; the reference runs once for all of them.
-
-    All files are written before the first is checked: the folded model, whose weights they
-    contain, and the reference are never in memory together.
-    """
-    from saccade.plugins.onnx_model import check_nodes
-
-    outputs = (
-        *component.outputs,
-        *(name for name in component.optional if name in options.outputs),
-    )
-    reference, budget = variant.reference, variant.budget
-    for written in _written(folder, variant, component, options, outputs, advance):
-        entry, graph = written.entry, written.graph
-        candidates = candidates_of(
-            folder / written.file.name,
-            written.file,
-            check_nodes(graph.proto),
-            partial(reference.folded, budget),
-            entry,
-            outputs,
-        )
-        cost = graph.count.cost(variant.parameters)
-        expected = reference.expected(
-            budget, component.role, outputs, cost.multiply_adds.total, advance
-        )
-        reference.release()
-        parity = _proved(entry, candidates, expected, options.threshold, advance)
-        manifest = _manifest(variant, written, expected, parity)
-        write_manifest(folder, manifest)
-        made_here(manifest)
-        yield manifest
-
-
-def _written(
-    folder: Path,
-    variant: _Variant,
-    component: Component,
-    options: ExportOptions,
-    outputs: tuple[str, ...],
-    advance: Advance,
-) -> list[_Written]:
-    """Trace the folded model and write it in each precision."""
-    from saccade.exporter.graph.model_file import write_model
-    from saccade.exporter.graph.precision import typed_graph, with_ops_inlined
-    from saccade.plugins.onnx_model import check_nodes
-
-    reference, files = variant.reference, []
-    calibration = partial(calibration_inputs, reference.checkpoint, component)
-    few = samples_of(reference.checkpoint, component, gate_sizes("quick", 0)).inputs
-    folded = reference.folded(variant.budget)
-    weights: Weights = {}
-
-    @cache
-    def traced(precision: str) -> Any:
-        from saccade.exporter.graph.tracing import trace_component
-
-        same = component_named(folded, component.role)
-        return trace_component(folded, same, few, outputs, precision, weights)
-
-    for precision in options.precision:
-        entry = variant.entry(component, precision)
-        advance(0, f"tracing the {precision} graph")
-        graph = typed_graph(
-            entry.name,
-            component.role,
-            precision,
-            traced,
-            few,
-            calibration,
-            reference.sizes,
-            weights,
-        )
-        inlined_ops = check_nodes(graph.proto) if options.inline_ops else ()
-        if inlined_ops:
-            graph = with_ops_inlined(graph, precision)
-        file = write_model(graph.proto, graph.weights, folder / f"{entry.name}.onnx")
-        files.append(_Written(entry, replace(graph, weights={}), file, inlined_ops))
-        advance()
-    return files
-
-
-def _manifest(variant: _Variant, written: _Written, expected: Expected, parity: Parity) -> Manifest:
-    from saccade.exporter.graph.canonical import tensor_specs
-    from saccade.exporter.graph.layer_types import opset_of
-    from saccade.plugins.onnx_model import IR_VERSION, check_nodes
-
-    checkpoint, entry, graph = variant.reference.checkpoint, written.entry, written.graph
-    proto = graph.proto
-    return Manifest(
-        variant=entry,
-        file=written.file,
-        parent=variant.parent,
-        inputs=tensor_specs(proto.graph.input),
-        outputs=tensor_specs(proto.graph.output),
-        preprocessing=checkpoint.preprocessing if _takes_image(expected.component) else None,
-        labels=checkpoint.labels if "probabilities" in expected.answers else (),
-        facts=variant.metadata,
-        custom_ops=check_nodes(proto),
-        opset=opset_of(entry.precision),
-        ir_version=IR_VERSION,
-        tools={tool: version_of(tool) for tool in _TOOLS},
-        cost=graph.count.cost(variant.parameters),
-        parity=parity,
-        float32_layers=graph.float32_layers,
-        activation_ranges=graph.activation_ranges,
-        inlined_ops=written.inlined_ops,
-    )
-
-
-def _takes_image(component: Component) -> bool:
-    return any(spec.name == "image" for spec in component.inputs)
-
-
-def _proved(
-    entry: VariantEntry,
-    candidates: list[Opener],
-    expected: Expected,
-    overrides: dict[str, float],
-    advance: Advance,
-) -> Parity:
-    parity = measure(candidates, expected, entry.precision, overrides, advance=advance)
-    if not parity.passed:
-        problems = "; ".join(VariantReport.of(entry.name, parity).problems)
-        sensitive = "sensitive_rows" in exceeded(parity.figures, parity.thresholds)
-        remedy = f"{expected.component.remedy} " if sensitive else ""
-        raise GateFailed(
-            f"{entry.name}: the exported file differs from the model: {problems}. Nothing was "
-            f"written. {remedy.lstrip()}If this difference is acceptable, raise the limit with "
-            f"--threshold, for example --threshold {loosened(parity)} LIMIT."
-        )
-    return parity

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that runs inside the server. It imports numpy, Pillow and onnxruntime, but not saccade."""
+"""Code that runs inside the server. It imports numpy, Pillow and a runtime, but not saccade."""

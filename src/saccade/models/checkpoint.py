@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained model in one safetensors file: weights, preprocessing, labels, samples, card."""
 
-import hashlib
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +13,21 @@ import numpy as np
 
 from saccade import limits
 from saccade.errors import SaccadeError, ShapeError, require
-from saccade.files import read_regular, write_together
+from saccade.files import Writer, check_regular, sha256_of, write_together
+from saccade.json_text import parse_json
 from saccade.models.checkpoint_folder import check_config, checkpoint_file, folder_files
 from saccade.models.checkpoint_format import (
     SCHEMA,
     VERSION,
     Header,
-    check_data,
-    pack,
+    checked_sha256,
+    header_json,
+    header_text,
+    mapped,
+    mapped_tensors,
+    parsed_header,
     read_header,
-    unpack,
+    write_tensors,
 )
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.shipped import SHIPPED
@@ -40,6 +46,7 @@ class Checkpoint:
 
     `calibration` contains samples of what the model was trained on, by input name, with the
     right answers as `labels` if there are any. The first axis counts the samples.
+    Weights and samples are memory-mapped from the file, and read when they are used.
     Shapes: image [n h w c] uint8, labels [n] int64, others as in the family's inputs.
     """
 
@@ -56,16 +63,17 @@ class Checkpoint:
     def build(self, dtype: "torch.dtype | None" = None) -> "nn.Module":
         """Build the model in evaluation mode, with floating-point weights in `dtype` (float32).
 
+        Large weights that are stored in that type are not copied: the model uses the memory of
+        `weights`. Change a deep copy of it, not the model itself.
+
         Raises: ShapeError if keys or shapes differ from the configuration's, SaccadeError if the
             configuration is out of range.
         """
-        torch: Any = require("torch", extra="export")
-        from saccade.models.families import build, outline
+        require("torch", extra="export")
+        from saccade.models.families import filled, outline
 
         _check_fit(self, outline(self.family, self.config).state_dict())
-        model = build(self.family, self.config, fresh=False)
-        model.load_state_dict(self.weights)
-        return model.to(dtype or torch.float32).eval()
+        return filled(self.family, self.config, self.weights, dtype)
 
     def save_pretrained(self, folder: Path | str, *, replace: bool = True) -> "Checkpoint":
         """Write the checkpoint as a folder: config.json, model.safetensors, README.md (its card).
@@ -98,7 +106,10 @@ def load(path: Path | str, *, check: Callable[[Header], None] | None = None) -> 
     """
     path = checkpoint_file(path)
     try:
-        data = read_regular(path, limits.WEIGHTS_BYTES)
+        check_regular(path, limits.WEIGHTS_BYTES)
+        state = _state(path)
+        with mapped(path) as data:
+            header = read_header(path, data)
     except FileNotFoundError:
         raise SaccadeError(
             f"{path}: no such file. Pass the path of a saccade checkpoint, or a shipped one, such "
@@ -108,32 +119,45 @@ def load(path: Path | str, *, check: Callable[[Header], None] | None = None) -> 
         inside = sorted(path.glob("*.safetensors")) if path.is_dir() else []
         which = f"the checkpoint in it: {inside[0]}" if len(inside) == 1 else "a checkpoint file."
         raise SaccadeError(f"{path}: cannot be read ({error}). Pass {which}") from error
-    return _parse(path, data, partial(_checked, path, check))
-
-
-def _checked(path: Path, check: Callable[[Header], None] | None, header: Header) -> None:
     check_config(path, header)
     if check is not None:
         check(header)
+    tensors = mapped_tensors(path)
+    checkpoint = _checkpoint(path, checked_sha256(path, header), header, tensors)
+    if _state(path) != state:
+        raise SaccadeError(
+            f"{path}: changed while it was read. Wait until the process that writes it has "
+            "finished, then try again."
+        )
+    return checkpoint
 
 
-def _parse(path: Path, data: bytes, check: Callable[[Header], None] | None = None) -> Checkpoint:
-    header = read_header(path, data)
-    if check is not None:
-        check(header)
-    tensors = unpack(path, data)
-    check_data(path, data, header)
+def weights_bytes(path: Path) -> int:
+    """Return the size of a checkpoint's weights in float32, from its header alone.
+
+    Raises: SaccadeError if it is another kind of file.
+    """
+    with mapped(path) as data:
+        read_header(path, data)
+        entries = parse_json(header_text(data))
+    shapes = (entry["shape"] for name, entry in entries.items() if name.startswith(_WEIGHTS))
+    return 4 * sum(map(prod, shapes))
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    state = path.stat()
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+def _checkpoint(
+    path: Path, sha256: str, header: Header, tensors: "Mapping[str, torch.Tensor]"
+) -> Checkpoint:
     declared = header.preprocessing
     preprocessing = None if declared is None else Preprocessing.from_dict(declared)
     labels = header.labels
     calibration = _calibration(path, tensors, preprocessing, len(labels))
-    weights = {
-        key.removeprefix(_WEIGHTS): value
-        for key, value in tensors.items()
-        if key.startswith(_WEIGHTS)
-    }
+    weights = _weights(tensors)
     check_finite(str(path), weights)
-    sha256 = hashlib.sha256(data).hexdigest()
     return Checkpoint(
         path=path,
         sha256=sha256,
@@ -182,19 +206,35 @@ def save(
         "labels": list(labels),
         "card": card,
     }
-    data = pack(tensors, header)
     path = Path(path)
-    written = {path: data}
+    parsed = parsed_header(path, header_json(header | {"data_sha256": ""}))
+    write = partial(write_tensors, tensors=tensors, header=header)
+    written: dict[Path, bytes | Writer] = {path: write}
     if path.suffix != ".safetensors":
-        written = folder_files(path, read_header(path, data), data, called)
-    checkpoint = _parse(list(written)[-1], data)
+        written = folder_files(path, parsed, write, called)
+    path = list(written)[-1]
+    checkpoint = _checkpoint(path, "", parsed, tensors)
     write_together({**(beside or {}), **written}, replace=replace)
-    return checkpoint
+    tensors = mapped_tensors(path)
+    return dataclasses.replace(
+        checkpoint,
+        sha256=sha256_of(path),
+        weights=_weights(tensors),
+        calibration=_calibration(path, tensors, checkpoint.preprocessing, len(labels)),
+    )
+
+
+def _weights(tensors: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    return {
+        key.removeprefix(_WEIGHTS): value
+        for key, value in tensors.items()
+        if key.startswith(_WEIGHTS)
+    }
 
 
 def _calibration(
     path: Path,
-    tensors: dict[str, "torch.Tensor"],
+    tensors: "Mapping[str, torch.Tensor]",
     expected: Preprocessing | None,
     classes: int,
 ) -> dict[str, np.ndarray]:
@@ -286,7 +326,10 @@ def _kind(tensor: "torch.Tensor") -> str:
 def check_finite(where: str, weights: "Mapping[str, torch.Tensor]") -> None:
     """Check that all weights are finite."""
     for key, value in weights.items():
-        if value.is_floating_point() and not bool(value.isfinite().all()):
+        if not value.is_floating_point() or value.sum().isfinite():
+            continue
+        # A sum of finite numbers may overflow. The sum is taken first because it needs no memory.
+        if not bool(value.isfinite().all()):
             raise SaccadeError(
                 f"{where}: {key} contains NaN or infinity, which happens when training diverges. "
                 "Use an earlier checkpoint, or train again with a lower learning rate."

@@ -11,7 +11,7 @@ from typing import Any
 
 from saccade import limits
 from saccade.errors import SaccadeError
-from saccade.files import json_bytes, read_bounded
+from saccade.files import Writer, json_bytes, read_bounded
 from saccade.json_text import parse_json
 from saccade.models.checkpoint_format import SCHEMA, Header
 from saccade.models.preprocessing import Preprocessing
@@ -76,8 +76,8 @@ def check_config(path: Path, header: Header) -> None:
 
 
 def folder_files(
-    folder: Path, header: Header, weights: bytes, name: str | None = None
-) -> dict[Path, bytes]:
+    folder: Path, header: Header, weights: Writer, name: str | None = None
+) -> dict[Path, bytes | Writer]:
     """Return the content of a folder by path; the weights are last. `name` is that in its card."""
     return {
         folder / CONFIG: json_bytes(_config_of(header)),

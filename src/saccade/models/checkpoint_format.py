@@ -4,13 +4,18 @@
 import hashlib
 import json
 import mmap
+import os
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from saccade import limits
 from saccade.errors import SaccadeError, require
-from saccade.files import check_labels
+from saccade.files import check_labels, sha256_of
 from saccade.json_text import JSONRefused, parse_json
 from saccade.schema import WrongValue, typed, words
 
@@ -41,15 +46,36 @@ class Header:
     data_sha256: str
 
 
-def pack(tensors: dict[str, "torch.Tensor"], header: dict[str, Any]) -> bytes:
-    """Return the bytes of a checkpoint; the same content gives the same bytes."""
-    from safetensors.torch import save as serialize
+def write_tensors(path: Path, tensors: dict[str, "torch.Tensor"], header: dict[str, Any]) -> None:
+    """Write a checkpoint; the same content gives the same bytes.
+
+    The tensors are written from where they are, without a copy in memory.
+
+    Raises: OSError if the file cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
 
     # Use a single metadata key: safetensors writes several in the order of a random hash.
-    bare = serialize(tensors)
-    header = header | {"data_sha256": _data_sha256(bare)}
-    text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return serialize(tensors, metadata={"saccade": text})
+    unknown = hashlib.sha256(header_json(header).encode()).hexdigest()  # as long as the real one
+    try:
+        save_file(tensors, path, {"saccade": header_json(header | {"data_sha256": unknown})})
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+    with path.open("r+b") as file:
+        start = 8 + _header_bytes(file.read(8))
+        at = file.read(start).index(unknown.encode())
+        digest = _sha256_from(path, start)
+        file.seek(8 + at)
+        file.write(digest.encode())
+
+
+def header_json(header: Mapping[str, Any]) -> str:
+    """Return the text of a header as it is stored; equal headers give equal texts."""
+    return json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _header_bytes(data: Bytes) -> int:
@@ -57,27 +83,52 @@ def _header_bytes(data: Bytes) -> int:
 
 
 def header_text(data: Bytes) -> bytes:
-    """Return the JSON at the beginning of a safetensors file, as far as there is one."""
     """Return the leading JSON; if it is too long, just enough for it to be refused."""
     return data[8 : 8 + min(_header_bytes(data), limits.JSON_BYTES + 1)]
 
 
-def _data_sha256(data: Bytes) -> str:
-    return hashlib.sha256(memoryview(data)[8 + _header_bytes(data) :]).hexdigest()
+def _sha256_from(path: Path, start: int) -> str:
+    with path.open("rb") as file:
+        file.seek(start)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def unpack(path: Path, data: bytes) -> dict[str, "torch.Tensor"]:
-    """Return the tensors of a file.
+def digests(path: Path) -> tuple[str, str]:
+    """Return the SHA-256 of a whole safetensors file, and of its data, computed side by side."""
+    with path.open("rb") as file:
+        starts = (0, 8 + _header_bytes(file.read(8)))
+    with ThreadPoolExecutor(len(starts)) as threads:
+        whole, data = threads.map(lambda start: _sha256_from(path, start), starts)
+    return whole, data
+
+
+def mapped_tensors(path: Path) -> dict[str, "torch.Tensor"]:
+    """Return the tensors of a file; their memory is the file's until it is written to.
 
     Raises: SaccadeError if it is not a safetensors file; the message says what it is instead.
     """
     require("torch", extra="export")
-    from safetensors.torch import load as deserialize
+    from safetensors.torch import load_file
 
     try:
-        return deserialize(data)
+        return load_file(path)
     except Exception as error:  # torch raises anything for a type or shape it lacks
-        raise SaccadeError(f"{path}: {_diagnosis(data)}") from error
+        with mapped(path) as data:
+            raise SaccadeError(f"{path}: {_diagnosis(data)}") from error
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[Bytes]:
+    """Yield the bytes of a file, which are read when they are accessed.
+
+    Raises: OSError if it cannot be read.
+    """
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:  # which cannot be mapped
+            yield b""
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
 
 
 def refuse_foreign(path: Path) -> None:
@@ -107,7 +158,7 @@ def is_foreign(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with mapped(path) as data:
             return _is_torch_file(data) or "saccade" not in _metadata(path, data)
     except (OSError, ValueError, SaccadeError):
         return False
@@ -180,8 +231,16 @@ def read_header(path: Path, data: Bytes) -> Header:
             "Convert weights of another project with: saccade convert SOURCE FILE "
             "--out NAME.safetensors"
         )
+    return parsed_header(path, metadata["saccade"])
+
+
+def parsed_header(path: Path, text: Any) -> Header:
+    """Return the header of a text from `header_json`, checked.
+
+    Raises: SaccadeError if it is of another version, or has other keys or types.
+    """
     try:
-        header = parse_json(metadata["saccade"])
+        header = parse_json(text)
         version = (header["schema"], header["version"])
     except (ValueError, KeyError, TypeError) as error:
         raise SaccadeError(f"{path}: corrupt metadata ({error}). Copy the file again.") from error
@@ -208,28 +267,33 @@ def header_of(path: Path) -> Header:
 
     Raises: SaccadeError if it is another kind of file; OSError, ValueError if it cannot be read.
     """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with mapped(path) as data:
         return read_header(path, data)
 
 
-def check_data(path: Path, data: Bytes, header: Header) -> None:
-    """Check that the tensors are those that were written."""
-    if header.data_sha256 != _data_sha256(data):
+def checked_sha256(path: Path, header: Header) -> str:
+    """Return the SHA-256 of a checkpoint file after checking its tensors, read once.
+
+    Raises: SaccadeError if the tensors are not those that were written.
+    """
+    whole, data = digests(path)
+    if header.data_sha256 != data:
         raise SaccadeError(
             f"{path}: corrupt, the tensors do not have the SHA-256 recorded in the file. "
             "Copy it again from its source."
         )
+    return whole
 
 
-def check_file(path: Path) -> None:
-    """Check the length and the tensors of a safetensors file without reading it into memory.
+def safetensors_sha256(path: Path) -> str:
+    """Return the SHA-256 of a safetensors file after checking its length and its tensors.
 
     Raises: SaccadeError if it is truncated, or a checkpoint with other tensors than recorded.
     """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with mapped(path) as data:
         metadata = _metadata(path, data)
-        if "saccade" in metadata:
-            check_data(path, data, read_header(path, data))
+        header = read_header(path, data) if "saccade" in metadata else None
+    return sha256_of(path) if header is None else checked_sha256(path, header)
 
 
 def _metadata(path: Path, data: Bytes) -> dict[str, Any]:

@@ -53,6 +53,9 @@ class FamilyEntry:
     inner: tuple[str, ...] = ()  # called by the router only
     beside: tuple[str, ...] = ()  # answer separate requests, besides the first component
     filled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the router may draw these
+    # If what it draws depends on a sample's index in its request: the request parameter with the
+    # index of the first one, so that the requests that a call is split into do not matter.
+    first_row: str | None = None
     # Files of this folder, by their name next to the router. They run in the server and import
     # nothing from saccade; `family.py` has the class `Family`, a `plain_family.PlainFamily`.
     router: Mapping[str, str] = field(default_factory=dict)

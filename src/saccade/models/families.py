@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registry of families, one line per family; everything else is in the family's folder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,7 +11,8 @@ from saccade.errors import SaccadeError
 from saccade.models.entry import FamilyEntry, imported
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
+    from torch import Tensor, nn
 
     Model = TypeVar("Model", bound=nn.Module)
 
@@ -24,6 +25,9 @@ FAMILIES = {
     "vqa": "saccade.models.vqa",
     "captioner": "saccade.models.captioner",
 }
+
+# Smaller weights are copied, since products of small matrices depend on their place in memory.
+SHARED_BYTES = 2**20
 
 
 def entry_of(family: str) -> FamilyEntry:
@@ -91,8 +95,41 @@ def build(family: str, config: dict[str, Any], *, fresh: bool = True) -> "nn.Mod
     """
     model = family_class(family)
     values = model.config_class.from_dict(config)
-    made: nn.Module = new_model(model, values) if fresh else model(values, fresh=False)
-    return made
+    if fresh:
+        return new_model(model, values)
+    from saccade.models.shapes_only import Undrawn
+
+    with Undrawn():
+        return model(values, fresh=False)
+
+
+def filled(
+    family: str,
+    config: dict[str, Any],
+    weights: "Mapping[str, Tensor]",
+    dtype: "torch.dtype | None" = None,
+) -> "nn.Module":
+    """Build a model in evaluation mode with these weights, those of floats in `dtype` (float32).
+
+    Weights of that type with at least SHARED_BYTES are not copied: the model shares their memory.
+    Raises: RuntimeError if keys or shapes differ, SaccadeError as `build` does.
+    """
+    import torch
+
+    dtype = dtype or torch.float32
+    model = build(family, config, fresh=False)
+    types = {
+        name: dtype if value.is_floating_point() else value.dtype
+        for name, value in model.state_dict().items()
+    }
+    model.load_state_dict(
+        {
+            name: value.to(types.get(name, value.dtype), copy=value.nbytes < SHARED_BYTES)
+            for name, value in weights.items()
+        },
+        assign=True,
+    )
+    return model.to(dtype).eval()
 
 
 def new_model(kind: "type[Model]", config: Any) -> "Model":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models with names, shapes and types, but without memory for any number."""
+"""Models with names, shapes and types, but without memory for any number, or without drawing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,18 +45,21 @@ def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.empty(shape, dtype=tensors[0].dtype)
 
 
-# What the meta device computes in Python, for which it imports torch's compiler and sympy: seconds
-# per process. Other functions than these are left to it.
-_SHAPES: Mapping[Any, Callable[..., Tensor]] = {
+_DRAWING: Mapping[Any, Callable[..., Tensor]] = {
     torch.nn.init.normal_: _in_place,
     torch.nn.init.uniform_: _in_place,
     torch.nn.init.kaiming_uniform_: _in_place,
     Tensor.normal_: _in_place,
     Tensor.uniform_: _in_place,
-    Tensor.triu: _in_place,
-    torch.triu: _in_place,
     torch.rand: _drawn,
     torch.randn: _drawn,
+}
+# What the meta device computes in Python, for which it imports torch's compiler and sympy: seconds
+# per process. Other functions than these are left to it.
+_SHAPES: Mapping[Any, Callable[..., Tensor]] = {
+    **_DRAWING,
+    Tensor.triu: _in_place,
+    torch.triu: _in_place,
     torch.arange: _arange,
     torch.linspace: _linspace,
     torch.full: _full,
@@ -65,6 +68,18 @@ _SHAPES: Mapping[Any, Callable[..., Tensor]] = {
     Tensor.__rmul__: _scaled,
     torch.stack: _stack,
 }
+
+
+class Undrawn(TorchFunctionMode):
+    """Inside the block, random tensors have any values: their memory is not touched.
+
+    It costs neither memory nor time to build a model whose weights are replaced next.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        return _DRAWING.get(function, function)(*arguments, **(named or {}))
 
 
 class ShapesOnly(TorchFunctionMode):

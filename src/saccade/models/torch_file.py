@@ -39,7 +39,9 @@ def load_torch(path: Path, allowed: AbstractContextManager[Any] | None = None) -
     _check(path)
     try:
         with allowed or nullcontext():
-            return torch.load(path, map_location="cpu", weights_only=True)
+            # Numbers in an archive are read when they are used; older files cannot be mapped.
+            mapped = _is_archive(path)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise NeedsCode(str(error)) from error
     except OSError:
@@ -66,15 +68,14 @@ def _check(path: Path, texts: set[str] | None = None) -> None:
         raise TorchFileRefused(
             f"{path.stat().st_size} bytes, expected at most {limits.WEIGHTS_BYTES}"
         )
-    with path.open("rb") as file:
-        # Decide as torch does: zipfile would look at the end, which may belong to another file.
-        if file.peek(4)[:4] != b"PK\x03\x04":
+    if not _is_archive(path):
+        with path.open("rb") as file:
             left = limits.PICKLE_OPCODES
             for _ in range(_OLD_PICKLES):
                 left -= _check_pickle(file, left, texts)
                 if not file.peek(1):
                     break
-            return
+        return
     try:
         entries = check_archive(path, limits.WEIGHTS_BYTES)
     except ArchiveRefused as error:
@@ -88,6 +89,12 @@ def _check(path: Path, texts: set[str] | None = None) -> None:
         raise
     except Exception as error:  # zipfile and zlib raise a dozen types for damage
         raise TorchFileRefused(f"is damaged ({error!s:.100})") from error
+
+
+def _is_archive(path: Path) -> bool:
+    """Decide as torch does: zipfile would look at the end, which may belong to another file."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
 
 
 def _check_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, texts: set[str] | None) -> None:

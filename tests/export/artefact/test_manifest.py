@@ -158,7 +158,7 @@ def as_written_by(version: int, folder: Path, precision: str = "fp32") -> Path:
     entry = replace(new.variant, name=name, precision=precision)
     changed = replace(new, variant=entry, file=replace(new.file, name=f"{name}.onnx"))
     content = changed.to_dict() | {"version": version}
-    del content["parity"]["floor"]
+    del content["parity"]["floor"], content["quantization"]
     if version == SQUASHING:
         content["preprocessing"] = OLD_IMAGES
     path = folder / (name + SUFFIX)
@@ -193,14 +193,17 @@ def test_an_older_manifest_has_the_floor_that_it_was_proved_with(
         assert read_manifest(path).parity.floor == floor
 
 
-def test_written_anew_an_older_manifest_gains_its_floor_and_no_more(tmp_path: Path) -> None:
+def test_written_anew_an_older_manifest_gains_what_is_new_and_no_more(tmp_path: Path) -> None:
     path = as_written_by(4, tmp_path, "fp16")
     before = path.read_text()
     assert "floor" not in before
     write_manifest(tmp_path, read_manifest(path))
     after = path.read_text()
     assert after.count('  "floor": 0.1,\n') == 1
-    assert after.replace('  "floor": 0.1,\n', "").replace('"version": 5', '"version": 4') == before
+    assert after.count(' "quantization": null,\n') == 1
+    for new in ('  "floor": 0.1,\n', ' "quantization": null,\n'):
+        after = after.replace(new, "")
+    assert after.replace(f'"version": {VERSION}', '"version": 4') == before
 
 
 @pytest.mark.parametrize("key", ["schema", "version", "file", "parity"])

@@ -41,7 +41,7 @@ COMPONENT = Component("", (), (), dict)
 @pytest.fixture(scope="module")
 def typed(tiny_checkpoint: Path) -> ExportedModel:
     def make(place: Path) -> None:
-        options = ExportOptions(place / "nac", budget=("1",), precision=PRECISIONS)
+        options = ExportOptions(place / "nac", budget=("1",), precision=PRECISIONS, int8_for="gpu")
         with traced_once():
             export(tiny_checkpoint, options, FEW_SAMPLES)
 
@@ -199,7 +199,9 @@ def test_scales_of_the_same_graph_are_the_same_again(
     typed: ExportedModel, tmp_path: Path, traced_before: None
 ) -> None:
     checkpoint = typed.folder / "nac.safetensors"
-    options = ExportOptions(tmp_path / "again", name="nac", budget=("1",), precision=("int8",))
+    options = ExportOptions(
+        tmp_path / "again", name="nac", budget=("1",), precision=("int8",), int8_for="gpu"
+    )
     again = {
         manifest.variant.name: manifest.file.sha256
         for manifest in export(checkpoint, options, FEW_SAMPLES).manifests

@@ -12,8 +12,8 @@ from PIL import Image
 from saccade.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.augment import Augmentation
-from saccade.models.data.datasets import calibration_rows, load_data
-from saccade.models.data.splits import stratified_split
+from saccade.models.data.datasets import load_data
+from saccade.models.data.splits import calibration_rows, stratified_split
 from saccade.models.preprocessing import Preprocessing
 
 DIGITS = Preprocessing(8, 8, 1, (0.0,), (1.0,))

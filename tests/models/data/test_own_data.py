@@ -22,7 +22,7 @@ from saccade.models.data.datasets import Dataset, load_data, pixel_moments
 from saccade.models.data.samples import images as image_file
 from saccade.models.data.samples.folders import ClassFolders
 from saccade.models.data.samples.images import Images
-from saccade.models.data.splits import rows_by_split
+from saccade.models.data.splits import drawn_rows, rows_by_split
 from saccade.models.preprocessing import Preprocessing
 
 DIGITS = Preprocessing(8, 8, 1, (0.0,), (1.0,))
@@ -136,7 +136,10 @@ def test_images_are_read_when_they_are_used(
     assert np.array_equal(data.images[np.array([7, 0, 7])], whole[[7, 0, 7]])
     assert sorted({*read}) == sorted({int(row) for row in data.images.rows[[0, 7]]})
     few = data.first(4)
-    assert np.array_equal(np.asarray(few.images), whole[:4]) and len(read) == 6
+    # Four of them in a random order, the same for the labels.
+    rows = drawn_rows(12, 4)
+    assert np.array_equal(np.asarray(few.images), whole[rows]) and len(read) == 6
+    assert np.array_equal(few.labels, data.labels[rows])
     image_file.read_ahead(data.images, lambda: np.array([8, 9, 10]), lambda count: slice(1, count))
     assert np.array_equal(data.images[np.array([10, 9])], whole[[10, 9]])
     assert len(read) == 8, "what was read ahead is not read again"

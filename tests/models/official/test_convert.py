@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from saccade.errors import SaccadeError
 from saccade.models.checkpoint import load
@@ -197,14 +198,28 @@ def test_calibration_by_the_users_images(
         for index in range(185):
             image = np.full((8, 8), level, dtype=np.uint8)
             Image.fromarray(image).save(tmp_path / "mine" / label / f"{index}.png")
-    convert("fake", their_file(), replace(options, calibration=str(tmp_path / "mine")))
+    convert("fake", their_file(), replace(options, calibrate_on=str(tmp_path / "mine")))
     checkpoint = load(options.out)
-    assert "256 training images of mine" in checkpoint.card["calibration"]
+    assert "256 training images with labels of mine" in checkpoint.card["calibration"]
     dogs = checkpoint.calibration["image"][:, 0, 0, 0] == 200
     assert np.array_equal(checkpoint.calibration["labels"], dogs.astype(np.int64))
     with pytest.raises(SaccadeError, match="the model expects"):
-        tall = replace(options, calibration="digits-sum", force=True)
+        tall = replace(options, calibrate_on="digits-sum", force=True)
         convert("fake", their_file(), tall)
+
+
+def test_what_does_not_fit_is_refused_before_it_is_read(
+    their_file: Callable[..., Path], options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saccade.resources.available_memory_bytes", lambda: 2**20)
+    reason = r"ours\.safetensors: the conversion needs about .* MiB"
+    with pytest.raises(SaccadeError, match=reason):
+        convert("fake", their_file(), options)
+    tensors = torch.load(their_file())["teacher"]
+    save_file({name: value.clone() for name, value in tensors.items()}, options.out.with_suffix(""))
+    monkeypatch.setattr(driver, "read_tensors", lambda *_, **__: pytest.fail("was read"))
+    with pytest.raises(SaccadeError, match=reason):
+        convert("fake", options.out.with_suffix(""), options)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

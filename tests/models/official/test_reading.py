@@ -2,6 +2,7 @@
 """Files of other codes: every format gives the same tensors, and none of them runs code."""
 
 import argparse
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from saccade.errors import SaccadeError
-from saccade.models.official.reading import read_tensors
+from saccade.models.official.reading import float32_bytes, read_tensors
 
 msgpack = pytest.importorskip("msgpack", reason="pip install '.[export]'")
 
@@ -163,3 +164,30 @@ def test_no_code_of_a_file_runs(whole: bool, tmp_path: Path) -> None:
     with pytest.raises(SaccadeError, match="needs unpickling"):
         read_tensors(path)
     assert not trace.exists()
+
+
+def test_size_from_headers(tmp_path: Path) -> None:
+    half = {name: value.half() for name, value in WEIGHTS.items()}
+    save_file(half, tmp_path / "one.safetensors")
+    size = (tmp_path / "one.safetensors").stat().st_size
+    assert float32_bytes(tmp_path / "one.safetensors") == (36, size)
+    save_file(WEIGHTS, tmp_path / "two.safetensors")
+    places = {"x": "one.safetensors", "y": "two.safetensors"}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    both = size + (tmp_path / "two.safetensors").stat().st_size
+    assert float32_bytes(index) == (72, both)
+    (tmp_path / "one.safetensors").write_bytes((2**62).to_bytes(8, "little") + b"{x")
+    assert float32_bytes(tmp_path / "one.safetensors") == (0, 0)
+    torch.save(WEIGHTS, tmp_path / "a.pth")
+    assert float32_bytes(tmp_path / "a.pth")[0] == 0
+    assert float32_bytes(tmp_path / "none") == (0, 0)
+
+
+def test_arrays_of_an_archive_are_mapped(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2**16)}, tmp_path / "a.pth")
+    before = read_tensors(tmp_path / "a.pth")["a"]
+    data = (tmp_path / "a.pth").read_bytes()
+    with (tmp_path / "a.pth").open("r+b") as file:  # in place: the same file
+        file.write(data.replace(bytes([0, 0, 128, 63]), bytes(4)))
+    assert before.sum() == 0  # pages that were not read yet are those of the file

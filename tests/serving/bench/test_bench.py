@@ -220,7 +220,7 @@ def test_the_batch_to_serve_with_is_fast_and_no_larger_than_that_needs(rates, ex
 
 
 def test_larger_batches_are_left_out_where_one_call_takes_too_long(monkeypatch) -> None:
-    monkeypatch.setattr(in_process, "_LONGEST_CALL_S", 0.0)
+    monkeypatch.setattr(in_process, "LONGEST_CALL_S", 0.0)
     monkeypatch.setattr(in_process, "_WARM_S", 0.0)
     sizes: list[int] = []
     work = SimpleNamespace(

@@ -177,7 +177,7 @@ def test_the_command_prints_the_arithmetic(folder: Path, capsys: pytest.CaptureF
     assert run(words) == 0
     text = capsys.readouterr().out
     assert "68 % of the requests with --budget 0.5." in text
-    assert "Measured on a CPU, 2 cores, onnxruntime 1.31.1 CPU." in text
+    assert "Measured on a CPU, 2 cores, onnxruntime 1.31.1 CPU, one thread." in text
     assert run([*words, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert f"{content['replicas']} replicas: {2 * content['replicas']} cores, 2 each." in text

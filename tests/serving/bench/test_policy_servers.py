@@ -24,6 +24,7 @@ from saccade.serving.bench.load import LoadResult, Stream, StreamResult
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import ServedPolicies, served_policies_of, with_served
 from saccade.serving.bench.policy_works import Classified, PolicyWork, PolicyWorks
+from saccade.serving.bench.stopping import Deadline
 from saccade.serving.bench.work import Work
 from saccade.serving.client.zero_shot import Labelling
 
@@ -130,7 +131,11 @@ def test_precisions_have_a_server_each_and_their_policies_another(
     policies = PolicyWorks((served_chain(),), Classified({}, LABELS, "d", "s"))
     works = {one.name: [work_of(one)] for one in whole.variants}
     workload: Any = SimpleNamespace(
-        folder=whole, works=works, ops=None, served=served_policies_of(policies, whole.variants)
+        folder=whole,
+        works=works,
+        ops=None,
+        served=served_policies_of(policies, whole.variants),
+        deadline=Deadline(60),
     )
     entries = tuple(
         entry_of(

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from saccade.errors import SaccadeError, ServerFailed
-from saccade.serving.client import images
 from saccade.serving.client.async_client import AsyncClient
 from saccade.serving.client.client import (
     Client,
@@ -63,7 +62,7 @@ def test_served_answer_equals_the_one_in_process(client, tiny_folder):
             np.testing.assert_allclose(served, row, atol=1e-5)
 
 
-def test_many_images_are_split_and_keep_their_order(client, monkeypatch):
+def test_many_images_are_split_and_keep_their_order(client):
     rng = np.random.default_rng(2)
     batch = rng.integers(0, 256, (150, 8, 8, 1), dtype=np.uint8)
     whole = client.embed(batch, budget=0.125)
@@ -71,10 +70,6 @@ def test_many_images_are_split_and_keep_their_order(client, monkeypatch):
     picked = [0, 70, 149]
     alone = client.embed(batch[picked], budget=0.125)
     np.testing.assert_allclose(whole.vectors[picked], alone.vectors, atol=1e-5)
-    assert [len(part) for part in images.requests([b"x"] * 150)] == [64, 64, 22]
-    monkeypatch.setattr(images, "MAX_REQUEST_BYTES", 10)
-    assert [len(part) for part in images.requests([b"x" * 6, b"y" * 6, b"z"])] == [1, 2]
-    assert [len(part) for part in images.requests([b"x" * 60])] == [1]
 
 
 def test_asyncio_client_answers_the_same(server, client, digit):

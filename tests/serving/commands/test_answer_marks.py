@@ -12,7 +12,7 @@ def test_an_answer_that_is_not_certified_is_marked(monkeypatch, tmp_path, capsys
 
     (tmp_path / "a.png").write_bytes(small_picture())
     said = Classification((("seven", 0.5),), "nac-b0500-fp32", steps=1, certified=False)
-    monkeypatch.setattr(calls.Client, "classify", lambda *_, **__: [said])
+    monkeypatch.setattr(calls.Client, "run", lambda *_: [said])
     assert cli.run(["classify", str(tmp_path / "a.png"), "--model", "nac", "--policy", "a"]) == 0
     assert "(nac-b0500-fp32, step 1, not certified)" in capsys.readouterr().out
     said = replace(said, degraded=True)

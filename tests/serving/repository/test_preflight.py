@@ -25,10 +25,12 @@ from tiny_artefacts import examine
 
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS, relative_error
+from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.rendered import FREE
+from saccade.serving.repository.preflight.rendered import free_fields
 from saccade.serving.repository.preflight.target import Target
+from saccade.serving.repository.runtimes.registry import served_runtime
 
 CONTAINER = Target(line="24.10", bundled=False, memory_bytes=2**30)
 MUCH = replace(CONTAINER, memory_bytes=2**50)
@@ -191,6 +193,9 @@ def test_speeds_that_a_measurement_does_not_tell_apart_are_names(repository):
     edit_json(ROUTES, lambda it: it["variants"][0].update(as_fast=[0.5]))(repository)
     tiny.rehash(repository)
     assert "expected a list of names" in failures(repository, MUCH)["routes"][0]
+
+
+FREE = free_fields(served_runtime(DEFAULT))
 
 
 @pytest.mark.parametrize("field", FREE)

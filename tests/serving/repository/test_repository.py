@@ -81,7 +81,7 @@ def test_writes_what_the_server_loads(folder, out):
 
 
 def test_a_variants_config(folder, out):
-    deploy(folder, RepositoryOptions(out, run_batch=16))
+    deploy(folder, RepositoryOptions(out, run_batch=16, cores=2))
     config = config_of(out, "nac-b0250-fp32")
     assert (config.name, config.backend) == ("nac-b0250-fp32", "onnxruntime")
     assert (config.default_model_filename, config.max_batch_size) == ("model.onnx", 64)

@@ -246,7 +246,7 @@ WRONG = {
     "bodies for plans": (
         {"runtime": "tensorrt", "engines": ("x",), "op_library": False}, "ONNX Runtime only",
     ),
-    "a runtime that no server has": ({"runtime": "tensorrt-rtx"}, "expected onnxruntime or tens"),
+    "a runtime that no server has": ({"runtime": "tensorrt-rtx"}, "expected onnxruntime or open"),
     "a runtime that is none": ({"runtime": "tensorr"}, "'tensorr' is unknown. Expected one of"),
     "threads for plans": ({"runtime": "tensorrt", "engines": ("x",), "threads": 2}, "--threads"),
     "no instances": ({"instance_count": 0}, "--instance-count is 0"),

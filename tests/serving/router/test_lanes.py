@@ -225,12 +225,24 @@ def test_a_lane_tells_of_its_progress(lane, ticket):
     assert lane.report()["groups"] == 2
 
 
-def test_the_longest_step_is_bounded_whatever_was_measured(lane):
-    assert lane.report()["longest_step_s"] == 60
-    lane.pace.run.add(1, 0.5)
-    assert lane.report()["longest_step_s"] == 320
-    lane.pace.run.add(1, 1e9)
-    assert lane.report()["longest_step_s"] == 600
+@pytest.mark.parametrize(
+    ("row_s", "longest_s"), [(None, 600), (0.01, 60), (0.5, 320), (2.0, 600), (10.0, 1920)]
+)
+def test_the_longest_step_is_bounded_unless_the_largest_batch_is_longer(lane, row_s, longest_s):
+    if row_s is not None:
+        lane.pace.run.add(1, row_s)
+    assert lane.report()["longest_step_s"] == longest_s
+
+
+@pytest.mark.parametrize(
+    ("row_s", "waiting", "refused"),
+    [(1.0, 56, False), (1.0, 70, True), (10.0, 20, False), (10.0, 40, True)],
+)
+def test_a_minute_of_work_may_wait_or_so_many_samples(lane, ticket, row_s, waiting, refused):
+    lane.pace.run.add(1, row_s)
+    hold(lane, ticket)
+    said = [lane.offer(ticket()) for _ in range(waiting)]
+    assert ("is full" in said[-1]) == refused and not said[15]
 
 
 def test_a_lane_survives_what_nobody_foresaw(pb, ticket):

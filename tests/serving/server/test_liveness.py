@@ -56,7 +56,7 @@ class Answers:
     def late(self):
         return dict(self.out)
 
-    def is_busy(self, model):
+    def is_at_work(self, model):
         return self.statistics
 
 
@@ -258,6 +258,9 @@ class OneDeath:
 
     def new_stubs(self, _):
         return self.new
+
+    def cpu_s(self):
+        return 0.0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import subprocess
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from engine_places import ADA
@@ -26,6 +27,7 @@ from saccade.serving.server import print_command
 from saccade.serving.server.addresses import ServeOptions, with_ports
 from saccade.serving.server.print_command import as_text, container_arguments
 
+READ = SimpleNamespace(runtime="onnxruntime")
 PORTS = ("grpc_port", "http_port", "metrics_port", "ready_port")
 CPU = 'name: "m" backend: "onnxruntime" instance_group { count: 1 kind: KIND_CPU }'
 GPU = 'name: "m" backend: "onnxruntime" instance_group { count: 1 kind: KIND_GPU }'
@@ -53,7 +55,7 @@ def written(tmp_path, monkeypatch):
         folder = tmp_path / "a, repository"
         (folder / "m" / "1").mkdir(parents=True)
         (folder / "m" / "config.pbtxt").write_bytes(config.encode("utf-8", "surrogatepass"))
-        monkeypatch.setattr(print_command, "read_repository", lambda folder: None)
+        monkeypatch.setattr(print_command, "read_repository", lambda folder: READ)
         monkeypatch.setattr(print_command, "link_models", lambda *places: None)
         return folder
 

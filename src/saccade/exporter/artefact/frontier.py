@@ -24,9 +24,12 @@ VERSION = 1
 FILE_NAME = "frontier.json"
 POLICIES, POLICIES_VERSION = "policies", 1  # key of the policies, and the version of its content
 _POINT = re.compile(r"batch_[1-9][0-9]{0,6}|(router_)?concurrency_[1-9][0-9]{0,6}")
+_COUNT = re.compile(r"[1-9][0-9]{0,3}")
 _FIGURES = ("inferences_per_second", "p50_ms", "p95_ms", "p99_ms")
 ROUNDS = "inferences_per_second_rounds"  # of a point: the rate of each round
 SECONDS = "seconds"  # of a point: measured time over all rounds
+BY_THREADS = "by_threads"  # in process: inferences per second by number of threads
+NEARLY = 0.95  # share of the highest throughput; below it, the difference is not just noise
 _MUCH_SHORTER = 0.5
 
 
@@ -56,7 +59,8 @@ class Entry:
     device: str
     score: Score
     top5: float | None
-    # threads, best_batch, a point per batch_<n>; for other components the same under their role
+    # threads, by_threads, best_batch, a point per batch_<n>; for other components the same under
+    # their role
     in_process: dict[str, Any]
     # a point per concurrency_<n> and router_concurrency_<n>; other components: the same
     grpc: dict[str, Any] | None
@@ -102,12 +106,33 @@ class Entry:
         return int(self.in_process["best_batch"])
 
     @property
+    def threads(self) -> int:
+        """The threads of one run, in process and in the server that was measured."""
+        return int(self.in_process["threads"])
+
+    def enough_threads(self, role: str = "") -> int | None:
+        """Return how many threads of a component are enough; see the function of that name."""
+        inside = self.in_process.get(role, self.in_process)
+        return enough_threads({int(n): rate for n, rate in inside.get(BY_THREADS, {}).items()})
+
+    @property
     def p95_ms(self) -> float | None:
         """95th percentile latency of one image at concurrency 1, through the router if measured."""
         for key in ("router_concurrency_1", "concurrency_1"):
             if self.grpc and key in self.grpc:
                 return float(self.grpc[key]["p95_ms"])
         return None
+
+
+def enough_threads(rates: Mapping[int, float]) -> int | None:
+    """Return the fewest threads whose rate is nearly the highest.
+
+    None if these are the most that were measured: more may be faster still.
+    Units: rates in inferences per second, by number of threads.
+    """
+    near = (count for count, rate in rates.items() if rate >= NEARLY * max(rates.values()))
+    fewest = min(near, default=None)
+    return None if fewest == max(rates, default=None) else fewest
 
 
 @dataclass(frozen=True)
@@ -302,11 +327,12 @@ def narrower(old: Frontier, entries: Iterable[Entry]) -> tuple[str, ...]:
 
 
 def _narrower(new: Entry, old: Entry) -> str | None:
-    if new.score.n < old.score.n:
+    # Where a measurement stops by itself, another one may stop a little earlier.
+    if new.score.n < _MUCH_SHORTER * old.score.n:
         return f"{new.score.n:,} instead of {old.score.n:,} test samples"
     if missing := sorted(set(old.grpc or ()) - set(new.grpc or ()), key=_count):
         return f"no server measurement at {missing[0]}" if new.grpc else "no server measurement"
-    if len(new.speed_rounds) < len(old.speed_rounds):
+    if len(new.speed_rounds) < _MUCH_SHORTER * len(old.speed_rounds):
         return f"{len(new.speed_rounds)} instead of {len(old.speed_rounds)} rounds"
     if new.speed_seconds < _MUCH_SHORTER * old.speed_seconds:
         return f"{new.speed_seconds:.2g} instead of {old.speed_seconds:.2g} s per point"
@@ -438,6 +464,11 @@ def _check_inside(in_process: dict[str, Any], where: str) -> None:
 def _check_points(points: dict[str, Any], where: str, inside: bool = False) -> None:
     for key, point in points.items():
         if key in ("threads", "best_batch"):
+            continue
+        if key == BY_THREADS:
+            rates = typed(dict[str, float], point, f"{where}{key}: ")
+            if not all(_COUNT.fullmatch(count) and rate > 0 for count, rate in rates.items()):
+                raise SaccadeError(f"{where}{key}: is {rates!s:.60}. {AGAIN}")
             continue
         is_component = key in known_roles()[1:] and not inside
         if not is_component and not _POINT.fullmatch(key):

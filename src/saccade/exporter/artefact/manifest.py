@@ -155,6 +155,28 @@ class Parity:
 
 
 @dataclass(frozen=True)
+class TriedRecipe:
+    """A recipe of int8, and its outcome in words."""
+
+    recipe: str
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The recipe by which a file was quantized, and those that were tried before it."""
+
+    recipe: str
+    target: str  # cpu: scales may have zero points; gpu: symmetric, as TensorRT requires
+    tried: tuple[TriedRecipe, ...]  # in order; the last one was kept
+    speedup: float | None  # over the fp32 file, where it was exported; None if it was not measured
+    runtime: str  # that measured it
+    device: str
+    instruction_sets: tuple[str, ...]  # of that CPU for numbers of 8 and 16 bits
+    samples: int  # calibration samples that the ranges come from
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything that later stages know about an artefact without opening it."""
 
@@ -175,6 +197,7 @@ class Manifest:
     float32_layers: tuple[str, ...] = ()  # matrix nodes that a narrower variant keeps in float32
     activation_ranges: dict[str, float] = field(default_factory=dict)  # largest |x| by tensor
     inlined_ops: tuple[str, ...] = ()  # custom ops written as standard operators
+    quantization: Quantization | None = None  # of an int8 file; None from releases before it
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object, including schema and version."""
@@ -223,6 +246,7 @@ def manifest_of(given: Mapping[str, Any], path: Path) -> Manifest:
     if isinstance(declared, dict):
         content["preprocessing"] = with_crop_rounding(declared)
     if version < VERSION:
+        content.setdefault("quantization", None)
         _add_gate(content)
     if isinstance(content.get("file"), dict):
         content["file"] = {"data": None, **content["file"]}  # most have none

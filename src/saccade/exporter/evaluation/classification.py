@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score top-1 and top-5 accuracy on labeled data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from saccade.models.data.samples.images import pixels_sha256
 from saccade.models.data.samples.source import Given
 from saccade.models.data.sequence_rows import Takes
 from saccade.models.data.sequences import sequences
-from saccade.models.data.splits import SPLITS
+from saccade.models.data.splits import SPLITS, drawn_rows
 from saccade.models.data.token_states import SUFFIXES, token_states
 from saccade.models.data.user_data import is_unlabelled, unlabelled_images
 from saccade.models.scores.classification import correct
@@ -150,8 +150,7 @@ def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str)
 
 
 def _sequences(path: str, split: str, taken: Takes, options: EvaluateOptions) -> Labelled:
-    """Return the first `limit` samples of one split; token states stay in their file if large."""
-    most = slice(options.limit)
+    """Return `limit` samples of one split; token states stay in their file if large."""
     if taken.plain_tokens and Path(path).suffix.lower() in SUFFIXES:
         given = Given.of(options.labels, options.data_root)
         texts = token_states(path, split, given)
@@ -160,14 +159,14 @@ def _sequences(path: str, split: str, taken: Takes, options: EvaluateOptions) ->
                 f"{path}: token states are {texts.tokens.shape[1:]} (tokens, width), expected "
                 f"{(taken.most, taken.width)}. Pass the data that the model was trained on."
             )
-        inputs = {name: array[most] for name, array in texts.inputs.items()}
-        labels, sha256 = texts.labels[most], texts.sha256
+        inputs, labels = _limited(texts.inputs, texts.labels, options.limit)
+        sha256 = texts.sha256
         return Labelled(inputs, labels, texts.class_names, texts.name, lambda: sha256, texts.split)
     found = sequences(path, split, taken, options.asked)
-    inputs = {name: array[most] for name, array in found.inputs.items()}
+    inputs, labels = _limited(found.inputs, found.labels, options.limit)
     return Labelled(
         inputs,
-        found.labels[most],
+        labels,
         found.class_names,
         found.name,
         lambda: found.sha256,
@@ -176,8 +175,17 @@ def _sequences(path: str, split: str, taken: Takes, options: EvaluateOptions) ->
     )
 
 
+def _limited(
+    inputs: Mapping[str, np.ndarray], labels: np.ndarray, limit: int | None
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    rows = drawn_rows(len(labels), limit)
+    if rows is None:
+        return dict(inputs), labels
+    return {name: array[rows] for name, array in inputs.items()}, labels[rows]
+
+
 def labelled_images(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Dataset:
-    """Return the first `limit` images of one split, in the model's size.
+    """Return `limit` images of one split, in the model's size.
 
     Raises: SaccadeError if the model takes no image.
     """

@@ -20,6 +20,7 @@ from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.report import render
 from saccade.exporter.evaluation.tasks import task_asked
 from saccade.exporter.runtimes.runtime import runtime_named
+from saccade.machine import cores
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.data.loaded_once import loaded_once
@@ -64,7 +65,7 @@ def _evaluated(path: ArtefactFolder | Path | str, options: EvaluateOptions) -> E
     if isinstance(path, ArtefactFolder) or checkpoint_file(path).is_dir():
         folder, runtime = ArtefactFolder.open(path), runtime_named(options.runtime)
         runtime.require()
-        models = subjects_of_folder(folder, runtime, kernels=options.op_library)
+        models = subjects_of_folder(folder, runtime, kernels=options.op_library, threads=cores())
         results = scores_of(models, options, lambda: folder.checkpoint)
         return Evaluation(folder.path, results)
     checkpoint = load(path, check=partial(check_budgets, given=options.budget))

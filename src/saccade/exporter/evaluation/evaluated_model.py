@@ -76,9 +76,9 @@ class EvaluatedModel:
 
 
 def subjects_of_folder(
-    folder: ArtefactFolder, runtime: Runtime, *, kernels: bool = True
+    folder: ArtefactFolder, runtime: Runtime, *, kernels: bool = True, threads: int = 1
 ) -> list[EvaluatedModel]:
-    """Load the variants of an artefact folder in a runtime.
+    """Load the variants of an artefact folder in a runtime, each with this many threads.
 
     Raises: SaccadeError for a file that cannot be opened within the limits or cannot run here.
     """
@@ -88,7 +88,7 @@ def subjects_of_folder(
         key=lambda manifest: (manifest.variant.setting, manifest.variant.precision),
     )
     ops = ops_of(runtime, folder.manifests, kernels=kernels)
-    return [_exported(folder, list(manifests), runtime, ops) for _, manifests in groups]
+    return [_exported(folder, list(manifests), runtime, ops, threads) for _, manifests in groups]
 
 
 def subjects_of_checkpoint(
@@ -121,10 +121,14 @@ def trained_on(checkpoint: Checkpoint | None) -> str | None:
 
 
 def _exported(
-    folder: ArtefactFolder, manifests: Sequence[Manifest], runtime: Runtime, ops: Ops
+    folder: ArtefactFolder,
+    manifests: Sequence[Manifest],
+    runtime: Runtime,
+    ops: Ops,
+    threads: int,
 ) -> EvaluatedModel:
     first = manifests[0]
-    runners = loaded(runtime, folder, manifests, ops)
+    runners = loaded(runtime, folder, manifests, ops, threads=threads)
     components = {
         manifest.variant.role: Function(manifest.inputs, runners[manifest.variant.role])
         for manifest in manifests

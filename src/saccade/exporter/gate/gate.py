@@ -132,15 +132,21 @@ def candidates_of(
     folded: Callable[[], Any],
     entry: VariantEntry,
     outputs: Sequence[str],
+    *,
+    for_gpu: bool = False,
 ) -> list[Opener]:
     """Return what the gate compares: the file with function bodies, and with kernels if built.
+
+    An int8 file for a GPU runs node by node, as dequantized numbers: the integer kernels of a CPU
+    without VNNI saturate, and those of a GPU do not.
 
     ONNX Runtime's CPU kernels compute half precision in float32. For half precision, the folded
     torch model with rounded products (from `folded`, as by `folded_float32`) therefore comes first,
     and the file only has to agree with that model.
     """
     if entry.precision not in ("fp16", "bf16"):
-        return runners_of(partial(onnx_session, path), custom_ops)
+        opened = partial(onnx_session, path, optimized=not for_gpu)
+        return runners_of(opened, custom_ops)
     from saccade.exporter.graph.half_graph import widened_session
 
     return [
@@ -221,7 +227,10 @@ def _verify_variant(
         expected = reference.expected(budget, entry.role, outputs, total, advance)
         reference.release()
         folded = partial(reference.folded, budget)
-        candidates = candidates_of(path, manifest.file, manifest.custom_ops, folded, entry, outputs)
+        for_gpu = manifest.quantization is not None and manifest.quantization.target == "gpu"
+        candidates = candidates_of(
+            path, manifest.file, manifest.custom_ops, folded, entry, outputs, for_gpu=for_gpu
+        )
         peers = [partial(_same, run) for run in peers_of(folder, manifest).values()]
         parity = measure(
             [*candidates, *peers],

@@ -43,10 +43,14 @@ class Expected:
 
 
 class Reference:
-    """The reference for a checkpoint's artefacts: its model, unfolded, in float64."""
+    """The reference for a checkpoint's artefacts: its model, unfolded, in float64.
+
+    Raises: SaccadeError for an unknown level of the gate.
+    """
 
     def __init__(self, checkpoint: Checkpoint, gate: GateLevel | GateSizes = "standard") -> None:
         self.checkpoint, self._gate = checkpoint, gate
+        self.sizes(0)  # refuses an unknown level before anything is read
         self._model: Family | None = None
         self._last: tuple[Any, Expected] | None = None
 

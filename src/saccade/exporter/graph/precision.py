@@ -11,10 +11,9 @@ import onnx.inliner
 from saccade.exporter.graph.canonical import tidy
 from saccade.exporter.graph.cost import Count, count_of
 from saccade.exporter.graph.half_graph import activation_ranges, check_ranges
-from saccade.exporter.graph.int8_graph import quantized, quantized_ranges
 from saccade.exporter.graph.layer_types import check_types, float32_layers, matrix_types
 from saccade.exporter.graph.samples import GateSizes
-from saccade.exporter.graph.weights import Weights, put_back
+from saccade.exporter.graph.weights import Weights
 from saccade.models.interface import Arrays
 from saccade.plugins.contract import DOMAIN
 
@@ -71,9 +70,6 @@ class TypedGraph:
     activation_ranges: dict[str, float] = field(default_factory=dict)
 
 
-_INT8_SAMPLES = 64  # at least, where the gate itself takes fewer
-
-
 def typed_graph(
     name: str,
     role: str,
@@ -84,33 +80,41 @@ def typed_graph(
     sizes: Callable[[int], GateSizes],
     weights: Weights,
 ) -> TypedGraph:
-    """Make the graph of one component of a folded float32 model in `precision`.
+    """Make the graph of one component of a folded float32 model in fp32, fp16 or bf16.
 
-    `traced` returns the component's graph in fp32, fp16 or bf16; its large weights are in
-    `weights`. In narrower precisions, read-outs, softmax, normalizations and custom ops stay in
-    float32. Scales and ranges are measured on calibration samples: `calibration` returns that many
-    of them, `sizes` the gate's for a cost.
+    `traced` returns the component's graph in a precision; its large weights are in `weights`. In
+    half precision, read-outs, softmax, normalizations and custom ops stay in float32. Ranges are
+    measured on calibration samples: `calibration` returns that many of them, `sizes` the gate's for
+    a cost.
 
     Shapes: few as the graph's inputs, [n ...] of any samples.
     Raises: GateFailed if a number is too large for fp16, SaccadeError if the graph would not have
         that precision.
     """
-    proto = traced("fp32" if precision == "int8" else precision)
+    proto = traced(precision)
     count = count_of(proto, few, weights)
     if precision == "fp32":
         return TypedGraph(proto, count, weights)
     gate = sizes(sum(count.multiply_adds.values()))
-    samples = gate.real_inputs
-    if precision == "int8":
-        samples = samples if gate.score_s is None else max(_INT8_SAMPLES, samples)
-        # The half-precision graph tells which products are in read-outs: nodes have the same names.
-        whole = put_back(proto, weights)
-        proto = quantized(whole, calibration(samples), float32_layers(traced("fp16")))
-        ranges, count = quantized_ranges(proto), count_of(proto, few)
-    else:
-        ranges = activation_ranges(proto, calibration(samples), weights)
-        if precision == "fp16":
-            check_ranges(name, ranges)
+    ranges = activation_ranges(proto, calibration(gate.real_inputs), weights)
+    if precision == "fp16":
+        check_ranges(name, ranges)
+    return checked_graph(name, role, precision, proto, weights, ranges, count)
+
+
+def checked_graph(
+    name: str,
+    role: str,
+    precision: str,
+    proto: onnx.ModelProto,
+    weights: Weights,
+    ranges: dict[str, float],
+    count: Count,
+) -> TypedGraph:
+    """Check that a narrower graph has its precision.
+
+    Raises: SaccadeError if it would not have that precision.
+    """
     kept = float32_layers(proto)
     # A slot decoder is one read-out: its softmax between slots amplifies rounding errors.
     cost = {} if role == "decode" else count.multiply_adds

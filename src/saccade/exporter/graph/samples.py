@@ -2,7 +2,7 @@
 """The gate's samples: first from the checkpoint's own data, then extreme and random ones."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -49,7 +49,11 @@ def gate_sizes(level: GateLevel, multiply_adds: int) -> GateSizes:
 
     `thorough` does not depend on the cost. `standard` is as large as `thorough` for small models
     and has 16 samples for large ones; its largest batch has all samples, at most 64. `quick` has 8.
+
+    Raises: SaccadeError for another level.
     """
+    if level not in (known := get_args(GateLevel)):
+        raise SaccadeError(f"gate {level!r:.60} is unknown, expected one of: {', '.join(known)}.")
     if level == "thorough":
         return THOROUGH
     if level == "quick":

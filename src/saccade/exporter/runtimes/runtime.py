@@ -22,6 +22,7 @@ from saccade.plugins.execution import Ops
 # By the name used in options, manifests, frontiers and repositories.
 RUNTIMES = {
     "onnxruntime": "saccade.exporter.runtimes.onnxruntime:ONNXRUNTIME",
+    "openvino": "saccade.exporter.runtimes.openvino.runtime:OPENVINO",
     "tensorrt": "saccade.exporter.runtimes.tensorrt.runtime:TENSORRT",
     "tensorrt-rtx": "saccade.exporter.runtimes.tensorrt.runtime:TENSORRT_RTX",
 }
@@ -128,13 +129,21 @@ def runtimes() -> tuple[Runtime, ...]:
 
 
 def loaded(
-    runtime: Runtime, folder: ArtefactFolder, manifests: Iterable[Manifest], ops: Ops
+    runtime: Runtime,
+    folder: ArtefactFolder,
+    manifests: Iterable[Manifest],
+    ops: Ops,
+    *,
+    threads: int = 1,
 ) -> dict[str, Runner]:
-    """Load the components of a variant, to run on one thread; by role.
+    """Load the components of a variant; by role.
 
     Raises: SaccadeError for one that is not built or cannot run here.
     """
-    return {manifest.variant.role: runtime.load(folder, manifest, ops) for manifest in manifests}
+    return {
+        manifest.variant.role: runtime.load(folder, manifest, ops, threads=threads)
+        for manifest in manifests
+    }
 
 
 def runtime_names() -> tuple[str, ...]:

@@ -1,39 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `onnxruntime` backend of the bundled server, in Python.
+"""The `onnxruntime` backend of the bundled server, in Python."""
 
-It reads the fields of config.pbtxt that NVIDIA's backend of the same name reads, and refuses to
-load a model whose configuration needs others. It adds one parameter, `saccade_run_batch`: the
-largest number of images in one run. A larger batch is run in parts, since larger is not faster.
-"""
-
-import json
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import triton_python_backend_utils as pb
-from tracing import Clock, Spans, spans_of
+from backend_model import BackendModel, Run, given_parameters, whole
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in saccade: must precede the import
 import onnxruntime
 
-RUN_BATCH = "saccade_run_batch"
-INTEGERS = ("intra_op_thread_count", "inter_op_thread_count", "execution_mode", RUN_BATCH)
+INTEGERS = ("intra_op_thread_count", "inter_op_thread_count", "execution_mode")
 SWITCHES = ("enable_mem_arena", "enable_mem_pattern")
-# Fields that the server itself handles, or that do not affect how a batch is run.
-SERVERS_OWN = {
-    "name", "platform", "backend", "runtime", "version_policy", "max_batch_size", "input",
-    "output", "instance_group", "default_model_filename", "dynamic_batching", "metric_tags",
-    "model_warmup", "response_cache", "model_metrics", "model_repository_agents",
-}  # fmt: skip
-READ_HERE = {"parameters", "model_operations", "optimization", "model_transaction_policy"}
-SERVERS_OPTIMIZATION = {"graph", "priority", "input_pinned_memory", "output_pinned_memory"}
-TENSOR_FIELDS = {"name", "data_type", "dims", "label_filename"}
 LEVELS = {
     -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     0: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
@@ -42,172 +20,33 @@ LEVELS = {
 }
 
 
-class TritonPythonModel:
-    """One variant with its session."""
+class TritonPythonModel(BackendModel):
+    """One variant in ONNX Runtime."""
 
-    def initialize(self, args: dict[str, str]) -> None:
-        """Open the session, or refuse the configuration."""
-        config = json.loads(args["model_config"])
-        self.name = config["name"]
-        try:
-            refuse_unknown(config, args)
-            self.run_batch, session = open_session(config, args)
-        except ValueError as error:
-            raise pb.TritonModelException(f"{self.name}: {error}") from None
-        self.run = session.run
-        self.spans = spans_of(self.name, os.environ, pb.Logger.log_warn)
-        self.inputs = [tensor["name"] for tensor in config["input"]]
-        self.outputs = [tensor["name"] for tensor in config["output"]]
+    parameters = INTEGERS + SWITCHES
+    fields = frozenset({"model_operations"})
+    optimization = frozenset({"graph"})
 
-    def execute(self, requests: list[Any]) -> list[Any]:
-        """Return one answer per request, from one run of all requests."""
-        if self.spans is None:
-            return self._answer_all(requests)
-        with traced(self.spans, self.name, requests):
-            return self._answer_all(requests)
-
-    def finalize(self) -> None:
-        """Send the waiting spans."""
-        if self.spans:
-            self.spans.close()
-
-    def _answer_all(self, requests: list[Any]) -> list[Any]:
-        try:
-            return self._answer(requests)
-        except Exception as error:
-            pb.Logger.log_error(f"{self.name}: a batch of {len(requests)} failed: {error!r}")
-        # One bad request may have failed the whole batch: run each request alone.
-        return [self._answer_alone(request) for request in requests]
-
-    def _answer(self, requests: list[Any]) -> list[Any]:
-        parts = [
-            [pb.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
-            for name in self.inputs
-        ]
-        batch = [part[0] if len(part) == 1 else np.concatenate(part) for part in parts]
-        outputs = self._run_in_parts(batch)
-        responses, start = [], 0
-        for request, own in zip(requests, parts[0], strict=True):
-            stop = start + len(own)
-            wanted = request.requested_output_names()
-            tensors = [
-                pb.Tensor(name, value[start:stop])
-                for name, value in zip(self.outputs, outputs, strict=True)
-                if name in wanted
-            ]
-            responses.append(pb.InferenceResponse(tensors))
-            start = stop
-        return responses
-
-    def _answer_alone(self, request: Any) -> Any:
-        try:
-            return self._answer([request])[0]
-        except Exception as error:
-            pb.Logger.log_error(f"{self.name}: a request failed: {error!r}")
-            text = f"variant '{self.name}' could not run this request; see the server's log"
-            return pb.InferenceResponse(error=pb.TritonError(text, pb.TritonError.INTERNAL))
-
-    def _run_in_parts(self, batch: list[np.ndarray]) -> list[np.ndarray]:
-        images = len(batch[0])
-        if images <= self.run_batch:
-            return self.run(self.outputs, dict(zip(self.inputs, batch, strict=True)))
-        # Parts of nearly equal size: a last part of one image would cost as much as a small batch.
-        edges = np.linspace(0, images, -(-images // self.run_batch) + 1).round().astype(int)
-        runs = [
-            self.run(
-                self.outputs,
-                {name: part[a:b] for name, part in zip(self.inputs, batch, strict=True)},
-            )
-            for a, b in pairwise(edges)
-        ]
-        return [np.concatenate(column) for column in zip(*runs, strict=True)]
-
-
-@contextmanager
-def traced(spans: Spans, model: str, requests: list[Any]) -> Iterator[None]:
-    """Observe one run for these requests, with a span for each caller."""
-    clock, began_s, runs = Clock(), time.monotonic(), []
-    try:
-        given = [json.loads(request.parameters() or "{}") for request in requests]
-        runs = spans.run_spans("run", given, clock.ns(began_s))
-    except Exception as error:
-        pb.Logger.log_warn(f"a run could not be observed: {error!r:.200}")
-    try:
-        yield
-    finally:
-        for span in runs:
-            span.set_attributes({"saccade.model": model, "saccade.requests": len(requests)})
-            span.end(clock.ns(time.monotonic()))
-
-
-def refuse_unknown(config: dict[str, Any], args: dict[str, str]) -> None:
-    """Refuse to load a configuration with a field that would otherwise be silently ignored."""
-    if args["model_instance_kind"] != "CPU":
-        raise ValueError(
-            f"instance kind is {args['model_instance_kind']}, but this backend runs on KIND_CPU "
-            "only"
-        )
-    for field, value in config.items():
-        if field not in SERVERS_OWN | READ_HERE and not is_default(value):
-            raise ValueError(f"this onnxruntime backend does not support config field '{field}'")
-    for tensor in (*config["input"], *config["output"]):
-        for field, value in tensor.items():
-            if field not in TENSOR_FIELDS and not is_default(value):
-                raise ValueError(
-                    f"this onnxruntime backend does not support field '{field}' of tensor "
-                    f"'{tensor['name']}'"
-                )
-    if config.get("model_transaction_policy", {}).get("decoupled"):
-        raise ValueError("this onnxruntime backend does not support decoupled models")
-    for field, value in config.get("optimization", {}).items():
-        if field not in SERVERS_OPTIMIZATION and not is_default(value):
-            raise ValueError(f"this onnxruntime backend does not support optimization '{field}'")
-    for key in config.get("parameters", {}):
-        if key not in INTEGERS + SWITCHES:
-            raise ValueError(
-                f"this onnxruntime backend does not support parameter '{key}', expected one of "
-                + ", ".join(INTEGERS + SWITCHES)
-            )
-
-
-def is_default(value: Any) -> bool:
-    """Return whether a field has its default; the server fills in every field."""
-    if isinstance(value, dict):
-        return all(is_default(field) for field in value.values())
-    return value in (None, False, 0, "", [], "FORMAT_NONE")
-
-
-def open_session(
-    config: dict[str, Any], args: dict[str, str]
-) -> tuple[int, onnxruntime.InferenceSession]:
-    """Open the configured session; return the number of images per run and the session."""
-    given = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
-    numbers = {key: whole(key, given.get(key, "0")) for key in INTEGERS}
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = numbers["intra_op_thread_count"]
-    options.inter_op_num_threads = numbers["inter_op_thread_count"]
-    if numbers["execution_mode"]:
-        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    # A spinning thread would take its core from the server and from the other variants.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-    options.enable_cpu_mem_arena = given.get("enable_mem_arena", "1") != "0"
-    options.enable_mem_pattern = given.get("enable_mem_pattern", "1") != "0"
-    level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
-    if level not in LEVELS:
-        raise ValueError(f"optimization graph level is {level}, expected -1, 0, 1 or 2")
-    options.graph_optimization_level = LEVELS[level]
-    version = Path(args["model_repository"]) / args["model_version"]
-    for library in config.get("model_operations", {}).get("op_library_filename", []):
-        # NVIDIA's backend gives a bare name to the loader; here the file is next to the model.
-        options.register_custom_ops_library(str(version / library))
-    path = version / (config.get("default_model_filename") or "model.onnx")
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return numbers[RUN_BATCH] or max(1, config["max_batch_size"]), session
-
-
-def whole(key: str, text: str) -> int:
-    """Return a count from a parameter's text."""
-    if not text.isdecimal():
-        raise ValueError(f"parameter '{key}' is {text!r}, expected a whole number")
-    return int(text)
+    def open(self, config: dict[str, Any], path: Path) -> Run:
+        """Open the configured session."""
+        given, numbers = given_parameters(config), {key: whole(config, key) for key in INTEGERS}
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = numbers["intra_op_thread_count"]
+        options.inter_op_num_threads = numbers["inter_op_thread_count"]
+        if numbers["execution_mode"]:
+            options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+        # A spinning thread would take its core from the server and from the other variants.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        options.enable_cpu_mem_arena = given.get("enable_mem_arena", "1") != "0"
+        options.enable_mem_pattern = given.get("enable_mem_pattern", "1") != "0"
+        level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
+        if level not in LEVELS:
+            raise ValueError(f"optimization graph level is {level}, expected -1, 0, 1 or 2")
+        options.graph_optimization_level = LEVELS[level]
+        for library in config.get("model_operations", {}).get("op_library_filename", []):
+            # NVIDIA's backend gives a bare name to the loader; here the file is next to the model.
+            options.register_custom_ops_library(str(path.parent / library))
+        providers = ["CPUExecutionProvider"]
+        run: Run = onnxruntime.InferenceSession(str(path), options, providers=providers).run
+        return run

@@ -19,12 +19,15 @@ from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE
 from pace import Mean, Pace
 from ticket import Ticket
 
-PATIENCE_S = 60.0  # more work than this is never queued, whatever a caller's timeout
+# More work than this is never queued, whatever a caller's timeout. If samples take seconds, this
+# many of them may wait instead.
+PATIENCE_S, PATIENCE_WORK = 60.0, 32.0
 SURE = 0.9  # share of its time that a request may need: the estimate may be wrong
 # A step is one decoded image or one call of the model, during which a lane cannot do anything else.
 STEP_WORK, STEP_MEGAPIXELS = 64.0, 50.0  # the largest legal step
 INPUTS_LOST = "the inputs could not be prepared"
 STEP_FACTOR, LEAST_STEP_S, MOST_STEP_S = 10.0, 60.0, 600.0
+SLOW_STEP_FACTOR = 3.0  # where this is more than the most
 
 
 class Waiting(NamedTuple):
@@ -128,15 +131,22 @@ class Lane:
         """
         with self._changed:
             now, running = time.monotonic(), self._running
-            largest = self.pace.run.of(STEP_WORK), self.pace.decode.of(STEP_MEGAPIXELS)
             return {
                 "groups": self._groups,
                 "running_s": now - running[0] if running else 0.0,
                 "step_s": now - self._step_s if running else 0.0,
-                "longest_step_s": min(MOST_STEP_S, max(LEAST_STEP_S, STEP_FACTOR * max(largest))),
+                "longest_step_s": self._longest_step_s(),
                 "waiting": self._backlog.requests,
                 "waiting_s": self._left_s(now) + self.pace.seconds(*self._backlog.cost),
             }
+
+    def _longest_step_s(self) -> float:
+        run_s = self.pace.run.of(STEP_WORK)
+        if not run_s:  # the first batch of a large model may take minutes
+            return MOST_STEP_S
+        largest_s = max(run_s, self.pace.decode.of(STEP_MEGAPIXELS))
+        most_s = max(MOST_STEP_S, SLOW_STEP_FACTOR * largest_s)
+        return min(most_s, max(LEAST_STEP_S, STEP_FACTOR * largest_s))
 
     @property
     def idle(self) -> bool:
@@ -156,7 +166,7 @@ class Lane:
             self._changed.notify()
             self._to_look.notify()
         for thread in self._threads:
-            thread.join(timeout=5)
+            thread.join()
 
     def _refusal(self, ticket: Ticket) -> tuple[str, str]:
         """Return why a request is not queued; an idle lane accepts all, to measure its pace."""
@@ -166,10 +176,11 @@ class Lane:
             return "", ""
         wait_s = self._left_s(time.monotonic()) + self.pace.seconds(*self._backlog.ahead_of(ticket))
         own_s = self.pace.seconds(ticket.work, ticket.megapixels)
-        time_s = min(PATIENCE_S, SURE * ticket.left_s)
+        patience_s = max(PATIENCE_S, self.pace.run.of(PATIENCE_WORK))
+        time_s = min(patience_s, SURE * ticket.left_s)
         if wait_s + own_s <= time_s:
             return "", ""
-        if ticket.left_s > PATIENCE_S:
+        if ticket.left_s > patience_s:
             return self._full(), QUEUE_FULL
         hint = later(wait_s + own_s - time_s)
         text = (

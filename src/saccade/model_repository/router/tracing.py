@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Send spans of a model's work on a request by OTLP, if the environment names an endpoint.
 
-The router and the onnxruntime backend run this file, each in its own process, and `saccade serve`
+The router and the Python backends run this file, each in its own process, and `saccade serve`
 applies its rules. Without an endpoint nothing of OpenTelemetry is imported. Spans wait in a bounded
 queue that a thread empties: if a receiver is down or slow, spans are lost but no request is.
 """

@@ -19,6 +19,7 @@ class DataAsked:
     preprocessing: Preprocessing | None = None  # of the checkpoint that training starts from
     shots: int | None = None  # training samples per class, drawn with `seed`; default: all
     seed: int = 0
+    most: int | None = None  # samples to draw of the split, the same on every call; default: all
 
 
 def check_skip_bad(rows: int) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +16,20 @@ from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.images import Images, fitting, is_gray, of_all_images
 from saccade.models.data.samples.source import Source
-from saccade.models.data.splits import SPLITS, chosen_rows, few_of_each, held_out
+from saccade.models.data.splits import (
+    SPLITS,
+    calibration_rows,
+    chosen_rows,
+    drawn_rows,
+    few_of_each,
+    held_out,
+)
 from saccade.models.preprocessing import Preprocessing
 from saccade.spelling import did_you_mean
 from saccade.verbosity import note_once
 
 HELD_OUT = "held-out"  # test, or validation if the data has no test samples
 SPLIT_CHOICES = (*SPLITS, "val", "all", HELD_OUT)
-CALIBRATION_SAMPLES = 256  # in a checkpoint: as many as the parity gate requires
 
 
 @dataclass(frozen=True)
@@ -49,12 +56,14 @@ class Dataset:
         return self.digest()
 
     def first(self, count: int | None) -> "Dataset":
-        """Return the first samples; the hash stays that of the split."""
-        most = slice(count)
-        originals = None if self.originals is None else self.originals[most]
-        return replace(
-            self, images=self.images[most], labels=self.labels[most], originals=originals
-        )
+        """Return the first samples of a random order; the hash stays that of the split."""
+        rows = drawn_rows(len(self.labels), count)
+        if rows is None:
+            return self
+        own: Any = self.images
+        images = own.part(own.rows[rows]) if isinstance(own, Images) else own[rows]
+        originals = self.originals and self.originals.part(self.originals.rows[rows])
+        return replace(self, images=images, labels=self.labels[rows], originals=originals)
 
 
 def load_data(
@@ -101,16 +110,6 @@ def load_data(
 
 _SHOWN = 10  # unreadable rows in notes
 _BLOCK = 64  # images of a pass over all
-
-
-def calibration_rows(total: int, count: int = CALIBRATION_SAMPLES) -> np.ndarray:
-    """Choose rows of a training split for calibration, the same on every call.
-
-    If there are fewer rows than samples, rows repeat: the parity gate needs that many samples.
-
-    Shapes: -> int64 [count].
-    """
-    return np.random.default_rng(0).permutation(total)[np.arange(count) % total]
 
 
 def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -160,6 +159,9 @@ def _generated(
         rows = few_of_each(name, labels, class_names, asked.shots, asked.seed)
         images, labels = images[rows], labels[rows]
         drawn = [(images, labels, class_names)]
+    if asked.most is not None:
+        rows = calibration_rows(len(labels), min(asked.most, len(labels)))
+        images, labels = images[rows], labels[rows]
     hashes = [_digest(*part) for part in drawn]
     return Dataset(images, labels, class_names, name, lambda: joined_sha256(hashes), split)
 
@@ -269,7 +271,9 @@ def readable_rows(name: str, split: str, images: Images, most: int) -> np.ndarra
 
 
 def _few(source: Source, rows: np.ndarray, asked: DataAsked, split: str) -> np.ndarray:
-    """Return the rows of `asked.shots` samples per class, of the training split only."""
+    """Return the rows of `asked.most`, or of `asked.shots` per class of the training split."""
+    if asked.most is not None:
+        return np.sort(rows[calibration_rows(len(rows), min(asked.most, len(rows)))])
     if asked.shots is None or split != "train":
         return rows
     where, names = str(source.path), source.class_names

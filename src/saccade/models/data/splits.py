@@ -9,6 +9,20 @@ import numpy as np
 from saccade.errors import SaccadeError
 
 SPLITS = ("train", "validation", "test")
+CALIBRATION_SAMPLES = 256  # in a checkpoint: as many as the parity gate requires
+
+
+def drawn_rows(total: int, count: int | None) -> np.ndarray | None:
+    """Return `count` of `total` rows, drawn with seed 0; None for all rows, in their order.
+
+    A smaller draw is the beginning of a larger one. Files are often sorted by class, so the first
+    rows would have the first classes only.
+
+    Shapes: -> int64 [count].
+    """
+    if count is None or count >= total:
+        return None
+    return np.random.default_rng(0).permutation(total)[:count]
 
 
 def stratified_split(
@@ -76,6 +90,16 @@ def chosen_rows(
             f"split ({', '.join(filled)}) where the command has --split."
         )
     return rows
+
+
+def calibration_rows(total: int, count: int = CALIBRATION_SAMPLES) -> np.ndarray:
+    """Choose rows of a training split for calibration, the same on every call.
+
+    If there are fewer rows than samples, rows repeat: the parity gate needs that many samples.
+
+    Shapes: -> int64 [count].
+    """
+    return np.random.default_rng(0).permutation(total)[np.arange(count) % total]
 
 
 def few_of_each(

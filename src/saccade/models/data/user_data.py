@@ -14,7 +14,7 @@ from saccade.models.data.samples.folders import is_image, visible
 from saccade.models.data.samples.images import Images, fitting
 from saccade.models.data.samples.labels import numbered_classes
 from saccade.models.data.samples.source import Source, left_out
-from saccade.models.data.splits import chosen_rows
+from saccade.models.data.splits import calibration_rows, chosen_rows
 from saccade.models.preprocessing import Preprocessing
 from saccade.verbosity import note_once
 
@@ -33,8 +33,12 @@ def is_unlabelled(path: Path) -> bool:
 
 
 @keeps_loaded
-def unlabelled_images(path: Path, preprocessing: Preprocessing) -> np.ndarray:
+def unlabelled_images(
+    path: Path, preprocessing: Preprocessing, most: int | None = None
+) -> np.ndarray:
     """Return the images of such a folder, in the order of their names, or of such an .npz.
+
+    `most` of them are drawn, the same on every call; by default, all in order.
 
     Images that do not fit into memory are `samples.images.Images`, which are indexed alike.
 
@@ -45,7 +49,7 @@ def unlabelled_images(path: Path, preprocessing: Preprocessing) -> np.ndarray:
         source = ImageFiles(path)
         for text in source.notes:
             note_once(text)
-        return fitting(Images(source, np.arange(len(source)), preprocessing.wanted()))
+        return fitting(Images(source, _rows(len(source), most), preprocessing.wanted()))
     images = checked_images(path, npz_arrays(path, ("images",))["images"])
     expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
     if images.shape[1:] != expected:
@@ -53,7 +57,11 @@ def unlabelled_images(path: Path, preprocessing: Preprocessing) -> np.ndarray:
             f"{path}: images are {images.shape[1:]} (height, width, channels), the model wants "
             f"{expected}. Pass images of that size, or a folder of image files."
         )
-    return images
+    return images if most is None else images[_rows(len(images), most)]
+
+
+def _rows(total: int, most: int | None) -> np.ndarray:
+    return np.arange(total) if most is None else calibration_rows(total, min(most, total))
 
 
 class ImageFiles(Source):

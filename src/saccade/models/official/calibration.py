@@ -7,10 +7,11 @@ import numpy as np
 from PIL import Image
 
 from saccade.errors import SaccadeError
+from saccade.models.data.own_calibration import OwnImages, samples_with
+from saccade.models.data.splits import CALIBRATION_SAMPLES as SAMPLES
 from saccade.models.interface import Component, TensorSpec
 from saccade.models.preprocessing import Preprocessing
 
-SAMPLES = 256
 _SCENE_PX = 64
 
 
@@ -18,57 +19,37 @@ def calibration_for(
     components: Iterable[Component],
     preprocessing: Preprocessing | None,
     given: Mapping[str, np.ndarray],
-    *,
-    data: str | None,
-    labels: tuple[str, ...],
+    own: OwnImages | None,
 ) -> tuple[dict[str, np.ndarray], str]:
     """Return arrays for the inputs of every component without its own, and a description of them.
 
-    Raises: SaccadeError if the data cannot be used or has fewer than 256 samples.
+    Raises: SaccadeError if there are images for a model whose converter has its own.
     """
+    if own is not None and "image" in given:
+        raise SaccadeError(
+            f"--calibrate-on {own.name}: the converter of this source brings its own images. "
+            "Leave it out."
+        )
     arrays = dict(given)
     said = [f"{name} by the converter" for name in arrays]
-    if data is not None and preprocessing is None:
-        raise SaccadeError(
-            "--calibration names images, but this model takes no image. Leave it out."
-        )
     for component in components:
         missing = [spec for spec in component.inputs if spec.name not in arrays]
         if any(spec.name == "image" for spec in missing) and preprocessing is not None:
-            own_arrays, text = _images(preprocessing, data, labels)
-            arrays |= own_arrays
-            said.append(text)
+            arrays["image"] = _scenes(preprocessing) if own is None else own.images
+            said.append(_generated(preprocessing) if own is None else own.described)
         if component.real is not None:
             continue  # it computes the other inputs itself
         drawn = _random(component, [spec for spec in missing if spec.name not in arrays])
         said += [f"random {name} (seed 0)" for name in drawn]
         arrays |= drawn
-    return arrays, "; ".join(said)
+    return arrays if own is None else samples_with(own, arrays), "; ".join(said)
 
 
-def _images(
-    preprocessing: Preprocessing, data: str | None, labels: tuple[str, ...]
-) -> tuple[dict[str, np.ndarray], str]:
-    if data is None:
-        text = (
-            f"{SAMPLES} generated scenes of colored shapes, not data of the authors, resized to "
-            f"{preprocessing.height_px}x{preprocessing.width_px} px"
-        )
-        return {"image": _scenes(preprocessing)}, text
-    from saccade.models.data.datasets import load_data
-
-    dataset = load_data(data, "train", preprocessing=preprocessing)
-    if len(dataset.labels) < SAMPLES:
-        raise SaccadeError(
-            f"--calibration {dataset.name}: found {len(dataset.labels)} training images, expected "
-            f"at least {SAMPLES}. Add images, or leave the option out for generated scenes."
-        )
-    chosen = np.random.default_rng(0).permutation(len(dataset.labels))[:SAMPLES]
-    arrays = {"image": dataset.images[chosen]}
-    if set(dataset.class_names) <= set(labels):
-        index = np.array([labels.index(name) for name in dataset.class_names], dtype=np.int64)
-        arrays["labels"] = index[dataset.labels[chosen]]
-    return arrays, f"{SAMPLES} training images of {dataset.name}"
+def _generated(preprocessing: Preprocessing) -> str:
+    return (
+        f"{SAMPLES} generated scenes of colored shapes, not data of the authors, resized to "
+        f"{preprocessing.height_px}x{preprocessing.width_px} px"
+    )
 
 
 def _scenes(preprocessing: Preprocessing) -> np.ndarray:

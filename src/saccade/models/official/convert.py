@@ -3,7 +3,6 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +16,8 @@ from saccade.machine import version_of
 from saccade.models.checkpoint import Checkpoint, check_finite, load, save
 from saccade.models.checkpoint_folder import is_checkpoint_folder
 from saccade.models.checkpoint_format import AUTHORS_DATA, is_foreign
-from saccade.models.families import build, outline
+from saccade.models.data.own_calibration import own_images, recalibrated
+from saccade.models.families import filled, outline
 from saccade.models.interface import Component
 from saccade.models.official.authors_images import with_images, with_published
 from saccade.models.official.calibration import calibration_for
@@ -31,11 +31,12 @@ from saccade.models.official.hub_folder import (
     source_of,
     weights_in,
 )
-from saccade.models.official.reading import SHARDS, read_tensors, shards_of
+from saccade.models.official.reading import SHARDS, float32_bytes, read_tensors, shards_of
 from saccade.models.official.report import ConversionFailed, ConversionReport, compared
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.shipped import SHIPPED
 from saccade.path_fields import PathFields
+from saccade.resources import check_convert
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,9 +45,11 @@ SAMPLES = 16
 
 
 def largest_change(
-    authors: "nn.Module", exact: "nn.Module", arrays: Mapping[str, np.ndarray]
+    models: "Iterable[nn.Module]", arrays: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """Return the largest change of the logits, or of the first output, in float64.
+    """Return the largest change of the logits, or of the first output, between two models.
+
+    The models are in float64, and made one after the other: each is as large as two checkpoints.
 
     Shapes: arrays [n ...], the calibration samples.
     """
@@ -54,8 +57,8 @@ def largest_change(
 
     samples = {name: array[:SAMPLES] for name, array in arrays.items()}
     answers = []
-    for model in (authors, exact):
-        component: Component = deepcopy(model).double().components()[0]  # type: ignore[operator]
+    for model in models:
+        component: Component = model.components()[0]  # type: ignore[operator]
         given = component.real(samples) if component.real else samples
         inputs = {spec.name: torch.from_numpy(given[spec.name].copy()) for spec in component.inputs}
         wide = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
@@ -165,8 +168,9 @@ class ConvertOptions(PathFields):
     deterministic: bool = False  # leave out random draws that the authors' code makes in evaluation
     # authors: compute as the authors' code does; exact: use the paper's formulas
     numerics: Literal["authors", "exact"] = "authors"
-    # images for the calibration samples: name of a data set, or a folder; default: generated scenes
-    calibration: str | None = None
+    # your images for the gate and the ranges of int8: a folder of images, or data as of `evaluate`;
+    # default: generated scenes
+    calibrate_on: str | None = None
     force: bool = False  # overwrite an existing file at --out
 
 
@@ -188,11 +192,14 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
             f"{path}: found a folder of '{hub}', which SOURCE '{source}' does not read. Run: "
             f"saccade convert {shlex.quote(str(path))} --out {options.out}"
         )
-    converted, report = _compared(source, path, official_from(source, path, options), options)
+    check_convert(options.out, *float32_bytes(path))
+    official = official_from(source, path, options)
+    tensors = official.tensors.values()  # mapped, not read
+    weights, stored = 4 * sum(x.numel() for x in tensors), sum(x.nbytes for x in tensors)
+    check_convert(options.out, weights, stored)
+    converted, report = _compared(source, path, official, options)
     _check_labels(converted)
-    model = build(converted.family, converted.config.to_dict(), fresh=False)
-    model.load_state_dict(converted.weights)
-    return _write(options, converted, model.eval(), report)
+    return _write(options, converted, report)
 
 
 def read_trunk(path: Path) -> Checkpoint:
@@ -275,14 +282,21 @@ def _compared(
 def _rewritten(path: Path, options: ConvertOptions) -> ConversionReport:
     """Write a checkpoint of saccade as a folder, or the one of a folder as a file."""
     _check_out(options)
-    for name in (*OPTIONAL, "config", "preprocessing", "checkpoint_key", "calibration"):
+    for name in (*OPTIONAL, "config", "preprocessing", "checkpoint_key"):
         if getattr(options, name) not in (None, False):
             raise SaccadeError(
                 f"--{name.replace('_', '-')} is given, but {path} is already a saccade checkpoint, "
                 "which is only written in another form. Leave it out."
             )
     checkpoint = load(path)
-    again = checkpoint.save_pretrained(options.out, replace=options.force)
+    notes: tuple[str, ...] = ()
+    if options.calibrate_on is None:
+        again = checkpoint.save_pretrained(options.out, replace=options.force)
+    else:
+        again, said = recalibrated(
+            checkpoint, options.calibrate_on, options.out, replace=options.force
+        )
+        notes = (f"calibration: {said}",)
     return ConversionReport(
         source="saccade",
         file=path.name,
@@ -292,7 +306,7 @@ def _rewritten(path: Path, options: ConvertOptions) -> ConversionReport:
         parameters=sum(tensor.numel() for tensor in checkpoint.weights.values()),
         rows=(),
         ignored={},
-        notes=(),
+        notes=notes,
         images=checkpoint.preprocessing.described() if checkpoint.preprocessing else "",
         images_from="the checkpoint",
         out=str(options.out),
@@ -409,22 +423,17 @@ def _check_labels(converted: Converted) -> None:
 
 
 def _write(
-    options: ConvertOptions,
-    converted: Converted,
-    model: "nn.Module",
-    report: ConversionReport,
+    options: ConvertOptions, converted: Converted, report: ConversionReport
 ) -> ConversionReport:
+    model = filled(converted.family, converted.config.to_dict(), converted.weights)
     components: tuple[Component, ...] = model.components()  # type: ignore[operator]
-    arrays, said = calibration_for(
-        components,
-        converted.preprocessing,
-        converted.calibration,
-        data=options.calibration,
-        labels=converted.labels,
-    )
+    own = None
+    if options.calibrate_on is not None:
+        own = own_images(options.calibrate_on, converted.preprocessing, converted.labels)
+    arrays, said = calibration_for(components, converted.preprocessing, converted.calibration, own)
     config = converted.config
     if options.numerics == "exact":
-        report, config = _exact(converted, model, arrays, report)
+        report, config = _exact(converted, model.state_dict(), arrays, report)
     checkpoint = save(
         options.out,
         family=converted.family,
@@ -433,7 +442,7 @@ def _write(
         preprocessing=converted.preprocessing,
         labels=converted.labels,
         calibration=arrays,
-        card=_card(options, report, said),
+        card=_card(options, report, said) | ({} if own is None else own.card),
         replace=options.force,
     )
     notes = (*report.notes, f"calibration: {said}")
@@ -457,14 +466,16 @@ def _card(options: ConvertOptions, report: ConversionReport, calibration: str) -
 
 def _exact(
     converted: Converted,
-    model: "nn.Module",
+    weights: "Mapping[str, Tensor]",
     arrays: dict[str, np.ndarray],
     report: ConversionReport,
 ) -> tuple[ConversionReport, Any]:
     """Return the report with the effect of the papers' formulas, and their configuration."""
+    import torch
+
     if converted.exact is None:
         note = "exact numerics: this model computes its paper's formulas already"
         return replace(report, notes=(*report.notes, note)), converted.config
-    exact = build(converted.family, converted.exact.to_dict(), fresh=False)
-    exact.load_state_dict(model.state_dict())
-    return replace(report, exact=largest_change(model, exact.eval(), arrays)), converted.exact
+    configs = (converted.config.to_dict(), converted.exact.to_dict())
+    models = (filled(converted.family, config, weights, torch.float64) for config in configs)
+    return replace(report, exact=largest_change(models, arrays)), converted.exact

@@ -4,6 +4,7 @@
 import argparse
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -234,6 +235,25 @@ def shards_of(path: Path) -> tuple[Path, ...]:
                 "of the weights there."
             )
     return tuple(path.parent / name for name in files)
+
+
+def float32_bytes(path: Path) -> tuple[int, int]:
+    """Return the size of the weights in float32, and that of their files, from headers alone.
+
+    Only safetensors has such a header. Other files, and damaged ones, count as without weights.
+    """
+    weights = stored = 0
+    for file in shards_of(path) if path.name.endswith(SHARDS) else (path,):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            size = file.stat().st_size
+            with file.open("rb") as opened:
+                length, first = int.from_bytes(opened.read(8), "little"), opened.read(1)
+                rest = opened.read(min(length, limits.JSON_BYTES)) if first == b"{" else b""
+            entries = parse_json((first + rest)[:length]) if rest else {}
+            shapes = [entry["shape"] for name, entry in entries.items() if name != "__metadata__"]
+            weights += 4 * sum(map(prod, shapes))
+            stored += size
+    return weights, stored
 
 
 def _from_shards(path: Path) -> Any:

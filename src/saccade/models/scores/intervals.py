@@ -8,7 +8,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
 
-_Z95 = 1.959963984540054
+Z95 = 1.959963984540054
 _AT_ONCE = 2_000_000  # drawn indices in memory
 # Student's t at 0.975 for 1 to 30 degrees of freedom; beyond, the last is slightly too wide.
 _T975 = (
@@ -19,7 +19,7 @@ _T975 = (
 Interval = tuple[float, float]
 
 
-def wilson(successes: int, n: int, z: float = _Z95) -> Interval:
+def wilson(successes: int, n: int, z: float = Z95) -> Interval:
     """Return Wilson's score interval of a proportion; `z` is the normal quantile of its level.
 
     Raises: SaccadeError unless 0 <= successes <= n and n > 0.

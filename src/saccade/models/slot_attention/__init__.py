@@ -13,6 +13,7 @@ ENTRY = FamilyEntry(
     answers=("slots", "masks"),
     settings=("positions", "side_px"),
     filled={"": ("initial_state",)},
+    first_row="first_image",
     router={"family.py": "router.py"},
     calls=("segment", "edit"),
     picture="saccade.models.slot_attention.picture:slots_of_scene",

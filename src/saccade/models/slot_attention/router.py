@@ -3,8 +3,9 @@
 
 They are drawn by seed and image, following the model's rule.
 
-Image i of a request with seed s has the generator numpy.random.default_rng([s, i]). It draws, in
-this order, the contents of gaussian slots, uniform positions, and scales; see the rule's keys.
+Image i of a request with seed s has the generator numpy.random.default_rng([s, first_image + i]).
+It draws, in this order, the contents of gaussian slots, uniform positions, and scales; see the
+rule's keys. `first_image` is for callers that split their images into requests.
 """
 
 from typing import Any
@@ -17,13 +18,14 @@ from routes import Route
 from ticket import Ticket
 
 STATE = "initial_state"
-RANGES = {"seed": (0, 2**31 - 1), "slots": (1, 64)}
+DRAWN = ("seed", "slots")  # parameters that draw the state of a request
+RANGES = {"seed": (0, 2**31 - 1), "slots": (1, 64), "first_image": (0, 2**31 - 1)}
 
 
 class Family(PlainFamily):
     """Requests with images, whose slots are drawn, or with slots to paint again."""
 
-    parameters = ("seed", "slots")
+    parameters = (*DRAWN, "first_image")
     decides = "masks"
     # All of a slot comes from the same variant, and its order from the initial slots.
     by_policy = ("masks", "slots", "positions", "scales", "attention", "reconstruction")
@@ -31,7 +33,7 @@ class Family(PlainFamily):
     def read(
         self, route: Route, role: str, given: set[str], parameters: dict[str, Any]
     ) -> dict[str, Any]:
-        """Read the seed and the number of slots.
+        """Read the seed, the number of slots and the index of the first image.
 
         Raises: RequestRefused if one is out of range, or the request contains the state itself.
         """
@@ -40,10 +42,10 @@ class Family(PlainFamily):
             for name in self.parameters
             if name in parameters
         }
-        if numbers:
+        if drawn := sorted(set(numbers) & set(DRAWN)):
             if role != "" or STATE in given:
                 raise RequestRefused(
-                    f"parameter {sorted(numbers)[0]} draws the initial state, but the request "
+                    f"parameter {drawn[0]} draws the initial state, but the request "
                     f"contains {', '.join(sorted(given))}; leave one of them out"
                 )
             check_slots(route.facts, numbers.get("slots", 1))
@@ -69,14 +71,20 @@ class Family(PlainFamily):
 
 
 def initial_state(
-    metadata: dict[str, Any], images: int, *, seed: int = 0, slots: int | None = None
+    metadata: dict[str, Any],
+    images: int,
+    *,
+    seed: int = 0,
+    slots: int | None = None,
+    first_image: int = 0,
 ) -> np.ndarray:
     """Return the initial states of a request's images.
 
     Shapes: -> float32 [images k s].
     """
     rule, count = metadata["initial_state"], int(slots or metadata["slots"])
-    generators = (np.random.default_rng([seed, index]) for index in range(images))
+    indices = range(first_image, first_image + images)
+    generators = (np.random.default_rng([seed, index]) for index in indices)
     return np.stack([state(rule, rng, count) for rng in generators])
 
 

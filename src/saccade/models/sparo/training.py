@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
-from saccade.models.data.datasets import CALIBRATION_SAMPLES
 from saccade.models.data.pairs import has_sentences
+from saccade.models.data.splits import CALIBRATION_SAMPLES
 from saccade.models.families import new_model
 from saccade.models.sparo.codes import image_slots, text_slots
 from saccade.models.sparo.config import SMALL, SparoConfig

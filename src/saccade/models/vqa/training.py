@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
-from saccade.models.data.datasets import calibration_rows
 from saccade.models.data.own_texts import asked_split
 from saccade.models.data.questions import (
     ANSWERS,
@@ -26,6 +25,7 @@ from saccade.models.data.questions import (
 from saccade.models.data.samples.images import own_images, read_ahead
 from saccade.models.data.samples.questions import open_questions
 from saccade.models.data.samples.source import Given
+from saccade.models.data.splits import calibration_rows
 from saccade.models.families import new_model
 from saccade.models.scores.answers import KINDS, normalized, usual_answer
 from saccade.models.scores.attention import zero_share

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from saccade.errors import SaccadeError, require
+from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import (
@@ -17,28 +17,21 @@ from saccade.exporter.artefact.frontier import (
     PolicyEntry,
     mark_dominated,
 )
-from saccade.exporter.evaluation.evaluate import scores_of
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
-from saccade.exporter.evaluation.load_inputs import inputs_of
-from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.runtimes.runtime import Runtime, runtime_named
+from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.files import new_folder, refuse_existing
 from saccade.machine import Machine, this_machine
 from saccade.models.data.loaded_once import loaded_once
-from saccade.models.scores.results import EvaluationResult
-from saccade.plugins.execution import Ops
 from saccade.progress import Advance, Report, bar, progress_of, reporting
 from saccade.serving.bench import in_process, report, served
+from saccade.serving.bench.expected import by_clock, inside_s, served_s
 from saccade.serving.bench.in_process import InProcess, Measured
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import (
     ServedPolicies,
     entry_of_policy,
-    served_policies_of,
     with_served,
 )
-from saccade.serving.bench.policy_works import PolicyWorks, policy_works
 from saccade.serving.bench.report_content import (
     Measurement,
     add_served,
@@ -55,14 +48,13 @@ from saccade.serving.bench.servers import (
     measure_running,
     server_under_load,
 )
-from saccade.serving.bench.work import Work, works_of
-from saccade.serving.repository.installation import check_installation, find_installation
-from saccade.serving.repository.runtimes.registry import served_runtime
+from saccade.serving.bench.stopping import rounds_suffice
+from saccade.serving.bench.work import Work
+from saccade.serving.bench.workload import IN_PROCESS_SHARE, Workload, workload_of
 
-DISTINCT_REQUESTS = 64
 _ALL = "all"  # the key of the server of all precisions
-IN_PROCESS_SHARE = 1 / 6  # of the seconds per point, for each of the seven batch sizes
 Samples = dict[str, dict[str, Any]]
+_LoadResults = dict[str, dict[served.Place, list[LoadResult]]]
 
 
 @dataclass(frozen=True)
@@ -129,21 +121,26 @@ def bench(
     with reporting(progress), loaded_once():
         if folder is None:
             return measure_running(options)
-        return _bench(_workload(folder, options), options)
+        return _bench(workload_of(folder, options), options)
 
 
-def _bench(workload: "_Workload", options: BenchOptions) -> BenchReport:
+def _bench(workload: Workload, options: BenchOptions) -> BenchReport:
     machine = this_machine(runtime_named(options.runtime).label())
     works = [work for one_works in workload.works.values() for work in one_works]
     measurable: dict[tuple[str, str], Measured] = {work.key: work for work in works}
     measurable |= {work.key: work for work in workload.policies.works}
-    with progress_of("bench", _steps(workload, works, options)) as advance:
+    inside, through = _round_s(workload, works, options)
+    seconds = min(options.rounds * (inside + through), workload.deadline.left)
+    with progress_of("bench", seconds) as seconds_passed:
+        advance = by_clock(seconds_passed)
         measured = in_process.measure(
             measurable,
-            seconds=options.seconds * IN_PROCESS_SHARE,
+            seconds=options.window_s * IN_PROCESS_SHARE,
             rounds=options.rounds,
             advance=advance,
+            deadline=workload.deadline.part(inside / (inside + through)),
         )
+        measured = {key: _with_threads(key, one, workload) for key, one in measured.items()}
         figures = _figures(workload, measured, machine)
         server = None
         if options.server:
@@ -161,7 +158,7 @@ def _bench(workload: "_Workload", options: BenchOptions) -> BenchReport:
     )
     full |= {"machine": machine.to_dict(), "server": server}
     full |= policy_content(figures.policies, figures.samples, workload.policies.left_out)
-    full["examples"] = shown_examples(workload.models, options, workload.results)
+    full["examples"] = shown_examples(workload.models, workload.asked, workload.results)
     with new_folder(options.out, force=options.force) as out:
         report.write_report(full, out)
         # Before the report appears: after a kill in between, the same command can be repeated.
@@ -185,7 +182,7 @@ class _Figures:
 
 
 def _figures(
-    workload: "_Workload", measured: Mapping[tuple[str, str], InProcess], machine: Machine
+    workload: Workload, measured: Mapping[tuple[str, str], InProcess], machine: Machine
 ) -> _Figures:
     """Return the figures without a server."""
     results, variants = workload.results, workload.folder.variants
@@ -214,74 +211,33 @@ def _figures(
     return _Figures(tuple(entries.values()), tuple(policies), samples)
 
 
-@dataclass(frozen=True)
-class _Workload:
-    """The variants to measure, their scores, and their requests."""
-
-    folder: ArtefactFolder
-    models: Sequence[EvaluatedModel]
-    results: Mapping[str, EvaluationResult]
-    works: Mapping[str, Sequence[Work]]
-    policies: PolicyWorks
-    served: ServedPolicies
-    ops: Ops
-
-
-def check_served_here(runtime: Runtime) -> None:
-    """Check that the bundled server can run the runtime's files here.
-
-    Raises: SaccadeError if it cannot.
-    """
-    if runtime.served is None or not served_runtime(runtime.name).bundled:
-        raise SaccadeError(
-            f"--runtime is {runtime.name}, but the bundled server does not have this runtime. To "
-            "measure it without a server, pass --no-server."
-        )
-    check_installation(find_installation())
-
-
-def _workload(folder: ArtefactFolder | Path | str, options: BenchOptions) -> _Workload:
-    folder = ArtefactFolder.open(folder)
-    _ = folder.variants, folder.frontier  # refused before slow imports, and before the work
-    for package in ("matplotlib", "plotly"):
-        require(package, extra="bench")
-    runtime = runtime_named(options.runtime)
-    runtime.require()
-    if options.server:
-        check_served_here(runtime)
-    models = subjects_of_folder(folder, runtime, kernels=options.op_library)
-    asked = EvaluateOptions(
-        options.data, split=options.split, task=options.task, limit=options.limit
-    )
-    scores = scores_of(models, asked, lambda: folder.checkpoint)
-    results = {score.variant: score for score in scores}
-    runners = {
-        subject.name: {role: component.run for role, component in subject.components.items()}
-        for subject in models
-    }
-    works = {}
-    for variant in folder.variants:
-        inputs = inputs_of(variant, options.data or results[variant.name].data, DISTINCT_REQUESTS)
-        works[variant.name] = works_of(variant, inputs, runners[variant.name])
-    ops = next((subject.ops for subject in models if subject.ops), None)
-    asked = replace(asked, data=options.data or scores[0].data)
-    samples = {name: result.samples for name, result in results.items()}
-    policies = policy_works(folder, models, runtime, asked, samples)
-    served = served_policies_of(policies, folder.variants) if options.server else ServedPolicies()
-    return _Workload(folder, models, results, works, policies, served, ops)
-
-
-def _steps(workload: _Workload, works: Sequence[Work], options: BenchOptions) -> int:
+def _round_s(
+    workload: Workload, works: Sequence[Work], options: BenchOptions
+) -> tuple[float, float]:
+    """Return the expected seconds of one round in process, and through servers."""
     clients, followed = options.concurrency, workload.served
-    routed = len({1, *clients}) * options.server
-    inside = len(in_process.BATCHES)
-    steps = len(works) * (inside + len(clients) * options.server + routed)
-    steps += len(workload.policies.works) * inside
-    return options.rounds * (steps + (len(followed.works) + followed.full_alone) * routed)
+    full = max(workload.threads.rate(work.key) for work in works)
+    rates = [workload.threads.rate(work.key) for work in works]
+    window = options.window_s
+    inside = [*rates, *(full for _ in workload.policies.works)]
+    within = sum(inside_s(rate, window * IN_PROCESS_SHARE) for rate in inside)
+    if not options.server:
+        return within, 0.0
+    alone = {1, *clients}
+    through = sum(served_s(rate, clients, window) + served_s(rate, alone, window) for rate in rates)
+    policies = len(followed.works) + followed.full_alone
+    return within, through + policies * served_s(full, alone, window)
+
+
+def _with_threads(key: tuple[str, str], measured: InProcess, workload: Workload) -> InProcess:
+    threads = workload.threads
+    if key not in threads.rates:  # a policy, whose variants have their own
+        return measured
+    return replace(measured, threads=threads.of(key), by_threads=threads.rates[key])
 
 
 def _through_servers(
-    workload: _Workload,
+    workload: Workload,
     works: Sequence[Work],
     figures: _Figures,
     options: BenchOptions,
@@ -289,7 +245,7 @@ def _through_servers(
 ) -> tuple[str, _Figures]:
     """Measure through servers; return the server's version and the figures with these points."""
     precision = {entry.variant: entry.precision for entry in figures.entries}
-    load_results: dict[str, dict[served.Place, list[LoadResult]]] = {name: {} for name in precision}
+    load_results: _LoadResults = {name: {} for name in precision}
     folders = by_precision(workload.folder, figures.entries)
     policies = workload.served
     if policies.works and len(folders) > 1:
@@ -323,11 +279,21 @@ def _through_servers(
             )
         for turn in range(options.rounds):
             for name, server in running.items():
-                seconds, seed = options.seconds / options.rounds, options.seed + turn
+                seconds, seed = options.window_s, options.seed + turn
                 results = server.measure(streams[name], seconds=seconds, seed=seed, advance=advance)
                 for place, result in results.items():
                     load_results.setdefault(place[0], {}).setdefault(place, []).append(result)
+            rates = served.rates_of(load_results, max(options.concurrency))
+            if rounds_suffice(rates, workload.deadline.left):
+                break
         version = next(iter(running.values())).version
+    return version, _with_points(figures, load_results, policies)
+
+
+def _with_points(
+    figures: _Figures, load_results: _LoadResults, policies: ServedPolicies
+) -> _Figures:
+    """Return the figures with the points that were measured through servers."""
     full_samples: dict[str, Any] = {"grpc": {}}
     samples = {served.FULL: full_samples, **figures.samples}
     points = {name: add_served(samples[name], own) for name, own in load_results.items()}
@@ -339,4 +305,4 @@ def _through_servers(
         with_served(entry, points, points.get(served.FULL, points[entry.full]))
         for entry in figures.policies
     )
-    return version, replace(figures, entries=entries, policies=measured)
+    return replace(figures, entries=entries, policies=measured)

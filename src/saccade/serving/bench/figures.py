@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report's figures as text: scores in their unit, and what the budget saves."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from saccade.exporter.artefact.frontier import ROUNDS
@@ -103,6 +103,13 @@ def _spread(variant: dict[str, Any]) -> float:
     if cost := variant.get("costs", {}).get("throughput"):
         rates = cost["least"], cost["most"]
     return float(max(rates) / min(rates)) if rates and min(rates) > 0 else 1.0
+
+
+def threads_text(threads: Iterable[int]) -> str:
+    """Return the threads of one run, of several variants."""
+    found = sorted(set(threads))
+    words = "one" if found == [1] else " or ".join(map(str, found))
+    return f"{words} thread{'s' * (found != [1])}"
 
 
 def ops_text(report: dict[str, Any]) -> str:

@@ -9,15 +9,15 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from saccade.exporter.artefact.frontier import ROUNDS, SECONDS
+from saccade.exporter.artefact.frontier import BY_THREADS, NEARLY, ROUNDS, SECONDS
 from saccade.exporter.runtimes.runners import Runner
 from saccade.models.interface import Arrays
 from saccade.progress import Advance
+from saccade.serving.bench.stopping import Deadline, rounds_suffice
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_AS_FAST_AS = 0.95  # share of the highest throughput; below it, the difference is not just noise
 _USUAL_BATCH = 8
-_LONGEST_CALL_S = 5.0  # if a call takes longer, larger batches are left out
+LONGEST_CALL_S = 1.0  # if a call takes longer, larger batches are left out
 _WARM_S = 0.5  # longer calls are not repeated to warm up
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -108,9 +108,14 @@ def _batch(inputs: Arrays, size: int, index: int) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class InProcess:
-    """Calls of one kind of request without a server, by batch size."""
+    """Calls of one kind of request without a server, by batch size.
+
+    Units: by_threads in inferences per second, by number of threads.
+    """
 
     calls: dict[int, Calls]
+    threads: int = 1
+    by_threads: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def best_batch(self) -> int:
@@ -120,7 +125,18 @@ class InProcess:
     def summary(self) -> dict[str, Any]:
         """Return the figures as the frontier stores them."""
         points = {f"batch_{size}": calls.summary() for size, calls in self.calls.items()}
-        return {"threads": 1, "best_batch": self.best_batch, **points}
+        rates = {str(count): rate for count, rate in self.by_threads.items()}
+        return {
+            "threads": self.threads,
+            **({BY_THREADS: rates} if rates else {}),
+            "best_batch": self.best_batch,
+            **points,
+        }
+
+    @property
+    def rounds(self) -> list[float]:
+        """Inferences per second at the best batch size, of each round."""
+        return self.calls[self.best_batch].rounds
 
 
 def best_batch(calls: Mapping[int, Calls]) -> int:
@@ -129,18 +145,24 @@ def best_batch(calls: Mapping[int, Calls]) -> int:
     A smaller batch costs the server more per request, and a larger one makes requests wait.
     """
     rates = {size: one_calls.inferences_per_second for size, one_calls in calls.items()}
-    near = [size for size in rates if rates[size] >= _AS_FAST_AS * max(rates.values())]
+    near = [size for size in rates if rates[size] >= NEARLY * max(rates.values())]
     return min(near, key=lambda size: (abs(math.log2(size / _USUAL_BATCH)), size))
 
 
 def measure(
-    works: Mapping[_Key, Measured], *, seconds: float, rounds: int, advance: Advance
+    works: Mapping[_Key, Measured],
+    *,
+    seconds: float,
+    rounds: int,
+    advance: Advance,
+    deadline: Deadline | None = None,
 ) -> dict[_Key, InProcess]:
-    """Measure the speed of each work at each batch size, in turn.
+    """Measure the speed of each work at each batch size, in turn, until the rounds suffice.
 
-    If a call takes more than 5 s, larger batches are left out.
+    If a call takes more than a second, larger batches are left out. Without a deadline, all rounds
+    are measured.
 
-    Units:  seconds per work and batch size, over all rounds.
+    Units:  seconds per work, batch size and round.
     """
     calls: dict[_Key, dict[int, Calls]] = {key: {} for key in works}
     for turn in range(rounds):
@@ -151,12 +173,16 @@ def measure(
                     calls[key][size] = Calls(size)
                 if size in calls[key]:
                     own = calls[key][size]
-                    sample(work.run, work.inputs, own, seconds=seconds / rounds, varied=work.varied)
-    return {key: InProcess(one_calls) for key, one_calls in calls.items()}
+                    sample(work.run, work.inputs, own, seconds=seconds, varied=work.varied)
+        found = {key: InProcess(one_calls) for key, one_calls in calls.items()}
+        rates = {str(key): one.rounds for key, one in found.items()}
+        if deadline and rounds_suffice(rates, deadline.left):
+            break
+    return found
 
 
 def _too_slow(calls: Mapping[int, Calls], size: int) -> bool:
     smaller = [batch for batch in BATCHES if batch < size]
     if not smaller:
         return False
-    return smaller[-1] not in calls or min(calls[smaller[-1]].seconds) > _LONGEST_CALL_S
+    return smaller[-1] not in calls or min(calls[smaller[-1]].seconds) > LONGEST_CALL_S

@@ -20,6 +20,9 @@ from saccade.worker import Worker, WorkerEnded
 
 _SERVICE = "/inference.GRPCInferenceService"
 _PAUSE_AFTER_ERROR_S = 0.01
+# Time limits of a request: of the first ones, and later in proportion to the longest answer so far.
+_FIRST_S, _LEAST_S, _TIMES = 600.0, 30.0, 10.0
+LEAST_ANSWERS, LONGER = 4, 4.0
 _T = TypeVar("_T")
 
 
@@ -66,7 +69,7 @@ class Order:
 
     url: str
     server_pid: int
-    timeout_s: float
+    timeout_s: float | None  # of each request; None: from the longest answer so far
     seconds: float
     warmup_s: float
     streams: tuple[Stream, ...]
@@ -96,7 +99,7 @@ class LoadWorker(Worker):
 class LoadGenerator(LoadWorker):
     """Clients that wait for each answer before they send the next request."""
 
-    def __init__(self, url: str, *, server_pid: int = 0, timeout_s: float = 30) -> None:
+    def __init__(self, url: str, *, server_pid: int = 0, timeout_s: float | None = None) -> None:
         super().__init__(__name__, url)
         self.server_pid = server_pid
         self.timeout_s = timeout_s
@@ -133,7 +136,7 @@ class _Clients:
         import grpc
         from tritonclient.grpc import service_pb2
 
-        self.stream, self.timeout_s = stream, order.timeout_s
+        self.stream, self._timeout_s, self._longest_s = stream, order.timeout_s, 0.0
         self.done: list[tuple[float, float]] = []
         self.failed: list[tuple[float, str, str]] = []
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -161,7 +164,7 @@ class _Clients:
             turn += self.stream.concurrency
             start = time.perf_counter()
             try:
-                answer = await self.call(request, timeout=self.timeout_s)
+                answer = await self.call(request, timeout=self.limit_s)
                 if not all(answer.raw_output_contents):
                     raise ValueError("an output is empty")
             except grpc.aio.AioRpcError as error:
@@ -170,6 +173,14 @@ class _Clients:
                 await self.fail("EMPTY", str(error))
             else:
                 self.done.append((start, time.perf_counter()))
+                self._longest_s = max(self._longest_s, self.done[-1][1] - start)
+
+    @property
+    def limit_s(self) -> float:
+        """Time limit of a request that is sent now."""
+        if self._timeout_s is not None:
+            return self._timeout_s
+        return max(_LEAST_S, _TIMES * self._longest_s) if self.done else _FIRST_S
 
     async def counts(self) -> dict[str, Any]:
         """Return the server's statistics of every model, including the router's variants."""
@@ -183,9 +194,10 @@ class _Clients:
         await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     def answered(self, begin: float) -> bool:
-        ends = [self.done[-1][1]] if self.done else []
-        ends += [self.failed[-1][0]] if self.failed else []
-        return any(end > begin for end in ends)
+        """Return whether there is an answer per client, and at least a few, or a failure."""
+        done = sum(end > begin for _, end in self.done)
+        failed = any(end > begin for end, _, _ in self.failed)
+        return failed or done >= max(LEAST_ANSWERS, self.stream.concurrency)
 
     def seen(self, begin: float, end: float) -> StreamResult:
         failed = [failure for failure in self.failed if begin < failure[0] <= end]
@@ -216,10 +228,7 @@ async def _measure(order: Order) -> LoadResult:
     statistics = await groups[0].counts()
     before = _clocks(server)
     await asyncio.sleep(order.seconds)
-    # A model that is slower than the window is still measured, by its first answer.
-    latest = before["time"] + order.seconds + order.timeout_s
-    while time.perf_counter() < latest and not all(g.answered(before["time"]) for g in groups):
-        await asyncio.sleep(0.01)
+    await _long_enough(groups, before["time"], order.seconds)
     after = _clocks(server)
     statistics = _differences(await groups[0].counts(), statistics)
     running = False
@@ -235,6 +244,21 @@ async def _measure(order: Order) -> LoadResult:
         },
         statistics=statistics,
     )
+
+
+async def _long_enough(groups: Sequence[_Clients], begin: float, seconds: float) -> None:
+    """Make the window long enough for slow models: four times as long as the first answers took.
+
+    The end does not depend on when an answer comes, which would count one too many.
+    """
+    end, slow = begin + seconds, False
+    while waited := [group for group in groups if not group.answered(begin)]:
+        slow = True
+        if time.perf_counter() > end + max(group.limit_s for group in waited):
+            return
+        await asyncio.sleep(0.01)
+    if slow:
+        await asyncio.sleep((LONGER - 1) * (time.perf_counter() - begin))
 
 
 def _clocks(server: list[int]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from saccade.errors import ServerFailed
 from saccade.serving.client.connection import connect
+from saccade.serving.client.request_sizes import FIRST_S
 from saccade.serving.client.wire import as_texts, is_text
 
 _DTYPES = {"FP32": np.float32, "INT64": np.int64, "UINT8": np.uint8}
@@ -58,7 +59,7 @@ def png_files(images: np.ndarray) -> np.ndarray:
     return files
 
 
-def ask(url: str, message: bytes, *, timeout_s: float = 30) -> Answer:
+def ask(url: str, message: bytes, *, timeout_s: float = FIRST_S) -> Answer:
     """Send one serialized request and return its answer, by output name.
 
     Raises: ServerFailed if the server refuses it or does not answer.

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import SaccadeError
-from saccade.exporter.evaluation.options import SplitName, TaskName
+from saccade.exporter.evaluation.options import EvaluateOptions, SplitName, TaskName
 from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
 from saccade.path_fields import PathFields
+
+_WINDOW_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,9 @@ class MeasureOptions(PathFields):
     # run custom ops with saccade's kernels if they can be built; --no-op-library: run custom ops
     # with their ONNX function bodies
     op_library: bool = True
-    seconds: float = 1.5  # measured time per point, over all rounds
-    rounds: int = 5  # how often each variant is measured; intervals of speeds need two or more
+    # longest time for scores and speeds together; a benchmark stops earlier when it knows enough
+    seconds: float = 300
+    rounds: int = 5  # how often each variant is measured at most; intervals of speeds need two
     concurrency: tuple[int, ...] = (1, 4, 16)  # numbers of clients that each wait for an answer
     seed: int = 0  # seed for the order of the measurements
 
@@ -39,8 +42,8 @@ class MeasureOptions(PathFields):
         super().__post_init__()
         if self.limit is not None and self.limit < 2:
             raise SaccadeError(f"--limit is {self.limit}, expected at least 2.")
-        if not (math.isfinite(self.seconds) and 0.01 <= self.seconds <= 3600):
-            raise SaccadeError(f"--seconds is {self.seconds}, expected 0.01 to 3600.")
+        if not (math.isfinite(self.seconds) and 0.01 <= self.seconds <= 604_800):
+            raise SaccadeError(f"--seconds is {self.seconds}, expected 0.01 to 604800 (a week).")
         if not 1 <= self.rounds <= 1000:
             raise SaccadeError(f"--rounds is {self.rounds}, expected 1 to 1000.")
         if not self.concurrency or not all(1 <= count <= 256 for count in self.concurrency):
@@ -48,6 +51,17 @@ class MeasureOptions(PathFields):
                 f"--concurrency is {self.concurrency}, expected numbers from 1 to 256, such as "
                 "1,4,16."
             )
+
+    def evaluation(self, data: str | None = None) -> EvaluateOptions:
+        """Return the options for scoring, on this data if none was given."""
+        return EvaluateOptions(
+            self.data or data, split=self.split, task=self.task, limit=self.limit
+        )
+
+    @property
+    def window_s(self) -> float:
+        """Length of one window of load. In process, a batch size is measured for a sixth of it."""
+        return min(_WINDOW_S, self.seconds / 10)
 
 
 @dataclass(frozen=True)

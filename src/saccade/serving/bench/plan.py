@@ -22,7 +22,7 @@ from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import Entry
 from saccade.path_fields import PathFields
 from saccade.serving.bench.figures import score_text
-from saccade.serving.bench.sweep.choice import measured_folder
+from saccade.serving.bench.sweep.choice import measured_folder, measured_on
 from saccade.serving.repository.checks import measurements
 
 _UNDER_LOAD = "router_concurrency_"
@@ -230,8 +230,6 @@ def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> Plan:
     first = entries[0]
     within_slo = mix.utilisation_within(options.slo_ms, options.percentile)
     found = _CORES.search(first.device)
-    ops = sorted({entry.ops for entry in entries if entry.ops})
-    by = f", custom ops by {' and '.join(ops)}" if ops else ""
     return Plan(
         options=options,
         mix=mix,
@@ -240,7 +238,7 @@ def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> Plan:
         within_slo=within_slo,
         cores_each=int(found[1]) if found else None,
         on_gpu=not first.runtime.endswith("CPU"),
-        measured_on=f"{first.device}, {first.runtime}{by}",
+        measured_on=measured_on(entries),
         samples=first.score.n,
         candidates=tuple(candidates),
         left_out=tuple(left_out),

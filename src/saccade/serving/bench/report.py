@@ -23,6 +23,7 @@ from saccade.serving.bench.figures import (
     score_text,
     shown,
     split_text,
+    threads_text,
     throughput_of,
 )
 from saccade.serving.bench.picture import frontier_png
@@ -69,9 +70,10 @@ def summary(report: dict[str, Any]) -> str:
     machine, data = report["machine"], report["data"]
     served = f"; server: {report['server']}" if report["server"] else "; without a server"
     ops = f", {text}" if (text := ops_text(report)) else ""
+    threads = threads_text(one["in_process"].get("threads", 1) for one in report["variants"])
     return (
         f"{report['model']} on {split_text(data)} of {data['name']} ({data['n']} samples). "
-        f"{machine['runtime']}, one thread{ops}, on {machine['device']}{served}. {report['date']}."
+        f"{machine['runtime']}, {threads}{ops}, on {machine['device']}{served}. {report['date']}."
         f" {noise_text(report)}".rstrip()
     )
 

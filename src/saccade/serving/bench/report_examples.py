@@ -12,7 +12,6 @@ from saccade.exporter.evaluation.examples import Example, examples_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.scores.results import EvaluationResult
 from saccade.serving.bench.load_requests import png_files
-from saccade.serving.bench.options import MeasureOptions
 
 _MOST_PX = 160  # longer side: a page has hundreds of images
 _DIM = 0.22  # brightness of pixels where the model did not look
@@ -25,12 +24,10 @@ _COLOURS = (
 
 def shown_examples(
     models: Sequence[EvaluatedModel],
-    options: MeasureOptions,
+    asked: EvaluateOptions,
     results: Mapping[str, EvaluationResult],
 ) -> dict[str, Any]:
     """Return some samples with each variant's answer, and how many samples scored differently."""
-    data = options.data or results[models[0].name].data
-    asked = EvaluateOptions(data, split=options.split, task=options.task, limit=options.limit)
     values = {model.name: results[model.name].samples for model in models}
     examples = examples_of(models, asked, values)
     stacked = np.stack(list(values.values()))

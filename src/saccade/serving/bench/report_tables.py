@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from saccade.exporter.artefact.frontier import BY_THREADS
 from saccade.serving.bench.figures import (
     bare_text,
     has_rounds,
@@ -14,6 +15,7 @@ from saccade.serving.bench.figures import (
     points,
     saves_bytes,
     score_text,
+    threads_text,
     works,
 )
 from saccade.serving.bench.report_policies import policies_of, policy_rows, step_rows
@@ -112,11 +114,35 @@ def _throughput(variants: Sequence[dict[str, Any]], ops: str) -> Table:
         for title, inside, grpc in works(variant)
     )
     columns = ("variant", "batch 1", "batch 64", "best batch", *map(_clients, served))
-    note = f"Batches: in process, one thread{f', {ops}' if ops else ''}."
+    threads = threads_text(one["in_process"].get("threads", 1) for one in variants)
+    note = f"Batches: in process, {threads}{f', {ops}' if ops else ''}."
+    if by_threads := _by_threads(variants):
+        note += f" {by_threads}"
     if served:
         kind = "router" if served[0].startswith("router") else "gRPC"
         note += f" {kind} xN: N clients, one sample per request."
     return Table("Inferences per second", columns, rows, note)
+
+
+def _by_threads(variants: Sequence[dict[str, Any]]) -> str:
+    """Return what further threads gain in batches of eight; nothing if only one was measured."""
+    every = [rates for one in variants if len(rates := one["in_process"].get(BY_THREADS, {})) > 1]
+    if not every:
+        return ""
+    gains = [
+        {count: rate / rates["1"] for count, rate in rates.items() if count != "1"}
+        for rates in every
+    ]
+    text = ", ".join(
+        f"{count} threads {_span([own[count] for own in gains if count in own])}"
+        for count in sorted(gains[0], key=int)
+    )
+    return f"Times the speed of one thread: {text}."
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2g}", f"{max(values):.2g}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _latency(variants: Sequence[dict[str, Any]]) -> Table:

@@ -100,6 +100,23 @@ def point(stream: Stream, results: list[LoadResult]) -> dict[str, Any]:
     }
 
 
+def rates_of(
+    results: Mapping[str, Mapping[Place, list[LoadResult]]], concurrency: int
+) -> dict[str, list[float]]:
+    """Return requests per second in each round, of each variant and policy at that concurrency."""
+    rates = {}
+    for name, places in results.items():
+        for kind in ("concurrency", "router_concurrency"):
+            if found := places.get((name, "", f"{kind}_{concurrency}")):
+                rates[name] = [
+                    len(stream.latencies_ms) / result.seconds
+                    for result in found
+                    for stream in result.streams.values()
+                ]
+                break
+    return rates
+
+
 def raw(stream: Stream, result: LoadResult) -> dict[str, Any]:
     """Return everything that one round measured of one stream, as plain values."""
     return {

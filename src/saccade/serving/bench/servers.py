@@ -39,7 +39,7 @@ from saccade.serving.repository.policies import ServedPolicy
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
 
-_WARMUP_S = 0.15
+WARMUP_S = 0.15
 _DISTINCT = 64  # distinct requests per stream
 _DISTINCT_OF_POLICY = 256  # its requests differ in cost
 # Free ports, no probes in between, and no restart that would mix two servers into one figure.
@@ -66,7 +66,7 @@ class ServerUnderLoad:
         places, results = list(streams), dict[served.Place, LoadResult]()
         for index in np.random.default_rng(seed).permutation(len(places)):
             stream = streams[places[index]]
-            result = self.generator.run([stream], seconds=seconds, warmup_s=_WARMUP_S)
+            result = self.generator.run([stream], seconds=seconds, warmup_s=WARMUP_S)
             results[places[index]] = refuse_errors(result, self.url)
             advance(1, stream.name)
         return {place: results[place] for place in places}
@@ -175,7 +175,7 @@ def measure_running(options: BenchOptions) -> RunningReport:
             "behind its TLS proxy."
         )
     model = options.model or _only_router(options.url)
-    with Client(options.url, model, timeout_s=30) as client:
+    with Client(options.url, model) as client:
         view = client.view()
         images, labels = _images(view, options)
         answers = _answers(client, images, labels)
@@ -187,8 +187,7 @@ def measure_running(options: BenchOptions) -> RunningReport:
             places = list(streams)
             for index in np.random.default_rng(options.seed + turn).permutation(len(places)):
                 stream = streams[places[index]]
-                seconds = options.seconds / options.rounds
-                result = generator.run([stream], seconds=seconds, warmup_s=_WARMUP_S)
+                result = generator.run([stream], seconds=options.window_s, warmup_s=WARMUP_S)
                 results[places[index]].append(refuse_errors(result, options.url))
                 advance(1, stream.name)
     points: dict[str, dict[str, Any]] = {}

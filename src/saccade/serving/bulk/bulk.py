@@ -15,7 +15,7 @@ from saccade.errors import GateFailed, SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.files import json_bytes
 from saccade.leftovers import only_writer, temporary_folder
-from saccade.progress import Report, bar, progress_of, reporting
+from saccade.progress import Report, bar, pace, progress_of, reporting
 from saccade.serving.bulk import listing, runners
 from saccade.serving.bulk.answers import form_of
 from saccade.serving.bulk.options import BulkOptions
@@ -40,7 +40,7 @@ from saccade.serving.bulk.policy import (
     policies_sha256,
     without_policy,
 )
-from saccade.serving.bulk.shard import QUESTION, Job
+from saccade.serving.bulk.shard import QUESTION, Done, Job
 from saccade.serving.bulk.sources import Columns, Source, Wanted
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import choice
@@ -198,15 +198,18 @@ def _run(
     _check_errors(errors, options)
     if not left:
         return answers, errors
-    began, done_here = time.monotonic(), 0
+    began, done_here, begun = time.monotonic(), 0, dict[int, int]()
     with progress_of("bulk", plan.inputs) as advance, closing(runner.run(job, left)) as results:
         advance(answers + errors)
         for done in results:
-            answers, errors = answers + done.answers, errors + done.errors
-            done_here += done.answers + done.errors
-            rate = done_here / max(1e-9, time.monotonic() - began)
-            words = f"{rate:,.0f} per second, {_counted(errors, 'error')}"
-            advance(done.answers + done.errors, words)
+            if isinstance(done, Done):
+                answers, errors = answers + done.answers, errors + done.errors
+                inputs = done.answers + done.errors - begun.pop(done.shard, 0)
+            else:
+                inputs = done.inputs - begun.get(done.shard, 0)
+                begun[done.shard] = done.inputs
+            done_here += inputs
+            advance(inputs, f"{pace(done_here, began)} per second, {_counted(errors, 'error')}")
             _check_errors(errors, options)
     return answers, errors
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.errors import SaccadeError
-from saccade.exporter.runtimes.runtime import DEFAULT
+from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.path_fields import PathFields
 from saccade.serving.bulk.answers import Ask, Precision
 from saccade.serving.repository.options import RepositoryOptions
@@ -33,7 +33,8 @@ class BulkOptions(PathFields):
     workers: str | None = None
     # address of a Ray cluster: auto, or ray://HOST:PORT; default: a new one on this machine
     address: str | None = None
-    runtime: ServedName = DEFAULT  # onnxruntime, or tensorrt, whose plans run on GPUs
+    # onnxruntime or openvino, or tensorrt, whose plans run on GPUs
+    runtime: ServedName = DEFAULT
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one per kind of GPU
     # gpu: ONNX Runtime's CUDA provider; default: cpu, for plans gpu
     instances: Literal["cpu", "gpu"] | None = None
@@ -87,6 +88,7 @@ class BulkOptions(PathFields):
 
     def repository(self, out: Path, threads: int | None = None) -> RepositoryOptions:
         """Return the options of the repository that answers."""
+        plans = runtime_named(self.runtime).gpu_only  # they have no threads
         return RepositoryOptions(
             out=out,
             runtime=self.runtime,
@@ -96,7 +98,7 @@ class BulkOptions(PathFields):
             labels=self.labels,
             templates=self.templates,
             max_images=self.batch,
-            threads=threads or self.threads or 1,
+            threads=self.threads if plans else threads or self.threads or 1,
             policies=self.policy is not None or self.max_risk is not None,
         )
 

@@ -27,7 +27,7 @@ from saccade.machine import cores
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.place import EXTRA, Place
 from saccade.serving.bulk.plan import REPOSITORY
-from saccade.serving.bulk.shard import Done, Job, Request, main
+from saccade.serving.bulk.shard import Begun, Done, Job, Request, main
 from saccade.worker import Worker, WorkerEnded, WorkerNotStarted
 
 TRIES = 3  # attempts at a shard whose process dies: its content may kill every process
@@ -42,8 +42,8 @@ class Runner(Protocol):
     def gpus(self) -> Sequence[Gpu]:
         """The GPUs of this machine that the workers use."""
 
-    def run(self, job: Job, shards: Sequence[int]) -> Generator[Done]:
-        """Yield each shard when it is finished, in any order.
+    def run(self, job: Job, shards: Sequence[int]) -> Generator[Done | Begun]:
+        """Yield each shard when it is finished, in any order, and before how far it is, if known.
 
         Raises: SaccadeError if a shard fails.
         """
@@ -89,17 +89,19 @@ class Local:
     environments: tuple[Mapping[str, str], ...] = ({},)
     gpus: tuple[Gpu, ...] = ()
 
-    def run(self, job: Job, shards: Sequence[int]) -> Generator[Done]:
+    def run(self, job: Job, shards: Sequence[int]) -> Generator[Done | Begun]:
         pool = _Processes(job, shards)
         count = min(self.workers, len(shards))
         with ThreadPoolExecutor(count) as threads:
             try:
                 for _, environment in zip(range(count), cycle(self.environments), strict=False):
                     threads.submit(pool.work, environment)
-                for _ in shards:
+                left = len(shards)
+                while left:
                     outcome = pool.outcomes.get()
                     if isinstance(outcome, BaseException):
                         raise outcome
+                    left -= isinstance(outcome, Done)
                     yield outcome
             finally:
                 pool.stop()
@@ -124,7 +126,7 @@ class _Processes:
     """Processes that take shards from a shared queue; one thread waits for each process."""
 
     def __init__(self, job: Job, shards: Sequence[int]) -> None:
-        self.outcomes: SimpleQueue[Done | BaseException] = SimpleQueue()
+        self.outcomes: SimpleQueue[Done | Begun | BaseException] = SimpleQueue()
         self._job, self._waiting = job, SimpleQueue[int]()
         for shard in shards:
             self._waiting.put(shard)
@@ -150,9 +152,12 @@ class _Processes:
             worker.close()
 
     def _done(self, worker: Worker, shard: int) -> Done:
+        def said(inputs: Any) -> None:
+            self.outcomes.put(Begun(shard, int(inputs)))
+
         for left in reversed(range(TRIES)):
             try:
-                return worker.ask(Request(self._job, shard), Done)
+                return worker.ask(Request(self._job, shard), Done, said=said)
             except (WorkerEnded, WorkerNotStarted) as ended:
                 if left == 0 or self._stopped.is_set():
                     last_words = getattr(ended, "last_words", "")
@@ -175,7 +180,7 @@ class Ray:
     resources: Mapping[str, int]  # resources of each actor
     gpus: tuple[Gpu, ...] = ()  # empty: only the actors see the GPUs of their nodes
 
-    def run(self, job: Job, shards: Sequence[int]) -> Generator[Done]:
+    def run(self, job: Job, shards: Sequence[int]) -> Generator[Done | Begun]:
         Place(job.out).join(REPOSITORY).write(_packed(Path(job.repository)))
         rows = self.data.from_items(
             [{"shard": shard} for shard in shards], override_num_blocks=len(shards)

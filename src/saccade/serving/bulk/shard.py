@@ -27,6 +27,7 @@ from saccade.serving.local.in_process import (
     models_of,
     view_in,
 )
+from saccade.worker import say
 
 QUESTION = "question"
 Answered = tuple[list[str], dict[str, list[Any]]]
@@ -55,6 +56,14 @@ class Done:
     shard: int
     answers: int
     errors: int
+
+
+@dataclass(frozen=True)
+class Begun:
+    """One shard that is being run, and how many of its inputs are done."""
+
+    shard: int
+    inputs: int
 
 
 class Shards:
@@ -98,6 +107,7 @@ class Shards:
         self, entries: Sequence[Mapping[str, Any]], errors: list[tuple[str, str]]
     ) -> Iterator[Answered]:
         for at in range(0, len(entries), self._plan.batch):
+            say(at)
             ids, values = [], []
             for entry in entries[at : at + self._plan.batch]:
                 try:
@@ -119,19 +129,29 @@ class Shards:
         return values
 
     def _answered(
-        self, ids: list[str], values: list[dict[str, Any]], errors: list[tuple[str, str]]
+        self,
+        ids: list[str],
+        values: list[dict[str, Any]],
+        errors: list[tuple[str, str]],
+        first: int = 0,
     ) -> Iterator[Answered]:
-        """Yield the answers. If a batch is refused, each half is tried alone."""
+        """Yield the answers. If a batch is refused, each half is tried alone.
+
+        `first` is the index of the first input in the batch.
+        """
         form = self._plan.form
+        place = {self._view.first_row: str(first)} if self._view.first_row and first else {}
         try:
-            arrays = self._model.ask(self._inputs(values), form.outputs, self._plan.parameters)
+            arrays = self._model.ask(
+                self._inputs(values), form.outputs, {**self._plan.parameters, **place}
+            )
         except InputRefused as refused:
             if len(ids) == 1:
                 errors.append((ids[0], str(refused)))
                 return
             middle = len(ids) // 2
-            yield from self._answered(ids[:middle], values[:middle], errors)
-            yield from self._answered(ids[middle:], values[middle:], errors)
+            yield from self._answered(ids[:middle], values[:middle], errors, first)
+            yield from self._answered(ids[middle:], values[middle:], errors, first + middle)
             return
         yield ids, form.columns(arrays, self._labels)
 

@@ -5,10 +5,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from saccade.errors import SaccadeError
 from saccade.serving.client import editing, operations
 from saccade.serving.client.client import Client, Session
 from saccade.serving.client.connection import connect_asyncio
 from saccade.serving.client.readiness import Readiness
+from saccade.serving.client.request_sizes import FIRST_S
 from saccade.serving.client.router_view import RouterView, view_of
 from saccade.serving.client.rpc_errors import UnknownModel
 from saccade.serving.client.wire import DEFAULT_URL, Call, Steps
@@ -23,7 +25,7 @@ def _awaited(
     """Turn an operation into a method that awaits its calls."""
 
     async def method(self: "AsyncClient", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return await self._run(operation(*args, **kwargs))
+        return await self._run(self._pacing.requests(operation(*args, **kwargs)))
 
     return operations.as_method(method, operation)
 
@@ -31,10 +33,12 @@ def _awaited(
 class AsyncClient(Session):
     """Client with the methods of `Client`, but awaitable: many calls can run at the same time.
 
-    Units: timeout_s is the deadline of each request, in seconds.
+    Units: timeout_s is the deadline of each request, in seconds; None: as for `Client`.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, model: str = "nac", timeout_s: float = 10) -> None:
+    def __init__(
+        self, url: str = DEFAULT_URL, model: str = "nac", timeout_s: float | None = None
+    ) -> None:
         super().__init__(url, model, timeout_s)
         self._connection: Any = None
 
@@ -72,9 +76,9 @@ class AsyncClient(Session):
         """Return the router's description of itself, which is requested once and then kept."""
         if self._view is None:
             try:
-                with self._explained():
+                with self._explained(self._metadata_s):
                     config = await self._connected().get_model_config(
-                        self.model, client_timeout=self.timeout_s
+                        self.model, client_timeout=self._metadata_s
                     )
             except UnknownModel as error:
                 raise await asyncio.to_thread(self._with_routers, error) from error
@@ -85,14 +89,18 @@ class AsyncClient(Session):
         try:
             wanted = next(steps)
             while True:
-                answer = await (self.view() if wanted is None else self._infer(wanted))
-                wanted = steps.send(answer)
+                try:
+                    answer = await (self.view() if wanted is None else self._infer(wanted))
+                except SaccadeError as error:
+                    wanted = steps.throw(error)
+                else:
+                    wanted = steps.send(answer)
         except StopIteration as end:
             returned: _T = end.value
             return returned
 
     async def _infer(self, call: Call) -> Any:
-        with self._explained():
+        with self._explained(call.timeout_s or FIRST_S):
             return await self._connected().infer(**self._arguments(call))
 
     def _connected(self) -> Any:

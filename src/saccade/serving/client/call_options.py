@@ -13,7 +13,8 @@ class CallOptions:
     # use the largest variant within this budget: a number, or a name such as fast or t2
     budget: float | str | None = None
     url: str = "127.0.0.1:8001"  # the server's gRPC address
-    timeout_s: float = 10.0  # deadline of each request, in seconds
+    # deadline of each request, in seconds; default: from the pace of the requests before
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from saccade.models.slot_attention.edit import edited_state, painted
 from saccade.serving.client.call_options import EditOptions
 from saccade.serving.client.images import Image
 from saccade.serving.client.router_view import RouterView
-from saccade.serving.client.wire import Budget, Steps, array_calls, choice, image_calls, output
+from saccade.serving.client.wire import Budget, Steps, array_call, choice, image_call, output
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,13 @@ def edit(image: Image, change: Change, budget: Budget | None = None) -> Steps[np
     names = view.inputs("decode")
     drawn = {"seed": str(change.seed)}
     drawn |= {} if change.slots is None else {"slots": str(change.slots)}
-    (asked,) = image_calls([image], (*names, "variant"), {**parameters, **drawn})
-    first = yield asked
+    (first,) = yield image_call([image], (*names, "variant"), {**parameters, **drawn})
     state = {name: output(first, name) for name in names}
     changed = edited_state(
         state, slot=change.slot, move=change.move, scale=change.scale, remove=change.remove
     )
-    (decode,) = array_calls(changed, ("reconstruction",), parameters)
-    return painted(output((yield decode), "reconstruction")[0])
+    (drawing,) = yield array_call(changed, ("reconstruction",), parameters)
+    return painted(output(drawing, "reconstruction")[0])
 
 
 def change_of(options: EditOptions) -> Change:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations that become methods of both the blocking and the asyncio client.
 
-An operation is a generator. It yields a call and receives the server's answer, or yields None and
-receives the router's view. It returns the result for the caller.
+An operation is a generator. It yields a call and receives the server's answers, one for each
+request that the call was split into, or yields None and receives the router's view. It returns the
+result for the caller.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any, TypeVar, get_args
 
@@ -35,9 +36,9 @@ from saccade.serving.client.wire import (
     Budget,
     Call,
     Steps,
-    array_calls,
+    array_call,
     choice,
-    image_calls,
+    image_call,
     made_by,
     output,
 )
@@ -61,11 +62,16 @@ def as_method(method: _Method, operation: Callable[..., Steps[Any]]) -> _Method:
 
 
 def finished(steps: Steps[_T], view: Callable[[], RouterView], infer: Callable[[Call], Any]) -> _T:
-    """Run an operation to its end: `infer` answers its calls."""
+    """Run the requests of an operation to their end: `infer` answers them."""
     try:
         wanted = next(steps)
         while True:
-            wanted = steps.send(view() if wanted is None else infer(wanted))
+            try:
+                answer = view() if wanted is None else infer(wanted)
+            except SaccadeError as error:
+                wanted = steps.throw(error)
+            else:
+                wanted = steps.send(answer)
     except StopIteration as end:
         returned: _T = end.value
         return returned
@@ -152,9 +158,9 @@ def segment(
 ) -> Steps[list[Segmentation]]:
     """Return the slots of each image.
 
-    `seed` and the index of the image in its request determine where the slots start. A request
-    contains up to 64 images, so the index starts again at 0 with the 65th. Policies work as in
-    `classify`; they are certified for the number of slots of the training, so not with `slots`.
+    `seed` and the index of the image in the list determine where the slots start; the index starts
+    again at 0 with the 65th image. Policies work as in `classify`; they are certified for the
+    number of slots of the training, so not with `slots`.
     """
     followed = choice(budget, policy=policy, max_risk=max_risk, strict=strict)
     parameters = followed | {"seed": str(seed)}
@@ -172,8 +178,8 @@ def segment(
     if _follows(followed):
         view.require_policies()
         names = (*names, *BY_POLICY)
-    calls = image_calls(images, (*names, "variant"), parameters)
-    return (yield from _all_of(calls, lambda result: segmentations(result, names)))
+    call = image_call(images, (*names, "variant"), parameters, first_row=view.first_row)
+    return _read((yield call), lambda result: segmentations(result, names))
 
 
 def answer(
@@ -204,8 +210,7 @@ def answer(
     tokens = question_tokens(questions, _first(view), truncate=truncate)
     arrays = as_arrays({"question": tokens, **_by_name(images)}, view)
     names, read = _labels_asked(parameters, view)
-    calls = array_calls(arrays, names, parameters, top=top)
-    return (yield from _all_of(calls, read))
+    return _read((yield array_call(arrays, names, parameters, top=top)), read)
 
 
 def caption(
@@ -226,8 +231,9 @@ def caption(
     view: RouterView = yield None
     view.require("caption", "captioning")
     arrays = as_arrays(_by_name(images), view)
-    calls = array_calls(arrays, ("caption", "attention", "variant"), parameters)
-    return (yield from _all_of(calls, captions))
+    return _read(
+        (yield array_call(arrays, ("caption", "attention", "variant"), parameters)), captions
+    )
 
 
 def infer(
@@ -243,7 +249,8 @@ def infer(
     """
     asked = choice(budget) | dict(parameters or {})
     view: RouterView = yield None
-    results = yield from _results(array_calls(as_arrays(inputs, view), outputs, asked))
+    arrays = as_arrays(inputs, view)
+    results = yield array_call(arrays, outputs, asked, first_row=view.first_row)
     names = outputs or [tensor.name for tensor in results[0].get_response().outputs]
     return {name: np.concatenate([output(result, name) for result in results]) for name in names}
 
@@ -281,8 +288,7 @@ def _classify(
     view: RouterView = yield None
     view.require_output("probabilities", "classify images")
     names, read = _labels_asked(parameters, view)
-    calls = image_calls(files, names, parameters, top=top)
-    return (yield from _all_of(calls, read))
+    return _read((yield image_call(files, names, parameters, top=top)), read)
 
 
 def _follows(parameters: Mapping[str, str]) -> bool:
@@ -337,27 +343,18 @@ def _embed_images(
     files = encoded(images)
     view: RouterView = yield None
     view.require_output("embedding", "embed images")
-    calls = image_calls(files, ("embedding", *_NAMES), parameters)
-    return _joined((yield from _results(calls)), view)
+    return _joined((yield image_call(files, ("embedding", *_NAMES), parameters)), view)
 
 
 def _embed_tokens(
     tokens: np.ndarray, view: RouterView, parameters: Mapping[str, str]
 ) -> Steps[Embeddings]:
-    calls = array_calls({"tokens": tokens}, ("embedding", *_NAMES), parameters)
-    return _joined((yield from _results(calls)), view)
+    return _joined((yield array_call({"tokens": tokens}, ("embedding", *_NAMES), parameters)), view)
 
 
-def _all_of(calls: Iterable[Call], read: Callable[[Any], list[_T]]) -> Steps[list[_T]]:
-    """Read the answer to each call and join the values."""
-    answers: list[_T] = []
-    for call in calls:
-        answers += read((yield call))
-    return answers
-
-
-def _results(calls: Iterable[Call]) -> Steps[list[Any]]:
-    return _all_of(calls, lambda result: [result])
+def _read(results: Sequence[Any], read: Callable[[Any], list[_T]]) -> list[_T]:
+    """Read the answers to the requests of a call and join the values."""
+    return [value for result in results for value in read(result)]
 
 
 def _by_name(

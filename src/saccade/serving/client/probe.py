@@ -5,7 +5,7 @@ import json
 import queue
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,9 @@ from saccade.serving.client.router_view import LANES, PROBE, probe_of
 from saccade.serving.client.rpc_errors import is_queue_full, is_unreachable, short
 
 _STATISTICS_S = 0.5
+# A model may take this many times as long as the largest batch should, by its measured pace.
+PACE_TIMES = 3.0
+_LARGEST_BATCH = 64  # samples of a request; a batch of the server has at most as many
 
 
 @dataclass(frozen=True)
@@ -32,20 +35,22 @@ class Probe:
     late: bool = False
     unreachable: bool = False
     lanes: tuple[dict[str, Any], ...] = ()
+    seconds: float = 0.0  # until the answer, with the time that it waited
 
 
 class Prober:
     """Sends probes over one connection and collects the answers without blocking.
 
     A late probe is left running, because a cancelled call costs the server more than a waiting
-    one.
+    one. With `patient`, `all_of` waits for a late model as long as its pace allows.
 
     Units: timeout_s is the time in seconds after which a probe is late.
     """
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, *, patient: bool = False) -> None:
         self.url = url
         self.timeout_s = timeout_s
+        self._patient = patient
         self._client = connect_alone(url)
         self._requests: dict[str, dict[str, Any]] = {}
         self._answers: queue.SimpleQueue[tuple[float, Probe]] = queue.SimpleQueue()
@@ -60,7 +65,8 @@ class Prober:
         asked = self._asked[model] = time.monotonic()
 
         def answered(result: Any, error: Any) -> None:
-            self._answers.put((asked, self._judge(model, result, error)))
+            probe = self._judge(model, result, error)
+            self._answers.put((asked, replace(probe, seconds=time.monotonic() - asked)))
 
         try:
             if model not in self._requests:
@@ -104,14 +110,22 @@ class Prober:
             self.ask(model)
         probes: dict[str, Probe] = {}
         end = time.monotonic() + self.timeout_s + 1
-        while len(probes) < len(models) and time.monotonic() < end:
+        while len(probes) < len(models):
+            if time.monotonic() >= end:
+                left = self._patient and any(
+                    self.is_at_work(model) for model in models if model not in probes
+                )
+                if not left:
+                    break
+                end = time.monotonic() + self.timeout_s
             probes |= {probe.model: probe for probe in self.answers(0.1)}
         return [probes.get(model) or self.late_probe(model) for model in models]
 
-    def is_busy(self, model: str) -> bool | None:
-        """Return True if the model has run an inference for any caller within the last deadline.
+    def is_at_work(self, model: str) -> bool | None:
+        """Return True if the model has run an inference recently, or may still run the probe.
 
-        None if the server does not report it.
+        Recently is within the last deadline, or within the time that a few of its largest batches
+        take by the server's statistics of all callers. None if the server does not report it.
         """
         from tritonclient.utils import InferenceServerException
 
@@ -120,7 +134,10 @@ class Prober:
         except InferenceServerException:
             return None
         newest_ms = max((one.last_inference for one in statistics.model_stats), default=0)
-        return time.time() - newest_ms / 1000 < self.timeout_s
+        longest_s = max(map(longest_batch_s, statistics.model_stats), default=0.0)
+        recent_s = max(self.timeout_s, PACE_TIMES * longest_s)
+        out_s = time.monotonic() - self._asked.get(model, 0.0)
+        return min(out_s, time.time() - newest_ms / 1000) < recent_s
 
     def close(self) -> None:
         """Close the connection."""
@@ -137,6 +154,19 @@ class Prober:
         if is_queue_full(error):
             return Probe(model)
         return Probe(model, short(error), unreachable=is_unreachable(error))
+
+
+def longest_batch_s(statistics: Any) -> float:
+    """Return the time that a model's largest batch takes, from what smaller ones took on average.
+
+    Only the largest batch that was run counts: samples in small batches may cost more.
+    """
+    runs = [batch for batch in statistics.batch_stats if batch.compute_infer.count]
+    if not runs:
+        return 0.0
+    largest = max(runs, key=lambda batch: int(batch.batch_size))
+    seconds = 1e-9 * largest.compute_infer.ns / largest.compute_infer.count
+    return float(seconds * max(1.0, _LARGEST_BATCH / largest.batch_size))
 
 
 def _lanes(result: Any) -> tuple[dict[str, Any], ...]:

@@ -12,6 +12,7 @@ DESCRIBED = "saccade"  # the router's parameter that contains its description fo
 # The request parameter with which a probe asks for the state of the lanes, and the output that
 # returns it as JSON. The router answers such a request immediately: it waits in no lane.
 PROBE, LANES = "saccade_probe", "saccade_lanes"
+FIRST_ROW = "first_row"  # key of the description: the parameter with a request's first index
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class RouterView:
     _variants: dict[str, dict[str, Any]]
     policies: tuple[str, ...] = ()  # names of the policies that a request may follow
     slo_ms: float | None = None  # objective of requests that adapt to the load; None: none do
+    # If answers depend on a sample's index in its request: the parameter with the first one's, or
+    # "" for a router of an older release, which has none. None: they do not.
+    first_row: str | None = None
 
     def runtime_metadata(self, variant: str) -> dict[str, Any]:
         """Return the runtime metadata of a variant.
@@ -175,6 +179,7 @@ def view_of(config: Any, model: str) -> RouterView:
         _variants=_largest_first(content["variants"], models, model),
         policies=tuple(content.get("policies", ())),
         slo_ms=content.get("adaptive", {}).get("slo_ms"),
+        first_row=content.get(FIRST_ROW, "") if entry_of(content["family"]).first_row else None,
     )
 
 

@@ -44,7 +44,7 @@ class ImageRefused(SaccadeError):
 
     def __init__(self, where: str, said: str, index: int, reason: str) -> None:
         super().__init__(f"{where} refuses the request: {said}")
-        self.index, self.reason = index, reason
+        self.where, self.index, self.reason = where, index, reason
 
 
 class UnknownModel(SaccadeError):
@@ -92,8 +92,9 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
     if status == "DEADLINE_EXCEEDED":
         return failed(
             f"no answer from {model} within {timeout_s:g} s. It hangs, is overloaded or "
-            "needs more time. Read its log (what `saccade serve` prints), restart it if it hangs, "
-            "or pass a longer timeout. Try again in a few seconds."
+            "needs more time. Read its log (what `saccade serve` prints) and restart it if it "
+            "hangs; otherwise pass a longer --timeout-s (Python: timeout_s) or a smaller budget. "
+            "Try again in a few seconds."
         )
     if dead := _DEAD.search(said):
         return failed(_died(dead[1] or dead[2], model))

@@ -5,8 +5,8 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from itertools import count
@@ -16,7 +16,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.models.budget import BudgetLike, number
-from saccade.serving.client.images import MAX_IMAGES, Image, encoded, requests
+from saccade.serving.client.images import MAX_IMAGES, MAX_REQUEST_BYTES, Image, encoded
 
 DEFAULT_URL = "127.0.0.1:8001"
 Budget = BudgetLike  # a fraction of the full model, or the name of a budget, such as fast or t2
@@ -34,18 +34,59 @@ _RULES: Mapping[str, Any] = import_module("saccade.model_repository.router.choos
 
 @dataclass(frozen=True)
 class Call:
-    """One request to a router, over any connection or none.
+    """A call of a router, over any connection or none, and each request that it is split into.
 
     Shapes: the first axis of every input is the samples.
+    Units: timeout_s is the time limit of a request; None: no limit.
     """
 
     inputs: Mapping[str, np.ndarray]
     outputs: tuple[str, ...]  # empty: all outputs
     parameters: Mapping[str, str]
     top: int | None = None  # `probabilities` as this many labels instead of numbers
+    # If answers depend on a sample's index: the parameter with the index of a request's first
+    # sample, or "" for a router of an older release, which has none. None: they do not.
+    first_row: str | None = None
+    timeout_s: float | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of samples."""
+        return len(next(iter(self.inputs.values())))
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Key of calls whose samples cost about the same."""
+        parameters = {name: self.parameters[name] for name in self.parameters if name != "seed"}
+        return tuple(self.inputs), tuple(sorted(parameters.items()))
+
+    def part(self, start: int, stop: int) -> "Call":
+        """Return a request with these samples, or fewer if they have too many bytes.
+
+        Where answers depend on a sample's index, the index starts again every `MAX_IMAGES` samples.
+        """
+        index = start % MAX_IMAGES
+        if self.first_row == "":
+            stop = start + MAX_IMAGES
+        elif self.first_row is not None:
+            stop = min(stop, start + MAX_IMAGES - index)
+        size, end = 0, start
+        while end < min(stop, self.rows):
+            size += sum(map(_row_bytes, (array[end] for array in self.inputs.values())))
+            if end > start and size > MAX_REQUEST_BYTES:
+                break
+            end += 1
+        inputs = {name: array[start:end] for name, array in self.inputs.items()}
+        place = {self.first_row: str(index)} if self.first_row and index else {}
+        return replace(self, inputs=inputs, parameters={**self.parameters, **place})
 
 
-# Yields calls, or None to request the router's view; receives the answer to each.
+def _row_bytes(row: np.ndarray) -> int:
+    return sum(map(len, row.flat)) if row.dtype == object else row.nbytes
+
+
+# Yields calls, or None to request the router's view; receives a list of answers to each call, one
+# per request that it was split into.
 Steps = Generator[Call | None, Any, _T]
 
 
@@ -118,30 +159,31 @@ def _number(name: str, value: BudgetLike) -> float | str:
         raise SaccadeError(f"{name} is {value!r:.60}, expected a number.") from None
 
 
-def image_calls(
+def image_call(
     images: Sequence[Image] | np.ndarray,
     outputs: Sequence[str],
     parameters: Mapping[str, str],
     *,
     top: int | None = None,
-) -> Iterator[Call]:
-    """Return one call per request, each with some of the images.
+    first_row: str | None = None,
+) -> Call:
+    """Return a call with all images.
 
     With `top`, the server returns that many labels for `probabilities` instead of numbers.
     """
-    for files in list(requests(encoded(images))):
-        array = np.array(files, dtype=object).reshape(-1, 1)
-        yield Call({"image": array}, tuple(outputs), parameters, top)
+    array = np.array(encoded(images), dtype=object).reshape(-1, 1)
+    return Call({"image": array}, tuple(outputs), parameters, top, first_row)
 
 
-def array_calls(
+def array_call(
     inputs: Mapping[str, np.ndarray],
     outputs: Sequence[str] | None,
     parameters: Mapping[str, str],
     *,
     top: int | None = None,
-) -> Iterator[Call]:
-    """Return one call per request, each with some rows of the arrays.
+    first_row: str | None = None,
+) -> Call:
+    """Return a call with all rows of the arrays.
 
     Raises: SaccadeError if the arrays have different numbers of rows, or no rows.
     """
@@ -149,9 +191,7 @@ def array_calls(
     if len(set(rows.values())) != 1 or 0 in rows.values():
         counts = ", ".join(f"{name} {count}" for name, count in rows.items()) or "none"
         raise SaccadeError(f"Inputs: found {counts} rows, expected the same number, 1 or more.")
-    for at in range(0, next(iter(rows.values())), MAX_IMAGES):
-        part = {name: array[at : at + MAX_IMAGES] for name, array in inputs.items()}
-        yield Call(part, tuple(outputs or ()), parameters, top)
+    return Call(inputs, tuple(outputs or ()), parameters, top, first_row)
 
 
 def over_grpc(call: Call) -> dict[str, Any]:

@@ -4,17 +4,15 @@
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from saccade.errors import SaccadeError, ServerFailed
+from saccade.errors import SaccadeError
 from saccade.escaped import escaped_line, escaped_message
 from saccade.files import read_lines, refuse_existing, write_atomically
+from saccade.serving.client import operations
 from saccade.serving.client.answers import Segmentation
 from saccade.serving.client.call_options import (
     AnswerOptions,
@@ -26,10 +24,10 @@ from saccade.serving.client.call_options import (
     SegmentOptions,
     ShowOptions,
 )
-from saccade.serving.client.client import Classification, Client, Embeddings
+from saccade.serving.client.client import Classification, Client
 from saccade.serving.client.text_tokens import unknown_words
 from saccade.serving.commands.command import Answer, Image, Images, Result
-from saccade.serving.commands.image_files import Answered, answered, image_files, named
+from saccade.serving.commands.image_files import Answered, answered, image_files, named, watching
 from saccade.serving.commands.slot_picture import (
     edited_picture,
     image_png,
@@ -56,7 +54,7 @@ def classified(image: Sequence[Path], options: ClassifyOptions, connect: Connect
     labelling = read_labelling(options.labels, options.templates)
     with connect() as client:
         ask = partial(
-            client.classify,
+            operations.classify,
             budget=options.budget,
             min_score=options.min_score,
             max_latency_ms=options.max_latency_ms,
@@ -67,7 +65,7 @@ def classified(image: Sequence[Path], options: ClassifyOptions, connect: Connect
             labels=labelling.labels if labelling else (),
             templates=labelling.templates if labelling else (),
         )
-        return _labelled(answered(files, ask))
+        return _labelled(answered(files, ask, client))
 
 
 def embed(image: Images, options: EmbedOptions) -> Result:
@@ -88,13 +86,15 @@ def embedded(image: Sequence[Path], options: EmbedOptions, connect: Connect) -> 
     check_embeddings_file(options.out, append=options.append, force=options.force)
     with connect() as client:
         if options.texts is None:
-            done = answered(files, lambda batch: _rows(client.embed(batch, budget=options.budget)))
+            done = answered(files, partial(operations.embed, budget=options.budget), client)
             names: Sequence[str] = [str(path) for path in done.paths]
-            embeddings = _joined(done.answers)
+            embeddings = done.answers
         else:
             done = None
             names = read_lines(options.texts, "text")
-            embeddings = client.embed_text(names, options.budget, truncate=options.truncate)
+            steps = operations.embed_text(names, options.budget, truncate=options.truncate)
+            with watching("texts", len(names)) as watch:
+                embeddings = client.run(steps, watch)
     save_embeddings(options.out, embeddings, names, append=options.append, force=options.force)
     count, width = embeddings.vectors.shape
     data: dict[str, Any] = {"out": str(options.out), "images": count, "dimensions": width}
@@ -106,23 +106,6 @@ def embedded(image: Sequence[Path], options: EmbedOptions, connect: Connect) -> 
     }
     text = f"{options.out}: {count} x {width} from {escaped_line(embeddings.variant)}"
     return Answer(data, text, done.exit_code if done else 0)
-
-
-def _rows(embeddings: Embeddings) -> list[Embeddings]:
-    return [replace(embeddings, vectors=row[None]) for row in embeddings.vectors]
-
-
-def _joined(rows: Sequence[Embeddings]) -> Embeddings:
-    """Join the vectors into one array.
-
-    Raises: ServerFailed if several variants made them.
-    """
-    if len({(row.variant, row.sha256) for row in rows}) > 1:
-        raise ServerFailed(
-            "The answers come from several variants: the server was replaced between two "
-            "requests. Run the command again."
-        )
-    return replace(rows[0], vectors=np.concatenate([row.vectors for row in rows]))
 
 
 def segment(image: Images, options: SegmentOptions) -> Result:
@@ -145,7 +128,7 @@ def segmented(image: Sequence[Path], options: SegmentOptions, connect: Connect) 
         done = answered(
             images,
             partial(
-                client.segment,
+                operations.segment,
                 budget=options.budget,
                 seed=options.seed,
                 slots=options.slots,
@@ -153,6 +136,7 @@ def segmented(image: Sequence[Path], options: SegmentOptions, connect: Connect) 
                 max_risk=options.max_risk,
                 strict=options.strict,
             ),
+            client,
         )
     options.out.mkdir(parents=True, exist_ok=True)
     pairs = list(zip(done.paths, done.answers, strict=True))
@@ -188,9 +172,10 @@ def questioned(image: Sequence[Path], options: AnswerOptions, connect: Connect) 
     with connect() as client:
         done = answered(
             files,
-            lambda batch: client.answer(
+            lambda batch: operations.answer(
                 batch, [question] * len(batch), options.budget, options.top, **flags
             ),
+            client,
         )
         view = client.view()
         unknown = unknown_words(question, view.runtime_metadata(view.variants[0]))
@@ -218,9 +203,14 @@ def captioned(image: Sequence[Path], options: CaptionOptions, connect: Connect) 
     with connect() as client:
         done = answered(
             files,
-            lambda batch: client.caption(
-                batch, options.budget, options.beam, options.max_length, options.end
+            partial(
+                operations.caption,
+                budget=options.budget,
+                beam=options.beam,
+                max_length=options.max_length,
+                end=options.end,
             ),
+            client,
         )
     return _of_images(done, lambda one: escaped_line(one.text))
 
@@ -257,7 +247,7 @@ def _client(options: CallOptions) -> Client:
     return Client(options.url, options.model, timeout_s=options.timeout_s)
 
 
-def _labelled(done: Answered[Classification], **more: Any) -> Answer:
+def _labelled(done: Answered[list[Classification]], **more: Any) -> Answer:
     def words(one: Classification) -> str:
         return ", ".join(
             f"{escaped_line(label)} {100 * share:.1f} %" for label, share in one.labels
@@ -275,7 +265,7 @@ def _answered_by(one: Classification | Segmentation) -> str:
 
 
 def _of_images(
-    done: Answered[Any],
+    done: Answered[list[Any]],
     words: Callable[[Any], str],
     by: Callable[[Any], str] = attrgetter("variant"),
     **more: Any,

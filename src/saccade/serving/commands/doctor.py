@@ -4,12 +4,13 @@
 import platform
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
 
 from saccade.errors import SaccadeError, install
 from saccade.exporter.runtimes.runtime import Packages, runtimes
+from saccade.instruction_sets import advice, instruction_sets
 from saccade.serving.client.readiness import Readiness
 from saccade.serving.repository.installation import (
     BUNDLED_LINE,
@@ -39,6 +40,7 @@ _MEANING = {
     "hub": "upload and download checkpoints",
     "bulk": "write answers for many images to Parquet",
     "trace": "send traces of requests",
+    "OpenVINO": "run bf16 and int8 fast on CPUs that have instructions for them",
     "rtx": "build engines with TensorRT-RTX",
     "native kernels": "compile faster custom ops",
 }
@@ -61,6 +63,7 @@ class DoctorReport:
     """Requirements found on this machine, and the server's answers if one was queried."""
 
     rows: tuple[Row, ...]
+    instruction_sets: tuple[str, ...] | None  # None: the system does not list them
     url: str | None = None
     readiness: tuple[Readiness, ...] = ()
     trouble: str = ""
@@ -92,6 +95,7 @@ class DoctorReport:
         return {
             "rows": [asdict(row) for row in self.rows],
             "uses": self.uses(),
+            "instruction_sets": self.instruction_sets,
             "url": self.url,
             "readiness": [readiness.to_dict() for readiness in self.readiness],
             "trouble": self.trouble,
@@ -109,7 +113,9 @@ class DoctorReport:
             mark = "ok" if row.good else "-" if row.optional else "missing"
             # As plain text: rich would read brackets as a style.
             table.add_row(*map(Text, (mark, row.what, row.found, row.needed_for)))
-        lines = [line for use in self.uses() for line in self._use_lines(use)]
+        sets = "unknown" if self.instruction_sets is None else ", ".join(self.instruction_sets)
+        lines = [f"instruction sets: {sets or 'none'}. {advice(self.instruction_sets)}"]
+        lines += [line for use in self.uses() for line in self._use_lines(use)]
         for readiness in self.readiness:
             answers = {readiness.model: readiness.router, **readiness.variants}
             lines += [
@@ -134,12 +140,13 @@ class DoctorReport:
 def doctor(url: str | None = None) -> DoctorReport:
     """Check this machine and, if `url` is given, the server there: one inference per variant."""
     rows = (*_system(), *_packages(), *_server(), _compiler())
+    report = DoctorReport(rows, instruction_sets())
     if url is None:
-        return DoctorReport(rows)
+        return report
     try:
-        return DoctorReport(rows, url, _ask(url))
+        return replace(report, url=url, readiness=_ask(url))
     except SaccadeError as error:
-        return DoctorReport(rows, url, trouble=str(error), trouble_code=error.exit_code)
+        return replace(report, url=url, trouble=str(error), trouble_code=error.exit_code)
 
 
 def _system() -> list[Row]:

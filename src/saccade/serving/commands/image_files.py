@@ -3,28 +3,39 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from saccade.errors import SaccadeError
 from saccade.escaped import escaped_message
+from saccade.progress import pace, progress_of
 from saccade.serving.bulk.listing import SUFFIXES
-from saccade.serving.client.images import encoded, requests
+from saccade.serving.client.images import encoded
+from saccade.serving.client.request_sizes import Watch
 from saccade.serving.client.rpc_errors import ImageRefused
+from saccade.serving.client.wire import Steps
 
 MOST_FILES = 1000  # in folders; more are a bulk job, which can resume after an interruption
 _T = TypeVar("_T")
 
 
+class Runs(Protocol):
+    """A connection to a model that runs operations: a client, or a model in this process."""
+
+    def run(self, steps: Steps[_T], watch: Watch) -> _T:
+        """Run an operation."""
+
+
 @dataclass(frozen=True)
 class Answered(Generic[_T]):
-    """Answered images in the given order, and the reason for each that was refused."""
+    """Answers to images, whose paths are in the same order, and why others were refused."""
 
     paths: tuple[Path, ...]
-    answers: tuple[_T, ...]
+    answers: _T
     refused: dict[Path, str]
 
     @property
@@ -76,25 +87,54 @@ def _images_in(folder: Path) -> Iterator[Path]:
                 yield Path(place, name)
 
 
-def answered(paths: Sequence[Path], ask: Callable[[list[bytes]], Sequence[_T]]) -> Answered[_T]:
-    """Send all images, as many per request as fit; report bad ones and leave them out.
+def answered(
+    paths: Sequence[Path], ask: Callable[[list[bytes]], Steps[_T]], connection: Runs
+) -> Answered[_T]:
+    """Ask about all images and show the progress; report bad ones and leave them out.
 
-    `ask` sends the files of one request and returns one value per file.
+    `ask` returns the operation on the files.
     Raises: SaccadeError if no image could be answered.
     """
     refused: dict[Path, str] = {}
     readable = list(_readable(paths, refused))
-    answers: list[tuple[Path, _T]] = []
-    left = [path for path, _ in readable]
-    for batch in requests([file for _, file in readable]):
-        own, left = left[: len(batch)], left[len(batch) :]
-        answers += _of_one_request(own, batch, ask, refused)
-    if not answers:
+    left = dict(enumerate(path for path, _ in readable))
+
+    def leave_out(index: int, error: ImageRefused) -> None:
+        refused[left.pop(index)] = error.reason
+
+    if not readable:
         raise SaccadeError("\n".join(_reasons(refused)))
+    steps = ask([file for _, file in readable])
+    with watching("images", len(readable), leave_out) as watch:
+        try:
+            answers = connection.run(steps, watch)
+        except ImageRefused as error:
+            raise SaccadeError("\n".join(_reasons(refused))) from error
     in_order = {path: refused[path] for path in paths if path in refused}
     for line in _reasons(in_order):
         print(escaped_message(f"saccade: {line}"), file=sys.stderr)
-    return Answered(tuple(path for path, _ in answers), tuple(a for _, a in answers), in_order)
+    return Answered(tuple(left.values()), answers, in_order)
+
+
+@contextmanager
+def watching(
+    what: str, total: int, refused: Callable[[int, ImageRefused], None] | None = None
+) -> Iterator[Watch]:
+    """Show the progress of an operation on `total` samples, with samples per second."""
+    began_s, done = time.monotonic(), 0
+    with progress_of(what, total) as advance:
+
+        def note(rows: int) -> None:
+            nonlocal done
+            done += rows
+            advance(rows, f"{done:,} of {total:,}, {pace(done, began_s)} {what}/s")
+
+        def leave_out(index: int, error: ImageRefused) -> None:
+            assert refused is not None
+            refused(index, error)
+            note(1)
+
+        yield Watch(note, leave_out if refused else None)
 
 
 def _readable(paths: Iterable[Path], refused: dict[Path, str]) -> Iterator[tuple[Path, bytes]]:
@@ -105,24 +145,6 @@ def _readable(paths: Iterable[Path], refused: dict[Path, str]) -> Iterator[tuple
             refused[path] = str(error).removeprefix(f"{path}: ")
         else:
             yield path, file
-
-
-def _of_one_request(
-    paths: Sequence[Path],
-    files: Sequence[bytes],
-    ask: Callable[[list[bytes]], Sequence[_T]],
-    refused: dict[Path, str],
-) -> Sequence[tuple[Path, _T]]:
-    left = list(zip(paths, files, strict=True))
-    while left:
-        try:
-            return list(
-                zip([path for path, _ in left], ask([file for _, file in left]), strict=True)
-            )
-        except ImageRefused as error:
-            path, _ = left.pop(error.index)
-            refused[path] = error.reason
-    return []
 
 
 def _reasons(refused: dict[Path, str]) -> list[str]:

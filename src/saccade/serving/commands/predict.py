@@ -56,13 +56,16 @@ class PredictOptions(PathFields):
     raw: bool = False  # segment: write only the slots, as a PNG in which each index is a slot
     append: bool = False  # embed: add to an existing file from the same variant
     force: bool = False  # embed and segment: replace existing files
-    runtime: ServedName = DEFAULT  # onnxruntime, or tensorrt, whose plans run on GPUs
+    # onnxruntime or openvino, or tensorrt, whose plans run on GPUs
+    runtime: ServedName = DEFAULT
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one per kind of GPU
     # gpu: ONNX Runtime's CUDA provider; default: cpu, for plans gpu
     instances: Literal["cpu", "gpu"] | None = None
     precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all precisions in the folder
     device: str | None = None  # device whose measurements to use, if the folder has several
-    threads: int = 1  # threads of one run; 0: one per core
+    threads: int | None = (
+        None  # threads of one run; default: all cores, or as many as measured to pay
+    )
     max_images: int | None = None  # most images per run of a plan; default: 64
 
 

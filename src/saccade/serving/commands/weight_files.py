@@ -21,7 +21,7 @@ from saccade.models.checkpoint_format import (
     SCHEMA,
     EntriesRefused,
     check_entries,
-    check_file,
+    safetensors_sha256,
 )
 from saccade.models.official.convert import looks_like
 from saccade.models.official.reading import is_messages
@@ -52,7 +52,8 @@ def inspect_weights(path: Path, place: Path | None = None) -> Described:
         raise SaccadeError(
             f"{path}: cannot be read ({error!s:.300}). Copy it again from its source."
         ) from error
-    return kind, {**facts, "bytes": size, "sha256": sha256_of(path)}, following
+    facts |= {"bytes": size, "sha256": facts.get("sha256") or sha256_of(path)}
+    return kind, facts, following
 
 
 def _size(path: Path) -> int:
@@ -66,8 +67,9 @@ def _size(path: Path) -> int:
 def _described(path: Path, place: Path, head: bytes) -> Described:
     if head[8:9] == b"{":
         entries = _header(path, int.from_bytes(head[:8], "little"))
-        check_file(path)
-        return _safetensors(path, place, entries)
+        digest = safetensors_sha256(path)
+        kind, facts, following = _safetensors(path, place, entries)
+        return kind, {**facts, "sha256": digest}, following
     if head[:4] == b"PK\x03\x04" and all(name.endswith(".npy") for name in _members(path)):
         return _arrays(path)
     if head[:4] == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"):

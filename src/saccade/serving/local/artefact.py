@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -17,6 +18,7 @@ from saccade.exporter.graph.trial import refuse_untried
 from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.leftovers import temporary_folder
 from saccade.serving.client import editing, operations
+from saccade.serving.client.request_sizes import UNWATCHED, Pacing, Watch
 from saccade.serving.client.router_view import LANES, RouterView
 from saccade.serving.client.rpc_errors import refusal
 from saccade.serving.client.wire import Call, Steps
@@ -49,7 +51,7 @@ def load_artefact(
     instances: Literal["cpu", "gpu"] | None = None,
     precisions: Sequence[str] = (),
     device: str | None = None,
-    threads: int = 1,
+    threads: int | None = None,
     max_images: int | None = None,
     labels: Path | str | None = None,
     templates: Path | str | None = None,
@@ -58,8 +60,9 @@ def load_artefact(
     """Open an artefact folder in this process, with the methods of `Client` and no server.
 
     The options are those of `saccade repository`, so answers are those of a server with the same
-    options. `threads` is the number of threads of one run; 0: one per core. Without `policies`,
-    those of the folder are not read, which requires SciPy. A variant is opened when a request first
+    options. `threads` is the number of threads of one run; by default all cores, or fewer if more
+    were measured not to be faster. Without `policies`, those of the folder are not read, which
+    requires SciPy. A variant is opened when a request first
     needs it, after its file was compared with its manifest and tried in a separate process.
 
     Raises: SaccadeError if the folder has no artefacts, or one router cannot serve all of them.
@@ -84,7 +87,7 @@ def _here(operation: Callable[_P, Steps[_T]]) -> Callable[Concatenate["LoadedArt
     """Turn an operation into a method that answers its calls in this process."""
 
     def method(self: "LoadedArtefact", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return operations.finished(operation(*args, **kwargs), self.view, self._infer)
+        return self.run(operation(*args, **kwargs))
 
     return operations.as_method(method, operation)
 
@@ -101,6 +104,7 @@ class LoadedArtefact:
 
     def __init__(self, folder: ArtefactFolder, options: RepositoryOptions) -> None:
         self._opened = _Opened(folder, options)
+        self._pacing = Pacing()
         self._close = weakref.finalize(self, self._opened.close)
 
     def __enter__(self) -> "LoadedArtefact":
@@ -130,6 +134,10 @@ class LoadedArtefact:
     caption = _here(operations.caption)
     infer = _here(operations.infer)
 
+    def run(self, steps: Steps[_T], watch: Watch = UNWATCHED) -> _T:
+        """Run an operation, one of `operations` or `editing`; `watch` is called on the way."""
+        return operations.finished(self._pacing.requests(steps, watch), self.view, self._infer)
+
     def view(self) -> RouterView:
         """Return the description that the model's router gives its callers."""
         return self._opened.view
@@ -151,7 +159,10 @@ class _Opened:
         labelling = read_labelling(options.labels, options.templates)
         if labelling:  # its class vectors are computed with every variant
             refuse_untried(folder, folder.manifests)
-        self._plan = plan_repository(folder, options, labelling)
+        plan = plan_repository(folder, options, labelling)
+        # Requests run one after the other, so no other variant needs a core meanwhile.
+        threads = {name: replace(rule, alone=True) for name, rule in plan.threads.items()}
+        self._plan = replace(plan, threads=threads)
         with ExitStack() as stack:
             self._place = stack.enter_context(temporary_folder("artefact"))
             router = self._place / self._plan.router.model

@@ -13,7 +13,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import resources
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,7 +25,7 @@ import numpy as np
 from saccade.errors import SaccadeError, ShapeError, missing_package
 from saccade.exporter.runtimes.runners import Runner, run_in_batches
 from saccade.serving.client.router_view import RouterView, view_of
-from saccade.serving.local.server_code import SERVER_MODULE, ServerCode
+from saccade.serving.local.server_code import SERVER_MODULE, ServerCode, backend_files
 from saccade.serving.repository.config_text import read_config
 from saccade.serving.repository.model_config import LABELS_FILE, on_gpu
 from saccade.serving.repository.preflight.report import NotChecked
@@ -360,9 +360,15 @@ def labels_in(router: Path) -> tuple[str, ...]:
 
 def _backend(code: ServerCode, model: RepositoryModel, config: dict[str, Any]) -> Any:
     """Return the bundled server's backend, with the model loaded."""
-    file = resources.files("saccade.model_repository") / "onnxruntime_backend" / "model.py"
-    with resources.as_file(file) as path:
-        backend = code.module("saccade_onnxruntime_backend", path).TritonPythonModel()
+    name = model.served.backend
+    files = backend_files(name)
+    with ExitStack() as stack:
+        for module, file in (
+            ("backend_model", "backend_model.py"), (f"saccade_{name}_backend", "model.py")
+        ):  # fmt: skip
+            path = stack.enter_context(resources.as_file(files[file]))
+            loaded = code.module(module, path)
+    backend = loaded.TritonPythonModel()
     backend.initialize(
         {
             "model_config": json.dumps(config),

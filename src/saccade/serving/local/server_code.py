@@ -10,11 +10,20 @@ import builtins
 import importlib
 import importlib.util
 from collections.abc import Sequence
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 SERVER_MODULE = "triton_python_backend_utils"
+
+
+def backend_files(backend: str) -> dict[str, Traversable]:
+    """Return the files of a Python backend of the bundled server, by their names in its folder."""
+    package = resources.files("saccade.model_repository")
+    shared = [package / "backend" / "backend_model.py", package / "router" / "tracing.py"]
+    return {file.name: file for file in (*shared, package / f"{backend}_backend" / "model.py")}
 
 
 class ServerCode:

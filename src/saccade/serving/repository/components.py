@@ -21,6 +21,7 @@ class ComponentPlan:
 
     manifest: Manifest
     run_batch: int
+    threads: int
     sample: Sample
     options: RepositoryOptions
     served: ServedFiles
@@ -44,7 +45,7 @@ def write_component(place: Path, component: ComponentPlan, *, refer: bool = Fals
     # The manifest, for users who have the repository but not the artefact folder.
     (place / (component.name + SUFFIX)).write_bytes(json_bytes(manifest.to_dict()))
     served = Served(
-        fields=component.served.fields(component.run_batch),
+        fields=component.served.fields(component.run_batch, component.threads),
         options=component.options,
         max_batch=component.served.max_batch,
         sample=component.sample.shapes,

@@ -30,6 +30,7 @@ from saccade.serving.repository.router_folder import RouterPlan, write_router
 from saccade.serving.repository.runtimes.registry import served_runtime
 from saccade.serving.repository.runtimes.served_runtime import ServedFiles
 from saccade.serving.repository.stored_sample import Sample, samples
+from saccade.serving.repository.threads import ThreadRule, served_cores, thread_rules
 from saccade.verbosity import note
 
 
@@ -41,6 +42,7 @@ class RepositoryPlan:
     options: RepositoryOptions
     router: RouterPlan
     served: Mapping[str, ServedFiles]  # of each component, by its name
+    threads: Mapping[str, ThreadRule]  # the same
     ops: Ops
 
     def component(self, manifest: Manifest, sample: Sample) -> ComponentPlan:
@@ -51,6 +53,7 @@ class RepositoryPlan:
         return ComponentPlan(
             manifest,
             run_batch=self.router.run_batch[variant.name],
+            threads=self.threads[manifest.variant.name].on(served_cores(self.options)),
             sample=sample,
             options=self.options,
             served=self.served[manifest.variant.name],
@@ -144,7 +147,8 @@ def plan_repository(
         policies=policies,
         adaptive=served_adaptive(whole, variants, policies, options, labelled=bool(labels)),
     )
-    return RepositoryPlan(folder, options, router, served, ops)
+    threads = thread_rules(variants, measured, options)
+    return RepositoryPlan(folder, options, router, served, threads, ops)
 
 
 def _write(partial: Path, components: Sequence[ComponentPlan], plan: RepositoryPlan) -> Deployment:
@@ -167,6 +171,8 @@ def _write(partial: Path, components: Sequence[ComponentPlan], plan: RepositoryP
         ops=plan.ops,
         policies=tuple(policy.name for policy in router.policies),
         slo_ms=router.adaptive.slo_ms if router.adaptive else None,
+        cores=served_cores(plan.options),
+        threads=dict(plan.threads),
     )
     (partial / DESCRIPTION).write_bytes(
         json_bytes(description(partial, deployment, router.preprocessing))

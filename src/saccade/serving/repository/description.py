@@ -16,6 +16,7 @@ from saccade.schema import AGAIN as EXPORT_AGAIN
 from saccade.schema import typed
 from saccade.serving.repository.files import regular_files
 from saccade.serving.repository.runtimes.registry import served_names
+from saccade.serving.repository.threads import ThreadRule, described, read_rules
 
 SCHEMA = "saccade.repository"
 VERSION = 2
@@ -38,6 +39,8 @@ class Deployment:
     ops: Ops = None  # how custom ops run; None: there are none, or an older release wrote it
     policies: tuple[str, ...] = ()  # names of the policies that requests may follow
     slo_ms: float | None = None  # objective of the load-adaptive choice; None: there is none
+    cores: int = 1  # of the server that the threads of each model were chosen for
+    threads: dict[str, ThreadRule] = field(default_factory=dict)
     # SHA-256 of the description, which has the hash of every file; empty until it was read
     sha256: str = field(default="", compare=False)
 
@@ -53,6 +56,8 @@ class Deployment:
             "ops": self.ops,
             **({"policies": list(self.policies)} if self.policies else {}),
             **({} if self.slo_ms is None else {"slo_ms": self.slo_ms}),
+            "cores": self.cores,
+            "threads": described(self.threads, self.cores),
         }
 
 
@@ -105,6 +110,8 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
             raise ValueError(f"runtime is {runtime!r}, expected {' or '.join(known)}")
         policies = typed(tuple[str, ...], content.get("policies", []), "policies: ")
         slo_ms = typed(float | None, content.get("slo_ms"), "slo_ms: ")
+        cores = typed(int, content["cores"], "cores: ")
+        threads = read_rules(content["threads"])
         if (ops := content.get("ops")) not in (None, *OPS):
             raise ValueError(f"ops is {ops!r}, expected {' or '.join(OPS)}")
     except (
@@ -115,8 +122,9 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
         ) from error
     own = hashlib.sha256(data).hexdigest()
     written = Deployment(
-        Path(folder), model, variants, unmeasured, runtime, kept, ops, policies, slo_ms, own
-    )
+        Path(folder), model, variants, unmeasured, runtime, kept, ops, policies, slo_ms, cores,
+        threads, own,
+    )  # fmt: skip
     return written, files
 
 

@@ -13,6 +13,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from saccade.errors import MissingPackage, SaccadeError, install
+from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 
 STUB = "triton_python_backend_stub"
 OLDEST_GLIBC = (2, 35)
@@ -102,11 +103,13 @@ def glibc_version() -> tuple[int, ...] | None:
     return (int(numbers[1]), int(numbers[2])) if numbers else None
 
 
-def check_installation(installation: Installation) -> None:
+def check_installation(installation: Installation, runtime: str = DEFAULT) -> None:
     """Check for everything that would make the server hang or give wrong answers later.
 
-    Raises: SaccadeError if a shared library is missing, MissingPackage if NumPy or ONNX Runtime
-        is missing or has the wrong version.
+    `runtime` is the name of the runtime that runs the variants.
+
+    Raises: SaccadeError if a shared library is missing, MissingPackage if NumPy has the wrong
+        version or the runtime is not installed.
     """
     for program in (installation.binary, installation.stub):
         missing = missing_libraries(program, installation.environment())
@@ -125,10 +128,11 @@ def check_installation(installation: Installation) -> None:
             f"numpy {numpy} is installed, expected numpy 1.26: with numpy 2 the bundled server "
             f"returns empty outputs. Install it with: {install('serve')}"
         )
-    if util.find_spec("onnxruntime") is None:
+    runs = runtime_named(runtime)
+    if runs.packages and not runs.is_here():
         raise MissingPackage(
-            "onnxruntime is not installed, but the variants run on it. "
-            f"Install it with: {install('cpu')}"
+            f"{runtime} is not installed, but the variants run on it. "
+            f"Install it with: {runs.packages.advice}"
         )
 
 

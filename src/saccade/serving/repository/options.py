@@ -16,6 +16,7 @@ MOST_THREADS, MOST_PRIORITIES = 256, 100
 RANGES: dict[str, tuple[float, float]] = {
     "instance_count": (1, 64),
     "threads": (0, MOST_THREADS),
+    "cores": (1, 4096),
     "inter_op_threads": (0, MOST_THREADS),
     "parallel_nodes": (False, True),
     "graph_level": (-1, 2),
@@ -32,7 +33,7 @@ class RepositoryOptions(PathFields):
 
     out: Path  # folder to write
     force: bool = False  # replace an existing folder
-    # onnxruntime (bundled server or container) or tensorrt (container only)
+    # onnxruntime (bundled server or container), openvino (bundled server) or tensorrt (container)
     runtime: ServedName = DEFAULT
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one per kind of GPU
     precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all precisions in the folder
@@ -56,7 +57,10 @@ class RepositoryOptions(PathFields):
     op_library: bool = True
     instances: Literal["cpu", "gpu"] | None = None  # default: cpu, plans gpu; gpu: container only
     instance_count: int = 1  # instances of each variant
-    threads: int = 1  # threads of ONNX Runtime inside one node; 0: one per core
+    # threads of one run; default: by --cores and the measurements (see docs/serving.md); 0: as many
+    # as ONNX Runtime takes by itself
+    threads: int | None = None
+    cores: int | None = None  # cores of the server; default: those of this machine
     inter_op_threads: int = 1  # threads of ONNX Runtime across nodes
     parallel_nodes: bool = False  # let ONNX Runtime run independent nodes at the same time
     graph_level: int = 0  # ONNX Runtime's optimization: 0 all, 1 extended, -1 basic, 2 none

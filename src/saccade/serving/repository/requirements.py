@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from saccade.errors import SaccadeError
+from saccade.errors import SaccadeError, install
 from saccade.exporter.runtimes.gpu import gpus
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.serving.repository.config_text import read_config
@@ -24,7 +24,8 @@ class Requirements:
     """Needs of the models, read from their configurations."""
 
     gpu: bool = False
-    runtimes: tuple[str, ...] = ()  # runtimes that need a GPU or an extra argument of the server
+    # runtimes that need a GPU, an extra argument of the server, or the bundled server
+    runtimes: tuple[str, ...] = ()
     rate_limit: bool = False
     op_libraries: tuple[str, ...] = ()
     strings: tuple[str, ...] = ()  # outputs that are strings, as in routers of older releases
@@ -64,7 +65,9 @@ def _demanding() -> list[str]:
     return [
         name
         for name in served_names()
-        if runtime_named(name).gpu_only or served_runtime(name).server_arguments
+        if runtime_named(name).gpu_only
+        or served_runtime(name).server_arguments
+        or served_runtime(name).only_bundled
     ]
 
 
@@ -85,6 +88,8 @@ def refuse_unrunnable(repository: Path, requirements: Requirements, server: Inst
 
     Raises: SaccadeError if models need a GPU that the server or the machine does not have.
     """
+    if not server.bundled:
+        refuse_container(repository, requirements)
     if not requirements.gpu or (not server.bundled and gpus()):
         return
     on_gpu = [served_runtime(name).models_title for name in requirements.runtimes]
@@ -101,6 +106,20 @@ def refuse_unrunnable(repository: Path, requirements: Requirements, server: Inst
         f"`saccade serve {folder} --print-command --container`. To serve it here, write it again "
         f"with --runtime {DEFAULT} --instances cpu."
     )
+
+
+def refuse_container(repository: Path, requirements: Requirements) -> None:
+    """Refuse models that only the bundled server runs, before another server loads them.
+
+    Raises: SaccadeError that says why, and how to write them for any server.
+    """
+    for name in requirements.runtimes:
+        if why := served_runtime(name).only_bundled:
+            raise SaccadeError(
+                f"{repository}: has {served_runtime(name).models_title}, which need the bundled "
+                f"server: {why} Write the repository again with --runtime {DEFAULT}, or serve it "
+                f"with the bundled server ({install('serve')})."
+            )
 
 
 def _config(path: Path) -> Any:

@@ -18,7 +18,7 @@ from saccade.models.families import FAMILIES, entry_of
 from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.intervals import paired_log_ratio
-from saccade.serving.client.router_view import DESCRIBED, PROBE
+from saccade.serving.client.router_view import DESCRIBED, FIRST_ROW, PROBE
 from saccade.serving.repository.adaptive import KEY as ADAPTIVE
 from saccade.serving.repository.adaptive import ServedAdaptive
 from saccade.serving.repository.checks import join
@@ -224,7 +224,7 @@ def _description(plan: RouterPlan) -> dict[str, Any]:
         for key, value in every[0].items()
         if all(key in metadata and metadata[key] == value for metadata in every)
     }
-    first = plan.variants[0].main
+    first, first_row = plan.variants[0].main, entry_of(plan.family).first_row
     return {
         "family": plan.family,
         "facts": shared,
@@ -238,6 +238,7 @@ def _description(plan: RouterPlan) -> dict[str, Any]:
         },
         "parts": _parts(plan),
         "labels": bool(plan.labels),
+        **({FIRST_ROW: first_row} if first_row else {}),
         **({KEY: [policy.name for policy in plan.policies]} if plan.policies else {}),
         **({ADAPTIVE: plan.adaptive.described()} if plan.adaptive else {}),
         "probe": {

@@ -24,10 +24,13 @@ class ServeOptions:
     http_port: int = 8000  # port for inference over HTTP, with --http
     metrics_port: int = 8002  # port for Prometheus metrics
     ready_port: int = 8003  # port where GET /ready returns 200 or 503
-    start_timeout_s: float = 60  # seconds for the server to load every model and answer
+    # seconds without progress after which a start has failed; ten times as long with progress
+    start_timeout_s: float = 60
     probe_interval_s: float = 5  # seconds between two test inferences of each variant
-    probe_timeout_s: float = 2  # seconds for a variant to answer a test inference
-    grace_s: float = 30  # seconds for a replaced server to finish calls in flight
+    # seconds for a variant to answer a test inference, if its pace does not allow more
+    probe_timeout_s: float = 2
+    # seconds for a server that ends to finish calls in flight, if its pace does not allow more
+    grace_s: float = 30
     server_log: Path | None = None  # file for the server's own, unprocessed log
     log_format: Literal["text", "json"] = "text"  # format of the log on standard error
     # restart a server that fails; --no-restart: exit with code 3 when the server fails

@@ -18,6 +18,7 @@ from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.json_log import event
 from saccade.serving.server.process import ServerProcess
 from saccade.serving.server.run_folder import RunFolder
+from saccade.serving.server.start_limit import StartLimit
 
 LOGGER = logging.getLogger("saccade.serve")
 
@@ -36,31 +37,30 @@ class Replacement:
         self.variants = variants
         self.repository = repository
         self.process: ServerProcess | None = None
-        self.began_s = 0.0
         self.failure: SaccadeError | None = None
         self.settled = threading.Event()
 
     def begin(self, folder: RunFolder) -> None:
         """Start it next to the first."""
-        self.began_s = time.monotonic()
         try:
             self.process = self.start(folder)
+            self._limit = StartLimit(self.process.cpu_s)
         except (SaccadeError, OSError) as error:
             self.fail(f"The new server could not be started: {error}")
 
     def loaded(self, start_timeout_s: float) -> bool:
-        """Return True once everything is loaded; fail if it has exited or takes too long."""
+        """Return True once everything is loaded; fail if it has exited or takes too long.
+
+        Units: start_timeout_s is the time without progress.
+        """
         if self.process is None:
             return False
         if ended := self.process.exit_text():
             self.fail(f"The new server exited during its start ({ended}).")
-        elif time.monotonic() - self.began_s > start_timeout_s:
-            self.fail(
-                f"The new server was not ready within {start_timeout_s:g} s. "
-                "Allow more time with --start-timeout-s."
-            )
         elif self.process.loaded():
             return True
+        elif self._limit.is_over(start_timeout_s):
+            self.fail(f"The new server was not ready {self._limit.text(start_timeout_s)}.")
         return False
 
     def fail(self, text: str) -> None:
@@ -73,12 +73,15 @@ class Replacement:
 
 
 class Drain:
-    """A server that gets no new callers, and is stopped when its last caller has left."""
+    """A server that gets no new callers, and is stopped when its last caller has left.
 
-    def __init__(self, process: ServerProcess, options: ServeOptions) -> None:
-        self.process = process
+    Units: patience_s is the time for calls in flight, if that is longer than the options'.
+    """
+
+    def __init__(self, process: ServerProcess, options: ServeOptions, patience_s: float) -> None:
+        self.process, self._patience_s = process, max(patience_s, options.grace_s)
         # gRPC spreads the ages of connections by a tenth.
-        self._end_s = time.monotonic() + 1.1 * server_process.CONNECTION_AGE_S + options.grace_s
+        self._end_s = time.monotonic() + 1.1 * server_process.CONNECTION_AGE_S + self._patience_s
 
     def ended(self) -> bool:
         """Return True once it is gone; stop it when it has no callers or its time is up."""

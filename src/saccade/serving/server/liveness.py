@@ -20,13 +20,16 @@ LONGEST_RUN_S = 600.0
 # may recover when callers leave. Its callers fail too meanwhile, since connections are renewed.
 LONGEST_CUT_S = 60.0
 IDLE_SHARE = 0.02  # of one core: less is housekeeping, not work
+# Between two probes of a model, at least this many times what one takes: the model has other work.
+REST_TIMES = 20.0
 _TICKS_A_SECOND = 100
 
 
 class Liveness:
     """Judges the probes of one run of a server.
 
-    A model makes progress if it answers any caller, or if its process uses CPU time.
+    A model makes progress if it answers any caller as often as its batches allow, or if its process
+    uses CPU time.
     """
 
     def __init__(
@@ -42,10 +45,12 @@ class Liveness:
         self._router_step_s = interval_s / 5
         self._turn, self._next_s = 0, time.monotonic() + self._step_s
         self._next_router_s = 0.0
+        self._rested_s: dict[str, float] = {}  # when a model may be probed again in its turn
         self._loading: set[str] = set()
         self._server_busy, self._server_due_s = False, 0.0
         self._cut_since_s: float | None = None  # since when no probe has reached the server
         self.hangs = False  # the whole server: it does not even report on its models
+        self.left_s = 0.0  # estimated time for all work in the router's lanes
 
     def excuse(self, loading: set[str]) -> None:
         """Allow these models to be late, because they are being reloaded.
@@ -72,6 +77,7 @@ class Liveness:
                 continue
             self.hangs, self._cut_since_s = False, None
             self._judged_s.pop(probe.model, None)
+            self._rested_s[probe.model] = time.monotonic() + REST_TIMES * probe.seconds
             reasons[probe.model] = probe.reason
             if trouble := self._read_lanes(probe):
                 return trouble
@@ -100,7 +106,8 @@ class Liveness:
     def _ask(self) -> None:
         now, due = time.monotonic(), [model for model, count in self._misses.items() if count]
         if now >= self._next_s:
-            due.append(self._models[self._turn % len(self._models)])
+            turn = self._models[self._turn % len(self._models)]
+            due += [turn] if now >= self._rested_s.get(turn, 0.0) else []
             self._turn, self._next_s = self._turn + 1, now + self._step_s
         if now >= self._next_router_s:
             # This probe waits in no lane and costs almost nothing.
@@ -131,10 +138,10 @@ class Liveness:
         if "T" in states.upper():
             return False
         if not self.hangs:
-            # Perhaps it is answering many other requests.
-            answers = self._prober.is_busy(model)
-            self.hangs = answers is None
-            if answers:
+            # Perhaps it is answering many other requests, or a batch takes it so long.
+            at_work = self._prober.is_at_work(model)
+            self.hangs = at_work is None
+            if at_work:
                 return True
         if out_s > LONGEST_RUN_S:
             return False
@@ -186,6 +193,7 @@ class Liveness:
             self._board.mark_busy(variant, text)
         if probe.lanes:
             self._board.mark_busy(probe.model, "")
+            self.left_s = max(float(lane["waiting_s"]) for lane in probe.lanes)
         return None
 
 

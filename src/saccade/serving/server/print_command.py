@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from saccade.errors import SaccadeError
 from saccade.files import new_folder
+from saccade.machine import cores
 from saccade.plugins.native.library import NAME as ONNXRUNTIME_LIBRARY
 from saccade.serving.client.connection import is_loopback
 from saccade.serving.repository.description import read_repository
@@ -29,6 +30,7 @@ from saccade.serving.repository.requirements import (
     LIBRARIES,
     RELEASE,
     Requirements,
+    refuse_container,
     refuse_unrunnable,
     requirements_of,
 )
@@ -41,6 +43,7 @@ from saccade.serving.server.addresses import (
 )
 from saccade.serving.server.exposure import check_repository
 from saccade.serving.server.process import (
+    EXIT_TIMEOUT_S,
     backend_code,
     backend_folder,
     limited,
@@ -57,7 +60,7 @@ MODELS = PurePosixPath("/models")
 INSIDE = ServeOptions(host="0.0.0.0", accept_risk=True, http=True)
 SHARED_MEMORY_MIB = 256
 PIDS = 4096  # includes threads: each model's process has some, plus those of NumPy
-STOP_TIMEOUT_S = 15  # more than the server needs to finish requests in flight
+STOP_TIMEOUT_S = EXIT_TIMEOUT_S + 10  # more than the server needs to finish requests in flight
 _PORTS = ("grpc_port", "http_port", "metrics_port")  # the fourth belongs to the supervisor
 _BACKENDS = PurePosixPath("/opt/tritonserver/backends")
 _USER = "1000:1000"  # the user triton-server of the image
@@ -81,11 +84,11 @@ def print_command(
     # HTTP is on in the container, because Docker's health check uses it.
     _check_ports(options, _PORTS if container else listening(options))
     options = replace(options, host=numeric(options.host))
-    read_repository(repository)
+    runtime = read_repository(repository).runtime
     requirements = requirements_of(repository)
     if container:
         return _container(repository.resolve(), options, requirements)
-    return _embedded(repository, options, requirements)
+    return _embedded(repository, options, requirements, runtime)
 
 
 def as_text(words: tuple[str, ...]) -> str:
@@ -114,6 +117,7 @@ def _container(
             "no password, has no TLS and accepts gRPC messages of any size. Put a proxy in front "
             "of it (docs/production.md), or pass --accept-risk to do it anyway."
         )
+    refuse_container(repository, requirements)
     for name in requirements.op_libraries:
         if "/" in name and PurePosixPath(name).parent != LIBRARIES:
             raise SaccadeError(
@@ -146,13 +150,13 @@ def _mount(source: Path, target: PurePosixPath) -> str:
 
 
 def _embedded(
-    repository: Path, options: ServeOptions, requirements: Requirements
+    repository: Path, options: ServeOptions, requirements: Requirements, runtime: str
 ) -> tuple[str, ...]:
     installation = find_installation()
     refuse_unrunnable(repository, requirements, installation)
     refuse_exposure(options, installation)
     check_repository(repository, requirements, options)
-    check_installation(installation)
+    check_installation(installation, runtime)
     folder = _prepared(installation, repository)
     backends = installation.backends if installation.has_onnxruntime else folder / "backends"
     regions = f"saccade-printed-{secrets.token_hex(3)}-"
@@ -171,7 +175,7 @@ def _prepared(installation: Installation, repository: Path) -> Path:
 
     The server writes caches next to the models that it runs; they must not mix with hashed files.
     """
-    digest = hashlib.sha256(repr((installation, repository.resolve())).encode())
+    digest = hashlib.sha256(repr((installation, repository.resolve(), cores())).encode())
     digest.update((repository / "saccade.json").read_bytes())
     for source in backend_code().values():
         digest.update(source)

@@ -13,13 +13,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 from saccade.die_with_parent import dying_with_parent
 from saccade.errors import SaccadeError
+from saccade.machine import cpu_seconds, family_of
+from saccade.serving.local.server_code import backend_files
 from saccade.serving.repository.installation import STUB, Installation
 from saccade.serving.repository.requirements import Requirements
+from saccade.serving.repository.runtimes.registry import served_names, served_runtime
 from saccade.serving.server import listeners
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.json_log import REQUEST_LOG
@@ -28,13 +30,15 @@ from saccade.serving.server.metrics_relay import OWN_HOST, hold_port, metrics
 from saccade.serving.server.run_folder import RunFolder, close_regions, remove_regions
 from saccade.serving.server.served_copy import link_models
 from saccade.serving.server.stubs import Stub, is_alive, stubs_in, wait_gone
-from saccade.serving.server.tracing import CLOSE_S, FILE, is_traced, trace_arguments
+from saccade.serving.server.tracing import CLOSE_S, is_traced, trace_arguments
 
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
 # A header that no request can have, so that there is no key to read or guess: a colon ends a
 # header's name in HTTP/1, and gRPC refuses one inside. We need none of the restricted endpoints.
 CLOSED = "closed:for-all=closed"
-_EXIT_TIMEOUT_S = 5
+# Where nothing supervises the server, it ends itself after this time for requests in flight.
+EXIT_TIMEOUT_S = 30
+_NO_EXIT_TIMEOUT_S = 24 * 3600  # of a supervised one, which `stop` kills
 _FLUSH_S = 0.2
 CRASHES_S = 2.0  # a server that crashes prints a trace within this time, and exits
 # At this age, give or take a tenth, gRPC moves a connection to a new one without failing a call.
@@ -113,6 +117,10 @@ class ServerProcess:
         """Port of this server's own metrics."""
         return self._options.metrics_port
 
+    def cpu_s(self) -> float:
+        """Return the CPU time that the server and its stubs have used."""
+        return sum(cpu_seconds(family_of(self.pid)).values())
+
     def loaded(self) -> bool:
         """Return True if every model is loaded: the metrics port is the last that it opens."""
         close_regions(self._regions)
@@ -183,18 +191,21 @@ class ServerProcess:
         return sum(listeners.connections(port, self.pid) for port in self.ports())
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Let requests in flight finish, then stop the server; remove stubs and shared memory."""
+        """Let requests in the server's queues finish, then stop it; remove stubs, shared memory.
+
+        The server does not count the requests that its models are running: `finish_lanes` does.
+        """
         if self._process.poll() is None and not at_once:
             self._process.send_signal(signal.SIGINT)
-            self._wait_until_idle()
+            self._wait_until_idle(self._options.grace_s)
         self._kill()
         self._metrics_port.close()
         remove_regions(self._regions)
         shutil.rmtree(self._models, ignore_errors=True)
 
-    def _wait_until_idle(self) -> None:
+    def _wait_until_idle(self, most_s: float) -> None:
         # Once idle, it only unloads models, which takes seconds and is not needed.
-        end = time.monotonic() + _EXIT_TIMEOUT_S + 1
+        end = time.monotonic() + most_s
         while time.monotonic() < end and self._process.poll() is None:
             if self._idle.wait(0.05):
                 time.sleep(_FLUSH_S)
@@ -230,7 +241,7 @@ def server_arguments(
         f"--model-repository={models}",
         "--model-control-mode=none",
         "--disable-auto-complete-config",
-        f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
+        f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
         f"--grpc-address={options.host}",
         f"--http-address={options.host}",
         f"--metrics-address={options.host}",
@@ -265,6 +276,7 @@ def supervised(arguments: list[str]) -> list[str]:
         "--reuse-grpc-port": "true",
         "--reuse-http-port": "true",
         "--grpc-max-connection-age": str(round(CONNECTION_AGE_S * 1000)),
+        "--exit-timeout-secs": str(_NO_EXIT_TIMEOUT_S),
     }
     others = [word for word in arguments if word.partition("=")[0] not in ours]
     return others + [f"{name}={value}" for name, value in ours.items()]
@@ -301,15 +313,19 @@ def backend_folder(installation: Installation, folder: Path) -> Path:
     )
     shutil.copyfile(installation.stub, python / STUB)
     (python / STUB).chmod(0o755)
-    (folder / "onnxruntime").mkdir()
     for name, source in backend_code().items():
-        (folder / "onnxruntime" / name).write_bytes(source)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(source)
     return folder
 
 
 def backend_code() -> dict[str, bytes]:
-    """Return the files of our onnxruntime backend by name; one of them is also the router's."""
-    package = resources.files("saccade.model_repository")
-    own = [file for file in (package / "onnxruntime_backend").iterdir() if file.name[-3:] == ".py"]
-    files = (*own, package / "router" / FILE)
-    return {file.name: file.read_bytes() for file in sorted(files, key=lambda file: file.name)}
+    """Return the files of our backends by their place; they share all but one, the model."""
+    backends = [
+        served.backend for name in served_names() if (served := served_runtime(name)).bundled
+    ]
+    return {
+        f"{backend}/{name}": file.read_bytes()
+        for backend in sorted(backends)
+        for name, file in sorted(backend_files(backend).items())
+    }

@@ -14,8 +14,12 @@ from typing import BinaryIO
 
 from saccade.errors import SaccadeError
 from saccade.file_copies import copy_opened
-from saccade.serving.repository.description import read_description
+from saccade.machine import cores
+from saccade.serving.repository.config_text import config_text, parse_config
+from saccade.serving.repository.description import Deployment, read_description
 from saccade.serving.repository.files import regular_files
+from saccade.serving.repository.runtimes.registry import served_runtime
+from saccade.serving.repository.threads import chosen_again
 
 COPY = "copy-"  # prefix of the folders that contain a run's copies
 
@@ -35,6 +39,23 @@ def link_models(repository: Path, copy: Path, models: Path) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
         # Relative links, because the folder of both may get another name.
         link.symlink_to(os.path.relpath(path, link.parent))
+    _use_cores(read_description(repository)[0], models)
+
+
+def _use_cores(deployment: Deployment, models: Path) -> None:
+    """Write the threads of each model again if the repository was written for other cores."""
+    chosen = chosen_again(deployment.threads, deployment.cores, cores())
+    field = served_runtime(deployment.runtime).option_fields.get("threads", "")
+    parameter = field.removeprefix("parameters.")
+    for model in models.iterdir():
+        path = model / "config.pbtxt"
+        if model.name not in chosen or not path.is_file():
+            continue
+        config = parse_config(path.read_text("utf-8"))
+        if parameter in config.parameters:
+            config.parameters[parameter].string_value = str(chosen[model.name])
+            path.unlink()  # a link to the copy, which stays as the repository is
+            path.write_text(config_text(config), "utf-8")
 
 
 def copy_repository(repository: Path, folder: Path) -> None:

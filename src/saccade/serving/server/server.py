@@ -15,6 +15,7 @@ from pathlib import Path
 from saccade import interruption, verbosity
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.escaped import escaped_message
+from saccade.machine import cores
 from saccade.serving.client.connection import is_loopback
 from saccade.serving.client.readiness import Board, Readiness
 from saccade.serving.repository.description import read_repository
@@ -26,6 +27,7 @@ from saccade.serving.repository.installation import (
 )
 from saccade.serving.repository.preflight.verb import preflight
 from saccade.serving.repository.requirements import Requirements, refuse_unrunnable, requirements_of
+from saccade.serving.repository.threads import chosen_again
 from saccade.serving.server.addresses import ServeOptions, address, with_ports
 from saccade.serving.server.exposure import check_repository, notices
 from saccade.serving.server.handover import Replacement, Start
@@ -71,12 +73,16 @@ class Server:
         check_repository(self.repository, requirements, wanted)
         for level, text in notices(self.repository, requirements, wanted):
             LOGGER.log(level, text)
+        here = cores()
+        for name, threads in chosen_again(deployment.threads, deployment.cores, here).items():
+            why = deployment.threads[name].why(here)
+            LOGGER.info("%s: one run has %d threads here, because %s", name, threads, why)
         if installation.bundled:
             for text in trace_notices(self.repository, os.environ):
                 LOGGER.warning("%s", text)
         for attempts_left in (2, 1, 0):
             self.options = with_ports(wanted)
-            check_installation(installation)
+            check_installation(installation, deployment.runtime)
             self._board = Board(deployment.model, deployment.variants, deployment.sha256)
             log = ServerLog(self.options.server_log)
             try:

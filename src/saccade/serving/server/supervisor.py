@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from typing import Any
 
 from saccade.errors import ServerFailed
 from saccade.serving.client.probe import Prober
@@ -26,6 +27,7 @@ from saccade.serving.server.log import ServerLog
 from saccade.serving.server.process import ServerProcess
 from saccade.serving.server.run_folder import RunFolder
 from saccade.serving.server.served_copy import remove_other_copies
+from saccade.serving.server.start_limit import StartLimit
 from saccade.serving.server.variant_reload import VariantReload
 
 FORGIVEN_AFTER_S = 30.0  # seconds of service that make up for one failure
@@ -52,6 +54,7 @@ class Patience:
 LOGGER = logging.getLogger("saccade.serve")
 
 LIVENESS_INTERVAL_S = 0.25
+LEFT_TIMES = 3.0  # a server that ends may take this many times as long as its work should take
 # The server keeps the dead instance of each reloaded model: about 1 MiB, a region of shared memory
 # and about 36 threads. After this many reloads, a new server replaces it.
 RELOADS_A_PROCESS = 20
@@ -81,6 +84,7 @@ class Supervisor(threading.Thread):
         self._ending = threading.Event()
         self._hurry = False
         self._hangs = False  # the whole server: it does not even report on its models
+        self._left_s = 0.0  # estimated time for the work in the router's lanes
         self._down_since_s: float | None = None
         self._process: ServerProcess | None = None
         self._wanted: Replacement | None = None
@@ -158,7 +162,7 @@ class Supervisor(threading.Thread):
         self._log.forget()
         process = self._process = self._start_process(folder)
         prober = self._prober()
-        served_from, self._hangs = None, False
+        served_from, self._hangs, self._left_s = None, False, 0.0
         try:
             trouble = self._wait_loaded(process, prober)
             if trouble is None and not self._ending.is_set():
@@ -170,12 +174,41 @@ class Supervisor(threading.Thread):
                 trouble = self._watch(self._process, prober, folder)
                 prober.close()
                 prober = self._prober()  # a new prober connects to the new server
+            if trouble is None and served_from is not None:
+                self._finish_lanes(prober)
         finally:
             process, self._process = self._process, None
             prober.close()
             self._end_others()
             process.stop(at_once=self._hurry or self._hangs or served_from is None)
         return trouble, 0 if served_from is None else time.monotonic() - served_from
+
+    def _finish_lanes(self, prober: Prober) -> None:
+        """Wait for the requests in the router's lanes, which the server itself does not count."""
+        end = time.monotonic() + max(self._options.grace_s, LEFT_TIMES * self._left_s)
+        least: dict[str, int] | None = None  # groups after which what was in flight is done
+        while time.monotonic() < end and not self._hurry:
+            busy = {
+                f"{lane['variant']} {lane['part']}": lane
+                for lane in self._lanes(prober)
+                if lane["running_s"] or lane["waiting"]
+            }
+            if least is None:
+                least = {key: lane["groups"] + lane["waiting"] for key, lane in busy.items()}
+            if not any(lane["groups"] <= least.get(key, -1) for key, lane in busy.items()):
+                return
+            time.sleep(0.05)
+
+    def _lanes(self, prober: Prober) -> tuple[dict[str, Any], ...]:
+        """Return the router's report of its lanes; empty if it does not answer."""
+        router, end = self._board.model, time.monotonic() + self._options.probe_timeout_s
+        prober.forget(router)
+        prober.ask(router)
+        while (left_s := end - time.monotonic()) > 0:
+            for probe in prober.answers(left_s):
+                if probe.model == router:
+                    return probe.lanes
+        return ()
 
     def _report_return(self, now_s: float) -> None:
         if self._down_since_s is None:
@@ -199,17 +232,15 @@ class Supervisor(threading.Thread):
         self._drains.clear()
 
     def _wait_loaded(self, process: ServerProcess, prober: Prober) -> str | None:
-        end = time.monotonic() + self._options.start_timeout_s
-        models = (*self._board.variants, self._board.model)
-        reason = "it does not report that its models are loaded."
+        limit = StartLimit(process.cpu_s)
+        models = [*self._board.variants, self._board.model]  # that have not answered yet
+        reason = "It does not report that its models are loaded."
         while not self._ending.wait(0.05):
             if ended := process.exit_text():
                 return f"The server exited during its start ({ended})."
-            if time.monotonic() > end:
-                return (
-                    f"The server was not ready within {self._options.start_timeout_s:g} s: {reason}"
-                    " Allow more time with --start-timeout-s."
-                )
+            if limit.is_over(self._options.start_timeout_s):
+                passed = limit.text(self._options.start_timeout_s)
+                return f"The server was not ready {passed}. {reason}"
             if not process.loaded():
                 continue
             if ports := foreign_listeners(process):
@@ -219,11 +250,12 @@ class Supervisor(threading.Thread):
                 )
             receive_callers(process)
             process.find_stubs()
-            probes = prober.all_of(models)
-            for probe in probes:
+            for probe in prober.all_of(tuple(models)):
                 self._board.mark(probe.model, probe.reason)
-            reason = next((probe.reason for probe in probes if probe.reason), "")
-            if not reason:
+                reason = f"{probe.model}: {probe.reason}" if probe.reason else reason
+                if not probe.reason:
+                    models.remove(probe.model)
+            if not models:
                 return None
         return None
 
@@ -237,7 +269,7 @@ class Supervisor(threading.Thread):
                 return trouble
             liveness.excuse(reload.down())
             trouble = liveness.look()
-            self._hangs = liveness.hangs
+            self._hangs, self._left_s = liveness.hangs, liveness.left_s
             if trouble and not self._end_hung(process, liveness.silent()):
                 return trouble
             self.reloads.update(reload.note_answers())
@@ -295,7 +327,7 @@ class Supervisor(threading.Thread):
             wanted.process.find_stubs()
             self._start_process, self._process = wanted.start, wanted.process
             self._board.describe(wanted.model, wanted.variants, wanted.repository)
-            self._drains.append(Drain(process, self._options))
+            self._drains.append(Drain(process, self._options, LEFT_TIMES * self._left_s))
             self.replacements += 1
             self._wanted = None
             wanted.settled.set()

@@ -9,6 +9,7 @@ from saccade.serving.client.probe import Prober
 from saccade.serving.client.readiness import Board
 from saccade.serving.server.json_log import event
 from saccade.serving.server.process import ServerProcess
+from saccade.serving.server.start_limit import StartLimit
 from saccade.serving.server.stubs import Stub
 
 LOGGER = logging.getLogger("saccade.serve")
@@ -24,7 +25,7 @@ class _Model:
     died_s: float = 0
     back_s: float = 0
     due_s: float | None = None  # when to load it; None while it is being loaded
-    given_up_s: float = 0  # when to repeat a load that had no effect
+    limit: StartLimit | None = None  # when to repeat a load that had no effect
     gone: list[Stub] = field(default_factory=list)
     down: bool = False
     came_up: bool = False
@@ -60,7 +61,7 @@ class VariantReload:
             was_up = model.came_up
             if model.due_s is not None and now >= model.due_s:
                 self._process.load_again(name)
-                model.due_s, model.given_up_s = None, now + self._load_timeout_s
+                model.due_s, model.limit = None, StartLimit(self._process.cpu_s)
             elif model.due_s is None and not model.came_up:
                 model.came_up = self._process.new_stubs(name)
             if not was_up:
@@ -68,7 +69,7 @@ class VariantReload:
                 self._board.mark(name, DIED)
                 if model.came_up:
                     prober.forget(name)
-            if model.due_s is None and now > model.given_up_s:
+            if model.limit and model.due_s is None and model.limit.is_over(self._load_timeout_s):
                 fields = event("variant_not_loaded", variant=name)
                 LOGGER.error("%s was not reloaded in time.", name, **fields)
                 self._plan(model)

@@ -218,6 +218,16 @@ def _seen_on_gpu(
     return replace(engine, options={**engine.options, "inspector": seen})
 
 
+def _check_symmetric(manifest: Manifest) -> None:
+    recipe = manifest.quantization
+    if recipe is not None and recipe.target != "gpu":
+        raise SaccadeError(
+            f"{manifest.variant.name}: was quantized for a {recipe.target} (recipe "
+            f"{recipe.recipe}), but TensorRT needs symmetric int8. Export again with: saccade "
+            "export CHECKPOINT --precision int8 --int8-for gpu"
+        )
+
+
 def _jobs(
     artefact: ArtefactFolder, manifests: Sequence[Manifest], options: BuildOptions
 ) -> list[Job]:
@@ -227,6 +237,7 @@ def _jobs(
     check_axes(manifests, axes)
     for manifest in manifests:
         check_batch(manifest, batch)
+        _check_symmetric(manifest)
     profiles = [profiles_of(manifest, batch, axes) for manifest in manifests]
     engine = chosen_engine(options.engine)
     if engine == "tensorrt-rtx" and options.timing_cache is not None:

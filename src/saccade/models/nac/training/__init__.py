@@ -10,15 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.data.datasets import (
-    CALIBRATION_SAMPLES,
-    Dataset,
-    calibration_rows,
-    load_data,
-    pixel_moments,
-)
+from saccade.models.data.datasets import Dataset, load_data, pixel_moments
 from saccade.models.data.digits import QUADRANTS, compose, digits
 from saccade.models.data.samples.images import Own
+from saccade.models.data.splits import CALIBRATION_SAMPLES, calibration_rows
 from saccade.models.nac.model import NAC
 from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules
 from saccade.models.nac.training.recipes import SETTABLE, recipe_for, with_epochs, with_extra

@@ -10,12 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
-from saccade.models.data.datasets import (
-    calibration_rows,
-    pixel_moments,
-)
+from saccade.models.data.datasets import pixel_moments
 from saccade.models.data.sequence_rows import Takes, has_conditions
 from saccade.models.data.sequences import Sequences, sequences
+from saccade.models.data.splits import calibration_rows
 from saccade.models.nac.components import model_arguments
 from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules
 from saccade.models.nac.training.recipes import patch_side

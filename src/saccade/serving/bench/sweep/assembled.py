@@ -19,7 +19,7 @@ from saccade.serving.bench.served import Place
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.ready import ReadyPoint
 from saccade.serving.bench.sweep.state import SweepFolder
-from saccade.serving.bench.sweep.turns import in_process_turns, served_results
+from saccade.serving.bench.sweep.turns import in_process_turns, served_results, threads_of
 
 THROUGHPUT, LATENCY, MEMORY, BYTES = "throughput", "latency", "memory", "embedding bytes"
 
@@ -153,7 +153,7 @@ def entry_without_server(
     state: SweepFolder, candidate: ReadyPoint, options: SweepOptions, machine: Machine
 ) -> Entry:
     """Return the frontier's entry with the measurements without a server."""
-    inside = _joined(candidate, in_process_turns(state, candidate, options.rounds))
+    inside = _joined(state, candidate, in_process_turns(state, candidate, options.rounds))
     return entry_of_result(candidate.variant, candidate.result, inside, machine, _ops(options))
 
 
@@ -183,7 +183,7 @@ def _measurement(
     state: SweepFolder, candidate: ReadyPoint, options: SweepOptions, machine: Machine
 ) -> tuple[Measurement, Figures, str]:
     turns = in_process_turns(state, candidate, options.rounds)
-    inside = _joined(candidate, turns)
+    inside = _joined(state, candidate, turns)
     entry = entry_of_result(candidate.variant, candidate.result, inside, machine, _ops(options))
     samples = raw_samples(candidate.result, inside)
     version = ""
@@ -209,15 +209,15 @@ def _memory(state: SweepFolder, candidate: ReadyPoint, turn: int) -> dict[str, i
 
 
 def _joined(
-    candidate: ReadyPoint, turns: Sequence[Mapping[str, InProcess]]
+    state: SweepFolder, candidate: ReadyPoint, turns: Sequence[Mapping[str, InProcess]]
 ) -> dict[tuple[str, str], InProcess]:
     """Join the rounds; a batch size that one round left out is left out."""
-    joined = {}
+    joined, threads = {}, threads_of(state, candidate)
     for role in turns[0]:
         sizes = [size for size in turns[0][role].calls if all(size in t[role].calls for t in turns)]
-        joined[candidate.variant.name, role] = InProcess(
-            {size: _all_calls([turn[role].calls[size] for turn in turns]) for size in sizes}
-        )
+        key = candidate.variant.name, role
+        calls = {size: _all_calls([turn[role].calls[size] for turn in turns]) for size in sizes}
+        joined[key] = InProcess(calls, threads.of(key), threads.rates[key])
     return joined
 
 

@@ -14,6 +14,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import Entry
 from saccade.path_fields import PathFields
+from saccade.serving.bench.figures import threads_text
 from saccade.serving.bench.sweep.state import FILE_NAME as SWEEP
 from saccade.serving.repository.checks import check_alike, measurements
 from saccade.serving.repository.router_folder import RouterPlan, route_fields
@@ -131,16 +132,16 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
         runner_up=chosen(value, rest) if best and rest.variants else None,
         changes=tuple(_changes(routes, rule, value, chosen)),
         variants=tuple(_figures(route, entries.get(route.name)) for route in routes.variants),
-        measured_on=_measured_on(list(entries.values())),
+        measured_on=measured_on(list(entries.values())) if entries else None,
     )
 
 
-def _measured_on(entries: Sequence[Entry]) -> str | None:
-    if not entries:
-        return None
+def measured_on(entries: Sequence[Entry]) -> str:
+    """Return the machine, the runtime and its threads, of measurements of one machine."""
     ops = sorted({entry.ops for entry in entries if entry.ops})
     by = f", custom ops by {' and '.join(ops)}" if ops else ""
-    return f"{entries[0].device}, {entries[0].runtime}{by}"
+    threads = threads_text(entry.threads for entry in entries)
+    return f"{entries[0].device}, {entries[0].runtime}, {threads}{by}"
 
 
 def measured_folder(folder: ArtefactFolder) -> ArtefactFolder:

@@ -22,7 +22,7 @@ from saccade.models.data.loaded_once import loaded_once
 from saccade.models.sparo.select import selected_checkpoint
 from saccade.progress import Advance, Report, bar, progress_of, reporting
 from saccade.serving.bench import report
-from saccade.serving.bench.bench import BenchReport, check_served_here
+from saccade.serving.bench.bench import BenchReport
 from saccade.serving.bench.report_examples import shown_examples
 from saccade.serving.bench.sweep.assembled import assemble, entry_without_server
 from saccade.serving.bench.sweep.engines import (
@@ -36,6 +36,7 @@ from saccade.serving.bench.sweep.points import Failure, Point, points_of
 from saccade.serving.bench.sweep.ready import ReadyPoint, collected, prepare, ready_points
 from saccade.serving.bench.sweep.state import SweepFolder, open_repository
 from saccade.serving.bench.sweep.turns import Bench, measure_in_process, measure_served
+from saccade.serving.bench.workload import check_served_here
 from saccade.verbosity import note
 
 _TRIED_SAMPLES = 16  # samples of the data to try before anything is exported
@@ -162,7 +163,8 @@ def _written(
     full, entries = assemble(state, ready, options, machine)
     models = subjects_of_folder(folder, runtime_named(options.runtime), kernels=options.op_library)
     results = {candidate.variant.name: candidate.result for candidate in ready}
-    full["examples"] = shown_examples(models, options, results)
+    asked = options.evaluation(ready[0].result.data)
+    full["examples"] = shown_examples(models, asked, results)
     full["failed"] = [asdict(failure) for failure in failures]
     full["engines"] = [
         engine for runtime in options.built for engine in collect_engines(state, ready, runtime)

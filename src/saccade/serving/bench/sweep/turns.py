@@ -8,7 +8,7 @@ does not repeat a finished turn.
 import io
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,12 +17,14 @@ import numpy as np
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.load_inputs import inputs_of
+from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import loaded, ops_of, runtime_named
 from saccade.plugins.execution import Ops
 from saccade.progress import Advance
 from saccade.serving.bench import in_process, served
-from saccade.serving.bench.bench import DISTINCT_REQUESTS, IN_PROCESS_SHARE
+from saccade.serving.bench.by_threads import Threads, counts, measure_threads, share_of
 from saccade.serving.bench.load import LoadResult, StreamResult
 from saccade.serving.bench.servers import ServerUnderLoad, by_precision, server_under_load
 from saccade.serving.bench.sweep.memory_process import BATCH, Memory, Task
@@ -30,6 +32,7 @@ from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.ready import ReadyPoint
 from saccade.serving.bench.sweep.state import SweepFolder
 from saccade.serving.bench.work import Work, works_of
+from saccade.serving.bench.workload import DISTINCT_REQUESTS, IN_PROCESS_SHARE
 from saccade.worker import Worker, WorkerEnded
 
 _MEMORY_PROCESS = "saccade.serving.bench.sweep.memory_process"
@@ -43,6 +46,7 @@ class Bench:
     folder: ArtefactFolder  # artefacts of all points
     ready: Sequence[ReadyPoint]
     options: SweepOptions
+    threaded: set[str] = field(default_factory=set)  # variants with the threads to serve with
 
     @cached_property
     def ops(self) -> Ops:
@@ -67,16 +71,48 @@ class Bench:
 
     @cached_property
     def works(self) -> dict[str, list[Work]]:
-        """Kinds of request by variant, with open sessions."""
-        runtime, works = runtime_named(self.options.runtime), dict[str, list[Work]]()
+        """Kinds of request by variant, with open sessions of the share of threads."""
+        runtime = runtime_named(self.options.runtime)
+        share = share_of(self.folder.variants, runtime)
+        works = {}
         for candidate in self.ready:
-            name, components = candidate.variant.name, candidate.variant.components.values()
-            runners = loaded(runtime, self.folder, components, self.ops)
-            works[name] = works_of(candidate.variant, self.inputs[name], runners)
+            variant = candidate.variant
+            runners = self._load(variant, share)
+            works[variant.name] = works_of(variant, self.inputs[variant.name], runners)
         return works
+
+    def measure_threads(self, candidate: ReadyPoint) -> None:
+        """Measure a variant by number of threads, once, and open it with the number to serve."""
+        variant, works = candidate.variant, self.works[candidate.variant.name]
+        if self.state.read(candidate.point, "threads") is None:
+            runtime = runtime_named(self.options.runtime)
+            share = share_of(self.folder.variants, runtime)
+            rates = measure_threads(variant, works, counts(runtime, share), self._load)
+            by_role = {role: own for (_, role), own in rates.items()}
+            self.state.write(candidate.point, "threads", {"share": share, "rates": by_role})
+        threads = threads_of(self.state, candidate)
+        for index, work in enumerate(works):
+            if (count := threads.of(work.key)) != threads.share:
+                runners = self._load(variant, count)
+                works[index] = works_of(variant, self.inputs[variant.name], runners)[index]
+
+    def _load(self, variant: VariantFiles, threads: int) -> dict[str, Runner]:
+        runtime, components = runtime_named(self.options.runtime), variant.components.values()
+        return loaded(runtime, self.folder, components, self.ops, threads=threads)
 
     def _data(self, candidate: ReadyPoint) -> str:
         return self.options.data or candidate.result.data
+
+
+def threads_of(state: SweepFolder, candidate: ReadyPoint) -> Threads:
+    """Return what was stored of a variant by number of threads."""
+    content = state.read(candidate.point, "threads")
+    assert content is not None
+    rates = {
+        (candidate.variant.name, role): {int(count): rate for count, rate in own.items()}
+        for role, own in content["rates"].items()
+    }
+    return Threads(content["share"], rates)
 
 
 def measure_in_process(bench: Bench, advance: Advance) -> None:
@@ -98,9 +134,12 @@ def _measure_in_process(bench: Bench, candidate: ReadyPoint, turn: int) -> None:
         state.write(candidate.point, f"memory-{turn}", _memory(bench, candidate))
     if state.read(candidate.point, f"in-process-{turn}") is not None:
         return
+    if candidate.variant.name not in bench.threaded:
+        bench.measure_threads(candidate)
+        bench.threaded.add(candidate.variant.name)
     measured = in_process.measure(
         {work.role: work for work in bench.works[candidate.variant.name]},
-        seconds=options.seconds * IN_PROCESS_SHARE / options.rounds,
+        seconds=options.window_s * IN_PROCESS_SHARE,
         rounds=1,
         advance=lambda *_, **__: None,
     )
@@ -199,7 +238,7 @@ def _served(
     streams = served.streams(server.url, bench.works[candidate.variant.name], options.concurrency)
     results = server.measure(
         streams,
-        seconds=options.seconds / options.rounds,
+        seconds=options.window_s,
         seed=options.seed + turn,
         advance=lambda *_, **__: None,
     )

@@ -32,7 +32,8 @@ class ExploreOptions:
     url: str | None = None  # gRPC address of a running server, instead of an artefact
     port: int = 0  # port of the page, on this machine only; 0 takes a free one
     open: bool = False  # open the page in your browser
-    timeout_s: float = 30.0  # deadline of each request to the server, in seconds
+    # deadline of each request to the server, in seconds; default: from the pace of those before
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -71,10 +72,10 @@ def explore(
 @contextmanager
 def _place(artefact: Path | None, options: ExploreOptions) -> Iterator[Place]:
     if artefact is None:
-        from saccade.serving.client.client import routers_at
+        from saccade.serving.client.client import METADATA_S, routers_at
 
         assert options.url is not None
-        yield Place(options.url, routers_at(options.url, options.timeout_s))
+        yield Place(options.url, routers_at(options.url, options.timeout_s or METADATA_S))
         return
     from saccade.serving.commands.explore.frontier_chart import measured
     from saccade.serving.server.server import Server
@@ -149,7 +150,9 @@ def _listen(port: int) -> socket.socket:
         ) from error
 
 
-def _serve_page(listener: socket.socket, place: Place, timeout_s: float, open_at: str) -> None:
+def _serve_page(
+    listener: socket.socket, place: Place, timeout_s: float | None, open_at: str
+) -> None:
     """Serve the page until Ctrl-C or SIGTERM; `open_at` is an address to open in the browser."""
     import uvicorn
     from fastapi import FastAPI

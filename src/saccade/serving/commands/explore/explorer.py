@@ -71,7 +71,7 @@ class Reply:
 class Explorer:
     """Client of one router that sends one image at a time; concurrent calls wait their turn."""
 
-    def __init__(self, url: str, model: str, timeout_s: float) -> None:
+    def __init__(self, url: str, model: str, timeout_s: float | None) -> None:
         self._client = Client(url, model, timeout_s)
         self._lock = threading.Lock()
         self.model = model

@@ -39,7 +39,7 @@ _STYLE = """
 """
 
 
-def register(place: Place, timeout_s: float) -> None:
+def register(place: Place, timeout_s: float | None) -> None:
     """Serve the page for these models at /."""
 
     @ui.page("/")
@@ -51,7 +51,7 @@ def register(place: Place, timeout_s: float) -> None:
 class Page:
     """The page of one browser tab."""
 
-    def __init__(self, place: Place, timeout_s: float) -> None:
+    def __init__(self, place: Place, timeout_s: float | None) -> None:
         self._place, self._timeout_s, self._measured = place, timeout_s, place.frontier
         self._request: Request | None = None
         self._turn = 0  # a later request makes the answer to an earlier one stale

@@ -16,7 +16,11 @@ from saccade.errors import SaccadeError
 from saccade.serving.repository.files import entries
 from saccade.serving.repository.model_config import LABELS_FILE
 from saccade.serving.repository.preflight.difference import differences
-from saccade.serving.repository.preflight.rendered import FREE, rendered_config, rendered_files
+from saccade.serving.repository.preflight.rendered import (
+    free_fields,
+    rendered_config,
+    rendered_files,
+)
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.preflight.target import Target
@@ -32,7 +36,7 @@ def check_config(model: RepositoryModel, target: Target) -> Iterator[str]:
 
 def check_fields(model: RepositoryModel, target: Target) -> Iterator[str]:
     """Check that saccade would write this configuration for the model with some options."""
-    yield from differences(model.fields, rendered_config(model), FREE)
+    yield from differences(model.fields, rendered_config(model), free_fields(model.served))
 
 
 def check_content(model: RepositoryModel, target: Target) -> Iterator[str]:

@@ -10,6 +10,7 @@ from saccade.serving.repository.model_config import RUN_BATCH
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.preflight.repository import Repository, RepositoryModel
 from saccade.serving.repository.preflight.target import Target
+from saccade.serving.repository.runtimes.registry import served_runtime
 
 _MIB = 2**20
 
@@ -17,9 +18,12 @@ _MIB = 2**20
 def check_machine(repository: Repository, target: Target) -> Iterator[str]:
     """Check that the bundled server finds its libraries, a supported Python, and its packages."""
     if not target.bundled:
+        if why := served_runtime(repository.deployment.runtime).only_bundled:
+            yield f"{target.title} does not run its models: {why}"
+            return
         raise NotChecked(f"{target.title} brings its own Python and libraries")
     try:
-        check_installation(find_installation())
+        check_installation(find_installation(), repository.deployment.runtime)
     except SaccadeError as error:
         yield str(error)
     if util.find_spec("PIL") is None:

@@ -39,24 +39,22 @@ from saccade.serving.repository.router_folder import (
     router_text,
     routes_content,
 )
+from saccade.serving.repository.runtimes.served_runtime import ServedRuntime
 from saccade.serving.repository.stored_sample import FILE, FOLDER, read_sample
 
 Files = dict[str, bytes | None]  # file name -> content; None if another check compares the content
 _WHOLE = re.compile(r"-?[0-9]{1,12}")
 _BATCHING = "dynamic_batching"
 _POLICY = f"{_BATCHING}.default_queue_policy"
-# Option of `saccade repository` -> the field of a variant's configuration that it sets, and how
-# many units of the field make one unit of the option.
+# Option of `saccade repository` -> the field of a variant's configuration that it sets. Those of a
+# runtime are in its `option_fields`.
 _FIELDS = {
-    "instance_count": ("instance_group.count", 1),
-    "threads": ("parameters.intra_op_thread_count", 1),
-    "inter_op_threads": ("parameters.inter_op_thread_count", 1),
-    "parallel_nodes": ("parameters.execution_mode", 1),
-    "graph_level": ("optimization.graph.level", 1),
-    "max_queue": (f"{_POLICY}.max_queue_size", 1),
-    "queue_timeout_ms": (f"{_POLICY}.default_timeout_microseconds", 1000),
-    "priority_levels": (f"{_BATCHING}.priority_levels", 1),
+    "instance_count": "instance_group.count",
+    "max_queue": f"{_POLICY}.max_queue_size",
+    "queue_timeout_ms": f"{_POLICY}.default_timeout_microseconds",
+    "priority_levels": f"{_BATCHING}.priority_levels",
 }
+_UNITS = {"queue_timeout_ms": 1000}  # how many units of the field make one unit of the option
 
 
 def _whole(low: float, high: float) -> Bounds:
@@ -76,14 +74,28 @@ _NAMES = Bounds(
     "a list of names",
     lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
 )
-# Fields that an operator may choose. Any other field must have the value that saccade writes.
-FREE: dict[str, Bounds] = {
-    **{
-        field: _whole(RANGES[option][0] * unit, RANGES[option][1] * unit)
-        for option, (field, unit) in _FIELDS.items()
-    },
-    "max_batch_size": _whole(1, MAX_BATCH),
-}
+_BATCH_SIZE = _whole(1, MAX_BATCH)
+
+
+def free_fields(served: ServedRuntime) -> dict[str, Bounds]:
+    """Return the fields that an operator may choose; any other has the value that saccade writes.
+
+    They depend on the runtime that serves the model.
+    """
+    bounds = {field: _bounds(option) for option, field in _fields_of(served).items()}
+    return {**bounds, "max_batch_size": _BATCH_SIZE}
+
+
+def _fields_of(served: ServedRuntime) -> dict[str, str]:
+    return {**_FIELDS, **served.option_fields}
+
+
+def _bounds(option: str) -> Bounds:
+    low, high = RANGES[option]
+    unit = _UNITS.get(option, 1)
+    return _whole(low * unit, high * unit)
+
+
 _MEASURED = ("score", "lower_bound", "inferences_per_second", "p95_ms")
 FREE_OF_ROUTES: dict[str, Bounds] = {
     **{f"variants.{name}": _TEXT for name in ("score_name", "score_unit")},
@@ -169,8 +181,9 @@ def _value_at(content: Any, field: str) -> Any:
 
 def _options(model: RepositoryModel) -> RepositoryOptions:
     chosen: dict[str, Any] = {}
-    for option, (field, unit) in _FIELDS.items():
-        if FREE[field].fit(value := _value_at(model.fields, field)):
+    for option, field in _fields_of(model.served).items():
+        if _bounds(option).fit(value := _value_at(model.fields, field)):
+            unit = _UNITS.get(option, 1)
             chosen[option] = int(value) / unit if unit > 1 else int(value)
     on_gpu = _value_at(model.fields, "instance_group.kind") == "KIND_GPU"
     return RepositoryOptions(
@@ -185,7 +198,7 @@ def _options(model: RepositoryModel) -> RepositoryOptions:
 
 def _largest(fields: dict[str, Any]) -> int:
     size = fields.get("max_batch_size")
-    return int(size) if size is not None and FREE["max_batch_size"].fit(size) else MAX_BATCH
+    return int(size) if size is not None and _BATCH_SIZE.fit(size) else MAX_BATCH
 
 
 def _run_batch(model: RepositoryModel) -> int:

@@ -2,22 +2,16 @@
 """The server that a repository is checked for, and the memory and GPUs of this machine."""
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from saccade.errors import SaccadeError
 from saccade.exporter.runtimes.gpu import Gpu, gpus
-from saccade.machine import memory_bytes
+from saccade.machine import memory_limit_bytes
 from saccade.serving.repository.installation import BUNDLED_LINE
 from saccade.serving.repository.runtimes.registry import served_runtime
 
 # Triton's own version number -> the release of the container.
 _SERVER_VERSIONS = {"2.51": "24.10", "2.51.0": "24.10"}
-_CGROUPS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ def target_of(
 
     Raises: SaccadeError if the version is malformed, or older than saccade supports.
     """
-    memory = memory_mib * 2**20 if memory_mib else memory_of_machine()
+    memory = memory_mib * 2**20 if memory_mib else memory_limit_bytes()
     bundled = server_version is None and served_runtime(runtime).bundled
     line = _SERVER_VERSIONS.get(server_version or BUNDLED_LINE, server_version or BUNDLED_LINE)
     if not re.fullmatch(r"2[0-9]\.(0[1-9]|1[0-2])", line):
@@ -63,15 +57,6 @@ def target_of(
             "newer container."
         )
     return Target(line, bundled, tensorrt, memory, gpus())
-
-
-def memory_of_machine() -> int:
-    """Return the memory of this machine, or of its control group if smaller. Units: bytes."""
-    sizes = [memory_bytes()]
-    for path in _CGROUPS:
-        with suppress(OSError, ValueError):  # no such group, or `max`
-            sizes.append(int(path.read_text()))
-    return min(sizes)
 
 
 def _as_numbers(line: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 """ONNX Runtime in a server: the exported file, and the library with its custom ops' kernels."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,7 @@ from saccade.serving.repository.runtimes.served_runtime import (
     ModelCheck,
     ServedFiles,
     StoredFile,
+    refuse_engines,
 )
 
 
@@ -43,6 +45,7 @@ class ServedOnnxRuntime:
     backend = "onnxruntime"
     platform = ""
     bundled = True
+    only_bundled = ""
     models_title = "ONNX files"
     server_arguments: tuple[str, ...] = ()
     checks: Mapping[str, ModelCheck] = {
@@ -53,13 +56,15 @@ class ServedOnnxRuntime:
         "answer": answer_checks.check_answer,
     }
     rules: tuple[str, ...] = ()
+    option_fields: Mapping[str, str] = {
+        "threads": "parameters.intra_op_thread_count",
+        "inter_op_threads": "parameters.inter_op_thread_count",
+        "parallel_nodes": "parameters.execution_mode",
+        "graph_level": "optimization.graph.level",
+    }
 
     def check_options(self, options: RepositoryOptions) -> None:
-        if options.engines:
-            raise SaccadeError(
-                f"--engines is for plans, and the runtime is {options.runtime}. Pass --runtime "
-                "tensorrt as well."
-            )
+        refuse_engines(options)
 
     def check_manifest(self, manifest: Manifest) -> None:
         if (manifest.opset, manifest.ir_version) != (OPSET, IR_VERSION):
@@ -84,7 +89,7 @@ class ServedOnnxRuntime:
             own = ops if has_custom_ops([manifest]) else None
             if library and own:
                 files[f"1/{OP_LIBRARY_FILE}"] = StoredFile(library.resolve())
-            fields = partial(config_fields, options, f"1/{OP_LIBRARY_FILE}" in files)
+            fields = partial(_fields_of, options, f"1/{OP_LIBRARY_FILE}" in files)
             served[manifest.variant.name] = ServedFiles(files, fields, own)
         return served
 
@@ -121,13 +126,19 @@ def _names_library(model: RepositoryModel) -> bool:
     return bool(model.config.model_operations.op_library_filename)
 
 
+def _fields_of(
+    options: RepositoryOptions, op_library: bool, run_batch: int, threads: int
+) -> dict[str, Any]:
+    return config_fields(replace(options, threads=threads), op_library, run_batch)
+
+
 def config_fields(
     options: RepositoryOptions | None, op_library: bool, run_batch: int
 ) -> dict[str, Any]:
     """Return the configuration fields of an exported file; without options, the defaults."""
-    # One thread per run: two parallel runs use two cores better than one run on both.
+    threads = options.threads if options else None
     numbers = {
-        "intra_op_thread_count": options.threads if options else 1,
+        "intra_op_thread_count": 1 if threads is None else threads,
         "inter_op_thread_count": options.inter_op_threads if options else 1,
         "execution_mode": int(options.parallel_nodes) if options else 0,
         RUN_BATCH: run_batch,

@@ -2,10 +2,11 @@
 """The protocol of served runtimes, and the files of one component."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
+from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.gpu import Gpu
@@ -33,15 +34,42 @@ class StoredFile:
 class ServedFiles:
     """One component for the server: its files by name, and fields of its configuration.
 
-    Units: `fields` takes run_batch, the number of samples per call that runs fastest.
+    Units: `fields` takes run_batch, the number of samples per call that runs fastest, and the
+        threads of one run.
     """
 
     files: Mapping[str, StoredFile]
     # Fields of the server's ModelConfig message, as plain data.
-    fields: Callable[[int], Mapping[str, Any]]
+    fields: Callable[[int, int], Mapping[str, Any]]
     ops: Ops = None  # how its custom ops run; None: it has none
     max_batch: int = MAX_BATCH
     usual_batch: int = DEFAULT_RUN_BATCH
+
+
+def refuse_engines(options: RepositoryOptions) -> None:
+    """Refuse folders of plans for a runtime that runs exported files.
+
+    Raises: SaccadeError if there are any.
+    """
+    if options.engines:
+        raise SaccadeError(
+            f"--engines is for plans, and the runtime is {options.runtime}. Pass --runtime "
+            "tensorrt as well."
+        )
+
+
+def refuse_onnxruntimes_own(options: RepositoryOptions, *also: str) -> None:
+    """Refuse options that only ONNX Runtime has, and those that this runtime lacks `also`.
+
+    Raises: SaccadeError for the first one whose value is not the default.
+    """
+    usual = {field.name: field.default for field in fields(options)}
+    for name in (*also, "inter_op_threads", "parallel_nodes", "graph_level"):
+        if getattr(options, name) != usual[name]:
+            raise SaccadeError(
+                f"--{name.replace('_', '-')} is for ONNX Runtime only, and the runtime is "
+                f"{options.runtime}. Leave it out."
+            )
 
 
 class ServedRuntime(Protocol):
@@ -50,11 +78,14 @@ class ServedRuntime(Protocol):
     backend: str  # the server's backend, as named in a configuration
     platform: str  # the platform in a configuration; often empty
     bundled: bool  # whether the server of the pip package runs it
+    only_bundled: str  # why no other server runs its models, as a sentence; empty if others do
     models_title: str  # name of its models in messages
     server_arguments: tuple[str, ...]  # additional arguments of the server
     # checks of preflight by name; they come after the checks that every model has
     checks: Mapping[str, ModelCheck]
     rules: tuple[str, ...]  # the names of those checks that load nothing
+    # options of `saccade repository` that are its own: by name, the field that each sets
+    option_fields: Mapping[str, str]
 
     def check_options(self, options: RepositoryOptions) -> None:
         """Check that the options suit the runtime.

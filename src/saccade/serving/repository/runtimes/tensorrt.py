@@ -2,7 +2,6 @@
 """TensorRT in a server: plans, one per kind of GPU, each with a manifest."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from saccade.serving.repository.runtimes.served_runtime import (
     ModelCheck,
     ServedFiles,
     StoredFile,
+    refuse_onnxruntimes_own,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class ServedTensorRT:
     backend = "tensorrt"
     platform = "tensorrt_plan"
     bundled = False
+    only_bundled = ""
     models_title = "TensorRT plans"
     server_arguments = (
         f"--backend-config=tensorrt,plugins={LIBRARIES / 'libsaccade_tensorrt.so'}",
@@ -61,6 +62,7 @@ class ServedTensorRT:
         "answer": check_answer,
     }
     rules = ("engines", "profiles")
+    option_fields: Mapping[str, str] = {}
 
     def check_options(self, options: RepositoryOptions) -> None:
         if not options.engines:
@@ -75,15 +77,7 @@ class ServedTensorRT:
                 "--no-op-library is for ONNX Runtime only. Plans use the plugins of the server's "
                 "option --backend-config=tensorrt,plugins=; see `saccade serve --print-command`."
             )
-        for name, usual in (
-            ("threads", 1), ("inter_op_threads", 1), ("parallel_nodes", False), ("graph_level", 0),
-        ):  # fmt: skip
-            if getattr(options, name) != usual:
-                flag = name.replace("_", "-")
-                raise SaccadeError(
-                    f"--{flag} is for ONNX Runtime only, and the runtime is {options.runtime}. "
-                    "Leave it out."
-                )
+        refuse_onnxruntimes_own(options, "threads")
 
     def check_manifest(self, manifest: Manifest) -> None:
         pass  # the TensorRT that built a plan reads it, whatever the format of the ONNX file
@@ -153,7 +147,7 @@ def _served_files(manifest: Manifest, plans: Sequence[Plan]) -> ServedFiles:
     ops: Ops = "kernels" if by_plugins else "bodies"
     return ServedFiles(
         files,
-        partial(config_fields, named),
+        lambda run_batch, _: config_fields(named, run_batch),
         ops if manifest.custom_ops else None,
         max_batch=min(MAX_BATCH, *(plan.max_batch for plan in plans)),
         usual_batch=min(plan.usual_batch for plan in plans),

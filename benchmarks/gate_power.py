@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inject faults into exported graphs and compare which of them each level of the gate finds.
+
+    python benchmarks/gate_power.py                     # writes results/gate_power.json
+    python benchmarks/gate_power.py sot-shapes --precision fp32
+
+Every shipped checkpoint is exported at its first budget. Each fault of `graph_faults.py` is put
+into each file that has a place for it, and the faulty file goes through the gate twice: with the
+samples of `thorough`, and with the fewest that `standard` ever takes, which are those of a large
+model. It exits with 1 if `thorough` finds a fault that `standard` does not.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import onnx
+from graph_faults import OVERFLOW, faults, with_fault
+from result_file import write_result
+
+from saccade.errors import GateFailed, SaccadeError
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.gate.gate import candidates_of, measure
+from saccade.exporter.gate.metrics import exceeded
+from saccade.exporter.gate.reference import Reference
+from saccade.exporter.graph.half_graph import activation_ranges, check_ranges
+from saccade.exporter.graph.samples import THOROUGH, calibration_inputs, gate_sizes
+from saccade.machine import this_machine
+from saccade.models.interface import component_named
+from saccade.models.shipped import SHIPPED
+
+RESULT = Path(__file__).with_name("results") / "gate_power.json"
+CHECKPOINTS = (
+    "digits-sum",
+    "listops",
+    "sot-shapes",
+    "sparo-shapes",
+    "slots-tetrominoes",
+    "vqa-shapes",
+    "captioner-shapes",
+)
+PRECISIONS = ("fp32", "fp16")
+LEVELS = {"thorough": THOROUGH, "standard": gate_sizes("standard", 10**15)}
+
+
+def rows_of(name: str, precision: str) -> Iterator[dict[str, Any]]:
+    """Yield a row for each fault of each file of a checkpoint."""
+    with TemporaryDirectory() as place:
+        options = ExportOptions(Path(place) / "out", precision=(precision,))
+        try:
+            folder = ArtefactFolder(export(f"{SHIPPED}{name}", options, progress=None).folder)
+        except GateFailed as error:  # some checkpoints cannot be exported in half precision
+            print(f"{name} {precision}: {error}", file=sys.stderr)
+            return
+        largest = folder.manifests[0].variant.setting
+        references = {level: Reference(folder.parent, sizes) for level, sizes in LEVELS.items()}
+        for manifest in folder.manifests:
+            if manifest.variant.setting == largest:
+                yield from _of_file(folder, manifest, references, Path(place))
+
+
+def _of_file(
+    folder: ArtefactFolder, manifest: Manifest, references: dict[str, Reference], place: Path
+) -> Iterator[dict[str, Any]]:
+    proto = onnx.load(folder.file(manifest))
+    for fault in faults():
+        faulty = with_fault(proto, fault)
+        if faulty is None:
+            continue
+        path = place / "faulty.onnx"
+        onnx.save(faulty, path)
+        found = {
+            level: _found(path, faulty, fault, manifest, reference)
+            for level, reference in references.items()
+        }
+        yield {"file": manifest.variant.name, "fault": fault, **found}
+
+
+def _found(
+    path: Path, faulty: onnx.ModelProto, fault: str, manifest: Manifest, reference: Reference
+) -> list[str]:
+    """Return the figures that exceed their threshold; empty if the fault was not found."""
+    entry = manifest.variant
+    budget = reference.budget(entry)
+    if fault == OVERFLOW:  # ONNX Runtime computes fp16 in float32: the ranges show it
+        component = component_named(reference.variant(budget), entry.role)
+        count = reference.sizes(0).real_inputs
+        inputs = calibration_inputs(reference.checkpoint, component, count)
+        try:
+            check_ranges(entry.name, activation_ranges(faulty, inputs))
+        except GateFailed:
+            return ["activation_ranges"]
+        return []
+    outputs = [spec.name for spec in manifest.outputs]
+    expected = reference.expected(budget, entry.role, outputs, 0)
+    try:
+        openers = candidates_of(
+            path, manifest.custom_ops, partial(reference.folded, budget), entry, outputs
+        )
+        # The rounded torch model of half precision has no fault: only the file is asked.
+        openers = openers[1:] if entry.precision in ("fp16", "bf16") else openers
+        parity = measure(openers, expected, entry.precision, {})
+    except SaccadeError as error:
+        return [str(error)[:200]]
+    return exceeded(parity.figures, parity.thresholds)
+
+
+def main() -> None:
+    """Inject, compare, write and print what only one level finds."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("checkpoints", nargs="*", default=CHECKPOINTS)
+    parser.add_argument("--precision", nargs="+", default=PRECISIONS)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name in given.checkpoints:
+        for precision in given.precision:
+            for row in rows_of(name, precision):
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+    missed = [row for row in rows if row["thorough"] and not row["standard"]]
+    result = {
+        "machine": this_machine().to_dict(),
+        "sizes": {level: vars(sizes) for level, sizes in LEVELS.items()},
+        "injected": len(rows),
+        "found": {level: sum(bool(row[level]) for row in rows) for level in LEVELS},
+        "missed_by_standard": missed,
+        "rows": rows,
+    }
+    write_result(given.out, result)
+    print(json.dumps({key: result[key] for key in ("injected", "found", "missed_by_standard")}))
+    if missed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

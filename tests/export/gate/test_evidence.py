@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate's evidence: sizes by cost, extreme inputs, and a score that stops early."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from saccade.errors import SaccadeError
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.gate import reference as references
+from saccade.exporter.gate.gate import verify
+from saccade.exporter.gate.reference import Reference
+from saccade.exporter.gate.score import Scored, score_change
+from saccade.exporter.graph.samples import THOROUGH, gate_sizes, samples_of
+from saccade.models.checkpoint import Checkpoint
+from saccade.models.interface import component_named
+
+VIT_B, TOY = 17_600_000_000, 1_000_000
+Arrays = dict[str, np.ndarray]
+
+
+def test_large_models_get_fewer_samples() -> None:
+    toy, large = gate_sizes("standard", TOY), gate_sizes("standard", VIT_B)
+    assert (toy.real_inputs, toy.random_inputs, toy.batches) == (256, 64, (1, 2, 7, 64))
+    assert toy.score_s is None  # all of it is compared with float64
+    assert (large.real_inputs, large.random_inputs, large.batches) == (8, 8, (1, 7, 16))
+    assert large.score_s is not None
+    between = gate_sizes("standard", 10**9)
+    assert between.real_inputs + between.random_inputs == 100 and between.real_inputs == 80
+    assert between.batches == (1, 7, 64)
+    for cost in (TOY, VIT_B):
+        quick, thorough = gate_sizes("quick", cost), gate_sizes("thorough", cost)
+        assert quick.real_inputs + quick.random_inputs == 8
+        assert (thorough, thorough.level) == (THOROUGH, "thorough")
+
+
+def test_black_white_and_one_pixel_are_among_the_samples(
+    tiny_nac: Callable[..., Any], tmp_path: Path
+) -> None:
+    checkpoint = tiny_nac(tmp_path / "nac.safetensors")
+    samples = samples_of(
+        checkpoint, component_named(checkpoint.build(), ""), gate_sizes("standard", VIT_B)
+    )
+    black, white, pixel, noise, *_ = samples.inputs["image"][8:]
+    assert not black.any() and (white == 255).all()
+    lit = pixel.reshape(-1, pixel.shape[-1]).any(axis=-1)
+    assert lit.sum() == 1 and pixel.max() == 255
+    assert len(np.unique(noise)) > 3
+
+
+class Data:
+    """A checkpoint's calibration data, of which the right class is always 0."""
+
+    path = Path("data.safetensors")
+
+    def __init__(self, count: int) -> None:
+        self.calibration = {
+            "image": np.arange(count)[:, None],
+            "labels": np.zeros(count, np.int64),
+        }
+
+
+def answers(wrong: Callable[[np.ndarray], np.ndarray], asked: list[int]) -> Any:
+    """A classifier of two classes that is wrong on some images."""
+
+    def run(inputs: Arrays) -> Arrays:
+        asked.append(len(inputs["image"]))
+        return {"logits": np.eye(2)[wrong(inputs["image"][:, 0]).astype(int)]}
+
+    return run
+
+
+def change(count: int, wrong: Callable[[np.ndarray], np.ndarray], seconds: float) -> Any:
+    """What is found of a file with these errors, with a clock that moves by 1 s a look."""
+    from saccade.models.interface import Component, TensorSpec
+
+    part = Component("", (TensorSpec("image", "b 1", "int64"),), ("logits",), run=dict)
+    data: Any = Data(count)
+    scored = Scored(data, part, lambda: answers(lambda x: x < 0, []))
+    ticks = iter(range(10**6))
+    asked: list[int] = []
+    found = score_change(answers(wrong, asked), scored, 1.0, seconds, lambda: float(next(ticks)))
+    assert sum(asked) == found.samples
+    return found
+
+
+def test_a_score_that_falls_far_is_found_early() -> None:
+    found = change(10_000, lambda image: image % 2 == 0, seconds=1e6)
+    assert found.samples < 200 and found.points < -30 and found.high < -1
+
+
+def test_a_score_that_stays_is_shown_from_enough_samples_or_for_the_time_given() -> None:
+    found = change(10_000, lambda image: image < 0, seconds=1e6)
+    assert 500 < found.samples < 5_000 and found.points == 0
+    assert -1 <= found.low < 0 < found.high <= 1
+    short = change(10_000, lambda image: image < 0, seconds=3)
+    assert short.samples < 100 and short.high > 1  # not shown, and recorded so
+
+
+def test_a_change_beyond_the_limit_is_not_reported_from_few_samples() -> None:
+    """Two errors among the first samples, which are two of a thousand."""
+    first = set(np.random.default_rng(2).permutation(1_000)[:20:10])
+    found = change(1_000, lambda image: np.isin(image, list(first)), seconds=0)
+    assert found.points == pytest.approx(-0.2, abs=0.9) and found.samples > 100
+
+
+def test_a_family_has_its_own_score(tiny_nac: Callable[..., Any], tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    checkpoint: Checkpoint = tiny_nac(tmp_path / "nac.safetensors")
+    part = component_named(checkpoint.build(), "")
+
+    def run(inputs: Arrays) -> Arrays:
+        return {"logits": np.zeros((len(inputs["image"]), 10))}
+
+    own = replace(part, score=lambda outputs, labelled: 0.25)
+    found = score_change(run, Scored(checkpoint, own, lambda: run), 1.0, 0.0, lambda: 0.0)
+    assert found is not None and (found.points, found.low, found.high) == (0, None, None)
+    none = replace(part, score=lambda outputs, labelled: float("nan"))
+    assert score_change(run, Scored(checkpoint, none, lambda: run), 1.0, 0.0, lambda: 0.0) is None
+
+
+def test_levels_are_recorded_and_a_large_model_is_built_again(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large model gives back its memory between two files; answers serve all precisions."""
+    monkeypatch.setattr(references, "_KEPT_PARAMETERS", 1)
+    report = verify(tiny_folder, "quick")
+    assert report.passed
+    for row in report.variants:
+        assert row.parity is not None and row.parity.gate == "quick"
+        assert (row.parity.real_inputs, row.parity.random_inputs) == (4, 4)
+    folder = ArtefactFolder(tiny_folder)
+    reference = Reference(folder.parent, "quick")
+    budget = reference.budget(folder.manifests[0].variant)
+    first = reference.expected(budget, "", ["logits"], TOY)
+    model = reference.model
+    reference.release()
+    assert reference.expected(budget, "", ["logits"], TOY) is first
+    assert reference.model is not model
+    with pytest.raises(AssertionError, match="no model"):
+        first.component.run()
+
+
+def test_an_unknown_level_is_refused(tiny_folder: Path) -> None:
+    with pytest.raises(SaccadeError, match=r"gate 'slow'.*quick, standard, thorough"):
+        verify(tiny_folder, "slow")  # type: ignore[arg-type]

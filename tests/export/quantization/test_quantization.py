@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""int8: recipes in order, ranges, smoothing, islands, and what the manifest says of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+
+import onnx
+from onnx import helper, numpy_helper
+from quick_gate import FEW_SAMPLES
+
+from saccade.errors import GateFailed, SaccadeError
+from saccade.exporter.artefact.manifest import Parity, TriedRecipe, read_manifest
+from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.gate import gate
+from saccade.exporter.quantization import search
+from saccade.exporter.quantization.quantize import quantized, quantized_ranges, worst_layers
+from saccade.exporter.quantization.ranges import extremes_of, percentiles_of
+from saccade.exporter.quantization.recipes import RECIPES, recipes_for
+from saccade.exporter.quantization.search import candidates, first_that_passes, speed_over
+from saccade.exporter.quantization.source import Source, smoothed, source_of
+from saccade.exporter.runtimes.options import BuildOptions
+from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
+from saccade.exporter.runtimes.tensorrt.build import build
+
+WIDTH, OUTLIER = 32, 3
+
+
+def two_norms() -> onnx.ModelProto:
+    """A norm that two matrices read, with an outlier channel, and one whose output is also added.
+
+    The first matrix is a Gemm, as the exporter writes a linear layer.
+    """
+    rng = np.random.default_rng(0)
+    scale = np.ones(WIDTH, np.float32)
+    scale[OUTLIER] = 60
+    weights = {
+        "scale": scale,
+        "bias": rng.normal(size=WIDTH),
+        "ones": np.ones(WIDTH),
+        "a": rng.normal(size=(WIDTH, WIDTH)) / 6,
+        "b": rng.normal(size=(WIDTH, WIDTH)) / 6,
+        "c": rng.normal(size=(WIDTH, WIDTH)) / 6,
+    }
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "scale", "bias"], ["n"], "norm"),
+        helper.make_node("Gemm", ["n", "a", "bias"], ["p"], "first"),
+        helper.make_node("MatMul", ["n", "b"], ["q"], "second"),
+        helper.make_node("Add", ["p", "q"], ["s"], "sum"),
+        helper.make_node("LayerNormalization", ["s", "ones", "bias"], ["m"], "shared"),
+        helper.make_node("MatMul", ["m", "c"], ["r"], "third"),
+        helper.make_node("Add", ["r", "m"], ["y"], "skip"),
+    ]
+    ends = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", WIDTH])
+        for name in ("x", "y")
+    ]
+    held = [numpy_helper.from_array(np.float32(value), name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+SAMPLES = {"x": np.random.default_rng(1).normal(size=(41, WIDTH)).astype(np.float32)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return source_of(two_norms(), {}, (), tmp_path)
+
+
+def answer(model: Path | onnx.ModelProto) -> np.ndarray:
+    given = model if isinstance(model, Path) else model.SerializeToString()
+    return onnx_runner(onnx_session(given))(SAMPLES)["y"]
+
+
+def test_weights_stay_in_the_data_file(source: Source) -> None:
+    assert [layer.node for layer in source.layers] == ["first", "second", "third"]
+    assert source.path.stat().st_size < 4 * WIDTH**2
+    np.testing.assert_allclose(answer(source.path), answer(two_norms()), atol=1e-5)
+    with pytest.raises(SaccadeError, match="no layer that can be computed in int8"):
+        source_of(two_norms(), {}, ("first", "second", "third"), source.path.parent)
+
+
+def test_extremes_are_those_of_all_batches(source: Source) -> None:
+    seen = extremes_of(source.path, source.inputs, SAMPLES)
+    proto = two_norms()
+    proto.graph.output.append(onnx.ValueInfoProto(name="n"))
+    values = onnx_runner(onnx_session(proto.SerializeToString()))(SAMPLES)["n"]
+    np.testing.assert_allclose(seen["n"].low, values.min(0), rtol=1e-5)
+    np.testing.assert_allclose(seen["n"].high, values.max(0), rtol=1e-5)
+    assert seen["n"].ends == (seen["n"].low.min(), seen["n"].high.max())
+
+
+def test_a_percentile_leaves_rare_outliers_out(source: Source) -> None:
+    whole = extremes_of(source.path, source.inputs, SAMPLES)["n"].ends
+    ((low, high),) = percentiles_of(source.path, ["n"], SAMPLES, 90).values()
+    assert whole[0] < 0.2 * whole[0] < low < 0 < high < 0.2 * whole[1] < whole[1]
+
+
+def test_smoothing_moves_outliers_and_keeps_the_function(source: Source) -> None:
+    before = extremes_of(source.path, source.inputs, SAMPLES)
+    smooth, promised = smoothed(source, before)
+    np.testing.assert_allclose(answer(smooth.path), answer(source.path), rtol=1e-3, atol=1e-3)
+    after = extremes_of(smooth.path, smooth.inputs, SAMPLES)
+    for name in ("n", "m"):
+        np.testing.assert_allclose(after[name].high, promised[name].high, rtol=1e-3)
+    rest = np.delete(before["n"].magnitude, OUTLIER).max()
+    assert before["n"].magnitude[OUTLIER] > 15 * rest
+    rest = np.delete(after["n"].magnitude, OUTLIER).max()
+    assert after["n"].magnitude[OUTLIER] < 6 * rest
+    # Something else reads the second norm, so it must not change.
+    np.testing.assert_array_equal(promised["m"].high, before["m"].high)
+
+
+def test_each_recipe_is_closer_to_the_model_than_chance(source: Source) -> None:
+    float32 = answer(source.path)
+    errors, bits = {}, {}
+    recipes = (*RECIPES["cpu"], *RECIPES["gpu"], *recipes_for("cpu", ()))
+    for recipe, proto in candidates(source, recipes, SAMPLES):
+        values = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+        zeros = {
+            int(values[node.input[2]])
+            for node in proto.graph.node
+            if node.op_type == "QuantizeLinear"
+        }
+        assert (zeros == {0}) is not recipe.unsigned
+        integers = [value for value in values.values() if value.dtype == np.int8 and value.ndim > 1]
+        bits[recipe.name] = max(int(np.abs(value.astype(int)).max()) for value in integers)
+        assert len(integers) == (3 if not recipe.float_share else 2), recipe
+        errors[recipe.name] = np.linalg.norm(answer(proto) - float32) / np.linalg.norm(float32)
+        limit = max(quantized_ranges(proto).values())
+        assert 1 < limit < 1000
+    assert bits["unsigned"] == 127 and bits["unsigned-7bit"] == 64
+    assert max(errors[name] for name in errors if "percentile" not in name) < 0.1
+    assert errors["smooth"] < 0.7 * errors["unsigned"]
+    assert errors["symmetric-smooth"] < 0.7 * errors["symmetric"]
+
+
+def test_the_layer_with_the_largest_error_stays_float(source: Source) -> None:
+    ends = {
+        name: each.ends for name, each in extremes_of(source.path, source.inputs, SAMPLES).items()
+    }
+    for node, name in (("third", "m"), ("first", "n")):
+        low, high = ends[name]
+        wrong = {**ends, name: (100 * low, 100 * high)}  # a scale that is much too coarse
+        made = quantized(source, wrong, RECIPES["cpu"][0])
+        worst = worst_layers(source, made, 0.1, SAMPLES)
+        assert worst <= {"third"} if node == "third" else worst <= {"first", "second"}
+        assert len(worst) == 1
+    assert [layer.node for layer in source.without({"first"}).layers] == ["second", "third"]
+
+
+@pytest.mark.parametrize("sets", [("AVX2",), ("AVX2", "AVX-512"), ()])
+def test_weights_have_seven_bits_where_sums_saturate(sets: tuple[str, ...]) -> None:
+    assert {recipe.weight_bits for recipe in recipes_for("cpu", sets)} == {7}
+    assert {recipe.weight_bits for recipe in recipes_for("cpu", (*sets, "AVX-VNNI"))} == {8}
+    assert {recipe.weight_bits for recipe in recipes_for("gpu", sets)} == {8}
+
+
+def parity(cosine: float) -> Parity:
+    limits = {"one_minus_cosine": 1e-2}
+    figures = {"one_minus_cosine": cosine}
+    return Parity(cosine <= 1e-2, figures, limits, (), 16, 8, (1,), 0.1)
+
+
+COSINES = {"a": 0.3, "b": 0.02, "c": 0.001, "d": 0.0001}
+
+
+def tried_with(speeds: dict[str, float] | None, least: float = 1.2) -> Any:
+    asked: list[str] = []
+
+    def graphs() -> Iterator[tuple[str, str]]:
+        for name in COSINES:
+            asked.append(name)
+            yield name, name
+
+    speed = None if speeds is None else speeds.__getitem__
+    try:
+        done = first_that_passes(
+            "it-b1000-int8", graphs(), lambda name: parity(COSINES[name]), speed, least
+        )
+    except GateFailed as error:
+        return str(error), asked
+    return done, asked
+
+
+def test_the_first_recipe_that_passes_and_pays_is_kept() -> None:
+    (graph, figures, tried, ratio), asked = tried_with(dict.fromkeys("abcd", 1.5))
+    assert (graph, ratio, asked) == ("c", 1.5, ["a", "b", "c"]) and figures.passed
+    assert tried[0].recipe == "a" and "cosine distance is 0.3, at most 0.01" in tried[0].outcome
+    assert tried[2] == TriedRecipe("c", "kept")
+
+
+def test_without_a_speed_to_measure_the_gate_decides() -> None:
+    (graph, _, _, ratio), _ = tried_with(None)
+    assert graph == "c" and ratio is None
+
+
+def test_a_recipe_that_is_too_slow_ends_the_search() -> None:
+    message, asked = tried_with({"a": 1.3, "b": 1.19, "c": 9.0, "d": 9.0})
+    assert asked == ["a", "b"]
+    assert "a: cosine distance is 0.3" in message
+    assert "b: 1.19 times as fast as fp32 here, at least 1.2 is required" in message
+    assert "nothing was written" in message and "--int8-speedup" in message
+    assert tried_with({"a": 1.3, "b": 1.19, "c": 1.19, "d": 9.0}, 1.19)[0][0] == "c"
+
+
+def test_a_recipe_without_a_graph_is_one_that_failed() -> None:
+    graphs = iter([("a", SaccadeError("too many islands.")), ("b", "b")])
+    _, _, tried, _ = first_that_passes("v", graphs, lambda _: parity(0), None, 1)
+    assert tried == (TriedRecipe("a", "too many islands."), TriedRecipe("b", "kept"))
+
+
+def test_every_reason_is_in_the_message() -> None:
+    failed = {"a": parity(0.5), "b": parity(0.4)}
+    reasons = r"a: .* is 0\.5, .*; b: .* is 0\.4, .*--threshold one_minus_cosine LIMIT"
+    with pytest.raises(GateFailed, match=reasons):
+        first_that_passes("v", iter([("a", "a"), ("b", "b")]), failed.__getitem__, None, 1)
+
+
+def test_a_speed_is_a_ratio_of_interleaved_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, order = [0.0], []
+
+    def run(name: str, seconds: float) -> Any:
+        def call(batch: Any) -> dict[str, np.ndarray]:
+            assert len(batch["x"]) == 8
+            order.append(name)
+            clock[0] += seconds
+            return {}
+
+        return call
+
+    monkeypatch.setattr(search, "perf_counter", lambda: clock[0])
+    assert speed_over(run("slow", 3.0), run("fast", 2.0), SAMPLES) == pytest.approx(1.5)
+    assert order == ["slow", "fast"] * (len(order) // 2)
+
+
+def exported(checkpoint: Path, out: Path, ratio: float, **options: Any) -> Any:
+    options = {"budget": ("1",), "precision": ("int8",), **options}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "speed_over", lambda *_: ratio)
+        return export(checkpoint, ExportOptions(out, **options), FEW_SAMPLES)
+
+
+def test_the_manifest_says_which_recipe_and_what_was_tried(
+    tiny_checkpoint: Path, tmp_path: Path, traced_before: None
+) -> None:
+    done = exported(tiny_checkpoint, tmp_path / "out", 1.7, threshold={"one_minus_cosine": 0.5})
+    (manifest,) = done.manifests
+    assert read_manifest(next((tmp_path / "out").glob("*.json"))) == manifest
+    entry = manifest.quantization
+    assert entry is not None and entry.target == "cpu" and entry.speedup == 1.7
+    assert entry.tried == (TriedRecipe(entry.recipe, "kept"),)
+    assert entry.recipe.startswith("unsigned") and entry.samples == search.CALIBRATION_SAMPLES
+    assert "onnxruntime" in entry.runtime and "core" in entry.device
+    proto = onnx.load(tmp_path / "out" / manifest.file.name)
+    types = {tensor.data_type for tensor in proto.graph.initializer}
+    assert {onnx.TensorProto.UINT8, onnx.TensorProto.INT8} <= types
+    with pytest.raises(SaccadeError, match=r"quantized for a cpu .*--int8-for gpu"):
+        build(tmp_path / "out", BuildOptions(engine="tensorrt-rtx", out=tmp_path / "engines"))
+
+
+@pytest.mark.parametrize("for_gpu", [False, True])
+def test_a_file_for_a_gpu_is_checked_without_the_integers_of_this_cpu(
+    for_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without VNNI, a CPU adds two products in 16 bits, which saturates."""
+    opened: list[bool] = []
+    monkeypatch.setattr(gate, "onnx_session", lambda *_, optimized, **__: opened.append(optimized))
+    monkeypatch.setattr(gate, "onnx_runner", lambda _: None)
+    entry: Any = SimpleNamespace(precision="int8")
+    for opener in gate.candidates_of(b"", (), dict, entry, (), for_gpu=for_gpu):
+        opener()
+    assert opened == [not for_gpu]
+
+
+def test_int8_that_does_not_pay_is_not_written(
+    tiny_checkpoint: Path, tmp_path: Path, traced_before: None
+) -> None:
+    with pytest.raises(GateFailed, match=r"0\.90 times as fast as fp32 here, at least 1\.2"):
+        exported(tiny_checkpoint, tmp_path / "out", 0.9)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [{"int8_for": "tpu"}, {"int8_speedup": -1.0}])
+def test_wrong_options(options: dict[str, Any], tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(SaccadeError, match="--int8-"):
+        export(tiny_checkpoint, ExportOptions(tmp_path / "out", **options), FEW_SAMPLES)
