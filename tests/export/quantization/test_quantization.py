@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 from quick_gate import FEW_SAMPLES
 
 from saccade.errors import GateFailed, SaccadeError
-from saccade.exporter.artefact.manifest import Parity, TriedRecipe, read_manifest
+from saccade.exporter.artefact.manifest import FileEntry, Parity, TriedRecipe, read_manifest
 from saccade.exporter.exported import ExportOptions, export
 from saccade.exporter.gate import gate
 from saccade.exporter.quantization import search
@@ -275,7 +275,8 @@ def test_a_file_for_a_gpu_is_checked_without_the_integers_of_this_cpu(
     monkeypatch.setattr(gate, "onnx_session", lambda *_, optimized, **__: opened.append(optimized))
     monkeypatch.setattr(gate, "onnx_runner", lambda _: None)
     entry: Any = SimpleNamespace(precision="int8")
-    for opener in gate.candidates_of(b"", (), dict, entry, (), for_gpu=for_gpu):
+    file = FileEntry("int8.onnx", "", 0)
+    for opener in gate.candidates_of(Path(), file, (), dict, entry, (), for_gpu=for_gpu):
         opener()
     assert opened == [not for_gpu]
 

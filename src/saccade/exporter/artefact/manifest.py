@@ -199,6 +199,11 @@ class Manifest:
     inlined_ops: tuple[str, ...] = ()  # custom ops written as standard operators
     quantization: Quantization | None = None  # of an int8 file; None from releases before it
 
+    @property
+    def is_int8_for_gpu(self) -> bool:
+        """True if its integers are for a GPU; those of a CPU without VNNI saturate on it."""
+        return self.quantization is not None and self.quantization.target == "gpu"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object, including schema and version."""
         content = {"schema": SCHEMA, "version": VERSION, **asdict(self)}

@@ -227,9 +227,14 @@ def _verify_variant(
         expected = reference.expected(budget, entry.role, outputs, total, advance)
         reference.release()
         folded = partial(reference.folded, budget)
-        for_gpu = manifest.quantization is not None and manifest.quantization.target == "gpu"
         candidates = candidates_of(
-            path, manifest.file, manifest.custom_ops, folded, entry, outputs, for_gpu=for_gpu
+            path,
+            manifest.file,
+            manifest.custom_ops,
+            folded,
+            entry,
+            outputs,
+            for_gpu=manifest.is_int8_for_gpu,
         )
         peers = [partial(_same, run) for run in peers_of(folder, manifest).values()]
         parity = measure(

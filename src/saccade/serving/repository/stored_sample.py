@@ -19,7 +19,7 @@ from saccade.errors import MissingPackage, SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.onnxruntime import ONNXRUNTIME
-from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
+from saccade.exporter.runtimes.runners import Runner, onnx_runner
 from saccade.files import read_regular
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, TensorSpec, component_named
@@ -157,10 +157,10 @@ def _loaded(folder: ArtefactFolder, manifest: Manifest) -> Runner:
     if manifest.variant.precision != "bf16":
         return ONNXRUNTIME.load(folder, manifest, "bodies")
     require("onnx", extra="export")
-    from saccade.exporter.graph.half_graph import widened_bytes
+    from saccade.exporter.graph.half_graph import widened_session
 
     # ONNX Runtime's CPU provider has no kernels for the type.
-    return onnx_runner(onnx_session(widened_bytes(folder.file(manifest))))
+    return onnx_runner(widened_session(folder.file(manifest), manifest.file))
 
 
 def _answers(load: Callable[[], Runner], inputs: Arrays) -> dict[str, np.ndarray]:

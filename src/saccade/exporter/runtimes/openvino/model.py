@@ -42,20 +42,25 @@ def changed_graph(path: Path, manifest: Manifest) -> bytes:
 
     Raises: SaccadeError if the graph would be too large, MissingPackage if onnx is not installed.
     """
-    onnx = require("onnx", extra="export")
-    from saccade.exporter.graph.half_graph import widened_bytes
+    require("onnx", extra="export")
+    from saccade.exporter.graph.half_graph import widened
     from saccade.exporter.graph.limits import FILE_BYTES
+    from saccade.exporter.graph.model_file import read_model
     from saccade.exporter.graph.precision import inlined
+    from saccade.exporter.graph.weights import put_back
 
     half = computes_bf16(manifest)
-    size = manifest.file.bytes * (2 if half else 1)
+    size = manifest.file.total_bytes * (2 if half else 1)
     if size > FILE_BYTES:
         raise SaccadeError(
             f"{path}: OpenVINO needs another form of this graph, with about {size / 2**20:,.0f} "
             f"MiB, at most {FILE_BYTES / 2**20:,.0f} MiB are possible. Use --runtime onnxruntime, "
             "or a variant in fp32 without custom ops."
         )
-    proto = onnx.load_model_from_string(widened_bytes(path)) if half else onnx.load(path)
+    proto, weights = read_model(path, manifest.file)
+    if half:
+        proto, weights = widened(proto, weights)
+    proto = put_back(proto, weights)
     proto = inlined(proto) if manifest.custom_ops else proto
     proto.metadata_props.add(key=SOURCE, value=manifest.file.sha256)
     return bytes(proto.SerializeToString(deterministic=True))

@@ -66,7 +66,7 @@ class OpenVino:
         precision = manifest.variant.precision
         if precision not in ("bf16", "int8") or not self.is_here():
             return {}
-        if precision == "bf16" and not cpu_has_bf16():
+        if manifest.is_int8_for_gpu or (precision == "bf16" and not cpu_has_bf16()):
             return {}
         return {self.name: self.load(folder, manifest, None, threads=cores())}
 

@@ -35,6 +35,9 @@ from saccade.serving.repository.runtimes.served_runtime import (
     ModelCheck,
     ServedFiles,
     StoredFile,
+    exported_bytes,
+    exported_files,
+    exported_names,
     refuse_engines,
 )
 
@@ -81,11 +84,7 @@ class ServedOnnxRuntime:
         library = available_library() if ops == "kernels" else None
         served = {}
         for manifest in folder.manifests:
-            # Its bytes are compared with this hash when it is opened or copied.
-            source = StoredFile(folder.path / manifest.file.name, manifest.file.sha256)
-            files = {f"1/{MODEL_FILE}": source}
-            if data := manifest.file.data:  # under its own name, which is in the ONNX file
-                files[f"1/{data.name}"] = StoredFile(folder.path / data.name, data.sha256)
+            files = exported_files(folder, manifest)
             own = ops if has_custom_ops([manifest]) else None
             if library and own:
                 files[f"1/{OP_LIBRARY_FILE}"] = StoredFile(library.resolve())
@@ -99,12 +98,11 @@ class ServedOnnxRuntime:
         return config_fields(options, _names_library(model), run_batch)
 
     def files(self, model: RepositoryModel) -> set[str]:
-        library = (OP_LIBRARY_FILE,) if _names_library(model) else ()
-        return {f"1/{name}" for name in (*model.files, *library)}
+        library = {f"1/{OP_LIBRARY_FILE}"} if _names_library(model) else set()
+        return exported_names(model) | library
 
     def weights_bytes(self, model: RepositoryModel) -> int:
-        paths = [model.version / name for name in model.files]
-        return sum(path.stat().st_size for path in paths if path.is_file())
+        return exported_bytes(model)
 
     def check_gpus(self, model: RepositoryModel, gpus: Sequence[Gpu]) -> None:
         check_provider(CUDA)

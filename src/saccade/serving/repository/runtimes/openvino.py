@@ -2,6 +2,7 @@
 """OpenVINO in the bundled server: the graph that OpenVINO reads, for saccade's Python backend."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,9 @@ from saccade.serving.repository.runtimes.served_runtime import (
     ModelCheck,
     ServedFiles,
     StoredFile,
+    exported_bytes,
+    exported_files,
+    exported_names,
     refuse_engines,
     refuse_onnxruntimes_own,
 )
@@ -102,12 +106,12 @@ class ServedOpenVino:
         served = {}
         for manifest in folder.manifests:
             if is_changed(manifest):
-                source = StoredFile(changed_graph(folder.file(manifest), manifest))
+                graph = StoredFile(changed_graph(folder.file(manifest), manifest))
+                files = {f"1/{MODEL_FILE}": graph}
             else:
-                # Its bytes are compared with this hash when it is opened or copied.
-                source = StoredFile(folder.path / manifest.file.name, manifest.file.sha256)
+                files = exported_files(folder, manifest)
             served[manifest.variant.name] = ServedFiles(
-                {f"1/{MODEL_FILE}": source},
+                files,
                 partial(_fields_of, computes_bf16(manifest)),
                 "bodies" if manifest.custom_ops else None,
             )
@@ -119,10 +123,13 @@ class ServedOpenVino:
         return _fields_of(computes_bf16(model.manifest), run_batch, options.threads or 0)
 
     def files(self, model: RepositoryModel) -> set[str]:
-        return {f"1/{MODEL_FILE}"}
+        with suppress(NotChecked):  # without a manifest, only the file's name is known
+            if is_changed(model.manifest):
+                return {f"1/{MODEL_FILE}"}
+        return exported_names(model)
 
     def weights_bytes(self, model: RepositoryModel) -> int:
-        return model.model.stat().st_size if model.model.is_file() else 0
+        return exported_bytes(model)
 
     def check_gpus(self, model: RepositoryModel, gpus: Sequence[Gpu]) -> None:
         raise SaccadeError(f"{model.name}: OpenVINO runs on CPUs here. Leave out --instances gpu.")

@@ -12,7 +12,7 @@ from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.gpu import Gpu
 from saccade.exporter.runtimes.runners import Runner
 from saccade.plugins.execution import Ops
-from saccade.serving.repository.model_config import MAX_BATCH
+from saccade.serving.repository.model_config import MAX_BATCH, MODEL_FILE
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.preflight.target import Target
@@ -44,6 +44,27 @@ class ServedFiles:
     ops: Ops = None  # how its custom ops run; None: it has none
     max_batch: int = MAX_BATCH
     usual_batch: int = DEFAULT_RUN_BATCH
+
+
+def exported_files(folder: ArtefactFolder, manifest: Manifest) -> dict[str, StoredFile]:
+    """Return an exported file, with its data file if it has one, by their names in a repository.
+
+    Their bytes are compared with the manifest's hashes when they are opened or copied.
+    """
+    file = manifest.file
+    names = {f"1/{MODEL_FILE}": file} | {f"1/{data.name}": data for data in file.files[1:]}
+    return {name: StoredFile(folder.path / each.name, each.sha256) for name, each in names.items()}
+
+
+def exported_names(model: RepositoryModel) -> set[str]:
+    """Return the names of an exported file and its data file in a model's folder."""
+    return {f"1/{name}" for name in model.files}
+
+
+def exported_bytes(model: RepositoryModel) -> int:
+    """Return the bytes of an exported file and its data file in a repository."""
+    paths = [model.version / name for name in model.files]
+    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def refuse_engines(options: RepositoryOptions) -> None:
