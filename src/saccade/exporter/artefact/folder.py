@@ -132,29 +132,27 @@ class ArtefactFolder:
                 "because runtimes do not open weights elsewhere. Copy it here."
             )
         for expected in manifest.file.files:
-            self._check_file(expected)
+            path = self.path / expected.name
+            if not path.is_file():
+                raise SaccadeError(f"{path}: missing, but its manifest exists. {AGAIN}")
+            now, state = time.time_ns(), path.stat()
+            times = state.st_mtime_ns, state.st_ctime_ns
+            stamp = (state.st_dev, state.st_ino, state.st_size, *times)
+            if self._hashed.get(expected) == stamp:
+                continue
+            if (digest := sha256_of(path)) != expected.sha256:
+                raise SaccadeError(
+                    f"{path}: SHA-256 is {digest[:12]}..., its manifest has "
+                    f"{expected.sha256[:12]}... The file was changed after its export. {AGAIN}"
+                )
+            if state.st_size != expected.bytes:
+                raise SaccadeError(
+                    f"{path}: has {state.st_size} bytes, expected {expected.bytes} as in its "
+                    f"manifest. {AGAIN}"
+                )
+            if max(times) < now - _TICK_NS:
+                self._hashed[expected] = stamp
         return self.path / manifest.file.name
-
-    def _check_file(self, expected: FileEntry | DataEntry) -> None:
-        path = self.path / expected.name
-        if not path.is_file():
-            raise SaccadeError(f"{path}: missing, but its manifest exists. {AGAIN}")
-        now, state = time.time_ns(), path.stat()
-        stamp = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-        if self._hashed.get(expected) == stamp:
-            return
-        if (digest := sha256_of(path)) != expected.sha256:
-            raise SaccadeError(
-                f"{path}: SHA-256 is {digest[:12]}..., its manifest has {expected.sha256[:12]}... "
-                f"The file was changed after its export. {AGAIN}"
-            )
-        if state.st_size != expected.bytes:
-            raise SaccadeError(
-                f"{path}: has {state.st_size} bytes, expected {expected.bytes} as in its manifest. "
-                f"{AGAIN}"
-            )
-        if max(state.st_mtime_ns, state.st_ctime_ns) < now - _TICK_NS:
-            self._hashed[expected] = stamp
 
     def check_files(self) -> None:
         """Check every file.
