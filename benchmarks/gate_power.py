@@ -104,7 +104,7 @@ def _found(
         openers = candidates_of(
             path, manifest.custom_ops, partial(reference.folded, budget), entry, outputs
         )
-        # The rounded torch model of half precision has no fault: only the file is asked.
+        # The rounded torch model of half precision has no fault: only the file is compared.
         openers = openers[1:] if entry.precision in ("fp16", "bf16") else openers
         parity = measure(openers, expected, entry.precision, {})
     except SaccadeError as error:

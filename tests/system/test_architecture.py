@@ -261,7 +261,7 @@ def test_processes_of_our_own_are_workers():
 OF_RUNTIMES = ("exporter/runtimes/", "serving/repository/runtimes/")
 # The same word is the name of a package, or of a folder of the server; nobody compares it there.
 NOT_THE_RUNTIME = {
-    "errors.py", "machine.py", "plugins/availability.py", "exporter/exported.py",
+    "errors.py", "machine.py", "plugins/availability.py", "exporter/component_files.py",
     "serving/repository/installation.py", "serving/server/process.py",
 }  # fmt: skip
 OF_A_PACKAGE = {"require", "find_spec"}  # calls that take a package's name

@@ -41,7 +41,8 @@ def score_change(
 
     It ends when the interval of the change is on one side of `limit`, at the end of the data, or
     after `seconds` if the change so far is within the limit: a change beyond it is never reported
-    from few samples. The intervals of all looks hold together. None: there are no right answers.
+    from few samples. All looks together miss the change with a chance of 5 %. None: there are no
+    right answers.
 
     Units: limit in percentage points, clock in seconds.
     """

@@ -45,7 +45,7 @@ THOROUGH = GateSizes(level="thorough")
 
 
 def gate_sizes(level: GateLevel, multiply_adds: int) -> GateSizes:
-    """Return the sizes of a level for a component that costs so many multiply-adds a sample.
+    """Return the sizes of a level for a component whose samples cost that many multiply-adds.
 
     `thorough` does not depend on the cost. `standard` is as large as `thorough` for small models
     and has 16 samples for large ones; its largest batch has all samples, at most 64. `quick` has 8.
