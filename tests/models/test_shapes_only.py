@@ -63,3 +63,11 @@ def test_undrawn_numbers_are_not_touched() -> None:
         assert torch.rand(2, 3).shape == (2, 3)
         assert (torch.ones(2) * 3).tolist() == [3, 3]
     assert (real == 7).all()
+
+
+@pytest.mark.timeout(30)
+def test_a_truncated_draw_ends_whatever_is_in_memory() -> None:
+    real = torch.full((2, 2), 7.0)
+    with Undrawn():
+        torch.nn.init.trunc_normal_(real, std=0.1, a=-0.2, b=0.2)
+    assert (real.abs() <= 0.2).all()

@@ -15,6 +15,11 @@ def _in_place(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
     return tensor
 
 
+def _within_bounds(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    # `trunc_normal_` draws again until all numbers are within its bounds: memory may contain any.
+    return tensor.zero_()
+
+
 def _drawn(*size: Any, generator: Any = None, **named: Any) -> Tensor:
     return torch.empty(*size, **named)
 
@@ -49,7 +54,7 @@ _DRAWING: Mapping[Any, Callable[..., Tensor]] = {
     torch.nn.init.normal_: _in_place,
     torch.nn.init.uniform_: _in_place,
     torch.nn.init.kaiming_uniform_: _in_place,
-    Tensor.normal_: _in_place,
+    Tensor.normal_: _within_bounds,
     Tensor.uniform_: _in_place,
     torch.rand: _drawn,
     torch.randn: _drawn,

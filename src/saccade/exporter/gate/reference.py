@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the gate compares with: the unfolded float64 model's answers, and the folded model."""
 
+import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -67,6 +68,7 @@ class Reference:
         numbers = sum(weight.numel() for weight in self.checkpoint.weights.values())
         if numbers > _KEPT_PARAMETERS:
             self._model = None
+            gc.collect()  # components refer to their model in a circle
 
     def sizes(self, multiply_adds: int) -> GateSizes:
         """Return the sizes of the gate for a component of this cost per sample."""
@@ -92,7 +94,9 @@ class Reference:
         """Return the model that is exported: folded in float64, then rounded to float32 once."""
         self.release()
         torch = require("torch", extra="export")
-        return folded_float32(cast(Family, self.checkpoint.build(torch.float64)).at(budget))
+        folded = folded_float32(cast(Family, self.checkpoint.build(torch.float64)).at(budget))
+        self.release()
+        return folded
 
     def expected(
         self,

@@ -174,9 +174,9 @@ def _tensor_excesses(tensor: onnx.TensorProto, held: Held) -> Iterator[str]:
     if tensor.data_location or tensor.external_data:
         yield from _outside_excesses(what, tensor, held, -(-count * bits // 8))
     elif tensor.HasField("raw_data"):
-        held, expected = len(tensor.raw_data), -(-count * bits // 8)
-        if held != expected:
-            yield f"{what} of {list(tensor.dims)} has {held} bytes, expected {expected}"
+        stored, expected = len(tensor.raw_data), -(-count * bits // 8)
+        if stored != expected:
+            yield f"{what} of {list(tensor.dims)} has {stored} bytes, expected {expected}"
     elif count > _MOST_PER_ENTRY * sum(len(getattr(tensor, field)) for field in _TYPED_DATA):
         yield f"{what} of {list(tensor.dims)} contains fewer numbers than its shape"
 

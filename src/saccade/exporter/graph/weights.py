@@ -69,7 +69,7 @@ def loader(tensor: TensorProto, weights: Mapping[str, Load] | None) -> Load:
 
 def raw(values: np.ndarray) -> memoryview:
     """Return the bytes of contiguous values without copying them."""
-    return memoryview(values.reshape(-1).view(np.uint8))
+    return values.reshape(-1).view(np.uint8).data
 
 
 def set_apart(model: onnx_ir.Model, weights: Weights) -> None:
@@ -80,7 +80,12 @@ def set_apart(model: onnx_ir.Model, weights: Weights) -> None:
             continue
         made = placeholder(value.name or "", tensor.numpy, weights)
         value.const_value = onnx_ir.ExternalTensor(
-            location_of(made), 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=made.name
+            location_of(made),
+            0,
+            tensor.nbytes,
+            tensor.dtype,
+            shape=onnx_ir.Shape(made.dims),
+            name=made.name,
         )
 
 

@@ -103,7 +103,7 @@ def percentiles_of(
     """
     from onnxruntime.quantization.calibrate import PercentileCalibrater
 
-    class Chosen(PercentileCalibrater):  # type: ignore[misc]  # the library has no types
+    class Chosen(PercentileCalibrater):
         def select_tensors_to_calibrate(self, model: onnx.ModelProto) -> Any:
             return set(names), {name: onnx.ValueInfoProto(name=name) for name in names}
 
@@ -116,7 +116,8 @@ def percentiles_of(
         for some in _batches(samples, 1, _HISTOGRAM_SAMPLES):
             calibrator.collect_data(_Reader(some))
         data = calibrator.compute_data()
-    return {name: tuple(map(float, data[name].range_value)) for name in names}
+    ends = {name: data[name].range_value for name in names}
+    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
 
 class _Reader:

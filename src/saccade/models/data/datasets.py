@@ -61,7 +61,7 @@ class Dataset:
         if rows is None:
             return self
         own: Any = self.images
-        images = own.part(own.rows[rows]) if isinstance(own, Images) else own[rows]
+        images: Any = own.part(own.rows[rows]) if isinstance(own, Images) else own[rows]
         originals = self.originals and self.originals.part(self.originals.rows[rows])
         return replace(self, images=images, labels=self.labels[rows], originals=originals)
 
