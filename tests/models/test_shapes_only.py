@@ -58,7 +58,7 @@ def test_undrawn_numbers_are_not_touched() -> None:
     real = torch.full((2, 2), 7.0)
     with Undrawn():
         torch.nn.init.kaiming_uniform_(real)
-        torch.nn.init.normal_(real.normal_().uniform_())
+        torch.nn.init.normal_(real.uniform_())
         assert torch.randn(2, 3, dtype=torch.float64).dtype == torch.float64
         assert torch.rand(2, 3).shape == (2, 3)
         assert (torch.ones(2) * 3).tolist() == [3, 3]
