@@ -139,11 +139,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
 
 def write_model(name: str, folder: Path) -> Path:
     """Write the folder of one model and return it; an existing one is kept."""
-    import transformers
-
     config_class, fields, model_class, images = MODELS[name]
     if (complete := folder / "preprocessor_config.json").exists():
         return folder
+    import transformers
+
     config = getattr(transformers, config_class)(**fields)
     with torch.device("meta"):
         model = getattr(transformers, model_class)(config)

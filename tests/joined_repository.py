@@ -25,6 +25,8 @@ def join(folder: Path, repositories: Iterable[Path]) -> Path:
         "unmeasured": [],
         "runtime": "onnxruntime",
         "samples": [],
+        "cores": 1,
+        "threads": {},
         "files": {path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
     }
     (folder / "saccade.json").write_bytes(json_bytes(content))

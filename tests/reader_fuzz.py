@@ -269,7 +269,7 @@ _VARIANT = {"name": "x-b1000-fp32", "model": "x", "family": "nac", "role": "", "
 _VARIANT |= {"budget": 1.0, "kept": 4, "total": 4, "unit": "modules", "precision": "fp32"}
 _NAME = "x-b1000-fp32.manifest.json"
 _REPORT = {"schema": report.SCHEMA, "version": report.VERSION, "variants": [{"a": 1.0}]}
-_FILE = {"name": "x-b1000-fp32.onnx", "sha256": "0" * 64, "bytes": 10}
+_FILE = {"name": "x-b1000-fp32.onnx", "sha256": "0" * 64, "bytes": 10, "data": None}
 _TENSORS = {
     "inputs": [{"name": "image", "axes": "b 8 8 1", "dtype": "uint8"}],
     "outputs": [{"name": "logits", "axes": "b 2", "dtype": "float32"}],
@@ -341,7 +341,11 @@ def _manifest(path: Path) -> None:
             "random_inputs": 64,
             "batches": [1, 2],
             "floor": 0.1,
+            "gate": "standard",
+            "seconds": 1.5,
+            "score": {"samples": 32, "points": 0.0, "low": -0.1, "high": 0.1},
         },
+        "quantization": None,
         "float32_layers": [],
         "activation_ranges": {},
         "inlined_ops": [],

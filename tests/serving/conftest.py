@@ -215,6 +215,8 @@ def describe(folder: Path, model: str, variants: list[str]) -> None:
         "unmeasured": variants,
         "runtime": "onnxruntime",
         "samples": [],
+        "cores": 1,
+        "threads": {},
     }
     (folder / "saccade.json").write_bytes(json_bytes(content))
 

@@ -133,8 +133,14 @@ def test_torch_without_cuda_is_named(plan: Path) -> None:
         ({"version": 2}, "engine manifest version 2 is not known"),
         ({"extra": 1}, "unknown keys: extra"),
         ({"engine": {}}, "missing keys"),
-        ({"file": {"name": "../x.plan", "sha256": "0" * 64, "bytes": 1}}, "plan's name is"),
-        ({"file": {"name": "/etc/passwd", "sha256": "0" * 64, "bytes": 1}}, "plan's name is"),
+        (
+            {"file": {"name": "../x.plan", "sha256": "0" * 64, "bytes": 1, "data": None}},
+            "plan's name is",
+        ),
+        (
+            {"file": {"name": "/etc/passwd", "sha256": "0" * 64, "bytes": 1, "data": None}},
+            "plan's name is",
+        ),
         ({"plugins": {"../evil.so": "0" * 64}}, "is not a plain file name"),
         ({"plugins": {"evil.so": "0" * 64}}, "needs the plugin library evil.so"),
         ({"compute_capabilities": []}, "expected one or more such as 8.9"),

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,8 +118,11 @@ def test_the_images_build_commands_are_understood(tmp_path):
     assert wrong.returncode != 0
 
 
+READ = SimpleNamespace(runtime="onnxruntime")
+
+
 def test_compose_says_what_the_printed_command_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(print_command, "read_repository", lambda folder: None)
+    monkeypatch.setattr(print_command, "read_repository", lambda folder: READ)
     services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
     server = services["saccade-server"]
     words = print_command.print_command(tmp_path, container=True)

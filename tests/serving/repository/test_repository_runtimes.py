@@ -285,7 +285,7 @@ def test_a_full_disk_leaves_nothing(artefacts, out, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("saccade.serving.repository.components.shutil.copyfile", full)
+    monkeypatch.setattr("saccade.serving.repository.components.copy_file", full)
     with pytest.raises(SaccadeError, match=r"No space left on device.*Free space"):
         deploy(artefacts, RepositoryOptions(out))
     assert not list(out.parent.iterdir())
