@@ -9,7 +9,8 @@ DEPLOY_TOOLS := build/deploy-tools
 DOCS_TOOLS := build/docs-tools
 
 .PHONY: help demo docs test test-fast test-journeys check bench plugins plugins-tensorrt check-native \
-	check-chaos check-deploy check-first-hour check-fuzz check-gpu check-killed check-mutations check-notebooks check-scale \
+	check-chaos check-deploy check-first-hour check-fuzz check-gpu check-killed check-mutations check-notebooks \
+	check-real-size check-scale \
 	check-supply check-wheel wheel
 
 help: ## list the targets
@@ -88,6 +89,10 @@ check-first-hour: $(STAMP) ## type README and quickstarts into a fresh clone wit
 
 check-fuzz: $(STAMP) ## fuzz every file reader with 100,000 changed files: each must be read or refused
 	$(BIN)/python benchmarks/fuzz_readers.py
+
+check-real-size: $(STAMP) ## measure models of real sizes from their folder to the server: hours
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt transformers
+	$(BIN)/python benchmarks/real_size.py
 
 check-killed: $(STAMP) ## kill commands with three signals at 50 seeded moments, and fill 20 disks
 	$(BIN)/python tests/killed/check.py --moments 50 --full 20 --out benchmarks/results/killed.json

@@ -25,7 +25,7 @@ from result_file import write_result
 
 from saccade.errors import GateFailed, SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.manifest import FileEntry, Manifest
 from saccade.exporter.exported import ExportOptions, export
 from saccade.exporter.gate.gate import candidates_of, measure
 from saccade.exporter.gate.metrics import exceeded
@@ -102,7 +102,12 @@ def _found(
     expected = reference.expected(budget, entry.role, outputs, 0)
     try:
         openers = candidates_of(
-            path, manifest.custom_ops, partial(reference.folded, budget), entry, outputs
+            path,
+            FileEntry(path.name, "", path.stat().st_size),
+            manifest.custom_ops,
+            partial(reference.folded, budget),
+            entry,
+            outputs,
         )
         # The rounded torch model of half precision has no fault: only the file is compared.
         openers = openers[1:] if entry.precision in ("fp16", "bf16") else openers

@@ -211,7 +211,7 @@ def row_of(name: str, place: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure the models that were named, and write each row at once."""
+    """Measure the models that were named, and write each row when it is complete."""
     if sys.argv[1:2] == ["--child"]:
         return child(sys.argv[2:])
     if sys.argv[1:2] == ["--peer"]:
