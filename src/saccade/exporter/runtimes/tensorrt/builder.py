@@ -60,8 +60,10 @@ def build(
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     model = Path(request["onnx"])
-    # The path only tells where the folder with the data file is.
-    if not parser.parse(model.read_bytes(), str(model.absolute())):
+    # The path tells where the data file is. It also goes into the plan, whose bytes then depend on
+    # the folder, so a model without a data file is parsed without it.
+    places = [str(model.absolute())] if list(model.parent.glob("*.data")) else []
+    if not parser.parse(model.read_bytes(), *places):
         errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]
         raise Refused("onnx", errors[0] if errors else "no reason given")
     tell("answer", {"version": trt.__version__, **_described(trt, network)})
