@@ -8,7 +8,8 @@
 Weights are random, so nothing is scored. A row is written to results/real_size.json as soon as it
 is measured, with commit and date, and is kept until `--again` names its model. Each command runs in
 its own process: seconds, and the largest resident memory. Beside the export, in the same run, what
-a user would write instead: torch.onnx.export, and a comparison of 16 images in ONNX Runtime.
+a user would write instead: torch.onnx.export, and a comparison of 16 images in ONNX Runtime. Beside
+the throughput: torch, torch.compile, and OpenVINO's own conversion of the torch model.
 """
 
 import argparse
@@ -18,39 +19,57 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from memory_peaks import child, measured
+from PIL import Image
 from real_models import MODELS, write_model
 from result_file import write_result
 from served_threads import QUIET
 
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.graph.samples import random_inputs
-from saccade.exporter.runtimes.runners import onnx_runner, onnx_session, torch_runner
+from saccade.exporter.runtimes.runners import onnx_session, torch_runner
+from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.machine import cores, this_machine
-from saccade.models.checkpoint import load, save
+from saccade.models.checkpoint import Checkpoint, load, save
 from saccade.models.entry import imported
 from saccade.models.families import build, entry_of
+from saccade.models.interface import component_named
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
+from saccade.serving.bench.load_requests import request
 from saccade.serving.bench.served import encoded_request
 from saccade.serving.server.server import Server
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "real_size.json"
-# Named sizes of saccade's own families: family, size, options of the export.
-PRESETS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "nac-imagenet": ("nac", "imagenet", ("--budget", "1,0.5,0.25,0.125,0.0625")),
-    "nac-tiny-imagenet": ("nac", "tiny-imagenet", ("--budget", "1,0.5,0.25,0.125,0.0625")),
-    "sot-tiny": ("sot", "sot-tiny", ("--budget", "fast,class")),
+_FIVE = ("--budget", "1,0.5,0.25,0.125,0.0625")
+# Named sizes of saccade's own families: family, size, changed fields, options of the export.
+PRESETS: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
+    "nac-imagenet": ("nac", "imagenet", {}, _FIVE),
+    "nac-imagenet-320": ("nac", "imagenet", {"modules": 320}, _FIVE),
+    "nac-tiny-imagenet": ("nac", "tiny-imagenet", {}, _FIVE),
+    "sot-tiny": ("sot", "sot-tiny", {}, ("--budget", "fast,class")),
+    "sparo-vit-b16": ("sparo", "vit-b-16-sparo", {}, ()),
+    "slots-clevr": ("slot-attention", "slot-attention-clevr", {}, ()),
+    "mcan-grid": ("vqa", "vqa-grid", {}, ()),
+    "captioner": ("captioner", "captioner-paper", {}, ()),
 }
-_SAMPLES, _PEER_IMAGES, _ROUNDS, _BATCH = 256, 16, 5, 8
-_SERVED_S = 20.0
+# Converted models that are exported in int8 as well, which is calibrated on photographs.
+INT8 = ("vit-b", "deit-s", "resnet-50")
+_SAMPLES, _PEER_IMAGES, _ROUNDS, _BATCH, _PHOTOGRAPHS = 64, 16, 5, 8, 32
+_SERVED_S = 15.0
+# Above it, sessions of every runtime at once do not fit into 24 GiB: fewer ways are compared.
+_LARGE_MIB = 2048
 
 
 def checkpoint_of(name: str, place: Path) -> dict[str, Any]:
@@ -64,55 +83,75 @@ def checkpoint_of(name: str, place: Path) -> dict[str, Any]:
 
 
 def _write_preset(name: str, path: Path) -> None:
-    family, size, _ = PRESETS[name]
-    config = imported(entry_of(family).presets)[size]
+    family, size, changes, _ = PRESETS[name]
+    config = replace(imported(entry_of(family).presets)[size], **changes)
     model: Any = build(family, config.to_dict()).eval()
     rng = np.random.default_rng(0)
     calibration: dict[str, np.ndarray] = {}
-    for component in model.components():
-        calibration |= random_inputs(component, rng, _SAMPLES)
-    height, width, channels = calibration["image"].shape[1:]
+    for index, component in enumerate(model.components()):
+        if not index or component.real is None:  # the inputs of others are made from these
+            calibration |= random_inputs(component, rng, _SAMPLES)
+    preprocessing = None
+    if (image := calibration.get("image")) is not None:
+        height, width, channels = image.shape[1:]
+        preprocessing = Preprocessing(height, width, channels, config.mean, config.std)
+    classes = getattr(config, "classes", None) or getattr(config, "answers", 0)
     save(
         path,
         family=family,
         config=config.to_dict(),
         weights=model.state_dict(),
-        preprocessing=Preprocessing(height, width, channels, config.mean, config.std),
-        labels=tuple(f"class {index}" for index in range(config.classes)),
+        preprocessing=preprocessing,
+        labels=tuple(f"class {index}" for index in range(classes)),
         calibration=calibration,
         card={"data": "random", "seed": 0},
     )
 
 
+def _photographs(place: Path) -> Path:
+    """Return a folder of JPEG files of smooth random colors: ranges of int8, not scores."""
+    folder, rng = place / "photographs", np.random.default_rng(0)
+    folder.mkdir(exist_ok=True)
+    for index in range(_PHOTOGRAPHS):
+        colors = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+        colors.resize((640, 480)).save(folder / f"{index}.jpg", quality=85)
+    return folder
+
+
+class Whole(torch.nn.Module):
+    """One output of a model's component, as a module of its own."""
+
+    def __init__(self, model: Any, role: str, inputs: list[str], output: str) -> None:
+        super().__init__()
+        self.model, self.role, self.inputs, self.output = model, role, inputs, output
+
+    def forward(self, *arguments: torch.Tensor) -> torch.Tensor:
+        """Return the output for the inputs in their order."""
+        component = component_named(self.model, self.role)
+        outputs = component.run(**dict(zip(self.inputs, arguments, strict=True)))
+        return outputs[self.output]
+
+
 def peer_export(path: str, out: str) -> None:
     """Export with torch alone and compare with ONNX Runtime, as a user would without saccade."""
-    import torch
-
-    checkpoint = load(path)
-    model: Any = checkpoint.build()
+    model: Any = load(path).build()
     component = model.components()[0]
-    (spec,) = component.inputs
-    images = checkpoint.calibration[spec.name][:_PEER_IMAGES]
-
-    class Whole(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.model.components()[0].run(**{spec.name: x})[component.outputs[0]]
-
+    given = random_inputs(component, np.random.default_rng(0), _PEER_IMAGES)
+    names = [spec.name for spec in component.inputs]
+    whole = Whole(model, component.role, names, component.outputs[0]).eval()
+    arguments = tuple(torch.from_numpy(given[name][:2].copy()) for name in names)
     torch.onnx.export(
-        Whole().eval(),
-        (torch.from_numpy(images[:2].copy()),),
+        whole,
+        arguments,
         out,
         dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("b", min=1)},),
+        dynamic_shapes=(tuple({0: torch.export.Dim.DYNAMIC} for _ in names),),
+        input_names=names,
         external_data=True,
         verbose=False,
     )
-    (answer,) = onnx_session(out, threads=cores()).run(None, {"x": images})
-    expected = torch_runner(model)({spec.name: images})[component.outputs[0]]
+    (answer,) = onnx_session(out, threads=cores()).run(None, {name: given[name] for name in names})
+    expected = torch_runner(model, component.role)(given)[component.outputs[0]]
     print(float(np.abs(answer - expected).max() / np.abs(expected).max()))
 
 
@@ -126,17 +165,12 @@ def _peer(path: Path, place: Path) -> dict[str, Any]:
     return {"seconds": seconds, "peak_mib": int(done.stdout.splitlines()[-1])}
 
 
-def in_process(folder: ArtefactFolder, path: Path) -> dict[str, Any]:
-    """Return images per second of each file with all cores, beside torch, in interleaved rounds."""
-    checkpoint = load(path)
-    images = {name: array[:_BATCH] for name, array in checkpoint.calibration.items()}
-    runs: dict[str, Callable[[], Any]] = {}
-    for variant in folder.variants:
-        main = variant.main
-        given = {spec.name: images[spec.name] for spec in main.inputs}
-        run = onnx_runner(onnx_session(folder.file(main), threads=cores()))
-        runs[variant.name] = lambda run=run, given=given: run(given)
-        runs.setdefault("torch, whole model", _torch(checkpoint.build(), main.variant.role, given))
+def in_process(folder: ArtefactFolder, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return images per second by variant, runtime and threads, beside what others make of it.
+
+    The ways take turns. Of two components, as two towers or a decoder, the first is measured.
+    """
+    runs = dict(_ours(folder, checkpoint)) | dict(_peers(folder, checkpoint))
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for round_number in range(_ROUNDS + 1):
         for name, call in runs.items():
@@ -150,32 +184,93 @@ def in_process(folder: ArtefactFolder, path: Path) -> dict[str, Any]:
     }
 
 
-def _torch(model: Any, role: str, given: dict[str, np.ndarray]) -> Callable[[], Any]:
-    run = torch_runner(model, role)
-    return lambda: run(given)
+def _given(checkpoint: Checkpoint, manifest: Manifest) -> dict[str, np.ndarray]:
+    component = component_named(checkpoint.build(), manifest.variant.role)
+    drawn = random_inputs(component, np.random.default_rng(0), _BATCH)
+    return {spec.name: drawn[spec.name] for spec in manifest.inputs}
 
 
-def served(folder: ArtefactFolder, place: Path) -> dict[str, Any]:
-    """Serve the largest variant through the router; return rates and times of requests of 1 and 8.
+def _is_large(folder: ArtefactFolder) -> bool:
+    return folder.manifests[0].file.total_bytes > _LARGE_MIB * 2**20
 
+
+def _ours(
+    folder: ArtefactFolder, checkpoint: Checkpoint
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    large = _is_large(folder)
+    for variant in folder.variants:
+        manifest = variant.main
+        given = _given(checkpoint, manifest)
+        for name in ("onnxruntime",) if large else ("onnxruntime", "openvino"):
+            runtime = runtime_named(name)
+            if name == "openvino" and manifest.custom_ops:
+                continue  # it takes files with inlined ops only
+            for threads in {cores()} if large else {1, cores()}:
+                title = f"{manifest.variant.name}, {name}, {threads} threads"
+                run = runtime.load(folder, manifest, "bodies", threads=threads)
+                yield title, partial(run, given)
+
+
+def _peers(
+    folder: ArtefactFolder, checkpoint: Checkpoint
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield the unchanged torch model, compiled by torch, and converted by OpenVINO."""
+    import openvino
+
+    main = folder.variants[0].main
+    given = _given(checkpoint, main)
+    model = Whole(checkpoint.build(), main.variant.role, list(given), main.outputs[0].name).eval()
+    arguments = tuple(torch.from_numpy(array) for array in given.values())
+    yield "torch, whole model", _without_grad(model, arguments)
+    if _is_large(folder):
+        return
+    ways = {
+        "torch.compile, whole model": lambda: _without_grad(torch.compile(model), arguments),
+        "openvino from torch, whole model": lambda: _converted(openvino, model, arguments),
+    }
+    for name, make in ways.items():
+        try:
+            call = make()
+            call()
+        except Exception as error:
+            print(f"{name}: {str(error)[:200]}", file=sys.stderr)
+        else:
+            yield name, call
+
+
+def _converted(openvino: Any, model: Any, arguments: tuple[Any, ...]) -> Callable[[], Any]:
+    traced = openvino.convert_model(model, example_input=arguments)
+    properties = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": cores()}
+    compiled = openvino.Core().compile_model(traced, "CPU", properties)
+    arrays = [argument.numpy() for argument in arguments]
+    return lambda: compiled(arrays)
+
+
+def _without_grad(model: Any, arguments: tuple[Any, ...]) -> Callable[[], Any]:
+    def run() -> Any:
+        with torch.inference_mode():
+            return model(*arguments)
+
+    return run
+
+
+def served(folder: ArtefactFolder, checkpoint: Checkpoint, place: Path) -> dict[str, Any]:
+    """Serve the folder; return rates and times of requests of 1 and 8 with two clients.
+
+    Tensors go to each variant, and PNG files through the router to the first.
     Units: images per second, seconds until ready, latencies in ms.
     """
-    repository, variant = place / "repository", folder.variants[0]
+    repository = place / "repository"
     written = measured(["repository", str(folder.path), "--out", str(repository), "--force"])
     found: dict[str, Any] = {"repository": written}
-    spec = next(spec for spec in variant.main.inputs if spec.name == "image")
-    shape = (_BATCH, *(int(axis) for axis in spec.axes.split()[1:]))
-    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    output, budget = variant.main.outputs[0].name, float(variant.main.variant.budget)
     started = time.perf_counter()
     with Server(repository, QUIET) as server, LoadGenerator(server.url) as generator:
         found["ready_s"] = time.perf_counter() - started
-        for count in (1, _BATCH):
-            request = encoded_request(folder.model, images[:count], budget, output)
-            stream = Stream(f"requests of {count}", folder.model, 2, (request,), count)
+        for title, model, count, message in _requests(folder, checkpoint):
+            stream = Stream(title, model, 2, (message,), count)
             result = generator.run([stream], seconds=_SERVED_S, warmup_s=2.0)
-            times = refuse_errors(result, generator.url).streams[stream.name].latencies_ms
-            found[stream.name] = {
+            times = refuse_errors(result, generator.url).streams[title].latencies_ms
+            found[title] = {
                 "images_per_second": count * len(times) / result.seconds,
                 "p50_ms": float(np.percentile(times, 50)),
                 "p99_ms": float(np.percentile(times, 99)),
@@ -185,29 +280,54 @@ def served(folder: ArtefactFolder, place: Path) -> dict[str, Any]:
     return found
 
 
+def _requests(
+    folder: ArtefactFolder, checkpoint: Checkpoint
+) -> Iterator[tuple[str, str, int, bytes]]:
+    for variant in folder.variants:
+        manifest = variant.main
+        given, output = _given(checkpoint, manifest), manifest.outputs[0].name
+        for count in (1, _BATCH):
+            rows = {name: array[:count] for name, array in given.items()}
+            model = manifest.variant.name
+            yield f"{model}, tensors of {count}", model, count, request(model, rows, (output,))
+            if variant is folder.variants[0] and list(given) == ["image"]:
+                budget = float(manifest.variant.budget)
+                message = encoded_request(folder.model, rows["image"], budget, output)
+                yield f"router, PNG files of {count}", folder.model, count, message
+
+
 def row_of(name: str, place: Path) -> dict[str, Any]:
     """Measure every step of one model."""
     row = checkpoint_of(name, place)
     path, out = place / f"{name}.safetensors", place / f"{name}-exported"
-    options = PRESETS[name][2] if name in PRESETS else ()
-    command = ["export", str(path), "--out", str(out), "--force", *options]
-    row["export"] = measured(command)
+    options = list(PRESETS[name][3]) if name in PRESETS else []
+    row["export"] = measured(["export", str(path), "--out", str(out), "--force", *options])
     if "failed" in row["export"]:
         return row
     row["verify"] = measured(["verify", str(out)])
     row["torch.onnx and comparison"] = _peer(path, place)
-    folder = ArtefactFolder(out)
-    row["mib"] = {
-        manifest.variant.name: manifest.file.total_bytes / 2**20 for manifest in folder.manifests
-    }
-    row["gate_s"] = {
-        manifest.variant.name: manifest.parity.seconds for manifest in folder.manifests
-    }
-    row["images_per_second"] = in_process(folder, path)
-    if len(folder.variants[0].components) == 1:
-        row["served"] = served(folder, place)
+    row["mib"], row["gate_s"] = _sizes(out), _gate_seconds(out)
+    if name in INT8:
+        more = ["--precision", "fp32,int8", "--calibrate-on", str(_photographs(place))]
+        row["export fp32, int8"] = measured(
+            ["export", str(path), "--out", str(out), "--force", *more]
+        )
+        row["mib"], row["gate_s"] = _sizes(out), _gate_seconds(out)
+    folder, checkpoint = ArtefactFolder(out), load(path)
+    row["images_per_second"] = in_process(folder, checkpoint)
+    row["served"] = served(folder, checkpoint, place)
     shutil.rmtree(out)
     return row
+
+
+def _sizes(out: Path) -> dict[str, float]:
+    return {
+        each.variant.name: each.file.total_bytes / 2**20 for each in ArtefactFolder(out).manifests
+    }
+
+
+def _gate_seconds(out: Path) -> dict[str, float]:
+    return {each.variant.name: each.parity.seconds for each in ArtefactFolder(out).manifests}
 
 
 def main() -> int:
