@@ -36,6 +36,8 @@ EXPORT = {
     "bf16": Peak(600, 3.0),
     "int8": Peak(600, 4.0),
 }
+# ONNX Runtime's quantizer needs the whole graph as one protobuf message, which ends at 2 GiB.
+INT8_WEIGHTS_BYTES = 2 * 2**30
 FILE_SHARE = {"fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": 0.25}  # of the weights in float32
 
 
@@ -57,8 +59,14 @@ def check_convert(out: Path, weights_bytes: int, source_bytes: int) -> None:
 def check_export(out: Path, precisions: Sequence[str], budgets: int, weights_bytes: int) -> None:
     """Check that an export fits: a copy of the checkpoint, and files with at most all weights.
 
-    Raises: SaccadeError with what is needed and what there is.
+    Raises: SaccadeError with what is needed and what there is, or for int8 of too large a model.
     """
+    if "int8" in precisions and weights_bytes > INT8_WEIGHTS_BYTES:
+        raise SaccadeError(
+            f"{out}: the weights are {size_text(weights_bytes)} in float32, expected at most "
+            f"{size_text(INT8_WEIGHTS_BYTES)} for int8, whose quantizer takes no larger graph. "
+            "Leave int8 out of --precision: fp16 and bf16 have no such limit."
+        )
     most = max(precisions, key=lambda name: EXPORT[name].bytes_for(weights_bytes))
     check_memory(f"{out}: the export in {most}", EXPORT[most].bytes_for(weights_bytes))
     share = 1 + budgets * sum(FILE_SHARE[name] for name in precisions)
