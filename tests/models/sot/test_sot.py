@@ -230,6 +230,12 @@ def test_invariant_of_the_singular_values_tells_exact_from_fast():
         # With the matrices in the file, and with nothing but the embedding.
         for given in (answers, {"embedding": answers["embedding"]}):
             assert (invariant(inputs, given, {}) <= 1) is kept
+            # A file that overflows: some rows have no singular values.
+            name = "pooled" if "pooled" in given else "embedding"
+            broken = {**given, name: given[name].copy()}
+            broken[name][1] = np.nan
+            broken[name][2, ..., -1] = np.inf
+            assert not invariant(inputs, broken, {}) <= 1
     assert not model.at(model.budget("fast")).components()[0].invariants
 
 

@@ -130,4 +130,10 @@ class SpectrumInvariant:
 
 
 def _spectra(matrices: np.ndarray) -> np.ndarray:
-    return np.linalg.svd(matrices.astype(np.float64), compute_uv=False)
+    """Return the singular values of each matrix; NaN where one has NaN or an infinity.
+
+    Shapes: [n heads m n] -> [n heads k].
+    """
+    finite = np.isfinite(matrices).all((-2, -1))[..., None]
+    known = np.where(finite[..., None], matrices, 0).astype(np.float64)
+    return np.where(finite, np.linalg.svd(known, compute_uv=False), np.nan)
