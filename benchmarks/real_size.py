@@ -68,7 +68,7 @@ PRESETS: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
 INT8 = ("vit-b", "deit-s", "resnet-50")
 _SAMPLES, _PEER_IMAGES, _ROUNDS, _BATCH, _PHOTOGRAPHS = 64, 16, 5, 8, 32
 _SERVED_S = 15.0
-# Above it, sessions of every runtime at once do not fit into 24 GiB: fewer ways are compared.
+# Above it, sessions of every runtime at the same time do not fit into 24 GiB: fewer ways are compared.
 _LARGE_MIB = 2048
 
 
@@ -119,7 +119,7 @@ def _photographs(place: Path) -> Path:
 
 
 class Whole(torch.nn.Module):
-    """One output of a model's component, as a module of its own."""
+    """One output of a model's component, as a separate module."""
 
     def __init__(self, model: Any, role: str, inputs: list[str], output: str) -> None:
         super().__init__()
