@@ -4,6 +4,7 @@
     pip install -c constraints.txt transformers
     python benchmarks/real_size.py                          # every model that is not in the file
     python benchmarks/real_size.py vit-b nac-imagenet --again
+    python benchmarks/real_size.py --tables                 # of docs/benchmarks.md
 
 Weights are random, so nothing is scored. A row is written to results/real_size.json as soon as it
 is measured, with commit and date, and is kept until `--again` names its model. Each command runs in
@@ -66,9 +67,9 @@ PRESETS: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
 }
 # Converted models that are exported in int8 as well, which is calibrated on photographs.
 INT8 = ("vit-b", "deit-s", "resnet-50")
-_SAMPLES, _PEER_IMAGES, _ROUNDS, _BATCH, _PHOTOGRAPHS = 64, 16, 5, 8, 32
-_SERVED_S = 15.0
-# Above it, sessions of every runtime at the same time do not fit into 24 GiB: fewer ways are compared.
+_SAMPLES, _PEER_IMAGES, _ROUNDS, _BATCH, _PHOTOGRAPHS = 64, 16, 3, 8, 32
+_SERVED_S = 8.0
+# Above it, sessions of all runtimes do not fit into 24 GiB together: fewer ways are compared.
 _LARGE_MIB = 2048
 
 
@@ -159,9 +160,11 @@ def _peer(path: Path, place: Path) -> dict[str, Any]:
     script = [sys.executable, __file__, "--peer", str(path), str(place / "peer.onnx")]
     started = time.perf_counter()
     done = subprocess.run(script, capture_output=True, text=True)
+    seconds = time.perf_counter() - started
+    for file in place.glob("peer.onnx*"):
+        file.unlink()
     if done.returncode:
         return {"failed": done.stderr.strip()[-300:]}
-    seconds = time.perf_counter() - started
     return {"seconds": seconds, "peak_mib": int(done.stdout.splitlines()[-1])}
 
 
@@ -296,14 +299,14 @@ def _requests(
                 yield f"router, PNG files of {count}", folder.model, count, message
 
 
-def row_of(name: str, place: Path) -> dict[str, Any]:
-    """Measure every step of one model."""
-    row = checkpoint_of(name, place)
+def measure(name: str, place: Path, row: dict[str, Any]) -> None:
+    """Measure every step of one model, and add each to its row."""
+    row |= checkpoint_of(name, place)
     path, out = place / f"{name}.safetensors", place / f"{name}-exported"
     options = list(PRESETS[name][3]) if name in PRESETS else []
     row["export"] = measured(["export", str(path), "--out", str(out), "--force", *options])
     if "failed" in row["export"]:
-        return row
+        return
     row["verify"] = measured(["verify", str(out)])
     row["torch.onnx and comparison"] = _peer(path, place)
     row["mib"], row["gate_s"] = _sizes(out), _gate_seconds(out)
@@ -317,7 +320,6 @@ def row_of(name: str, place: Path) -> dict[str, Any]:
     row["images_per_second"] = in_process(folder, checkpoint)
     row["served"] = served(folder, checkpoint, place)
     shutil.rmtree(out)
-    return row
 
 
 def _sizes(out: Path) -> dict[str, float]:
@@ -328,6 +330,68 @@ def _sizes(out: Path) -> dict[str, float]:
 
 def _gate_seconds(out: Path) -> dict[str, float]:
     return {each.variant.name: each.parity.seconds for each in ArtefactFolder(out).manifests}
+
+
+_STEPS = {
+    "convert": "convert",
+    "export": "export and check",
+    "torch.onnx and comparison": "torch.onnx, comparison",
+    "verify": "verify",
+}
+_WAYS = {
+    "ONNX Runtime, 1 thread": ", onnxruntime, 1 threads",
+    f"{cores()} threads": f", onnxruntime, {cores()} threads",
+    "OpenVINO": f", openvino, {cores()} threads",
+    "torch": "torch, whole model",
+    "torch.compile": "torch.compile, whole model",
+    "OpenVINO from torch": "openvino from torch, whole model",
+}
+
+
+def tables(rows: dict[str, dict[str, Any]]) -> str:
+    """Return the tables of docs/benchmarks.md: what each step takes, and images per second."""
+    lines = [_line(["model", "files, MiB", *_STEPS.values(), "repository", "ready"]), _rule(8)]
+    for name, row in rows.items():
+        taken = [_taken(row.get(step)) for step in _STEPS]
+        files, server = row.get("mib", {}), row.get("served", {})
+        sizes = f"{sum(files.values()):,.0f}" + (f" in {len(files)}" if len(files) > 1 else "")
+        ready = f"{server['ready_s']:.1f} s" if "ready_s" in server else "-"
+        lines.append(_line([f"`{name}`", sizes, *taken, _taken(server.get("repository")), ready]))
+    lines += ["", _line(["variant", *_WAYS, "server", "p50, p99 ms"]), _rule(len(_WAYS) + 3)]
+    for row in rows.values():
+        for number, variant in enumerate(row.get("served", {}) and row["mib"]):
+            lines.append(_speeds(variant, row, is_first=not number))
+    return "\n".join(line for line in lines if line is not None)
+
+
+def _speeds(variant: str, row: dict[str, Any], *, is_first: bool) -> str | None:
+    """Return a row of the second table; None for further components of a variant."""
+    rates, served = row["images_per_second"], row["served"].get(f"{variant}, tensors of {_BATCH}")
+    if served is None:
+        return None
+    own = [
+        rates.get(variant + way) if way.startswith(",") else rates.get(way) if is_first else None
+        for way in _WAYS.values()
+    ]
+    cells = [f"{each['median']:,.3g}" if each else "-" for each in own]
+    times = f"{served['p50_ms']:,.0f}, {served['p99_ms']:,.0f}"
+    return _line([f"`{variant}`", *cells, f"{served['images_per_second']:,.3g}", times])
+
+
+def _taken(step: dict[str, Any] | None) -> str:
+    if step is None:
+        return "-"
+    if "failed" in step:
+        return "fails"
+    return f"{step['seconds']:,.0f} s, {step['peak_mib'] / 1024:.1f} GiB"
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _rule(columns: int) -> str:
+    return "|" + "---|" * columns
 
 
 def main() -> int:
@@ -344,15 +408,22 @@ def main() -> int:
     parser.add_argument("models", nargs="*", choices=[*MODELS, *PRESETS, []])
     parser.add_argument("--place", type=Path, default=Path("build/real"))
     parser.add_argument("--again", action="store_true", help="measure rows that exist again")
+    parser.add_argument("--tables", action="store_true", help="print what was measured")
     given = parser.parse_args()
     result = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": {}}
+    if given.tables:
+        print(tables(result["rows"]))
+        return 0
     given.place.mkdir(parents=True, exist_ok=True)
     for name in given.models or [*MODELS, *PRESETS]:
         if name in result["rows"] and not given.again:
             continue
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
         row = {"commit": commit.strip(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
-        row |= row_of(name, given.place)
+        try:
+            measure(name, given.place, row)
+        except Exception as error:  # what was measured so far is kept
+            row["failed"] = f"{type(error).__name__}: {str(error)[:300]}"
         result["machine"] = this_machine().to_dict()
         result["rows"][name] = row
         write_result(RESULT, result)
