@@ -11,10 +11,11 @@ import pytest
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.gate import reference as references
-from saccade.exporter.gate.gate import verify
+from saccade.exporter.gate.further import Scored, compare_further
+from saccade.exporter.gate.gate import measure, verify
 from saccade.exporter.gate.reference import Reference
-from saccade.exporter.gate.score import Scored, score_change
 from saccade.exporter.graph.samples import THOROUGH, gate_sizes, samples_of
+from saccade.exporter.runtimes.runners import torch_runner
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import component_named
 
@@ -82,9 +83,11 @@ def change(count: int, wrong: Callable[[np.ndarray], np.ndarray], seconds: float
     scored = Scored(data, part, lambda: answers(lambda x: x < 0, []))
     ticks = iter(range(10**6))
     asked: list[int] = []
-    found = score_change(answers(wrong, asked), scored, 1.0, seconds, lambda: float(next(ticks)))
-    assert sum(asked) == found.samples
-    return found
+    run = answers(wrong, asked)
+    further = compare_further(run, scored, 1.0, seconds, lambda: float(next(ticks)))
+    assert further.score is not None
+    assert sum(asked) == further.score.samples == len(further.answers["logits"])
+    return further.score
 
 
 def test_a_score_that_falls_far_is_found_early() -> None:
@@ -107,6 +110,60 @@ def test_a_change_beyond_the_limit_is_not_reported_from_few_samples() -> None:
     assert found.points == pytest.approx(-0.2, abs=0.9) and found.samples > 100
 
 
+def test_batches_grow_while_there_is_time() -> None:
+    """Without right answers, samples are compared for the time given, 256 at most."""
+    from saccade.models.interface import Component, TensorSpec
+
+    part = Component("", (TensorSpec("image", "b 1", "int64"),), ("embedding",), run=dict)
+    data: Any = Data(1_000)
+
+    def sizes(seconds: float, pace_s: float) -> list[int]:
+        now, asked = [0.0], []
+
+        def run(inputs: Arrays) -> Arrays:
+            asked.append(len(inputs["image"]))
+            now[0] += asked[-1] * pace_s
+            return {"embedding": inputs["image"]}
+
+        scored = Scored(data, part, lambda: lambda inputs: {"embedding": inputs["image"]})
+        further = compare_further(run, scored, 1.0, seconds, lambda: now[0])
+        assert further.score is None
+        assert np.array_equal(further.answers["embedding"], further.expected["embedding"])
+        assert np.array_equal(further.inputs["image"], further.answers["embedding"])
+        return asked
+
+    assert sizes(1e6, 1.0) == [4, 64, 64, 64, 64]
+    assert sizes(80.0, 1.0) == [4, 64, 16]
+    assert sizes(10.0, 1.0) == [4, 16]
+    assert sizes(3.0, 1.0) == [4]
+
+
+def test_a_fault_that_only_further_samples_show(
+    tiny_nac: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A file in half precision that is wrong on images that the float64 reference did not see."""
+    checkpoint: Checkpoint = tiny_nac(tmp_path / "nac.safetensors")
+    sizes = gate_sizes("standard", VIT_B)
+    reference = Reference(checkpoint, sizes)
+    model: Any = reference.model
+    budget = model.budget(1)
+    expected = reference.expected(budget, "", ["logits", "probabilities"], VIT_B)
+    seen = {image.tobytes() for image in expected.samples.inputs["image"]}
+    right = torch_runner(reference.folded(budget), "", ["logits", "probabilities"])
+
+    def wrong(inputs: Arrays) -> Arrays:
+        found = dict(right(inputs))
+        unseen = [image.tobytes() not in seen for image in inputs["image"]]
+        found["logits"] = found["logits"] + np.array(unseen)[:, None] * np.linspace(0, 1, 10)
+        return found
+
+    assert measure([lambda: right], expected, "fp16", {}).passed
+    for ways in ([lambda: wrong], [lambda: right, lambda: wrong]):
+        parity = measure(ways, expected, "fp16", {})
+        assert parity.figures["relative_error"] > 0.03 and not parity.passed
+    assert measure([lambda: wrong], expected, "fp32", {}).passed  # it has no further samples
+
+
 def test_a_family_has_its_own_score(tiny_nac: Callable[..., Any], tmp_path: Path) -> None:
     from dataclasses import replace
 
@@ -117,10 +174,12 @@ def test_a_family_has_its_own_score(tiny_nac: Callable[..., Any], tmp_path: Path
         return {"logits": np.zeros((len(inputs["image"]), 10))}
 
     own = replace(part, score=lambda outputs, labelled: 0.25)
-    found = score_change(run, Scored(checkpoint, own, lambda: run), 1.0, 0.0, lambda: 0.0)
+    further = compare_further(run, Scored(checkpoint, own, lambda: run), 1.0, 0.0, lambda: 0.0)
+    found = further.score
     assert found is not None and (found.points, found.low, found.high) == (0, None, None)
     none = replace(part, score=lambda outputs, labelled: float("nan"))
-    assert score_change(run, Scored(checkpoint, none, lambda: run), 1.0, 0.0, lambda: 0.0) is None
+    further = compare_further(run, Scored(checkpoint, none, lambda: run), 1.0, 0.0, lambda: 0.0)
+    assert further.score is None
 
 
 def test_levels_are_recorded_and_a_large_model_is_built_again(

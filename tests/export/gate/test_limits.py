@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def passes_gate(actual: np.ndarray, precision: str, folder: Path) -> bool:
     expected = Expected(
-        COMPONENT, Samples({"image": IMAGE}, {}), {"logits": RIGHT}, lambda: [{"logits": RIGHT}]
+        COMPONENT, Samples({"image": IMAGE}, {}), {"logits": RIGHT}, lambda _: [{"logits": RIGHT}]
     )
     return measure([lambda: lambda inputs: {"logits": actual}], expected, precision, {}).passed
 

@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from saccade.errors import SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import FileEntry, Manifest, Parity, VariantEntry
 from saccade.exporter.gate.conditioning import ill_conditioned_rows
+from saccade.exporter.gate.further import compare_further
 from saccade.exporter.gate.metrics import FLOORS, exceeded, figures_of, row_errors, thresholds_of
 from saccade.exporter.gate.reference import Expected, Reference
 from saccade.exporter.gate.report import GateReport, VariantReport
-from saccade.exporter.gate.score import score_change
 from saccade.exporter.graph.samples import GateLevel, GateSizes
 from saccade.exporter.graph.trial import tried
 from saccade.exporter.policy.certificate import check_certificates
@@ -64,9 +65,10 @@ def measure(
     Row isolation compares the answers in the largest batches with those in every other batch size
     and in the largest, each time of shuffled samples: size, position and the other samples of a
     batch differ. Further ways to run the file (the same file with another implementation of custom
-    ops) run in the largest batches only. If a file exceeds a threshold, it is measured again
-    without the rows on which the model itself has such an error in that precision. All of it is one
-    step of progress.
+    ops) run in the largest batches only. A file of a type narrower than float32 is also compared
+    with the model in float32, on further samples; of two figures, the worse counts. If a file
+    exceeds a threshold, it is measured again without the rows on which the model itself has such an
+    error in that precision. All of it is one step of progress.
     """
     began, thresholds = time.monotonic(), thresholds_of(precision, overrides)
     inputs, sizes = expected.samples.inputs, expected.samples.sizes
@@ -79,30 +81,27 @@ def measure(
     for number, batch in enumerate(sorted(sizes.batches)):
         shuffled = np.random.default_rng(1 + number).permutation(len(expected.samples))
         grouped.append(run_in_batches(run, inputs, batch, shuffled, done))
-    score = None
-    scored = None if precision == "fp32" else expected.scored
-    if sizes.score_s is not None and scored and scored.has_answers(expected.answers):
-        advance(0, "the score")
+    further = None
+    if precision != "fp32" and sizes.score_s is not None and expected.scored:
+        advance(0, "further samples in float32")
         limit = thresholds["score_points"]
-        score = score_change(run, scored, limit, sizes.score_s, time.monotonic)
+        further = compare_further(run, expected.scored, limit, sizes.score_s, time.monotonic)
     del run
-    answers = [
-        grouped,
-        *([run_in_batches(other(), inputs, largest, done=done)] for other in others),
-    ]
-    labelled = expected.samples.labelled
+    answers, more = [grouped], [[further.answers]] if further else []
+    for other in others:
+        run = other()
+        answers.append([run_in_batches(run, inputs, largest, done=done)])
+        if further:
+            more.append([run_in_batches(run, further.inputs, largest)])
+        del run
     floor = FLOORS[precision] if floor is None else floor
-    asked = (inputs, labelled, expected.component, floor)
-    figures = figures_of(expected.answers, answers, *asked)
-    too_far = {"relative_error", "one_minus_cosine", "row_isolation"} & {
-        *exceeded(figures, thresholds)
-    }
-    if too_far and "sensitive_rows" in thresholds:
-        advance(0, "the model's own rounding in float32")
-        own = row_errors([*expected.float32_answers()], expected.answers, floor)
-        rows = ill_conditioned_rows(answers, expected.answers, own, thresholds, precision, floor)
-        figures = figures_of(expected.answers, answers, *asked, rows)
-        figures["float32_error"] = float(max(errors.max() for errors in own.values()))
+    compared = _Compared(precision, thresholds, floor, expected, advance)
+    figures = compared.figures(expected.answers, answers, inputs, expected.samples.labelled)
+    score = None
+    if further:
+        score = further.score
+        found = compared.figures(further.expected, more, further.inputs, further.labelled)
+        figures |= {name: max(value, figures.get(name, value)) for name, value in found.items()}
     if score is not None:
         figures["score_points"] = abs(score.points)
     return Parity(
@@ -118,6 +117,39 @@ def measure(
         seconds=round(time.monotonic() - began, 2),
         score=score,
     )
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """How answers are compared: the figures, and which rows they leave out."""
+
+    precision: str
+    thresholds: Mapping[str, float]
+    floor: float
+    expected: Expected
+    advance: Advance
+
+    def figures(
+        self,
+        reference: Arrays,
+        runs: Sequence[Sequence[Arrays]],
+        inputs: Arrays,
+        labelled: Arrays,
+    ) -> dict[str, float]:
+        """Return the figures, without rows on which the model itself has such an error."""
+        asked = (inputs, labelled, self.expected.component, self.floor)
+        figures = figures_of(reference, runs, *asked)
+        too_far = {"relative_error", "one_minus_cosine", "row_isolation"} & {
+            *exceeded(figures, self.thresholds)
+        }
+        if too_far and "sensitive_rows" in self.thresholds:
+            self.advance(0, "the model's own rounding in float32")
+            own = row_errors([*self.expected.float32_answers(inputs)], reference, self.floor)
+            limits = self.thresholds, self.precision, self.floor
+            rows = ill_conditioned_rows(runs, reference, own, *limits)
+            figures = figures_of(reference, runs, *asked, rows)
+            figures["float32_error"] = float(max(errors.max() for errors in own.values()))
+        return figures
 
 
 def _check_outputs(answers: Arrays, expected: Arrays) -> None:

@@ -14,12 +14,12 @@ from saccade.errors import require
 from saccade.exporter.artefact.manifest import VariantEntry
 from saccade.exporter.artefact.variant import budget_option
 from saccade.exporter.gate.conditioning import perturbed
-from saccade.exporter.gate.score import Scored
+from saccade.exporter.gate.further import Scored
 from saccade.exporter.graph.samples import GateLevel, GateSizes, Samples, gate_sizes, samples_of
 from saccade.exporter.runtimes.runners import run_in_batches, torch_runner
 from saccade.models.budget import ComputeBudget
 from saccade.models.checkpoint import Checkpoint
-from saccade.models.interface import Component, Family, component_named
+from saccade.models.interface import Arrays, Component, Family, component_named
 from saccade.progress import Advance, part_of, silent
 
 _PERTURBATIONS = 4
@@ -39,7 +39,8 @@ class Expected:
     component: Component
     samples: Samples
     answers: dict[str, np.ndarray]
-    float32_answers: Callable[[], Iterable[dict[str, np.ndarray]]]  # several runs, on demand
+    # inputs by name -> several runs of the unfolded model in float32, on demand
+    float32_answers: Callable[[Arrays], Iterable[dict[str, np.ndarray]]]
     scored: Scored | None = None  # for types narrower than float32; None: no further samples
 
 
@@ -130,7 +131,7 @@ class Reference:
         done = part_of(advance, 1, len(samples), "reference in float64")
         run = torch_runner(variant, role, outputs)
         answers = run_in_batches(run, samples.inputs, batch, done=done)
-        in_float32 = partial(self._float32_answers, budget, role, outputs, samples, batch)
+        in_float32 = partial(self._float32_answers, budget, role, outputs, batch)
         component = unbound(component)
         scored = Scored(
             self.checkpoint,
@@ -140,7 +141,7 @@ class Reference:
         return Expected(component, samples, answers, in_float32, scored)
 
     def _float32_answers(
-        self, budget: ComputeBudget, role: str, outputs: Sequence[str], samples: Samples, batch: int
+        self, budget: ComputeBudget, role: str, outputs: Sequence[str], batch: int, inputs: Arrays
     ) -> Iterator[dict[str, np.ndarray]]:
         """Run the unfolded model in float32: once as it is, then with perturbed weights.
 
@@ -151,7 +152,7 @@ class Reference:
         variant = cast(Family, self.checkpoint.build(torch.float32)).at(budget)
 
         def answers(model: Any) -> dict[str, np.ndarray]:
-            return run_in_batches(torch_runner(model, role, outputs), samples.inputs, batch)
+            return run_in_batches(torch_runner(model, role, outputs), inputs, batch)
 
         yield answers(variant)
         for seed in range(_PERTURBATIONS):

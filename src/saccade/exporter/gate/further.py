@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a type narrower than float32 changes the score: a paired test that stops early."""
+"""What a type narrower than float32 changes on further samples, within a stated time.
+
+The file is compared with the folded model in float32, which is much cheaper than the float64
+reference: the errors of float32 are far below the limits of a narrower type.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -15,13 +19,16 @@ from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, Component
 from saccade.models.scores.intervals import wilson
 
-_LOOK = 16  # samples between two looks at the interval
+_FIRST = 4  # samples of the first run, which tells how long one takes
+_LOOK = 16  # samples between two looks at the interval, the fewest
+_BATCH = 64  # if they fit into the time that is left
+_ENOUGH = 256  # samples after which only an undecided score asks for more
 _ERROR = 0.05  # chance that any of the intervals misses the change of the score
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The calibration data of a component, and the float32 model to compare scores with."""
+    """The calibration data of a component, and the float32 model to compare with."""
 
     checkpoint: Checkpoint
     component: Component
@@ -34,33 +41,56 @@ class Scored:
         return "logits" in outputs and "labels" in self.checkpoint.calibration
 
 
-def score_change(
-    run: Runner, scored: Scored, limit: float, seconds: float, clock: Callable[[], float]
-) -> ScoreChange | None:
-    """Compare the scores of a narrower file and of the float32 model, sample by sample.
+@dataclass(frozen=True)
+class Further:
+    """Further samples, and the answers of the file and of the float32 model to them.
 
-    It ends when the interval of the change is on one side of `limit`, at the end of the data, or
-    after `seconds` if the change so far is within the limit: a change beyond it is never reported
-    from few samples. All looks together miss the change with a chance of 5 %. None: there are no
-    right answers.
+    Shapes: each array [n ...]. `score` is None if there are no right answers.
+    """
+
+    inputs: Arrays
+    labelled: Arrays
+    answers: Arrays
+    expected: Arrays
+    score: ScoreChange | None
+
+
+def compare_further(
+    run: Runner, scored: Scored, limit: float, seconds: float, clock: Callable[[], float]
+) -> Further:
+    """Compare a narrower file and the float32 model, in batches that grow to 64 if there is time.
+
+    It ends after `seconds`, at the end of the data, or after 256 samples. The score may end it
+    earlier or later: as soon as its interval is beyond `limit`, and not before it is decided as
+    long as the change is beyond the limit, which is never reported from few samples. All looks at
+    the interval together miss the change with a chance of 5 %.
 
     Units: limit in percentage points, clock in seconds.
     """
     rows = np.random.default_rng(2).permutation(calibration_count(scored.checkpoint))
     float32, end = scored.float32(), clock() + seconds
-    tally = _Tally(scored.component, math.ceil(len(rows) / _LOOK))
-    for start in range(0, len(rows), _LOOK):
-        labelled, inputs = calibration_samples(
-            scored.checkpoint, scored.component, rows[start : start + _LOOK]
-        )
-        tally.add(run(inputs), float32(inputs), labelled)
-        change = tally.change()
-        if change is None:
-            return None
-        decided = change.decided(limit)
-        if decided or (clock() >= end and abs(change.points) <= limit):
+    tally = _Tally(scored.component, 1 + math.ceil(len(rows) / _LOOK))
+    parts: list[tuple[Arrays, Arrays, Arrays, Arrays]] = []
+    start, size, score = 0, _FIRST, None
+    while start < len(rows):
+        chosen, began = rows[start : start + size], clock()
+        labelled, inputs = calibration_samples(scored.checkpoint, scored.component, chosen)
+        mine, theirs = run(inputs), float32(inputs)
+        parts.append((inputs, labelled, mine, theirs))
+        if scored.has_answers(theirs):
+            tally.add(mine, theirs, labelled)
+            score = tally.change()
+        start, now = start + len(chosen), clock()
+        within = score is None or abs(score.points) <= limit
+        decided = score is None or score.decided(limit)
+        if (decided and not within) or (within and now >= end):
             break
-    return change
+        if decided and start >= _ENOUGH:
+            break
+        lasts = (now - began) / len(chosen) * _BATCH
+        size = _BATCH if now + lasts <= end else _LOOK
+    inputs, labelled, mine, theirs = (_joined(own) for own in zip(*parts, strict=True))
+    return Further(inputs, labelled, mine, theirs, score)
 
 
 class _Tally:
@@ -104,5 +134,5 @@ def _right(answers: Arrays, labelled: Arrays) -> np.ndarray:
     return right
 
 
-def _joined(kept: list[Arrays]) -> dict[str, np.ndarray]:
+def _joined(kept: Sequence[Arrays]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([arrays[name] for arrays in kept]) for name in kept[0]}
