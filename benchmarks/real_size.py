@@ -209,7 +209,7 @@ def _ours(
             if name == "openvino" and manifest.custom_ops:
                 continue  # it takes files with inlined ops only
             for threads in {cores()} if large else {1, cores()}:
-                title = f"{manifest.variant.name}, {name}, {threads} threads"
+                title = f"{manifest.variant.name}, {name}, {_threads(threads)}"
                 run = runtime.load(folder, manifest, "bodies", threads=threads)
                 yield title, partial(run, given)
 
@@ -332,6 +332,10 @@ def _gate_seconds(out: Path) -> dict[str, float]:
     return {each.variant.name: each.parity.seconds for each in ArtefactFolder(out).manifests}
 
 
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' * (count > 1)}"
+
+
 _STEPS = {
     "convert": "convert",
     "export": "export and check",
@@ -339,9 +343,9 @@ _STEPS = {
     "verify": "verify",
 }
 _WAYS = {
-    "ONNX Runtime, 1 thread": ", onnxruntime, 1 threads",
-    f"{cores()} threads": f", onnxruntime, {cores()} threads",
-    "OpenVINO": f", openvino, {cores()} threads",
+    "ONNX Runtime, 1 thread": ", onnxruntime, 1 thread",
+    _threads(cores()): f", onnxruntime, {_threads(cores())}",
+    "OpenVINO": f", openvino, {_threads(cores())}",
     "torch": "torch, whole model",
     "torch.compile": "torch.compile, whole model",
     "OpenVINO from torch": "openvino from torch, whole model",

@@ -60,10 +60,9 @@ def compare_further(
 ) -> Further:
     """Compare a narrower file and the float32 model, in batches that grow to 64 if there is time.
 
-    It ends after `seconds`, at the end of the data, or after 256 samples. The score may end it
-    earlier or later: as soon as its interval is beyond `limit`, and not before it is decided as
-    long as the change is beyond the limit, which is never reported from few samples. All looks at
-    the interval together miss the change with a chance of 5 %.
+    It stops after `seconds`, at the end of the data, or after 256 samples: earlier if the score's
+    interval is beyond `limit`, and later if only its change is, which is never reported from few
+    samples. All looks at the interval together miss the change with a chance of 5 %.
 
     Units: limit in percentage points, clock in seconds.
     """
