@@ -113,7 +113,7 @@ def _case(
     source = full if precision == "bf16" else manifest
     with ExitStack() as stack:
         ways: dict[str, Window] = {
-            NATIVE: _calls(_native(folder.file(source), precision, threads), inputs),
+            NATIVE: _calls(native_openvino(folder.file(source), precision, threads), inputs),
             OURS: _calls(OPENVINO.load(folder, manifest, None, threads=threads), inputs),
             ORT: _calls(ONNXRUNTIME.load(folder, full, "bodies", threads=threads), inputs),
             SERVED: _served(stack, folder, manifest, threads, images),
@@ -145,7 +145,9 @@ def _round(ways: Mapping[str, Window], turn: int, seconds: float) -> dict[str, f
     }
 
 
-def _native(path: Path, precision: str, threads: int) -> Callable[[Mapping[str, np.ndarray]], Any]:
+def native_openvino(
+    path: Path, precision: str, threads: int
+) -> Callable[[Mapping[str, np.ndarray]], Any]:
     """Return OpenVINO as its documentation shows it: one file, one request at a time."""
     core = openvino_module().Core()
     properties = {

@@ -10,7 +10,7 @@ Weights are random, so nothing is scored. A row is written to results/real_size.
 is measured, with commit and date, and is kept until `--again` names its model. Each command runs in
 its own process: seconds, and the largest resident memory. Beside the export, in the same run, what
 a user would write instead: torch.onnx.export, and a comparison of 16 images in ONNX Runtime. Beside
-the throughput: torch, torch.compile, and OpenVINO's own conversion of the torch model.
+the throughput: torch, torch.compile, and the file of torch.onnx in ONNX Runtime and in OpenVINO.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from memory_peaks import child, measured
+from openvino_native import native_openvino
 from PIL import Image
 from real_models import MODELS, write_model
 from result_file import write_result
@@ -38,7 +39,7 @@ from served_threads import QUIET
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.graph.samples import random_inputs
-from saccade.exporter.runtimes.runners import onnx_session, torch_runner
+from saccade.exporter.runtimes.runners import onnx_runner, onnx_session, torch_runner
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.machine import cores, this_machine
 from saccade.models.checkpoint import Checkpoint, load, save
@@ -157,23 +158,23 @@ def peer_export(path: str, out: str) -> None:
 
 
 def _peer(path: Path, place: Path) -> dict[str, Any]:
+    for file in [*place.glob("peer.onnx*")]:  # of another model
+        file.unlink()
     script = [sys.executable, __file__, "--peer", str(path), str(place / "peer.onnx")]
     started = time.perf_counter()
     done = subprocess.run(script, capture_output=True, text=True)
     seconds = time.perf_counter() - started
-    for file in place.glob("peer.onnx*"):
-        file.unlink()
     if done.returncode:
         return {"failed": done.stderr.strip()[-300:]}
     return {"seconds": seconds, "peak_mib": int(done.stdout.splitlines()[-1])}
 
 
-def in_process(folder: ArtefactFolder, checkpoint: Checkpoint) -> dict[str, Any]:
+def in_process(folder: ArtefactFolder, checkpoint: Checkpoint, peer: Path) -> dict[str, Any]:
     """Return images per second by variant, runtime and threads, beside what others make of it.
 
     The ways take turns. Of two components, as two towers or a decoder, the first is measured.
     """
-    runs = dict(_ours(folder, checkpoint)) | dict(_peers(folder, checkpoint))
+    runs = dict(_ours(folder, checkpoint)) | dict(_peers(folder, checkpoint, peer))
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for round_number in range(_ROUNDS + 1):
         for name, call in runs.items():
@@ -215,21 +216,22 @@ def _ours(
 
 
 def _peers(
-    folder: ArtefactFolder, checkpoint: Checkpoint
+    folder: ArtefactFolder, checkpoint: Checkpoint, peer: Path
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the unchanged torch model, compiled by torch, and converted by OpenVINO."""
-    import openvino
-
+    """Yield the unchanged torch model, the same compiled, and the file of torch.onnx."""
     main = folder.variants[0].main
     given = _given(checkpoint, main)
     model = Whole(checkpoint.build(), main.variant.role, list(given), main.outputs[0].name).eval()
     arguments = tuple(torch.from_numpy(array) for array in given.values())
-    yield "torch, whole model", _without_grad(model, arguments)
+    yield "torch", _without_grad(model, arguments)
     if _is_large(folder):
         return
-    ways = {
-        "torch.compile, whole model": lambda: _without_grad(torch.compile(model), arguments),
-        "openvino from torch, whole model": lambda: _converted(openvino, model, arguments),
+    ways: dict[str, Callable[[], Callable[[], Any]]] = {
+        "torch.compile": lambda: _without_grad(torch.compile(model), arguments),
+        "torch.onnx, onnxruntime": lambda: partial(
+            onnx_runner(onnx_session(peer, threads=cores())), given
+        ),
+        "torch.onnx, openvino": lambda: partial(native_openvino(peer, "fp32", cores()), given),
     }
     for name, make in ways.items():
         try:
@@ -239,14 +241,6 @@ def _peers(
             print(f"{name}: {str(error)[:200]}", file=sys.stderr)
         else:
             yield name, call
-
-
-def _converted(openvino: Any, model: Any, arguments: tuple[Any, ...]) -> Callable[[], Any]:
-    traced = openvino.convert_model(model, example_input=arguments)
-    properties = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": cores()}
-    compiled = openvino.Core().compile_model(traced, "CPU", properties)
-    arrays = [argument.numpy() for argument in arguments]
-    return lambda: compiled(arrays)
 
 
 def _without_grad(model: Any, arguments: tuple[Any, ...]) -> Callable[[], Any]:
@@ -317,7 +311,8 @@ def measure(name: str, place: Path, row: dict[str, Any]) -> None:
         )
         row["mib"], row["gate_s"] = _sizes(out), _gate_seconds(out)
     folder, checkpoint = ArtefactFolder(out), load(path)
-    row["images_per_second"] = in_process(folder, checkpoint)
+    peer = place / "peer.onnx"
+    row["images_per_second"] = in_process(folder, checkpoint, peer)
     row["served"] = served(folder, checkpoint, place)
     shutil.rmtree(out)
 
@@ -346,9 +341,10 @@ _WAYS = {
     "ONNX Runtime, 1 thread": ", onnxruntime, 1 thread",
     _threads(cores()): f", onnxruntime, {_threads(cores())}",
     "OpenVINO": f", openvino, {_threads(cores())}",
-    "torch": "torch, whole model",
-    "torch.compile": "torch.compile, whole model",
-    "OpenVINO from torch": "openvino from torch, whole model",
+    "torch": "torch",
+    "torch.compile": "torch.compile",
+    "torch.onnx in ONNX Runtime": "torch.onnx, onnxruntime",
+    "in OpenVINO": "torch.onnx, openvino",
 }
 
 
