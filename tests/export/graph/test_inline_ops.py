@@ -85,7 +85,7 @@ def test_verify_sees_a_manifest_that_says_otherwise(folder: Path) -> None:
     with_functions = family_folder("sot")
     for manifest in ArtefactFolder(folder).manifests:
         budget = reference.budget(manifest.variant)
-        asked = reference.checkpoint, reference.variant(budget), budget
+        asked = reference.checkpoint, reference.runtime_metadata(budget), budget
         assert contradictions(folder / manifest.file.name, manifest, *asked) == ()
         if manifest.variant.name == "sot-exact-fp32":
             other = with_functions / manifest.file.name

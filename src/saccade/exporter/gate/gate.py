@@ -249,12 +249,11 @@ def _verify_variant(
         if path.name in wrong:
             return VariantReport(name, None, (wrong[path.name],))
         budget = reference.budget(entry)
-        variant = reference.variant(budget)
-        problems = contradictions(path, manifest, reference.checkpoint, variant, budget)
+        facts = reference.runtime_metadata(budget)
+        problems = contradictions(path, manifest, reference.checkpoint, facts, budget)
         if problems:
             return VariantReport(name, None, problems)
         outputs = [spec.name for spec in manifest.outputs]
-        del variant
         total = manifest.cost.multiply_adds.total
         expected = reference.expected(budget, entry.role, outputs, total, advance)
         reference.release()

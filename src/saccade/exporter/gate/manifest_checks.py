@@ -3,6 +3,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -12,15 +13,21 @@ from saccade.exporter.graph.layer_types import float32_layers, matrix_types, ops
 from saccade.exporter.graph.model_file import read_model
 from saccade.models.budget import ComputeBudget
 from saccade.models.checkpoint import Checkpoint
-from saccade.models.interface import Family
 from saccade.plugins.onnx_model import check_nodes
 from saccade.schema import AGAIN
 
 
 def contradictions(
-    path: Path, manifest: Manifest, checkpoint: Checkpoint, variant: Family, budget: ComputeBudget
+    path: Path,
+    manifest: Manifest,
+    checkpoint: Checkpoint,
+    facts: dict[str, Any],
+    budget: ComputeBudget,
 ) -> tuple[str, ...]:
-    """Return the failed checks of a manifest as messages; empty if all passed."""
+    """Return the failed checks of a manifest as messages; empty if all passed.
+
+    `facts` are the runtime metadata of the model at that budget.
+    """
     try:
         proto, _ = read_model(path, manifest.file)
         onnx.checker.check_model(proto, full_check=True)
@@ -42,7 +49,7 @@ def contradictions(
         ),
         ("family", entry.family, checkpoint.family),
         ("setting", (entry.kept, entry.total, entry.unit), _counts(budget)),
-        ("facts", manifest.facts, json.loads(json.dumps(variant.runtime_metadata()))),
+        ("facts", manifest.facts, json.loads(json.dumps(facts))),
         ("bytes", manifest.file.bytes, path.stat().st_size),
         ("opset and IR version", (manifest.opset, manifest.ir_version), _versions(proto)),
         ("custom ops", manifest.custom_ops, check_nodes(proto)),

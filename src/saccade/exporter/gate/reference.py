@@ -5,7 +5,7 @@ import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -81,11 +81,21 @@ class Reference:
 
         Raises: SaccadeError if the model has no such budget.
         """
-        budget = self.model.budget(budget_option(entry.setting, entry.budget))
+        budget = self._plain.budget(budget_option(entry.setting, entry.budget))
         # Older releases counted in floats and kept 31 of 45 at 0.7, where half a module rounds up.
         if entry.kept == math.floor(float(entry.budget) * entry.total + 0.5):
             return replace(budget, kept=entry.kept)
         return budget
+
+    def runtime_metadata(self, budget: ComputeBudget) -> dict[str, Any]:
+        """Return what the model at a budget says about itself to a server."""
+        return self._plain.at(budget).runtime_metadata()
+
+    @cached_property
+    def _plain(self) -> Family:
+        """The model for questions that need no float64; it shares the checkpoint's memory."""
+        require("torch", extra="export")
+        return cast(Family, self.checkpoint.build())
 
     def variant(self, budget: ComputeBudget) -> Family:
         """Return the model at a budget, unfolded, in float64."""

@@ -16,6 +16,7 @@ from saccade.models.layers.swin import SwinBlock
 from saccade.models.layers.transformer import Block
 from saccade.models.layers.trunk import block_layers, trunk_of
 from saccade.models.layers.vit import Tokens
+from saccade.models.shapes_only import Undrawn
 from saccade.models.sot.components import sot_components
 from saccade.models.sot.config import SoTConfig as SoTConfig
 from saccade.models.sot.head import Answer, Head, head_outputs
@@ -118,7 +119,7 @@ class SoT(nn.Module, Family):
         return sot_components(self)
 
     def at(self, budget: ComputeBudget) -> "SoT":
-        """Return the model with that head and its own copy of the weights."""
+        """Return the model with that head; both share their weights."""
         config = self.config
         if budget.label == "class":
             config = replace(config, fusion="class", svpn_ridge=0.0)
@@ -126,10 +127,12 @@ class SoT(nn.Module, Family):
             exact = budget.label == "exact"
             name = "svpn" if exact else "svpn-fast"
             config = replace(config, normalization=name, learned_start=False, svpn_ridge=0.0)
-        other = SoT(config, fresh=False).to(next(self.parameters()))
+        with Undrawn():
+            other = SoT(config, fresh=False)
         weights = self.state_dict()
-        other.load_state_dict({name: weights[name] for name in other.state_dict()})
-        return other.train(self.training)
+        own = {name: weights[name] for name in other.state_dict()}
+        other.load_state_dict(own, assign=True)
+        return other.to(next(self.parameters())).train(self.training)
 
     def runtime_metadata(self) -> dict[str, Any]:
         """Return the runtime metadata: the kind of head and, for texts, the layout of states."""
