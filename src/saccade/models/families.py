@@ -76,10 +76,18 @@ def folded(model: "nn.Module") -> "nn.Module":
 
     Raises: SaccadeError if the class belongs to no family.
     """
+    return fold_in_place(deepcopy(model))
+
+
+def fold_in_place(model: "nn.Module") -> "nn.Module":
+    """Fold a model that nothing else uses: its weights become those of the result.
+
+    Raises: SaccadeError if the class belongs to no family.
+    """
     classes = {f"{base.__module__}:{base.__qualname__}" for base in type(model).__mro__}
     for _, entry in entries():
         if entry.model in classes:
-            made: nn.Module = imported(entry.folded)(deepcopy(model).eval())
+            made: nn.Module = imported(entry.folded)(model.eval())
             return made
     raise SaccadeError(
         f"{type(model).__name__}: no family has this model class, expected one of "

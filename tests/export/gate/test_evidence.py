@@ -2,11 +2,13 @@
 """The gate's evidence: sizes by cost, extreme inputs, and a score that stops early."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from family_folders import family_folder
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -165,8 +167,6 @@ def test_a_fault_that_only_further_samples_show(
 
 
 def test_a_family_has_its_own_score(tiny_nac: Callable[..., Any], tmp_path: Path) -> None:
-    from dataclasses import replace
-
     checkpoint: Checkpoint = tiny_nac(tmp_path / "nac.safetensors")
     part = component_named(checkpoint.build(), "")
 
@@ -202,6 +202,23 @@ def test_levels_are_recorded_and_a_large_model_is_built_again(
     assert reference.model is not model
     with pytest.raises(AssertionError, match="no model"):
         first.component.run()
+
+
+def test_folding_does_not_change_weights_that_are_stored_in_float64(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reference would be built from changed ones: a model shares what it need not cast."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr("saccade.models.families.SHARED_BYTES", 0)
+    folder = ArtefactFolder(family_folder("sot"))
+    stored = {
+        name: weight.double() if weight.is_floating_point() else weight
+        for name, weight in folder.parent.weights.items()
+    }
+    before = {name: weight.clone() for name, weight in stored.items()}
+    reference = Reference(replace(folder.parent, weights=stored))
+    reference.folded(reference.budget(folder.manifests[0].variant))
+    assert all(torch.equal(weight, before[name]) for name, weight in stored.items())
 
 
 def test_an_unknown_level_is_refused(tiny_folder: Path) -> None:

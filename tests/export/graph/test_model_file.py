@@ -24,7 +24,7 @@ from saccade.exporter.graph.half_graph import (  # noqa: E402
     widened_session,
 )
 from saccade.exporter.graph.limits import check_graph  # noqa: E402
-from saccade.exporter.graph.model_file import read_model, write_model  # noqa: E402
+from saccade.exporter.graph.model_file import drop_values, read_model, write_model  # noqa: E402
 from saccade.exporter.graph.tracing import fold_constants, trace_module  # noqa: E402
 from saccade.exporter.graph.weights import Weights, location_of  # noqa: E402
 from saccade.exporter.runtimes.runners import onnx_session  # noqa: E402
@@ -92,6 +92,22 @@ def test_weights_of_a_large_model_are_in_a_data_file(tmp_path: Path) -> None:
         assert any(np.array_equal(load(), other()) for other in weights.values()), name
     whole = onnx.load(tmp_path / "model.onnx")  # by the library's own reader
     assert len(whole.graph.initializer) == len(light.graph.initializer)
+
+
+def test_values_that_are_dropped_leave_what_a_check_needs() -> None:
+    proto = traced()
+    sizes = {tensor.name: tensor.dims for tensor in proto.graph.initializer}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("saccade.exporter.graph.model_file.LARGE_BYTES", 256)
+        drop_values(proto)
+    assert placeholders(proto) and not any(len(t.raw_data) >= 256 for t in proto.graph.initializer)
+    assert {tensor.name: tensor.dims for tensor in proto.graph.initializer} == sizes
+    onnx.checker.check_model(proto, full_check=True)
+    broken = traced()
+    broken.graph.initializer[0].raw_data = broken.graph.initializer[0].raw_data[:-4]
+    drop_values(broken)
+    with pytest.raises(onnx.checker.ValidationError):
+        onnx.checker.check_model(broken, full_check=True)
 
 
 def test_the_hash_of_the_model_is_also_one_of_its_weights(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from saccade.errors import GateFailed, SaccadeError
 from saccade.exporter.artefact.manifest import FileEntry, Parity, TriedRecipe, read_manifest
 from saccade.exporter.exported import ExportOptions, export
 from saccade.exporter.gate import gate
+from saccade.exporter.gate.reference import Reference
 from saccade.exporter.quantization import search
 from saccade.exporter.quantization.quantize import quantized, quantized_ranges, worst_layers
 from saccade.exporter.quantization.ranges import extremes_of, percentiles_of
@@ -279,6 +280,30 @@ def test_a_file_for_a_gpu_is_checked_without_the_integers_of_this_cpu(
     for opener in gate.candidates_of(Path(), file, (), dict, entry, (), for_gpu=for_gpu):
         opener()
     assert opened == [not for_gpu]
+
+
+def test_further_samples_are_compared_with_the_float32_graph_that_was_quantized(
+    tiny_checkpoint: Path, tmp_path: Path, traced_before: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A torch model beside it would take twice the time, and more memory than all else."""
+    folded, made = Reference.folded, []
+
+    def counted(reference: Reference, budget: Any) -> Any:
+        made.append(budget)
+        return folded(reference, budget)
+
+    monkeypatch.setattr(Reference, "folded", counted)
+    monkeypatch.setattr(search, "speed_over", lambda *_: 1.7)
+    options = ExportOptions(
+        tmp_path / "out",
+        budget=("1",),
+        precision=("int8",),
+        threshold={"one_minus_cosine": 0.5},
+        gate="quick",
+    )
+    (manifest,) = export(tiny_checkpoint, options).manifests
+    assert manifest.parity.score is not None
+    assert len(made) == 1  # the one that was traced
 
 
 def test_int8_that_does_not_pay_is_not_written(

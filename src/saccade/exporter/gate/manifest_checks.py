@@ -10,7 +10,7 @@ import onnx
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.graph.canonical import flaws, tensor_specs
 from saccade.exporter.graph.layer_types import float32_layers, matrix_types, opset_of
-from saccade.exporter.graph.model_file import read_model
+from saccade.exporter.graph.model_file import drop_values, read_model
 from saccade.models.budget import ComputeBudget
 from saccade.models.checkpoint import Checkpoint
 from saccade.plugins.onnx_model import check_nodes
@@ -30,6 +30,7 @@ def contradictions(
     """
     try:
         proto, _ = read_model(path, manifest.file)
+        drop_values(proto)
         onnx.checker.check_model(proto, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         return (f"{path.name}: not a valid ONNX file ({error}). {AGAIN}",)

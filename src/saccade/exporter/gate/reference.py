@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the gate compares with: the unfolded float64 model's answers, and the folded model."""
 
-import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, cast
@@ -19,6 +19,7 @@ from saccade.exporter.graph.samples import GateLevel, GateSizes, Samples, gate_s
 from saccade.exporter.runtimes.runners import run_in_batches, torch_runner
 from saccade.models.budget import ComputeBudget
 from saccade.models.checkpoint import Checkpoint
+from saccade.machine import return_memory
 from saccade.models.interface import Arrays, Component, Family, component_named
 from saccade.progress import Advance, part_of, silent
 
@@ -69,7 +70,7 @@ class Reference:
         numbers = sum(weight.numel() for weight in self.checkpoint.weights.values())
         if numbers > _KEPT_PARAMETERS:
             self._model = None
-            gc.collect()  # components refer to their model in a circle
+            return_memory()
 
     def sizes(self, multiply_adds: int) -> GateSizes:
         """Return the sizes of the gate for a component of this cost per sample."""
@@ -105,7 +106,12 @@ class Reference:
         """Return the model that is exported: folded in float64, then rounded to float32 once."""
         self.release()
         torch = require("torch", extra="export")
-        folded = folded_float32(cast(Family, self.checkpoint.build(torch.float64)).at(budget))
+        model = cast(Family, self.checkpoint.build(torch.float64))
+        if any(weight.dtype == torch.float64 for weight in self.checkpoint.weights.values()):
+            model = deepcopy(model)  # it shares those with the checkpoint
+        model = model.at(budget)
+        self.release()  # the whole model, with which the variant may share its weights
+        folded = folded_float32(model)
         self.release()
         return folded
 
@@ -174,10 +180,11 @@ def folded_float32(variant: Family) -> Any:
 
     The argument must not be used afterwards: folding changes its weights.
     """
+    from saccade.models.families import fold_in_place
     from saccade.models.fixed_order import FixedOrder
 
     with FixedOrder():
-        folded: Any = variant.fold()
+        folded: Any = fold_in_place(cast(Any, variant))
     return folded.float()
 
 

@@ -95,6 +95,17 @@ def read_model(
     return proto, weights
 
 
+def drop_values(proto: onnx.ModelProto) -> None:
+    """Remove the values of large weights, for checks that copy the graph and need only shapes.
+
+    Values of a wrong length stay: the ONNX checker refuses them.
+    """
+    for tensor in proto.graph.initializer:
+        if len(tensor.raw_data) == (length := _length(tensor)) >= LARGE_BYTES:
+            tensor.ClearField("raw_data")
+            refer(tensor, "#dropped", 0, length)
+
+
 def _with_data_file(
     proto: onnx.ModelProto, weights: Mapping[str, Load], path: Path
 ) -> tuple[onnx.ModelProto, DataEntry]:
