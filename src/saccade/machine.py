@@ -105,7 +105,7 @@ def memory_limit_bytes() -> int:
 
 
 def available_memory_bytes() -> int:
-    """Return how much memory this process can still take, in this machine and its control groups.
+    """Return how much memory this process can still take: of the machine, or within its limits.
 
     Copies of files in memory, which the system gives up when it needs the space, are available.
     """
@@ -114,14 +114,20 @@ def available_memory_bytes() -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines}
         free = 1024 * kib["MemAvailable"]
-    return min([free, *(limit - used for limit, used in control_groups())])
+    groups = [limit - used for limit, used in control_groups()]
+    return min([free, *groups, *_address_space_left()])
 
 
-# Folder below /sys/fs/cgroup, and the names of the files with limit and use, by version.
-_VERSIONS = (
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-    ("", "memory.max", "memory.current", ""),
-)
+def _address_space_left() -> list[int]:
+    """The bytes that `ulimit -v` leaves, if it is set."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (ImportError, OSError):  # a system without them
+        return []
+    return [] if limit == resource.RLIM_INFINITY else [limit - used]
 
 
 def return_memory() -> None:
@@ -132,6 +138,13 @@ def return_memory() -> None:
     gc.collect()
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+# Folder below /sys/fs/cgroup, and the names of the files with limit and use, by version.
+_VERSIONS = (
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ("", "memory.max", "memory.current", ""),
+)
 
 
 def control_groups(root: Path = Path("/")) -> list[tuple[int, int]]:

@@ -86,6 +86,16 @@ def check_memory(what: str, needed: int) -> None:
         )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if Python, torch or ONNX Runtime could not allocate memory, also as a cause."""
+    cause = error.__cause__ or error.__context__
+    return (
+        isinstance(error, MemoryError)
+        or any(words in str(error).lower() for words in ("allocate memory", "bad_alloc"))
+        or (cause is not None and is_out_of_memory(cause))
+    )
+
+
 def check_disk(out: Path, needed: int) -> None:
     """Check that there is enough space where a file or folder will be written.
 

@@ -93,3 +93,13 @@ def test_standard_output_without_room():
     assert "found no space left to write to" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("error", ["MemoryError()", 'RuntimeError("cannot allocate memory: 1 GB")'])
+def test_an_allocation_that_fails_is_not_a_bug(error):
+    """Estimates may be too small; libraries raise errors of their own for it."""
+    code = _IN_COMMAND.replace("HERE", f"raise ValueError('no graph') from {error}")
+    done = run(code + "sys.exit(main())\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "found too little memory to go on (no graph)" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -45,6 +45,13 @@ def test_a_control_group_may_leave_less(monkeypatch: pytest.MonkeyPatch) -> None
     assert machine.available_memory_bytes() <= 3 * GIB // 2
 
 
+def test_a_limit_of_the_address_space_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    before = machine.available_memory_bytes()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (before // 2, before))
+    assert 0 < machine.available_memory_bytes() < before // 2
+
+
 @pytest.fixture
 def machine_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Set the memory that is available and the space that is free, in GiB."""

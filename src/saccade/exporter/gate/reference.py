@@ -17,9 +17,9 @@ from saccade.exporter.gate.conditioning import perturbed
 from saccade.exporter.gate.further import Scored
 from saccade.exporter.graph.samples import GateLevel, GateSizes, Samples, gate_sizes, samples_of
 from saccade.exporter.runtimes.runners import run_in_batches, torch_runner
+from saccade.machine import return_memory
 from saccade.models.budget import ComputeBudget
 from saccade.models.checkpoint import Checkpoint
-from saccade.machine import return_memory
 from saccade.models.interface import Arrays, Component, Family, component_named
 from saccade.progress import Advance, part_of, silent
 

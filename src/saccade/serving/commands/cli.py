@@ -80,6 +80,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _exit_code(error: BaseException) -> int:
+    from saccade.resources import is_out_of_memory
+
     # Imported modules and callbacks may turn an interrupt into another exception.
     said_so = isinstance(error, GateFailed | ServerFailed)
     if isinstance(error, KeyboardInterrupt) or (interruption.received() and not said_so):
@@ -94,6 +96,15 @@ def _exit_code(error: BaseException) -> int:
         print(
             f"saccade: {place}found no space left to write to ({error.strerror}), expected some. "
             "Free space on that disk, and where TMPDIR and standard output are, then try again.",
+            file=sys.stderr,
+        )
+        return SaccadeError.exit_code
+    if is_out_of_memory(error):
+        reason = escaped(str(error).partition("\n")[0][-200:])
+        print(
+            f"saccade: found too little memory to go on ({reason or 'MemoryError'}). Stop other "
+            "programs, raise the limit of the container or of `ulimit -v`, or use a machine with "
+            "more memory.",
             file=sys.stderr,
         )
         return SaccadeError.exit_code
