@@ -101,5 +101,5 @@ def test_an_allocation_that_fails_is_not_a_bug(error):
     code = _IN_COMMAND.replace("HERE", f"raise ValueError('no graph') from {error}")
     done = run(code + "sys.exit(main())\n")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "found too little memory to go on (no graph)" in done.stderr
+    assert "found too little memory to continue (no graph)" in done.stderr
     assert "Traceback" not in done.stderr

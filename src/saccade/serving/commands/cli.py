@@ -102,7 +102,7 @@ def _exit_code(error: BaseException) -> int:
     if is_out_of_memory(error):
         reason = escaped(str(error).partition("\n")[0][-200:])
         print(
-            f"saccade: found too little memory to go on ({reason or 'MemoryError'}). Stop other "
+            f"saccade: found too little memory to continue ({reason or 'MemoryError'}). Stop other "
             "programs, raise the limit of the container or of `ulimit -v`, or use a machine with "
             "more memory.",
             file=sys.stderr,
