@@ -3,6 +3,7 @@
 
     python benchmarks/gate_power.py                     # writes results/gate_power.json
     python benchmarks/gate_power.py sot-shapes --precision fp32
+    python benchmarks/gate_power.py --table             # of docs/artefacts.md
 
 Every shipped checkpoint is exported at its first budget. Each fault of `graph_faults.py` is put
 into each file that has a place for it, and the faulty file goes through the gate twice: with the
@@ -149,7 +150,11 @@ def main() -> None:
     parser.add_argument("checkpoints", nargs="*", default=CHECKPOINTS)
     parser.add_argument("--precision", nargs="+", default=PRECISIONS)
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--table", action="store_true", help="print what was measured")
     given = parser.parse_args()
+    if given.table:
+        print(table(json.loads(given.out.read_text())["rows"]))
+        return
     before = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
     asked = itertools.product(given.checkpoints, given.precision)
     again = [(f"{name}-", f"-{precision}") for name, precision in asked]
@@ -170,6 +175,21 @@ def main() -> None:
     print(json.dumps({key: result[key] for key in ("injected", "found", "missed_by_standard")}))
     if result["missed_by_standard"]:
         raise SystemExit(1)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return how many faults each level found, by model and precision, as Markdown."""
+    lines = [f"| model | precision | faults | {' | '.join(LEVELS)} |", "|---" * 5 + "|"]
+    counts: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        variant, _, precision = row["file"].rpartition("-")
+        name = next(name for name in CHECKPOINTS if variant.startswith(name))
+        found = (1, *(bool(row[level]) for level in LEVELS))
+        before = counts.get((name, precision), [0] * len(found))
+        counts[name, precision] = [sum(pair) for pair in zip(before, found, strict=True)]
+    for (name, precision), total in counts.items():
+        lines.append(f"| `{name}` | {precision} | {' | '.join(map(str, total))} |")
+    return "\n".join(lines)
 
 
 def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Kind = Literal["vit", "swin", "swinv2", "resnet"]
-Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 # For messages that ask for another trunk.
 KNOWN = "a ViT, DeiT, DINOv2, Swin, ResNet, CLIP or SigLIP"
 _NAMES: Mapping[str, str] = {"swin": "Swin", "swinv2": "Swin V2", "resnet": "ResNet"}

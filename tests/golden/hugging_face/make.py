@@ -25,6 +25,7 @@ DINO = {key: value for key, value in TRUNK.items() if key != "intermediate_size"
     "mlp_ratio": 2,
     "image_size": 24,  # positions for 36 patches, of which images of 16 px have 16
 }
+GATED = DINO | {"use_swiglu_ffn": True}  # as the giant: 24 channels, two thirds of 32 rounded up
 SWIN = {
     "image_size": SIDE,
     "patch_size": 2,
@@ -84,6 +85,7 @@ def models() -> dict[str, tuple]:
     square = hf.SiglipImageProcessor(**SQUASHED)
     large = hf.ConvNextImageProcessor(size={"shortest_edge": CELLS}, crop_pct=0.875, **HALF)
     basic = hf.ResNetConfig(**BASIC, layer_type="basic", **LABELS)
+    gated = hf.Dinov2Config(**GATED, **LABELS)
     alone = hf.CLIPVisionConfig(**vision, projection_dim=12)
     return {
         "vit": (hf.ViTForImageClassification(vit), squash),
@@ -105,6 +107,8 @@ def models() -> dict[str, tuple]:
         "resnet": (hf.ResNetForImageClassification(hf.ResNetConfig(**RESNET, **LABELS)), large),
         "resnet-basic": (hf.ResNetForImageClassification(basic), large),
         "resnet-embedding": (hf.ResNetModel(hf.ResNetConfig(**RESNET)), large),
+        "dinov2-gated": (hf.Dinov2ForImageClassification(gated), bit),
+        "dinov2-gated-embedding": (hf.Dinov2Model(hf.Dinov2Config(**GATED)), bit),
     }
 
 

@@ -176,7 +176,11 @@ CONFIGS: dict[str, tuple[str, Change, str]] = {
         put(problem_type="multi_label_classification"),
         "problem_type is 'multi_label_classification', expected None or 'single",
     ),
-    "gates": ("dinov2", put(use_swiglu_ffn=True), "use_swiglu_ffn is True, expected False"),
+    "gates": (
+        "dinov2",
+        put(use_swiglu_ffn="yes"),
+        "use_swiglu_ffn is .yes., expected False or True",
+    ),
     "absolute": ("swin", put(use_absolute_embeddings=True), "use_absolute_embeddings is True"),
     "wide": ("swin", put(mlp_ratio=2.0), "mlp_ratio is 2.0, expected 4.0"),
     "size": ("vit", put(image_size=224), r"image_size is 224, expected \[16, 16\], the input"),

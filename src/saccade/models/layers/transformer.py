@@ -21,12 +21,28 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def swiglu(x: Tensor) -> Tensor:
+    """Return silu(a) b for the halves a and b of the channels, the gate of DINOv2 giant.
+
+    Shapes: x [... 2d] -> [... d].
+    Source: Shazeer 2020 (arXiv 2002.05202), eq. 6, with the biases of DINOv2.
+    """
+    gate, value = x.chunk(2, dim=-1)
+    return F.silu(gate) * value
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
     "quick_gelu": quick_gelu,
     "relu": F.relu,
+    "swiglu": swiglu,
 }
+
+
+def widened(hidden: int, activation: str) -> int:
+    """Return the width before an activation that leaves `hidden` channels: twice that for a gate."""
+    return 2 * hidden if activation == "swiglu" else hidden
 
 
 def dropped_path(residual: Tensor, rate: float, *, training: bool) -> Tensor:
@@ -82,7 +98,7 @@ class Block(nn.Module):
         self.norm_attention = nn.LayerNorm(dim, eps=eps)
         self.attention = SelfAttention(dim, heads, qkv_bias=qkv_bias)
         self.norm_mlp = nn.LayerNorm(dim, eps=eps)
-        self.widen = nn.Linear(dim, hidden)
+        self.widen = nn.Linear(dim, widened(hidden, activation))
         self.narrow = nn.Linear(hidden, dim)
         self.activation = activation
         self.stochastic_depth = 0.0  # rate of `dropped_path`, set by training

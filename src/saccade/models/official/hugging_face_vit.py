@@ -60,6 +60,7 @@ _DINO_LAYERS = {
     "widen": "mlp.fc1",
     "narrow": "mlp.fc2",
 }
+_GATED_LAYERS = {"widen": "mlp.weights_in", "narrow": "mlp.weights_out"}
 _DINO_USUAL = {"layer_norm_eps": 1e-6, "patch_size": 14, "mlp_ratio": 4, "use_swiglu_ffn": False}
 _DINO_SCALES = {"attention.out": "layer_scale1.lambda1", "narrow": "layer_scale2.lambda1"}
 _KINDS = {
@@ -117,7 +118,7 @@ def convert(official: Official) -> Converted:
     values.require("hidden_act", "gelu")
     values.require("qkv_bias", True, False)
     if kind.resampled:
-        values.require("use_swiglu_ffn", False)
+        values.require("use_swiglu_ffn", False, True)
     return _Conversion(official, name, kind, values).converted()
 
 
@@ -129,6 +130,7 @@ class _Conversion:
         self.reading = Reading(official.path, official.tensors)
         self.registers = values.count("num_register_tokens") if kind.registers else 0
         self.prefix = f"{values['model_type']}." if name in _CLASSIFIERS else ""
+        self.gated = kind.resampled and bool(values["use_swiglu_ffn"])
         self.images: AuthorsImages = processor_images(official, values.count("num_channels"))
         self.notes: tuple[str, ...] = ()
 
@@ -162,12 +164,15 @@ class _Conversion:
             "std": preprocessing.std,
             "patch_px": self.values.side("patch_size"),
             "registers": self.registers,
+            "activation": "swiglu" if self.gated else "gelu",
         }
 
     def _hidden(self) -> int:
         if not self.kind.resampled:
             return self.values.count("intermediate_size")
-        return int(self.values.count("hidden_size") * self.values.number("mlp_ratio"))
+        hidden = int(self.values.count("hidden_size") * self.values.number("mlp_ratio"))
+        # With a gate, two thirds of it, rounded up to a multiple of eight.
+        return (hidden * 2 // 3 + 7) // 8 * 8 if self.gated else hidden
 
     def _classifier(self) -> Converted:
         values = self.values
@@ -245,11 +250,14 @@ class _Conversion:
                 ("query", "key", "value"),
                 bias=self.values["qkv_bias"],
             )
-            for mine, other in self.kind.layers.items():
+            for mine, other in self._layers().items():
                 names = f"{ours}.{mine}", f"{block}.{other}"
                 factor = self.kind.scales.get(mine)
                 yield from scaled(*names, f"{block}.{factor}") if factor else layer(*names)
         yield from layer(place.norm, f"{self.prefix}layernorm")
+
+    def _layers(self) -> dict[str, str]:
+        return self.kind.layers | (_GATED_LAYERS if self.gated else {})
 
     def _positions(self, table: "Tensor") -> "Tensor":
         """Return one position per token; the patches' grid is resampled as transformers does."""

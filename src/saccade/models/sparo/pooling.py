@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.layers.transformer import ACTIVATIONS
+from saccade.models.layers.transformer import ACTIVATIONS, widened
 from saccade.models.sparo.config import SparoConfig
 from saccade.models.sparo.readout import ReadOut, attend, unit_code
 from saccade.plugins.ops import sparsemax
@@ -149,7 +149,7 @@ class MapPool(nn.Module):
         self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
         self.out = nn.Linear(width, width)
         self.norm_mlp = nn.LayerNorm(width, eps=config.eps)
-        self.widen = nn.Linear(width, config.image_hidden)
+        self.widen = nn.Linear(width, widened(config.image_hidden, config.activation))
         self.narrow = nn.Linear(config.image_hidden, width)
         self.register_buffer("constant", None, persistent=False)
 
