@@ -359,18 +359,19 @@ def tables(rows: dict[str, dict[str, Any]]) -> str:
         lines.append(_line([f"`{name}`", sizes, *taken, _taken(server.get("repository")), ready]))
     lines += ["", _line(["variant", *_WAYS, "server", "p50, p99 ms"]), _rule(len(_WAYS) + 3)]
     for row in rows.values():
-        for number, variant in enumerate(row.get("served", {}) and row["mib"]):
-            lines.append(_speeds(variant, row, is_first=not number))
+        sizes = row["mib"] if row.get("served") else {}
+        full = max(sizes, key=sizes.get, default="")  # which the peers ran as well
+        lines += [_speeds(variant, row, is_full=variant == full) for variant in sizes]
     return "\n".join(line for line in lines if line is not None)
 
 
-def _speeds(variant: str, row: dict[str, Any], *, is_first: bool) -> str | None:
+def _speeds(variant: str, row: dict[str, Any], *, is_full: bool) -> str | None:
     """Return a row of the second table; None for further components of a variant."""
     rates, served = row["images_per_second"], row["served"].get(f"{variant}, tensors of {_BATCH}")
     if served is None:
         return None
     own = [
-        rates.get(variant + way) if way.startswith(",") else rates.get(way) if is_first else None
+        rates.get(variant + way) if way.startswith(",") else rates.get(way) if is_full else None
         for way in _WAYS.values()
     ]
     cells = [f"{each['median']:,.3g}" if each else "-" for each in own]

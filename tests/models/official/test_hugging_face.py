@@ -179,7 +179,7 @@ CONFIGS: dict[str, tuple[str, Change, str]] = {
     "gates": (
         "dinov2",
         put(use_swiglu_ffn="yes"),
-        "use_swiglu_ffn is .yes., expected False or True",
+        "use_swiglu_ffn is .yes., expected",
     ),
     "absolute": ("swin", put(use_absolute_embeddings=True), "use_absolute_embeddings is True"),
     "wide": ("swin", put(mlp_ratio=2.0), "mlp_ratio is 2.0, expected 4.0"),

@@ -41,7 +41,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def widened(hidden: int, activation: str) -> int:
-    """Return the width before an activation that leaves `hidden` channels: twice that for a gate."""
+    """Return the width before an activation that leaves `hidden` channels (a gate: twice that)."""
     return 2 * hidden if activation == "swiglu" else hidden
 
 
