@@ -5,9 +5,11 @@
     python benchmarks/memory_peaks.py build/real/vit-b build/real/vit-h --precision fp32 int8
 
 Each step runs in its own process. Its peak is that of the process, with the files that it maps.
+Rows of models that were not named are kept.
 """
 
 import argparse
+import json
 import resource
 import shutil
 import subprocess
@@ -82,16 +84,17 @@ def main() -> int:
     parser.add_argument("--precision", nargs="*", default=["fp32"], choices=list(EXPORT))
     parser.add_argument("--calibrate-on", help="images for int8")
     given = parser.parse_args()
-    found = []
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    about = {"commit": commit.strip(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    before = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    found = [row for row in before if row["model"] not in {model.name for model in given.models}]
     for model in given.models:
         for row in rows(model, given.precision, given.calibrate_on):
             if "peak_mib" in row:
                 row["over_weights"] = row["peak_mib"] / row["weights_mib"]
             print(row, flush=True)
-            found.append(row)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
-    about = {"commit": commit.strip(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
-    write_result(RESULTS, {**about, "machine": this_machine().to_dict(), "rows": found})
+            found.append({**about, **row})
+    write_result(RESULTS, {"machine": this_machine().to_dict(), "rows": found})
     return 0
 
 
