@@ -80,8 +80,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _exit_code(error: BaseException) -> int:
-    from saccade.resources import is_out_of_memory
-
     # Imported modules and callbacks may turn an interrupt into another exception.
     said_so = isinstance(error, GateFailed | ServerFailed)
     if isinstance(error, KeyboardInterrupt) or (interruption.received() and not said_so):
@@ -99,6 +97,8 @@ def _exit_code(error: BaseException) -> int:
             file=sys.stderr,
         )
         return SaccadeError.exit_code
+    from saccade.resources import is_out_of_memory  # refused input does not wait for it
+
     if is_out_of_memory(error):
         reason = escaped(str(error).partition("\n")[0][-200:])
         print(
