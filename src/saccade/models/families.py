@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from saccade import limits
 from saccade.errors import SaccadeError
+from saccade.mapped_pages import return_pages
 from saccade.models.entry import FamilyEntry, imported
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def filled(
     """Build a model in evaluation mode with these weights, those of floats in `dtype` (float32).
 
     Weights of that type with at least SHARED_BYTES are not copied: the model shares their memory.
+    Of large weights that are converted, the memory of their file is given back.
     Raises: RuntimeError if keys or shapes differ, SaccadeError as `build` does.
     """
     import torch
@@ -130,13 +132,15 @@ def filled(
         name: dtype if value.is_floating_point() else value.dtype
         for name, value in model.state_dict().items()
     }
-    model.load_state_dict(
-        {
-            name: value.to(types.get(name, value.dtype), copy=value.nbytes < SHARED_BYTES)
-            for name, value in weights.items()
-        },
-        assign=True,
-    )
+
+    def converted(name: str, value: "Tensor") -> "Tensor":
+        made = value.to(types.get(name, value.dtype), copy=value.nbytes < SHARED_BYTES)
+        if made.data_ptr() != value.data_ptr() and value.is_contiguous():
+            return_pages(value.data_ptr(), value.nbytes)
+        return made
+
+    state = {name: converted(name, value) for name, value in weights.items()}
+    model.load_state_dict(state, assign=True)
     return model.to(dtype).eval()
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights leave the graph while it is worked on; the file is the same, or has a data file."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +72,15 @@ def test_a_graph_without_its_weights_gives_the_same_bytes(tmp_path: Path) -> Non
     assert (tmp_path / "light.onnx").read_bytes() == data
     assert (entry.bytes, entry.sha256) == (len(data), sha256_of(tmp_path / "light.onnx"))
     assert write_model(whole, {}, tmp_path / "whole.onnx").sha256 == entry.sha256
+
+
+def test_a_traced_model_is_not_kept() -> None:
+    model = Layers()
+    weights = weakref.ref(model.table)
+    trace_module(model, {"x": torch.from_numpy(X)}, ["y"], weights={})
+    del model
+    gc.collect()
+    assert weights() is None, "the exporter keeps the weights of the last model"
 
 
 def test_weights_of_a_large_model_are_in_a_data_file(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from copy import copy
+from copy import copy, deepcopy
 from functools import cache
 from typing import Any
 
@@ -268,7 +268,7 @@ def trace_module(
         for word in shape
         if isinstance(word, str)
     }
-    with _quiet(), _read_once(), _tiny_constants_stay(), exact_folding(), torch.no_grad():
+    with _quiet(), _read_once(), _own_rules(), exact_folding(), torch.no_grad():
         program = torch.onnx.export(
             module.eval(),
             tuple(examples.values()),
@@ -341,15 +341,17 @@ def _read_once() -> Iterator[None]:
 
 
 @contextmanager
-def _tiny_constants_stay() -> Iterator[None]:
-    """Disable the exporter's rules that remove `x + 0` and `x * 1`.
+def _own_rules() -> Iterator[None]:
+    """Let the exporter rewrite with copies of its rules, without those for `x + 0` and `x * 1`.
 
-    They treat a constant within 1e-8 of 0 as 0 (and within 1e-5 of 1 as 1). This would drop an
-    epsilon of 1e-8, which matters in a quotient of small numbers.
+    A rule keeps the last graph that it saw, and with it the weights: copies go away. Those two
+    treat a constant within 1e-8 of 0 as 0 (and within 1e-5 of 1 as 1). This would drop an epsilon
+    of 1e-8, which matters in a quotient of small numbers.
     """
     rules = rewriter._DEFAULT_REWRITE_RULES
     left_out = {id(rule) for rule in _no_op.rules}
-    rewriter._DEFAULT_REWRITE_RULES = tuple(rule for rule in rules if id(rule) not in left_out)
+    kept = tuple(rule for rule in rules if id(rule) not in left_out)
+    rewriter._DEFAULT_REWRITE_RULES = deepcopy(kept)
     try:
         yield
     finally:
