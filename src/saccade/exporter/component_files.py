@@ -98,7 +98,7 @@ class _Written:
     """A file that the gate has not checked yet."""
 
     entry: VariantEntry
-    graph: "TypedGraph"  # without its large weights, which are only in the file
+    graph: "TypedGraph"  # without its weights, which are only in the file
     file: FileEntry
     inlined_ops: tuple[str, ...]
     custom_ops: tuple[str, ...]
@@ -126,6 +126,7 @@ class _Job:
     def write(self, entry: VariantEntry, graph: "TypedGraph") -> _Written:
         from saccade.exporter.graph.model_file import write_model
         from saccade.exporter.graph.precision import with_ops_inlined
+        from saccade.exporter.graph.weights import without_initializers
         from saccade.plugins.onnx_model import check_nodes
 
         inlined_ops = check_nodes(graph.proto) if self.options.inline_ops else ()
@@ -136,7 +137,8 @@ class _Job:
             earlier.unlink(missing_ok=True)
         file = write_model(graph.proto, graph.weights, path)
         custom_ops = check_nodes(graph.proto)
-        return _Written(entry, replace(graph, weights={}), file, inlined_ops, custom_ops)
+        graph = replace(graph, proto=without_initializers(graph.proto), weights={})
+        return _Written(entry, graph, file, inlined_ops, custom_ops)
 
     def expected(self, written: _Written, advance: Advance = silent) -> Expected:
         reference, variant = self.variant.reference, self.variant
@@ -200,7 +202,6 @@ def export_component(
 
 def _traced(job: _Job, scratch: Path) -> tuple[dict[str, _Written], "Source | None"]:
     """Trace the folded model and write it in each precision; for int8, write what is quantized."""
-    from saccade.exporter.graph.layer_types import float32_layers
     from saccade.exporter.graph.precision import typed_graph
     from saccade.exporter.graph.tracing import trace_component
     from saccade.exporter.quantization.source import source_of
@@ -209,20 +210,18 @@ def _traced(job: _Job, scratch: Path) -> tuple[dict[str, _Written], "Source | No
     folded = reference.folded(job.variant.budget)
     component, weights = component_named(folded, role), dict[str, Any]()
     files: dict[str, _Written] = {}
-    source = None
+    float32, source = set[str](), None
 
     @cache
     def traced(precision: str) -> Any:
-        return trace_component(folded, component, job.few, job.outputs, precision, weights)
+        asked = component, job.few, job.outputs, precision, weights, float32
+        return trace_component(folded, *asked)
 
     for precision in job.options.precision:
         entry = job.variant.entry(job.component, precision)
         job.advance(0, f"tracing the {precision} graph")
         if precision == "int8":
-            # The half-precision graph tells which products are in read-outs: nodes have the same
-            # names.
-            apart = float32_layers(traced("fp16"))
-            source = source_of(traced("fp32"), weights, apart, scratch)
+            source = source_of(traced("fp32"), weights, float32, scratch)
         else:
             graph = typed_graph(
                 entry.name,
@@ -250,6 +249,7 @@ def _int8_file(job: _Job, source: "Source") -> tuple[_Written, Parity, Quantizat
     sets, target = instruction_sets() or (), job.options.int8_for
     entry = job.variant.entry(job.component, "int8")
     samples = job.calibration(search.CALIBRATION_SAMPLES)
+    job.variant.reference.release()  # what the file before it needed
     job.advance(0, "collecting ranges for int8")
     quantized = search.candidates(source, recipes_for(target, sets), samples)
 

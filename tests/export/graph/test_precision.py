@@ -27,15 +27,20 @@ from saccade.exporter.gate.conditioning import ill_conditioned_rows
 from saccade.exporter.gate.gate import verify
 from saccade.exporter.gate.metrics import FLOORS, exceeded, figures_of, thresholds_of
 from saccade.exporter.graph.half_graph import activation_ranges, check_ranges, fold_casts
-from saccade.exporter.graph.layer_types import check_types, matrix_types
+from saccade.exporter.graph.layer_types import check_types, float32_layers, matrix_types
+from saccade.exporter.graph.samples import random_inputs
+from saccade.exporter.graph.tracing import trace_component
 from saccade.exporter.runtimes.half_products import HalfProducts, half_products
 from saccade.exporter.runtimes.runners import half_runner, onnx_runner, onnx_session, torch_runner
 from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
 from saccade.files import sha256_of
+from saccade.models.catalogue import preset_of
+from saccade.models.families import build as build_family
 from saccade.models.interface import Component, TensorSpec
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 COMPONENT = Component("", (), (), dict)
+READ_OUTS = {"nac": "read-out", "vqa": "head"}
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +126,22 @@ def test_attention_in_one_call_is_two_rounded_products() -> None:
     with HalfProducts("fp16", accumulate=True) as mode:
         mode.leave()  # as inside a read-out
         assert torch.equal(attend(q, k, v, attn_mask=bias), exact)
+
+
+@pytest.mark.parametrize("family, size", [("nac", "tiny"), ("vqa", "vqa-tiny")])
+def test_a_float32_graph_tells_what_a_narrower_one_keeps_in_float32(family: str, size: str) -> None:
+    model: Any = build_family(family, preset_of(family, size).to_dict()).eval()
+    folded = model.at(model.budgets()[0]).fold().float()
+    (component,) = folded.components()
+    inputs = random_inputs(component, np.random.default_rng(0), 3)
+    names = set[str]()
+    graphs = [
+        trace_component(folded, component, inputs, component.outputs, precision, {}, found)
+        for precision, found in (("fp32", names), ("fp16", None))
+    ]
+    kinds = matrix_types(graphs[0])
+    assert {name for name in kinds if name in names} == set(float32_layers(graphs[1]))
+    assert {name.partition("/")[0] for name in names} >= {READ_OUTS[family]}
 
 
 def test_a_read_out_that_raises_does_not_leave_the_next_call_in_float32() -> None:

@@ -225,21 +225,24 @@ def test_every_reason_is_in_the_message() -> None:
         first_that_passes("v", iter([("a", "a"), ("b", "b")]), failed.__getitem__, None, 1)
 
 
-def test_a_speed_is_a_ratio_of_interleaved_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, order = [0.0], []
+@pytest.mark.parametrize("seconds, batch", [(0.06, 8), (0.1, 5), (3.0, 1)])
+def test_a_speed_is_a_ratio_of_interleaved_runs(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, batch: int
+) -> None:
+    clock, calls = [0.0], []
 
     def run(name: str, seconds: float) -> Any:
-        def call(batch: Any) -> dict[str, np.ndarray]:
-            assert len(batch["x"]) == 8
-            order.append(name)
-            clock[0] += seconds
+        def call(some: Any) -> dict[str, np.ndarray]:
+            calls.append((name, len(some["x"])))
+            clock[0] += seconds * len(some["x"])
             return {}
 
         return call
 
     monkeypatch.setattr(search, "perf_counter", lambda: clock[0])
-    assert speed_over(run("slow", 3.0), run("fast", 2.0), SAMPLES) == pytest.approx(1.5)
-    assert order == ["slow", "fast"] * (len(order) // 2)
+    slow, fast = run("slow", seconds), run("fast", seconds / 1.5)
+    assert speed_over(slow, fast, SAMPLES) == pytest.approx(1.5)
+    assert calls[-10:] == [("slow", batch), ("fast", batch)] * 5
 
 
 def exported(checkpoint: Path, out: Path, ratio: float, **options: Any) -> Any:

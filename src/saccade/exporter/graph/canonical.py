@@ -3,7 +3,7 @@
 
 import ast
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import onnx
 
@@ -15,17 +15,23 @@ OUTPUT_PREFIX = "saccade_output_"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
-def clean(proto: onnx.ModelProto, root: str) -> onnx.ModelProto:
+def clean(
+    proto: onnx.ModelProto, root: str, modules: Collection[str] = (), inside: set[str] | None = None
+) -> onnx.ModelProto:
     """Return the same function without any trace of the machine that exported it.
 
     A node's name is `<part>/<operator>_<count>`, where the part is the child of module `root`
     that the node came from. Nodes outside any child belong to the part that reads their output.
+    The names of nodes that came from one of `modules` (below `root`) are added to `inside`.
     """
     graph = proto.graph
     _cast_first(graph)
     parts = _parts(graph, root)
     _share_initializers(graph)
     _rename(graph, parts, root)
+    if inside is not None:
+        scopes = {f"{root}.{name}" for name in modules}
+        inside.update(node.name for node in graph.node if not scopes.isdisjoint(_scopes(node)))
     return _bare(proto)
 
 
@@ -104,11 +110,17 @@ def _parts(graph: onnx.GraphProto, root: str) -> list[str]:
 
 
 def _own_part(node: onnx.NodeProto, root: str) -> str:
-    scopes = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "[]")
-    for scope in ast.literal_eval(scopes):
+    for scope in _scopes(node):
         if scope.startswith(f"{root}."):
             return scope.split(".")[1].replace("_", "-")
     return ""
+
+
+def _scopes(node: onnx.NodeProto) -> list[str]:
+    """Return the modules that a node came from, outermost first."""
+    text = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "[]")
+    scopes: list[str] = ast.literal_eval(text)
+    return scopes
 
 
 def _share_initializers(graph: onnx.GraphProto) -> None:

@@ -3,7 +3,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy, deepcopy
 from functools import cache
@@ -30,7 +30,7 @@ from saccade.exporter.graph.weights import (
     location_of,
     set_apart,
 )
-from saccade.exporter.runtimes.half_products import HALF_TYPES, half_products
+from saccade.exporter.runtimes.half_products import HALF_TYPES, float32_modules, half_products
 from saccade.models.interface import Arrays, Component, component_named
 from saccade.plugins.contract import DOMAIN, DTYPES, VERSION, Op, Port
 from saccade.plugins.onnx_model import IR_VERSION, OPSET, attach_bodies
@@ -224,10 +224,12 @@ def trace_component(
     outputs: Sequence[str],
     precision: str = "fp32",
     weights: Weights | None = None,
+    float32: set[str] | None = None,
 ) -> onnx.ModelProto:
     """Trace one component of a float32 model, with products in fp32, fp16 or bf16.
 
     Returns the cleaned graph. With `weights`, its large weights are there and refer to the model's.
+    The names of nodes that stay in float32 in every precision are added to `float32`.
     Shapes: samples as the component's inputs, at least 3 of them.
     """
     examples = {
@@ -236,7 +238,8 @@ def trace_component(
     }
     words = {spec.name: spec.shape for spec in component.inputs}
     served = _Served(model, component.role, outputs, precision)
-    proto = trace_module(served, examples, outputs, words, weights)
+    modules = float32_modules(model) if float32 is not None else ()
+    proto = trace_module(served, examples, outputs, words, weights, modules, float32)
     if precision in HALF_TYPES:
         fold_casts(proto, weights)
     if precision == "bf16":
@@ -252,10 +255,13 @@ def trace_module(
     outputs: Sequence[str],
     axes: Mapping[str, Sequence[int | str]] | None = None,
     weights: Weights | None = None,
+    modules: Collection[str] = (),
+    inside: set[str] | None = None,
 ) -> onnx.ModelProto:
     """Trace any module whose inputs have the batch as their first axis; return the cleaned graph.
 
-    Axes that are named in `axes` (by input) are dynamic too. `weights` as in `trace_component`.
+    Axes that are named in `axes` (by input) are dynamic too. `weights` as in `trace_component`,
+    `modules` and `inside` as in `clean`.
 
     Each custom op becomes one node, and the file contains its function body. A runtime that has
     the kernel uses it; any other runtime computes the body.
@@ -283,7 +289,7 @@ def trace_module(
     assert program is not None
     if weights is not None:
         set_apart(program.model, weights)
-    proto = clean(program.model_proto, root="model")
+    proto = clean(program.model_proto, "model", modules, inside)
     attach_bodies(proto)
     assert proto.ir_version == IR_VERSION, proto.ir_version
     return proto

@@ -55,7 +55,8 @@ def quantized(
         )
         made = quantizer.quantize_model()
         quantizer.model.topological_sort()
-    return tidy(made)
+    # A message keeps the memory of everything that was ever in it, here the weights in float32.
+    return tidy(onnx.ModelProto.FromString(made.SerializeToString()))
 
 
 def ranges_of(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Try int8 recipes in order, until one passes the gate and is fast enough."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
@@ -17,12 +17,12 @@ from saccade.exporter.quantization.ranges import extremes_of
 from saccade.exporter.quantization.recipes import Recipe
 from saccade.exporter.quantization.source import Source, smoothed
 from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
-from saccade.machine import cores
+from saccade.machine import cores, return_memory
 from saccade.models.interface import Arrays
 from saccade.plugins.native.library import available_library
 
 CALIBRATION_SAMPLES = 64
-_BATCH = 8
+_MOST_BATCH, _BATCH_S = 8, 0.5  # a batch of a slow model is smaller, down to one sample
 _ROUNDS, _ROUND_S = 5, 0.05
 
 
@@ -39,6 +39,7 @@ def candidates(
     Shapes: samples as the graph's inputs, [n ...].
     """
     measured = extremes_of(plain.path, plain.inputs, samples)
+    return_memory()
     smooth = None
     for recipe in recipes:
         source, extremes = plain, measured
@@ -46,12 +47,18 @@ def candidates(
             smooth = smooth or smoothed(plain, measured)
             source, extremes = smooth
         ends = {name: each.ends for name, each in extremes.items()}
-        ranges = ranges_of(source, ends, recipe, samples)
-        made = quantized(source, ranges, recipe)
-        if recipe.float_share:
-            worst = worst_layers(source, made, recipe.float_share, samples)
-            made = quantized(source.without(worst), ranges, recipe)
-        yield recipe, made
+        yield recipe, _made(source, ends, recipe, samples)  # a name would keep it in memory
+
+
+def _made(
+    source: Source, ends: Mapping[str, tuple[float, float]], recipe: Recipe, samples: Arrays
+) -> onnx.ModelProto:
+    ranges = ranges_of(source, ends, recipe, samples)
+    made = quantized(source, ranges, recipe)
+    if not recipe.float_share:
+        return made
+    worst = worst_layers(source, made, recipe.float_share, samples)
+    return quantized(source.without(worst), ranges, recipe)
 
 
 def first_that_passes(
@@ -106,11 +113,15 @@ def speed_over(slow: Runner, fast: Runner, samples: Arrays) -> float:
 
     Shapes: samples as the runners' inputs, [n ...]; the first ones are run, in one batch.
     """
-    batch = {name: array[:_BATCH] for name, array in samples.items()}
-    ratios = []
-    for _ in range(_ROUNDS + 1):
-        ratios.append(_seconds(slow, batch) / _seconds(fast, batch))
-    return float(np.median(ratios[1:]))  # the first round is a warm-up
+
+    def first(count: int) -> Arrays:
+        return {name: array[:count] for name, array in samples.items()}
+
+    _seconds(slow, first(1))  # warm-up
+    batch = first(max(1, min(_MOST_BATCH, round(_BATCH_S / _seconds(slow, first(1))))))
+    fast(batch)
+    ratios = [_seconds(slow, batch) / _seconds(fast, batch) for _ in range(_ROUNDS)]
+    return float(np.median(ratios))
 
 
 def _seconds(run: Runner, batch: Arrays) -> float:

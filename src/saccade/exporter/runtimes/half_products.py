@@ -18,17 +18,29 @@ _PRODUCTS = frozenset(
 )
 
 
-def half_products(model: nn.Module, precision: str, *, accumulate: bool) -> "HalfProducts":
-    """Return a `HalfProducts` for calls of a model; inside read-outs it is inactive.
+def float32_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules whose products stay in float32: read-outs and recurrent layers.
 
-    Read-outs are modules named `head` and modules whose class sets `float32_products = True`. The
-    hooks on them stay, so the mode can be entered any number of times.
+    Read-outs are modules named `head` and modules whose class sets `float32_products = True`.
+    """
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] == "head"
+        or getattr(module, "float32_products", False)
+        or isinstance(module, nn.RNNBase | nn.RNNCellBase)
+    }
+
+
+def half_products(model: nn.Module, precision: str, *, accumulate: bool) -> "HalfProducts":
+    """Return a `HalfProducts` for calls of a model; inside its `float32_modules` it is inactive.
+
+    The hooks on them stay, so the mode can be entered any number of times.
     """
     mode = HalfProducts(precision, accumulate=accumulate)
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] == "head" or getattr(module, "float32_products", False):
-            module.register_forward_pre_hook(mode.leave)
-            module.register_forward_hook(mode.enter)
+    for module in float32_modules(model).values():
+        module.register_forward_pre_hook(mode.leave)
+        module.register_forward_hook(mode.enter)
     return mode
 
 
