@@ -350,19 +350,27 @@ _WAYS = {
 
 def tables(rows: dict[str, dict[str, Any]]) -> str:
     """Return the tables of docs/benchmarks.md: what each step takes, and images per second."""
-    lines = [_line(["model", "files, MiB", *_STEPS.values(), "repository", "ready"]), _rule(8)]
+    head = ["model", "CPU with", "files, MiB", *_STEPS.values(), "repository", "ready"]
+    lines = [_line(head), _rule(len(head))]
     for name, row in rows.items():
         taken = [_taken(row.get(step)) for step in _STEPS]
         files, server = row.get("mib", {}), row.get("served", {})
         sizes = f"{sum(files.values()):,.0f}" + (f" in {len(files)}" if len(files) > 1 else "")
         ready = f"{server['ready_s']:.1f} s" if "ready_s" in server else "-"
-        lines.append(_line([f"`{name}`", sizes, *taken, _taken(server.get("repository")), ready]))
+        own = [f"`{name}`", _widest(row.get("instruction_sets")), sizes]
+        lines.append(_line([*own, *taken, _taken(server.get("repository")), ready]))
     lines += ["", _line(["variant", *_WAYS, "server", "p50, p99 ms"]), _rule(len(_WAYS) + 3)]
     for row in rows.values():
         sizes = row["mib"] if row.get("served") else {}
         full = max(sizes, key=sizes.get, default="")  # which the peers ran as well
         lines += [_speeds(variant, row, is_full=variant == full) for variant in sizes]
     return "\n".join(line for line in lines if line is not None)
+
+
+def _widest(sets: list[str] | None) -> str:
+    """Name what a CPU has for narrow types, or otherwise its widest vectors."""
+    narrow = [name for name in sets or () if name.endswith(("VNNI", "BF16")) and "512" in name]
+    return ", ".join(narrow or (sets or ["-"])[-1:])
 
 
 def _speeds(variant: str, row: dict[str, Any], *, is_full: bool) -> str | None:
@@ -421,6 +429,7 @@ def main() -> int:
             continue
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
         row = {"commit": commit.strip(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+        row["instruction_sets"] = this_machine().instruction_sets
         try:
             measure(name, given.place, row)
         except Exception as error:  # what was measured so far is kept

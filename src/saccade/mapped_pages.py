@@ -5,8 +5,12 @@ import ctypes
 import mmap
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Bits of an entry of /proc/self/pagemap, one per page.
 _PRESENT, _SWAPPED, _OF_A_FILE = (np.uint64(1 << bit) for bit in (63, 62, 61))
@@ -37,3 +41,9 @@ def return_pages(address: int, length: int) -> bool:
         return False  # the system would forget what was written
     where = ctypes.c_void_p(start * page), ctypes.c_size_t((end - start) * page)
     return bool(ctypes.CDLL(None).madvise(*where, mmap.MADV_DONTNEED) == 0)
+
+
+def return_tensor(tensor: "Tensor") -> None:
+    """Give back the pages of a tensor whose memory is a mapped file's, after it was read."""
+    if tensor.is_contiguous():
+        return_pages(tensor.data_ptr(), tensor.nbytes)

@@ -61,3 +61,16 @@ def test_memory_of_no_file_stays() -> None:
 def test_a_part_of_a_page_is_nothing(tmp_path: Path) -> None:
     array = mapped(tmp_path / "file")
     assert not return_pages(array.ctypes.data + 1, 100)
+
+
+@linux
+def test_a_loaded_checkpoint_is_not_in_memory(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+    from saccade.models.checkpoint import check_finite
+
+    path = tmp_path / "file"
+    np.ones(SIZE // 4, np.float32).tofile(path)
+    array = np.memmap(path, np.float32, "c")
+    check_finite("it", {"weight": torch.from_numpy(array)})
+    assert resident(array) < SIZE // 2048
+    assert array.sum() == len(array)

@@ -15,6 +15,7 @@ from saccade import limits
 from saccade.errors import SaccadeError, ShapeError, require
 from saccade.files import Writer, check_regular, sha256_of, write_together
 from saccade.json_text import parse_json
+from saccade.mapped_pages import return_tensor
 from saccade.models.checkpoint_folder import check_config, checkpoint_file, folder_files
 from saccade.models.checkpoint_format import (
     SCHEMA,
@@ -326,10 +327,11 @@ def _kind(tensor: "torch.Tensor") -> str:
 def check_finite(where: str, weights: "Mapping[str, torch.Tensor]") -> None:
     """Check that all weights are finite."""
     for key, value in weights.items():
-        if not value.is_floating_point() or value.sum().isfinite():
-            continue
         # A sum of finite numbers may overflow. The sum is taken first because it needs no memory.
-        if not bool(value.isfinite().all()):
+        is_finite = not value.is_floating_point() or value.sum().isfinite()
+        is_finite = is_finite or value.isfinite().all()
+        return_tensor(value)  # checking a file must not keep it in memory
+        if not is_finite:
             raise SaccadeError(
                 f"{where}: {key} contains NaN or infinity, which happens when training diverges. "
                 "Use an earlier checkpoint, or train again with a lower learning rate."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from saccade import limits
 from saccade.errors import SaccadeError
-from saccade.mapped_pages import return_pages
+from saccade.mapped_pages import return_tensor
 from saccade.models.entry import FamilyEntry, imported
 
 if TYPE_CHECKING:
@@ -135,8 +135,8 @@ def filled(
 
     def converted(name: str, value: "Tensor") -> "Tensor":
         made = value.to(types.get(name, value.dtype), copy=value.nbytes < SHARED_BYTES)
-        if made.data_ptr() != value.data_ptr() and value.is_contiguous():
-            return_pages(value.data_ptr(), value.nbytes)
+        if made.data_ptr() != value.data_ptr():
+            return_tensor(value)
         return made
 
     state = {name: converted(name, value) for name, value in weights.items()}
