@@ -21,11 +21,14 @@ from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.open_load import Arrivals, OpenLoad, quantiles, with_timeout
 from saccade.serving.bench.served import encoded_request, point, tensor_request
 
-DELAY_S = 0.02
+DELAY_S, DYING_S = 0.02, 1.0
 
 
 class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Answers after a fixed delay; `failing` refuses, `empty` has an output without bytes."""
+    """Answers after a fixed delay; `failing` refuses, `empty` has an output without bytes.
+
+    `dying` takes long to fail.
+    """
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
@@ -34,6 +37,9 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.seen[request.model_name] += 1
         if request.model_name == "failing":
             context.abort(grpc.StatusCode.UNAVAILABLE, "the queue of failing is full")
+        if request.model_name == "dying":
+            time.sleep(DYING_S)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the server is gone")
         time.sleep(DELAY_S)
         content = b"" if request.model_name == "empty" else b"\0\0\0\0"
         return service_pb2.ModelInferResponse(raw_output_contents=[content])
@@ -105,6 +111,14 @@ def test_a_failure_is_never_a_figure(generator: LoadGenerator, model: str, messa
     result = generator.run([stream("steady"), stream(model)], seconds=0.4, warmup_s=0.1)
     assert not result.streams["steady"].errors
     with pytest.raises(ServerFailed, match=message):
+        refuse_errors(result, generator.url)
+
+
+def test_a_server_that_is_gone_ends_the_window(generator: LoadGenerator, fake) -> None:
+    before = fake[0].seen["dying"]
+    result = generator.run([stream("dying")], seconds=0.1, warmup_s=0)
+    assert fake[0].seen["dying"] - before <= 2, "it waited as for a slow model"
+    with pytest.raises(ServerFailed, match="1 request failed.*the server is gone"):
         refuse_errors(result, generator.url)
 
 

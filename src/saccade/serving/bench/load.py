@@ -196,8 +196,11 @@ class _Clients:
     def answered(self, begin: float) -> bool:
         """Return whether there is an answer per client, and at least a few, or a failure."""
         done = sum(end > begin for _, end in self.done)
-        failed = any(end > begin for end, _, _ in self.failed)
-        return failed or done >= max(LEAST_ANSWERS, self.stream.concurrency)
+        return self.lost(begin) or done >= max(LEAST_ANSWERS, self.stream.concurrency)
+
+    def lost(self, begin: float) -> bool:
+        """Return whether a request has failed since."""
+        return any(end > begin for end, _, _ in self.failed)
 
     def seen(self, begin: float, end: float) -> StreamResult:
         failed = [failure for failure in self.failed if begin < failure[0] <= end]
@@ -249,7 +252,8 @@ async def _measure(order: Order) -> LoadResult:
 async def _long_enough(groups: Sequence[_Clients], begin: float, seconds: float) -> None:
     """Make the window long enough for slow models: four times as long as the first answers took.
 
-    The end does not depend on when an answer comes, which would count one too many.
+    The end does not depend on when an answer comes, which would count one too many. It comes at
+    once if a request fails: what would be measured is useless, and the server may be gone.
     """
     end, slow = begin + seconds, False
     while waited := [group for group in groups if not group.answered(begin)]:
@@ -257,8 +261,9 @@ async def _long_enough(groups: Sequence[_Clients], begin: float, seconds: float)
         if time.perf_counter() > end + max(group.limit_s for group in waited):
             return
         await asyncio.sleep(0.01)
-    if slow:
-        await asyncio.sleep((LONGER - 1) * (time.perf_counter() - begin))
+    end = begin + LONGER * (time.perf_counter() - begin)
+    while slow and time.perf_counter() < end and not any(group.lost(begin) for group in groups):
+        await asyncio.sleep(0.01)
 
 
 def _clocks(server: list[int]) -> dict[str, Any]:
