@@ -14,6 +14,10 @@ from saccade.machine import available_memory_bytes
 from saccade.sizes import size_text
 
 _MIB = 2**20
+MORE_MEMORY = (
+    "Stop other programs, raise the limit of the container or of `ulimit -v`, or use a machine "
+    "with more memory."
+)
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,7 @@ def check_memory(what: str, needed: int) -> None:
     if needed > (there := available_memory_bytes()):
         raise SaccadeError(
             f"{what} needs about {size_text(needed)} of memory, found {size_text(there)} "
-            "available to this process. Stop other programs, raise the limit of the container, or "
-            "use a machine with more memory."
+            f"available to this process. {MORE_MEMORY}"
         )
 
 

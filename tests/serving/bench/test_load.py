@@ -118,7 +118,7 @@ def test_a_server_that_is_gone_ends_the_window(generator: LoadGenerator, fake) -
     before = fake[0].seen["dying"]
     result = generator.run([stream("dying")], seconds=0.1, warmup_s=0)
     assert fake[0].seen["dying"] - before <= 2, "it waited as for a slow model"
-    with pytest.raises(ServerFailed, match="1 request failed.*the server is gone"):
+    with pytest.raises(ServerFailed, match=r"1 request failed.*the server is gone"):
         refuse_errors(result, generator.url)
 
 

@@ -21,7 +21,7 @@ from saccade.models.scores.intervals import wilson
 
 _FIRST = 4  # samples of the first run, which tells how long one takes
 _LOOK = 16  # samples between two looks at the interval, the fewest
-_BATCH = 64  # if they fit into the time that is left
+_BATCH, _BATCH_S = 64, 2.0  # of a fast model, if they fit into the time that is left
 _ENOUGH = 256  # samples after which only an undecided score asks for more
 _ERROR = 0.05  # chance that any of the intervals misses the change of the score
 
@@ -58,7 +58,7 @@ class Further:
 def compare_further(
     run: Runner, scored: Scored, limit: float, seconds: float, clock: Callable[[], float]
 ) -> Further:
-    """Compare a narrower file and the float32 model, in batches that grow to 64 if there is time.
+    """Compare a narrower file and the float32 model, in batches of up to 64 if it is fast.
 
     It stops after `seconds`, at the end of the data, or after 256 samples: earlier if the score's
     interval is beyond `limit`, and later if only its change is, which is never reported from few
@@ -87,7 +87,7 @@ def compare_further(
         if decided and start >= _ENOUGH:
             break
         lasts = (now - began) / len(chosen) * _BATCH
-        size = _BATCH if now + lasts <= end else _LOOK
+        size = _BATCH if lasts <= min(_BATCH_S, end - now) else _LOOK
     inputs, labelled, mine, theirs = (_joined(own) for own in zip(*parts, strict=True))
     return Further(inputs, labelled, mine, theirs, score)
 

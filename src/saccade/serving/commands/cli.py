@@ -97,14 +97,13 @@ def _exit_code(error: BaseException) -> int:
             file=sys.stderr,
         )
         return SaccadeError.exit_code
-    from saccade.resources import is_out_of_memory  # refused input does not wait for it
+    from saccade.resources import MORE_MEMORY, is_out_of_memory  # refused input does not wait
 
     if is_out_of_memory(error):
         reason = escaped(str(error).partition("\n")[0][-200:])
         print(
-            f"saccade: found too little memory to continue ({reason or 'MemoryError'}). Stop other "
-            "programs, raise the limit of the container or of `ulimit -v`, or use a machine with "
-            "more memory.",
+            f"saccade: found too little memory to continue ({reason or 'MemoryError'}). "
+            f"{MORE_MEMORY}",
             file=sys.stderr,
         )
         return SaccadeError.exit_code
