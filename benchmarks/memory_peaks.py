@@ -94,7 +94,7 @@ def main() -> int:
                 row["over_weights"] = row["peak_mib"] / row["weights_mib"]
             print(row, flush=True)
             found.append({**about, **row})
-    write_result(RESULTS, {"machine": this_machine().to_dict(), "rows": found})
+            write_result(RESULTS, {"machine": this_machine().to_dict(), "rows": found})
     return 0
 
 

@@ -35,10 +35,10 @@ class Peak:
 CONVERT = Peak(500, 1.3)
 HALF_SOURCE = 0.3  # added to CONVERT for a source in half precision, which is kept beside float32
 EXPORT = {
-    "fp32": Peak(600, 3.0),
-    "fp16": Peak(600, 3.0),
-    "bf16": Peak(600, 3.0),
-    "int8": Peak(600, 4.0),
+    "fp32": Peak(650, 2.3),
+    "fp16": Peak(650, 2.3),
+    "bf16": Peak(650, 2.3),
+    "int8": Peak(700, 3.0),
 }
 # ONNX Runtime's quantizer needs the whole graph as one protobuf message, which ends at 2 GiB.
 INT8_WEIGHTS_BYTES = 2 * 2**30

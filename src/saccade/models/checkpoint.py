@@ -328,10 +328,9 @@ def check_finite(where: str, weights: "Mapping[str, torch.Tensor]") -> None:
     """Check that all weights are finite."""
     for key, value in weights.items():
         # A sum of finite numbers may overflow. The sum is taken first because it needs no memory.
-        is_finite = not value.is_floating_point() or value.sum().isfinite()
-        is_finite = is_finite or value.isfinite().all()
+        finite = not value.is_floating_point() or value.sum().isfinite() or value.isfinite().all()
         return_tensor(value)  # checking a file must not keep it in memory
-        if not is_finite:
+        if not finite:
             raise SaccadeError(
                 f"{where}: {key} contains NaN or infinity, which happens when training diverges. "
                 "Use an earlier checkpoint, or train again with a lower learning rate."

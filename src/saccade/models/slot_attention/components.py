@@ -6,16 +6,41 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from saccade.models.interface import Arrays, Component, TensorSpec
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.slot_attention.config import SlotConfig
+from saccade.models.slot_attention.decoder import Painting
 from saccade.models.slot_attention.initial import Rule, initial_states
 from saccade.models.slot_attention.rounds import SlotState
 
 MASK_SUM = 1e-5  # allowed distance of a cell's mask sum from 1
-_CHUNK = 64
+# Of images whose slots are computed together: activations of an encoder take memory per pixel.
+_CHUNK, _CHUNK_PIXELS = 64, 2**17
+
+
+class SlotFunction(nn.Module):
+    """The function of a slot attention model, folded or not; its parts are the subclass's."""
+
+    scale: nn.Module
+    encoder: nn.Module
+    attention: nn.Module
+    decoder: nn.Module
+
+    def forward(self, image: Tensor, initial_state: Tensor) -> tuple[SlotState, Tensor, Painting]:
+        """Return the slots, the last round's attention before renormalization, and the painting.
+
+        Shapes: image [b h w c], initial_state [b k s] -> SlotState, [b k n], Painting.
+        """
+        state, attention = self.slots(image, initial_state)
+        return state, attention, self.decoder(state)
+
+    def slots(self, image: Tensor, initial_state: Tensor) -> tuple[SlotState, Tensor]:
+        """Return what `forward` does without the painting, which takes most of the time."""
+        tokens = self.encoder(self.scale(image))
+        state, attention = self.attention(tokens, initial_state.to(tokens.dtype))
+        return state, attention[-1].mean(1)
 
 
 def slot_components(model: Any, rule: Rule) -> tuple[Component, ...]:
@@ -112,9 +137,11 @@ def _slots_of(
     model: Any, image: np.ndarray, states: np.ndarray, names: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
     by_name: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    for start in range(0, len(image), _CHUNK):
-        some = slice(start, start + _CHUNK)
-        state, _, _ = model(torch.from_numpy(image[some]), torch.from_numpy(states[some]))
+    height, width = image.shape[1:3]
+    chunk = max(1, min(_CHUNK, _CHUNK_PIXELS // (height * width)))
+    for start in range(0, len(image), chunk):
+        some = slice(start, start + chunk)
+        state, _ = model.slots(torch.from_numpy(image[some]), torch.from_numpy(states[some]))
         for name, value in _state_outputs(state).items():
             by_name[name].append(value.float().numpy())
     return {name: np.concatenate(values) for name, values in by_name.items()}

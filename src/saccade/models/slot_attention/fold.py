@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.models.interface import Component
-from saccade.models.slot_attention.components import slot_components
+from saccade.models.slot_attention.components import SlotFunction, slot_components
 from saccade.models.slot_attention.decoder import Decoder, Painting
 from saccade.models.slot_attention.encoders import Encoder, GridEmbedding
 from saccade.models.slot_attention.rounds import GridReader, PlainReader, SlotAttention, SlotState
@@ -231,7 +231,7 @@ class FoldedGridEmbedding(nn.Module):
         return (x if self.mlp is None else self.mlp(x)).flatten(1, 2)
 
 
-class FoldedSlotModel(nn.Module):
+class FoldedSlotModel(SlotFunction):
     """The result of `SlotModel.fold`: its forward and components, for evaluation only."""
 
     @torch.no_grad()
@@ -248,12 +248,6 @@ class FoldedSlotModel(nn.Module):
         self.decoder = FoldedDecoder(source.decoder)
         self.requires_grad_(False)
         self.eval()
-
-    def forward(self, image: Tensor, initial_state: Tensor) -> tuple[SlotState, Tensor, Painting]:
-        """Do the same as `SlotModel.forward`."""
-        tokens = self.encoder(self.scale(image))
-        state, attention = self.attention(tokens, initial_state.to(tokens.dtype))
-        return state, attention[-1].mean(1), self.decoder(state)
 
     def components(self) -> tuple[Component, ...]:
         """Return components with the model's roles, inputs and outputs."""

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from saccade.models.budget import ComputeBudget
 from saccade.models.interface import Component, Family
 from saccade.models.layers.pixels import PixelScale
-from saccade.models.slot_attention.components import slot_components
+from saccade.models.slot_attention.components import SlotFunction, slot_components
 from saccade.models.slot_attention.config import SlotConfig as SlotConfig
-from saccade.models.slot_attention.decoder import Decoder, Painting
+from saccade.models.slot_attention.decoder import Decoder
 from saccade.models.slot_attention.encoders import Encoder
 from saccade.models.slot_attention.initial import Rule, rule_of
-from saccade.models.slot_attention.rounds import SlotAttention, SlotState
+from saccade.models.slot_attention.rounds import SlotAttention
 
 
 class InitialSlots(nn.Module):
@@ -53,7 +53,7 @@ class InitialSlots(nn.Module):
         return torch.cat([slots, pose.to(slots.dtype)], -1)
 
 
-class SlotModel(nn.Module, Family):
+class SlotModel(SlotFunction, Family):
     """Encoder, rounds of slot attention, and a decoder that paints every slot.
 
     Images are [b h w c] with values 0 to 255 of any type. States are [b k s]: slot, then position
@@ -76,15 +76,6 @@ class SlotModel(nn.Module, Family):
             self.attention = SlotAttention(config, self.encoder.outputs)
             self.initial = InitialSlots(config)
             self.decoder = Decoder(config)
-
-    def forward(self, image: Tensor, initial_state: Tensor) -> tuple[SlotState, Tensor, Painting]:
-        """Return the slots, the last round's attention before renormalization, and the painting.
-
-        Shapes: image [b h w c], initial_state [b k s] -> SlotState, [b k n], Painting.
-        """
-        tokens = self.encoder(self.scale(image))
-        state, attention = self.attention(tokens, initial_state.to(tokens.dtype))
-        return state, attention[-1].mean(1), self.decoder(state)
 
     def components(self) -> tuple[Component, ...]:
         """Return the component that splits an image, and the decoder for edited slots."""

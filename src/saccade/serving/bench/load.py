@@ -252,8 +252,8 @@ async def _measure(order: Order) -> LoadResult:
 async def _long_enough(groups: Sequence[_Clients], begin: float, seconds: float) -> None:
     """Make the window long enough for slow models: four times as long as the first answers took.
 
-    The end does not depend on when an answer comes, which would count one too many. It comes at
-    once if a request fails: what would be measured is useless, and the server may be gone.
+    The end does not depend on when an answer comes, which would count one too many. A failed
+    request ends the window: what would be measured is useless, and the server may be gone.
     """
     end, slow = begin + seconds, False
     while waited := [group for group in groups if not group.answered(begin)]:
