@@ -15,6 +15,7 @@ from fixed_fold import folded_in_order
 
 from saccade.errors import SaccadeError
 from saccade.models.interface import component_named
+from saccade.models.slot_attention import components
 from saccade.models.slot_attention.config import PRESETS, SlotConfig
 from saccade.models.slot_attention.fold import fold_attention, reordered_attention
 from saccade.models.slot_attention.initial import initial_state, initial_states
@@ -161,6 +162,19 @@ def test_a_moved_slot_is_painted_where_it_was_moved():
     alphas = run(state(slots, places)).alphas
     moved_right = run(state(slots, places + torch.tensor([0.0, 0.25]))).alphas  # one cell of 8
     assert (moved_right[..., 1:] - alphas[..., :-1]).abs().max() <= 1e-10
+
+
+@pytest.mark.parametrize("pixels", [1, 2**20])
+def test_samples_of_the_decoder_are_computed_without_painting(pixels, monkeypatch):
+    model = model_of(TINY)
+    image, states = component_named(model, "").random(np.random.default_rng(0), 3).values()
+    with torch.no_grad():
+        expected, _, _ = model(torch.from_numpy(image), torch.from_numpy(states))
+    monkeypatch.setattr(components, "_states", lambda *_: states)
+    monkeypatch.setattr(components, "_CHUNK_PIXELS", pixels)  # one image at a time, or all
+    monkeypatch.setattr(model.decoder, "forward", None)
+    found = component_named(model, "decode").samples({"image": image})
+    np.testing.assert_allclose(found["slots"], expected.slots, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", FORMS)
