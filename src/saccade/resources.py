@@ -32,7 +32,7 @@ class Peak:
         return self.fixed_mib * _MIB + round(self.times_weights * weights_bytes)
 
 
-CONVERT = Peak(500, 1.3)
+CONVERT = Peak(500, 1.55)
 HALF_SOURCE = 0.3  # added to CONVERT for a source in half precision, which is kept beside float32
 EXPORT = {
     "fp32": Peak(650, 2.3),

@@ -23,10 +23,10 @@ _CHUNK, _CHUNK_PIXELS = 64, 2**17
 class SlotFunction(nn.Module):
     """The function of a slot attention model, folded or not; its parts are the subclass's."""
 
-    scale: nn.Module
-    encoder: nn.Module
-    attention: nn.Module
-    decoder: nn.Module
+    scale: Any
+    encoder: Any
+    attention: Any
+    decoder: Any
 
     def forward(self, image: Tensor, initial_state: Tensor) -> tuple[SlotState, Tensor, Painting]:
         """Return the slots, the last round's attention before renormalization, and the painting.
