@@ -25,11 +25,12 @@ def traced_once() -> Iterator[None]:
     trace = tracing.trace_component
 
     def from_store(*given: Any) -> onnx.ModelProto:
-        asked = given[:5]  # a stored graph contains its weights
+        # A stored graph contains its weights.
+        asked = (*given[:4], *(given[4:5] or ("fp32",)))
 
         def make(place: Path) -> None:
             names = set[str]()
-            onnx.save(trace(*asked, float32=names), place / "graph.onnx")
+            onnx.save(trace(*asked, None, names), place / "graph.onnx")
             (place / "float32.json").write_text(json.dumps(sorted(names)))
 
         place = stored(f"graph-{_digest(*asked)}", make)

@@ -5,7 +5,7 @@ import logging
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from copy import copy, deepcopy
+from copy import copy
 from functools import cache
 from typing import Any
 
@@ -356,9 +356,17 @@ def _own_rules() -> Iterator[None]:
     """
     rules = rewriter._DEFAULT_REWRITE_RULES
     left_out = {id(rule) for rule in _no_op.rules}
-    kept = tuple(rule for rule in rules if id(rule) not in left_out)
-    rewriter._DEFAULT_REWRITE_RULES = deepcopy(kept)
+    rewriter._DEFAULT_REWRITE_RULES = tuple(
+        _copied(rule) for rule in rules if id(rule) not in left_out
+    )
     try:
         yield
     finally:
         rewriter._DEFAULT_REWRITE_RULES = rules
+
+
+def _copied(rule: Any) -> Any:
+    """Copy a rule and what it matches with, which is the part that keeps the graph."""
+    own = copy(rule)
+    own._matcher = copy(rule._matcher)
+    return own
