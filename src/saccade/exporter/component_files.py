@@ -214,7 +214,9 @@ def _traced(job: _Job, scratch: Path) -> tuple[dict[str, _Written], "Source | No
 
     @cache
     def traced(precision: str) -> Any:
-        asked = component, job.few, job.outputs, precision, weights, float32
+        # int8 quantizes the float32 graph, whose nodes these names are.
+        names = float32 if precision == "fp32" else set[str]()
+        asked = component, job.few, job.outputs, precision, weights, names
         return trace_component(folded, *asked)
 
     for precision in job.options.precision:
