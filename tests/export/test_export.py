@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,22 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
+from external_data import with_data_files  # noqa: E402
 from family_folders import family_folder  # noqa: E402
 from places import TESTS  # noqa: E402
 from quick_gate import FEW_SAMPLES  # noqa: E402
 from tiny import tiny_nac  # noqa: E402
+from tiny_families import CONFIGS  # noqa: E402
 
 from saccade.errors import GateFailed, MissingPackage, SaccadeError  # noqa: E402
 from saccade.exporter.artefact.folder import ArtefactFolder  # noqa: E402
+from saccade.exporter.artefact.manifest import Manifest, write_manifest  # noqa: E402
 from saccade.exporter.exported import ExportOptions, export  # noqa: E402
 from saccade.exporter.graph.cost import cost_of  # noqa: E402
 from saccade.exporter.runtimes.runners import onnx_session  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
+from saccade.models.families import build  # noqa: E402
+from saccade.models.interface import component_named  # noqa: E402
 
 NAMES = ["nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32"]
 
@@ -103,6 +108,51 @@ def test_the_gate_uses_the_users_images(tmp_path: Path) -> None:
         row.tobytes() for row in images
     }
     assert "labels" not in parent.calibration
+
+
+@pytest.mark.parametrize("external", [False, True], ids=["one file", "with a data file"])
+def test_a_part_that_no_budget_changes_is_traced_and_checked_once(
+    external: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = Path(shutil.copytree(family_folder("slot-attention"), tmp_path / "stored"))
+    ready = ArtefactFolder(with_data_files(stored) if external else stored)
+    checked: list[tuple[str, str]] = []
+
+    def made(folder: Path, variant: Any, component: Any, *_: Any) -> Iterator[Manifest]:
+        role, setting = component.role, variant.budget.label
+        checked.append((role, setting))
+        for own in ready.manifests:
+            if (own.variant.role, own.variant.setting) == (role, setting):
+                for file in own.file.files:
+                    shutil.copyfile(stored / file.name, folder / file.name)
+                write_manifest(folder, own)
+                yield own
+
+    monkeypatch.setattr("saccade.exporter.exported.export_component", made)
+    options = ExportOptions(tmp_path / "out", name="slot-attention", budget=("t2", "t1"))
+    export(ready.parent, options, FEW_SAMPLES)
+    again = [("decode", "t1")] if external else []  # the name of the data file is in the file
+    assert checked == [("", "t2"), ("decode", "t2"), ("", "t1"), *again]
+    folder = ArtefactFolder(tmp_path / "out")
+    decoders = {own.variant.setting: own for own in folder.manifests if own.variant.role}
+    assert decoders == {own.variant.setting: own for own in ready.manifests if own.variant.role}
+    for own in decoders.values():
+        assert folder.file(own).read_bytes() == ready.file(own).read_bytes()
+
+
+def test_a_part_that_no_budget_changes_is_the_same_function() -> None:
+    """Such a part is only checked at the first budget."""
+    torch = pytest.importorskip("torch")
+    model = build("slot-attention", CONFIGS["slot-attention"]).eval()
+    first, *others = [model.at(budget) for budget in model.budgets()]
+    part = component_named(first, "decode")
+    assert part.every_budget and not component_named(first, "").every_budget and others
+    inputs = part.random(np.random.default_rng(0), 3)
+    given = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    for other in others:
+        same = component_named(other, "decode").run(**given)
+        for name, answer in part.run(**given).items():
+            assert torch.equal(answer, same[name])
 
 
 @pytest.mark.journey

@@ -5,7 +5,8 @@ All graphs are written before the first is checked: the folded model, whose weig
 and the float64 reference are never in memory together.
 """
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -198,6 +199,28 @@ def export_component(
             write_manifest(folder, manifest)
             made_here(manifest)
             yield manifest
+
+
+def copied_component(
+    folder: Path, variant: Variant, component: Component, made: Sequence[Manifest]
+) -> Iterator[Manifest]:
+    """Write the files of a component that is the same at every budget, for one more budget.
+
+    `made` are its manifests at another budget, whose files have no data file: its name is in them.
+    """
+    for manifest in made:
+        entry = variant.entry(component, manifest.variant.precision)
+        file = replace(manifest.file, name=f"{entry.name}.onnx")
+        shutil.copyfile(folder / manifest.file.name, folder / file.name)
+        copied = replace(
+            manifest,
+            variant=entry,
+            file=file,
+            facts=variant.metadata,
+            cost=replace(manifest.cost, parameters=variant.parameters),
+        )
+        write_manifest(folder, copied)
+        yield copied
 
 
 def _traced(job: _Job, scratch: Path) -> tuple[dict[str, _Written], "Source | None"]:

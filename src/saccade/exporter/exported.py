@@ -18,7 +18,7 @@ from saccade.exporter.artefact.variant import (
     choose_budgets,
     default_model_name,
 )
-from saccade.exporter.component_files import Variant, export_component
+from saccade.exporter.component_files import Variant, copied_component, export_component
 from saccade.exporter.export_options import ExportOptions
 from saccade.exporter.gate.metrics import thresholds_of
 from saccade.exporter.gate.reference import Reference
@@ -102,7 +102,7 @@ def export(
         reference = Reference(checkpoint, sizes or options.gate)
         budgets = choose_budgets(reference.model, options.budget)
         _check_outputs(reference.model, options.outputs)
-        manifests: list[Manifest] = []
+        manifests, by_role = list[Manifest](), dict[str, list[Manifest]]()
         # The reference runs once for all precisions; each precision is traced and measured.
         steps = 1 + 2 * len(options.precision)
         components = len(budgets) * len(reference.model.components())
@@ -111,7 +111,13 @@ def export(
                 variant = Variant.of(name, budget, reference, parent)
                 for component in variant.components:
                     counted = Counted(advance, variant.entry(component, options.precision[0]).name)
-                    manifests += export_component(folder, variant, component, options, counted)
+                    made = by_role.get(component.role, [])
+                    if component.every_budget and made and not any(own.file.data for own in made):
+                        made = [*copied_component(folder, variant, component, made)]
+                    else:
+                        made = [*export_component(folder, variant, component, options, counted)]
+                    by_role[component.role] = made
+                    manifests += made
                     counted.up_to(steps)
     return ExportedModel(options.out, tuple(manifests))
 

@@ -55,6 +55,8 @@ class Component:
     # there are no right answers; None: top-1 accuracy if there are logits and labels.
     score: Callable[[Arrays, Arrays], float] | None = None
     invariants: Mapping[str, Invariant] = field(default_factory=dict)  # by name (lower case, _)
+    # The same function at every budget: it is traced and checked at one of them.
+    every_budget: bool = False
     # Why many samples can be sensitive to rounding, and what to change in the model or the export.
     remedy: str = ""
 

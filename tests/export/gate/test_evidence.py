@@ -88,7 +88,7 @@ def change(count: int, wrong: Callable[[np.ndarray], np.ndarray], seconds: float
     run = answers(wrong, asked)
     further = compare_further(run, scored, 1.0, seconds, lambda: float(next(ticks)))
     assert further.score is not None
-    assert sum(asked) == further.score.samples == len(further.answers["logits"])
+    assert sum(asked) == further.score.samples == len(further.answers[0]["logits"])
     return further.score
 
 
@@ -119,7 +119,7 @@ def test_batches_grow_while_there_is_time() -> None:
     part = Component("", (TensorSpec("image", "b 1", "int64"),), ("embedding",), run=dict)
     data: Any = Data(1_000)
 
-    def sizes(seconds: float, pace_s: float) -> list[int]:
+    def sizes(seconds: float, pace_s: float, noise: int = 0) -> list[int]:
         now, asked = [0.0], []
 
         def run(inputs: Arrays) -> Arrays:
@@ -127,11 +127,13 @@ def test_batches_grow_while_there_is_time() -> None:
             now[0] += asked[-1] * pace_s
             return {"embedding": inputs["image"]}
 
-        scored = Scored(data, part, lambda: lambda inputs: {"embedding": inputs["image"]})
+        drawn = {"image": -1 - np.arange(noise)[:, None]}
+        same = lambda inputs: {"embedding": inputs["image"]}  # noqa: E731
+        scored = Scored(data, part, lambda: same, lambda: drawn)
         further = compare_further(run, scored, 1.0, seconds, lambda: now[0])
         assert further.score is None
-        assert np.array_equal(further.answers["embedding"], further.expected["embedding"])
-        assert np.array_equal(further.inputs["image"], further.answers["embedding"])
+        for answers in (*further.answers, further.expected):
+            assert np.array_equal(further.inputs["image"], answers["embedding"])
         return asked
 
     assert sizes(1e6, 0.02) == [4, 64, 64, 64, 64]
@@ -139,6 +141,10 @@ def test_batches_grow_while_there_is_time() -> None:
     assert sizes(0.2, 0.02) == [4, 16]
     assert sizes(0.06, 0.02) == [4]
     assert sizes(1e6, 1.0) == [4, *[16] * 16]  # large batches of a slow model take much memory
+    # Random inputs are first: in a quarter of the time, and again at the end.
+    assert sizes(1e6, 0.02, noise=40) == [4, 36, 4, 64, 64, 64, 64, 40]
+    assert sizes(1.6, 0.02, noise=40) == [4, 16, 4, *[16] * 4, 16, 4]
+    assert sizes(0.0, 0.02, noise=40) == [4]
 
 
 def test_a_fault_that_only_further_samples_show(
@@ -165,6 +171,34 @@ def test_a_fault_that_only_further_samples_show(
         parity = measure(ways, expected, "fp16", {})
         assert parity.figures["relative_error"] > 0.03 and not parity.passed
     assert measure([lambda: wrong], expected, "fp32", {}).passed  # it has no further samples
+
+
+def test_a_fault_that_only_further_noise_shows(
+    tiny_nac: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A file in half precision that mixes rows, of images that are far from all that are stored."""
+    checkpoint: Checkpoint = tiny_nac(tmp_path / "nac.safetensors")
+    reference = Reference(checkpoint, gate_sizes("standard", VIT_B))
+    budget = reference.model.budget(1)
+    outputs = ["logits", "probabilities"]
+    expected = reference.expected(budget, "", outputs, VIT_B)
+    assert expected.scored is not None
+    noise = expected.scored.noise()["image"]
+    assert len(noise) == THOROUGH.random_inputs - 8
+    thorough = samples_of(checkpoint, expected.component).inputs["image"]
+    assert np.array_equal(noise, thorough[-len(noise) :])  # of which it takes the same ones
+    right = torch_runner(reference.folded(budget), "", outputs)
+    drawn = {image.tobytes() for image in noise}
+
+    def mixed(inputs: Arrays) -> Arrays:
+        found = dict(right(inputs))
+        among = [image.tobytes() in drawn for image in inputs["image"]]
+        first = np.arange(len(among)) == 0
+        found["logits"] = found["logits"] + np.outer(among & first, np.linspace(0, 1, 10))
+        return found
+
+    parity = measure([lambda: mixed], expected, "fp16", {})
+    assert parity.figures["row_isolation"] > 0.03 and not parity.passed
 
 
 def test_a_family_has_its_own_score(tiny_nac: Callable[..., Any], tmp_path: Path) -> None:
@@ -203,6 +237,18 @@ def test_levels_are_recorded_and_a_large_model_is_built_again(
     assert reference.model is not model
     with pytest.raises(AssertionError, match="no model"):
         first.component.run()
+
+
+def test_answers_of_a_part_that_no_budget_changes_serve_all_budgets() -> None:
+    folder = ArtefactFolder(family_folder("slot-attention"))
+    reference = Reference(folder.parent, "quick")
+    by_role: dict[str, list[Any]] = {"": [], "decode": []}
+    for manifest in folder.manifests:
+        entry, outputs = manifest.variant, [spec.name for spec in manifest.outputs]
+        found = reference.expected(reference.budget(entry), entry.role, outputs, TOY)
+        by_role[entry.role].append(found)
+    whole, decoders = by_role[""], by_role["decode"]
+    assert decoders[0] is decoders[1] and whole[0] is not whole[1]
 
 
 def test_folding_does_not_change_weights_that_are_stored_in_float64(

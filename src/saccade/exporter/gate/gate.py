@@ -87,7 +87,7 @@ def measure(
         limit = thresholds["score_points"]
         further = compare_further(run, expected.scored, limit, sizes.score_s, time.monotonic)
     del run
-    answers, more = [grouped], [[further.answers]] if further else []
+    answers, more = [grouped], [[*further.answers]] if further else []
     for other in others:
         run = other()
         answers.append([run_in_batches(run, inputs, largest, done=done)])

@@ -15,7 +15,14 @@ from saccade.exporter.artefact.manifest import VariantEntry
 from saccade.exporter.artefact.variant import budget_option
 from saccade.exporter.gate.conditioning import perturbed
 from saccade.exporter.gate.further import Scored
-from saccade.exporter.graph.samples import GateLevel, GateSizes, Samples, gate_sizes, samples_of
+from saccade.exporter.graph.samples import (
+    GateLevel,
+    GateSizes,
+    Samples,
+    further_noise,
+    gate_sizes,
+    samples_of,
+)
 from saccade.exporter.runtimes.runners import run_in_batches, torch_runner
 from saccade.machine import return_memory
 from saccade.models.budget import ComputeBudget
@@ -56,6 +63,7 @@ class Reference:
         self.sizes(0)  # refuses an unknown level before anything is read
         self._model: Family | None = None
         self._last: tuple[Any, Expected] | None = None
+        self._at_every_budget: dict[Any, Expected] = {}
 
     @property
     def model(self) -> Family:
@@ -125,11 +133,17 @@ class Reference:
     ) -> Expected:
         """Run the unfolded float64 model on the gate's samples; this is one step of progress.
 
-        The last answers are kept: they serve every precision of a component.
+        The last answers are kept: they serve every precision of a component. Those of a component
+        that is the same at every budget serve all budgets.
         """
-        key = budget, role, tuple(outputs), self.sizes(multiply_adds)
-        if self._last is None or self._last[0] != key:
-            self._last = key, self._answered(budget, role, outputs, multiply_adds, advance)
+        asked = budget, role, outputs, multiply_adds, advance
+        key = role, tuple(outputs), self.sizes(multiply_adds)
+        if component_named(self._plain, role).every_budget:
+            if key not in self._at_every_budget:
+                self._at_every_budget[key] = self._answered(*asked)
+            return self._at_every_budget[key]
+        if self._last is None or self._last[0] != (budget, key):
+            self._last = (budget, key), self._answered(*asked)
         return self._last[1]
 
     def _answered(
@@ -149,10 +163,12 @@ class Reference:
         answers = run_in_batches(run, samples.inputs, batch, done=done)
         in_float32 = partial(self._float32_answers, budget, role, outputs, batch)
         component = unbound(component)
+        seen = samples.sizes.random_inputs
         scored = Scored(
             self.checkpoint,
             component,
             lambda: torch_runner(self.folded(budget), role, outputs),
+            lambda: further_noise(self.checkpoint, component, seen),
         )
         return Expected(component, samples, answers, in_float32, scored)
 

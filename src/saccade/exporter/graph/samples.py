@@ -102,6 +102,16 @@ def samples_of(
     return Samples(inputs, labelled, replace(sizes, real_inputs=len(chosen)))
 
 
+def further_noise(checkpoint: Checkpoint, component: Component, seen: int) -> Arrays:
+    """Return the random inputs of `thorough` after the first `seen`, which a lower level has.
+
+    Shapes: each input [n ...].
+    """
+    real = calibration_samples(checkpoint, component, np.zeros(1, np.int64))[1]
+    noise = random_inputs(component, np.random.default_rng(0), THOROUGH.random_inputs, like=real)
+    return {name: array[seen:] for name, array in noise.items()}
+
+
 def calibration_count(checkpoint: Checkpoint) -> int:
     """Return the number of calibration samples.
 

@@ -115,6 +115,7 @@ def _decode(model: Any, config: SlotConfig, rule: Rule) -> Component:
         real=real,
         random=random,
         invariants={"masks_sum": _masks_sum},
+        every_budget=True,  # a budget is a number of rounds
     )
 
 
