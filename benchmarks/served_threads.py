@@ -95,11 +95,14 @@ def measured(
                 calls = Calls(BATCH)
                 sample(run, {"image": images}, calls, seconds=options.seconds)
                 rates.setdefault(name, []).append(calls.inferences_per_second)
+            fastest = max(own[-1] for own in rates.values())
             for stream in _streams(folder.model, variant, images):
-                found = load.run([stream], seconds=options.seconds, warmup_s=1.0)
+                # Each client waits for its answer, so their number over the mean time is the rate
+                # as soon as all of them wait. A count would leave out the last, unfinished request:
+                # much of a window in which a large model answers ten.
+                fill_s = 1 + stream.concurrency * BATCH / fastest
+                found = load.run([stream], seconds=options.seconds, warmup_s=fill_s)
                 took_ms = refuse_errors(found, load.url).streams[stream.name].latencies_ms
-                # Each client waits for its answer. A count would leave out the last, unfinished
-                # request, which is much of a window in which a large model answers ten.
                 rate = 1e3 * stream.concurrency * BATCH / statistics.fmean(took_ms)
                 rates.setdefault(stream.name, []).append(rate)
                 cores = {name: used / found.seconds for name, used in found.server_cpu_s.items()}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """int8: recipes in order, ranges, smoothing, islands, and what the manifest says of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from saccade.exporter.gate.reference import Reference
 from saccade.exporter.quantization import search
 from saccade.exporter.quantization.quantize import quantized, quantized_ranges, worst_layers
 from saccade.exporter.quantization.ranges import extremes_of, percentiles_of
-from saccade.exporter.quantization.recipes import RECIPES, recipes_for
+from saccade.exporter.quantization.recipes import RECIPES, Recipe, recipes_for
 from saccade.exporter.quantization.search import candidates, first_that_passes, speed_over
 from saccade.exporter.quantization.source import Source, smoothed, source_of
 from saccade.exporter.runtimes.options import BuildOptions
@@ -73,6 +73,75 @@ SAMPLES = {"x": np.random.default_rng(1).normal(size=(41, WIDTH)).astype(np.floa
 @pytest.fixture
 def source(tmp_path: Path) -> Source:
     return source_of(two_norms(), {}, (), tmp_path)
+
+
+def convolved() -> onnx.ModelProto:
+    """Two convolutions with the same filters, one filter of zeros among them, and a matrix."""
+    rng = np.random.default_rng(2)
+    filters = rng.normal(size=(4, 4, 3, 3))
+    filters[1] = 0
+    weights = {"filters": filters, "bias": rng.normal(size=4), "head": rng.normal(size=(6, 5))}
+    nodes = [
+        helper.make_node("Conv", ["x", "filters", "bias"], ["a"], "one", pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["a", "filters"], ["b"], "two", pads=[1, 1, 1, 1]),
+        helper.make_node("MatMul", ["b", "head"], ["y"], "three"),
+    ]
+    ends = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 4, 6, width])
+        for name, width in (("x", 6), ("y", 5))
+    ]
+    held = [numpy_helper.from_array(np.float32(value), name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.parametrize("bits", [8, 7])
+@pytest.mark.parametrize("made", [two_norms, convolved])
+def test_weights_are_those_of_onnx_runtimes_quantizer(
+    made: Callable[[], onnx.ModelProto], bits: int, tmp_path: Path
+) -> None:
+    """It would quantize them channel by channel in Python, with all of them in memory."""
+    from onnxruntime.quantization import QDQQuantizer, QuantType
+    from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
+
+    source = source_of(made(), {}, (), tmp_path)
+    ranges = {layer.input.name: (-2.0, 3.0) for layer in source.layers}
+    found = quantized(source, ranges, Recipe("plain", weight_bits=bits))
+    proto = onnx.shape_inference.infer_shapes(onnx.load(source.path))
+    given = {name: (np.float32(low), np.float32(high)) for name, (low, high) in ranges.items()}
+    theirs = QDQQuantizer(
+        proto,
+        per_channel=True,
+        reduce_range=bits == 7,
+        weight_qType=QuantType.QInt8,
+        activation_qType=QuantType.QUInt8,
+        tensors_range=TensorsData(CalibrationMethod.MinMax, given),
+        nodes_to_quantize=[layer.node for layer in source.layers],
+        nodes_to_exclude=[],
+        op_types_to_quantize=["MatMul", "Conv"],
+        extra_options={
+            "WeightSymmetric": True,
+            "QuantizeBias": False,
+            "OpTypesToExcludeOutputQuantization": ["MatMul", "Conv"],
+        },
+    ).quantize_model()
+    for layer in source.layers:
+        own, expected = _weight(found, layer.node), _weight(theirs, layer.node)
+        assert own[0] == expected[0] == layer.channels
+        for array, right in zip(own[1:], expected[1:], strict=True):
+            assert array.dtype == right.dtype and np.array_equal(array, right)
+    stored = {tensor.name for tensor in found.graph.initializer}
+    assert not stored & {layer.weight for layer in source.layers}
+
+
+def _weight(proto: onnx.ModelProto, layer: str) -> list[Any]:
+    """Return the axis of the scales of a layer's weight, its integers, scales and zero points."""
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    (node,) = (node for node in proto.graph.node if node.name == layer)
+    wide = makers[node.input[1]]
+    (axis,) = (attribute.i for attribute in wide.attribute if attribute.name == "axis")
+    return [axis, *(numpy_helper.to_array(tensors[name]) for name in wide.input)]
 
 
 def answer(model: Path | onnx.ModelProto) -> np.ndarray:

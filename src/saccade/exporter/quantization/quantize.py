@@ -25,12 +25,14 @@ def quantized(
 ) -> onnx.ModelProto:
     """Add QuantizeLinear and DequantizeLinear around the layers of a model, with ONNX Runtime.
 
-    Biases of matrix products are added in float32.
+    Biases of matrix products are added in float32. Weights have a scale per output channel.
     """
     from onnxruntime.quantization import QDQQuantizer, QuantType
     from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
 
     proto = onnx.shape_inference.infer_shapes(source.graph())
+    # ONNX Runtime would hold all weights in float32, and loop over their channels in Python.
+    weights = _taken_out(proto, source.layers)
     onnx.load_external_data_for_model(proto, str(source.path.parent))
     # The quantizer would write the model to a file to infer shapes in its own way.
     proto.metadata_props.add(key="onnx.infer", value="onnxruntime.quant")
@@ -38,7 +40,7 @@ def quantized(
     with _quiet():
         quantizer = QDQQuantizer(
             proto,
-            per_channel=True,
+            per_channel=False,  # as far as it knows, each weight is one number
             reduce_range=recipe.weight_bits == 7,
             weight_qType=QuantType.QInt8,
             activation_qType=QuantType.QUInt8 if recipe.unsigned else QuantType.QInt8,
@@ -55,8 +57,49 @@ def quantized(
         )
         made = quantizer.quantize_model()
         quantizer.model.topological_sort()
+    for layer in source.layers:
+        if (tensor := weights.pop(layer.weight, None)) is not None:  # it may have several layers
+            _put_in(made.graph, layer, source.weight(tensor), recipe.weight_bits)
     # A message keeps the memory of everything that was ever in it, here the weights in float32.
     return tidy(onnx.ModelProto.FromString(made.SerializeToString()))
+
+
+def _taken_out(proto: onnx.ModelProto, layers: tuple[Layer, ...]) -> dict[str, onnx.TensorProto]:
+    """Replace the weights of layers by a single number, and return them."""
+    names, weights = {layer.weight for layer in layers}, dict[str, onnx.TensorProto]()
+    for tensor in proto.graph.initializer:
+        if tensor.name in names:
+            weights[tensor.name] = onnx.TensorProto.FromString(tensor.SerializeToString())
+            tensor.CopyFrom(numpy_helper.from_array(np.zeros(1, np.float32), tensor.name))
+    return weights
+
+
+def _put_in(graph: onnx.GraphProto, layer: Layer, weight: np.ndarray, bits: int) -> None:
+    """Quantize a weight symmetrically, and give it to its DequantizeLinear with its scales."""
+    values, scale = _in_integers(weight, layer.channels, bits)
+    makers = {name: node for node in graph.node for name in node.output}
+    (node,) = (node for node in graph.node if node.name == layer.node)
+    wide = makers[node.input[1]]
+    wide.attribute.append(helper.make_attribute("axis", layer.channels))
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    arrays = values, scale, np.zeros(len(scale), np.int8)
+    for name, array in zip(wide.input, arrays, strict=True):
+        tensors[name].CopyFrom(numpy_helper.from_array(array, name))
+
+
+def _in_integers(weight: np.ndarray, axis: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a weight in int8 and the scale of each channel, as ONNX Runtime computes them.
+
+    Shapes: weight [...] with c channels on `axis` -> [...], [c].
+    """
+    rest = tuple(index for index in range(weight.ndim) if index != axis)
+    largest = np.abs(weight).max(axis=rest).astype(np.float64)
+    steps = 127 if bits == 8 else 64
+    exact = largest / steps
+    exact[exact < np.finfo(np.float32).tiny] = 1  # a channel of zeros
+    scale = exact.astype(np.float32)
+    values = np.round(weight / np.expand_dims(scale, rest))
+    return np.clip(values, -128, 127).astype(np.int8), scale
 
 
 def ranges_of(

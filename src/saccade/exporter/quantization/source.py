@@ -3,7 +3,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ class Layer:
     input: Activation
     weight: str
     output: Activation
+    channels: int  # axis of the weight that has the output's channels
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Source:
     def graph(self) -> onnx.ModelProto:
         """Return the graph with references to its large weights."""
         return onnx.load(self.path, load_external_data=False)
+
+    def weight(self, tensor: onnx.TensorProto) -> np.ndarray:
+        """Read one of the graph's weights."""
+        return numpy_helper.to_array(tensor, str(self.path.parent))
 
     def without(self, nodes: Collection[str]) -> "Source":
         """Return the same model with fewer layers to quantize."""
@@ -82,6 +87,7 @@ def source_of(
 
 
 def _layer(node: onnx.NodeProto, weight: tuple[int, ...]) -> Layer:
+    channels = 1 if node.op_type == "MatMul" else 0
     if node.op_type == "MatMul":
         ends = Activation(node.input[0], weight[0]), Activation(node.output[0], weight[1])
     else:
@@ -91,7 +97,7 @@ def _layer(node: onnx.NodeProto, weight: tuple[int, ...]) -> Layer:
             Activation(node.input[0], weight[1] * groups, spatial),
             Activation(node.output[0], weight[0], spatial),
         )
-    return Layer(node.name, ends[0], node.input[1], ends[1])
+    return Layer(node.name, ends[0], node.input[1], ends[1], channels)
 
 
 def smoothed(source: Source, extremes: dict[str, Extremes]) -> tuple[Source, dict[str, Extremes]]:
@@ -136,8 +142,7 @@ def smoothed(source: Source, extremes: dict[str, Extremes]) -> tuple[Source, dic
     path = source.path.with_name("smooth.onnx")
     _save(proto, path)
     again = [
-        Layer(layer.node, layer.input, weights.get(layer.node, layer.weight), layer.output)
-        for layer in source.layers
+        replace(layer, weight=weights.get(layer.node, layer.weight)) for layer in source.layers
     ]
     return Source(path, tuple(again)), changed
 
