@@ -283,6 +283,7 @@ def _int8_file(job: _Job, source: "Source") -> tuple[_Written, Parity, Quantizat
         return search.served_runner(source.path, check_nodes(source.graph()))
 
     def speed(written: _Written) -> float:
+        job.expected(written, job.advance)  # its float64 model and the two sessions: not together
         path = job.folder / written.file.name
         return search.speed_over(slow(), search.served_runner(path, written.custom_ops), samples)
 

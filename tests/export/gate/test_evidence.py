@@ -137,13 +137,14 @@ def test_batches_grow_while_there_is_time() -> None:
         return asked
 
     assert sizes(1e6, 0.02) == [4, 64, 64, 64, 64]
-    assert sizes(1.6, 0.02) == [4, 64, 16]
-    assert sizes(0.2, 0.02) == [4, 16]
+    assert sizes(1.6, 0.02) == [4, 64, 4, 4, 4]
+    assert sizes(0.42, 0.02) == [4, 16, 4]
     assert sizes(0.06, 0.02) == [4]
-    assert sizes(1e6, 1.0) == [4, *[16] * 16]  # large batches of a slow model take much memory
-    # Random inputs are first: in a quarter of the time, and again at the end.
+    assert sizes(1e6, 0.1) == [4, *[16] * 16]
+    assert sizes(1e6, 1.0) == [4] * 64  # large batches of a slow model take much memory
+    # Random inputs are first: as many as fit into a quarter of the time, and again at the end.
     assert sizes(1e6, 0.02, noise=40) == [4, 36, 4, 64, 64, 64, 64, 40]
-    assert sizes(1.6, 0.02, noise=40) == [4, 16, 4, *[16] * 4, 16, 4]
+    assert sizes(2.0, 0.02, noise=40) == [4, 16, 4, 4, 64, 4, 4, 16, 8]
     assert sizes(0.0, 0.02, noise=40) == [4]
 
 

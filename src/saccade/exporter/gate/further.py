@@ -19,9 +19,8 @@ from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, Component
 from saccade.models.scores.intervals import wilson
 
-_FIRST = 4  # samples of the first run, which tells how long one takes
-_LOOK = 16  # samples between two looks at the interval, the fewest
-_BATCH, _BATCH_S = 64, 2.0  # of a fast model, if they fit into the time that is left
+_BATCHES = (64, 16, 4)  # the last also tells how long a sample takes
+_BATCH_S = 2.0  # a larger batch of a slow model takes memory
 _NOISE_SHARE = 0.25  # of the time, for random inputs
 _ENOUGH = 256  # samples after which only an undecided score asks for more
 _ERROR = 0.05  # chance that any of the intervals misses the change of the score
@@ -97,15 +96,16 @@ def compare_further(
 def _random(
     run: Runner, float32: Runner, scored: Scored, end: float, clock: Callable[[], float]
 ) -> tuple[list[_Answered], int]:
-    """Return the answers to random inputs, and the largest batch that there was time for."""
+    """Return the answers to random inputs, as many as fit into the time, and the largest batch."""
     noise, parts = scored.noise(), list[_Answered]()
     count = len(next(iter(noise.values()), ()))
-    start, size, largest = 0, _FIRST, _FIRST
-    while start < count and (began := clock()) < end:
+    start, size, largest, each_s = 0, _BATCHES[-1], 0, 0.0
+    while start < count and (began := clock()) + size * each_s < end:
         inputs = {name: noise[name][start : start + size] for name in scored.inputs}
         parts.append((inputs, run(inputs), float32(inputs)))
-        start, largest = start + size, max(largest, size)
-        size = _next_size(size, (now := clock()) - began, end - now)
+        start, largest, now = start + size, max(largest, size), clock()
+        each_s = (now - began) / size
+        size = _next_size(each_s, end - now)
     return parts, largest
 
 
@@ -119,9 +119,9 @@ def _calibration(
 ) -> tuple[list[_Answered], list[Arrays], ScoreChange | None]:
     """Return the answers to calibration samples, their arrays, and the change of the score."""
     rows = np.random.default_rng(2).permutation(calibration_count(scored.checkpoint))
-    tally = _Tally(scored.component, 1 + math.ceil(len(rows) / _LOOK))
+    tally = _Tally(scored.component, 1 + math.ceil(len(rows) / _BATCHES[-1]))
     parts, kept = list[_Answered](), list[Arrays]()
-    start, size, score = 0, _FIRST, None
+    start, size, score = 0, _BATCHES[-1], None
     while start < len(rows):
         chosen, began = rows[start : start + size], clock()
         labelled, real = calibration_samples(scored.checkpoint, scored.component, chosen)
@@ -139,13 +139,13 @@ def _calibration(
             break
         if decided and start >= _ENOUGH:
             break
-        size = _next_size(len(chosen), now - began, end - now)
+        size = _next_size((now - began) / len(chosen), end - now)
     return parts, kept, score
 
 
-def _next_size(size: int, took_s: float, left_s: float) -> int:
-    lasts = took_s / size * _BATCH
-    return _BATCH if lasts <= min(_BATCH_S, left_s) else _LOOK
+def _next_size(each_s: float, left_s: float) -> int:
+    longest = min(_BATCH_S, left_s)
+    return next((size for size in _BATCHES if size * each_s <= longest), _BATCHES[-1])
 
 
 class _Tally:
