@@ -308,6 +308,22 @@ def test_cost_of_each_operator() -> None:
     assert cost.peak_activation_bytes == 4 * (3 * 8 * 8 + 5 * 6 * 6)
 
 
+def test_widened_int8_weights_are_no_activations() -> None:
+    proto = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["": 20]>
+    g (float[b, 2] x) => (float[b, 3] y)
+    <int8[2, 3] w = {1, 2, 3, 4, 5, 6}, float s = {0.5}, int8 z = {0}>
+    {
+      q = QuantizeLinear (x, s, z)
+      wide = DequantizeLinear (w, s, z)
+      d = DequantizeLinear (q, s, z)
+      y = MatMul (d, wide)
+    }
+    """)
+    cost = cost_of(proto, parameters=1, samples={"x": np.zeros((1, 2), np.float32)})
+    assert cost.peak_activation_bytes == 4 * (2 + 3)  # of the product: one factor, and the result
+
+
 def test_session_takes_one_thread_and_does_not_spin(tiny_folder: Path, tmp_path: Path) -> None:
     options = onnx_session(tiny_folder / f"{NAMES[0]}.onnx").get_session_options()
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (1, 1)

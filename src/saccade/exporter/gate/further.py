@@ -80,8 +80,8 @@ def compare_further(
     Units: limit in percentage points, clock in seconds.
     """
     float32, began = scored.float32(), clock()
-    noise, largest = _random(run, float32, scored, began + _NOISE_SHARE * seconds, clock)
-    real, kept, score = _calibration(run, float32, scored, limit, began + seconds, clock)
+    noise, largest = _answered_noise(run, float32, scored, began + _NOISE_SHARE * seconds, clock)
+    real, kept, score = _answered_calibration(run, float32, scored, limit, began + seconds, clock)
     inputs, mine, theirs = (_joined(own) for own in zip(*real, *noise, strict=True))
     again = mine
     if noise:
@@ -93,7 +93,7 @@ def compare_further(
     return Further(inputs, _joined(kept), (mine, again), theirs, score)
 
 
-def _random(
+def _answered_noise(
     run: Runner, float32: Runner, scored: Scored, end: float, clock: Callable[[], float]
 ) -> tuple[list[_Answered], int]:
     """Return the answers to random inputs, as many as fit into the time, and the largest batch."""
@@ -109,7 +109,7 @@ def _random(
     return parts, largest
 
 
-def _calibration(
+def _answered_calibration(
     run: Runner,
     float32: Runner,
     scored: Scored,

@@ -60,8 +60,7 @@ def quantized(
     for layer in source.layers:
         if (tensor := weights.pop(layer.weight, None)) is not None:  # it may have several layers
             _put_in(made.graph, layer, source.weight(tensor), recipe.weight_bits)
-    # A message keeps the memory of everything that was ever in it, here the weights in float32.
-    return tidy(onnx.ModelProto.FromString(made.SerializeToString()))
+    return tidy(made)
 
 
 def _taken_out(proto: onnx.ModelProto, layers: tuple[Layer, ...]) -> dict[str, onnx.TensorProto]:
