@@ -51,8 +51,8 @@ def count_of(
     MatMul, Gemm, Conv, ConvTranspose, Einsum and LSTM of the main graph are counted, but not the
     inside of custom ops and loops. The peak assumes that nodes run in file order and that a tensor
     lives from its node to its last reader. It includes inputs and outputs but not weights, also as
-    int8 widens them, and a reshape shares its input's memory. A runtime that fuses nodes or plans memory differently needs
-    less or more.
+    int8 widens them, and a reshape shares its input's memory. A runtime that fuses nodes or plans
+    memory differently needs less or more.
 
     Units: one sample, the first of `samples`.
     """
