@@ -116,6 +116,12 @@ def test_rounds_suffice(rates: dict[str, Sequence[float]], left_s: float, expect
     assert rounds_suffice(rates, left_s) is expected
 
 
+def test_a_round_that_does_not_fit_is_not_begun() -> None:
+    noisy = {"a": [1.0, 2.0], "b": [2.0, 1.0]}
+    assert not rounds_suffice(noisy, 10.0, 9.0) and rounds_suffice(noisy, 8.0, 9.0)
+    assert not rounds_suffice({name: own[:1] for name, own in noisy.items()}, 8.0, 9.0)
+
+
 def test_a_deadline_counts_from_its_start_and_has_parts() -> None:
     clock = Clock(100.0)
     whole = Deadline(60, clock)

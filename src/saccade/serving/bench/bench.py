@@ -278,13 +278,15 @@ def _through_servers(
                 running[last].url, policies, full, options.concurrency
             )
         for turn in range(options.rounds):
+            left_s = workload.deadline.left
             for name, server in running.items():
                 seconds, seed = options.window_s, options.seed + turn
                 results = server.measure(streams[name], seconds=seconds, seed=seed, advance=advance)
                 for place, result in results.items():
                     load_results.setdefault(place[0], {}).setdefault(place, []).append(result)
             rates = served.rates_of(load_results, max(options.concurrency))
-            if rounds_suffice(rates, workload.deadline.left):
+            round_s = left_s - workload.deadline.left
+            if rounds_suffice(rates, workload.deadline.left, round_s):
                 break
         version = next(iter(running.values())).version
     return version, _with_points(figures, load_results, policies)

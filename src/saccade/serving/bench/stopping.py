@@ -85,7 +85,9 @@ def first_look(samples_per_second: float, seconds: float) -> int:
     return max(_LEAST_SAMPLES, round(samples_per_second * min(FIRST_LOOK_S, seconds)))
 
 
-def rounds_suffice(rates: Mapping[str, Sequence[float]], left_s: float) -> bool:
+def rounds_suffice(
+    rates: Mapping[str, Sequence[float]], left_s: float, round_s: float = 0.0
+) -> bool:
     """Return whether the rounds so far suffice, or another one does not fit into `left_s`.
 
     They suffice if the ratio of each two neighbors in speed is known to 5 %; for a single variant,
@@ -94,7 +96,7 @@ def rounds_suffice(rates: Mapping[str, Sequence[float]], left_s: float) -> bool:
     Shapes: rates[variant] [rounds], inferences per second.
     """
     rounds = min(len(own) for own in rates.values())
-    if rounds >= ROUNDS_IN_ANY_CASE and left_s <= 0:
+    if rounds >= ROUNDS_IN_ANY_CASE and left_s <= round_s:
         return True
     return rounds >= LEAST_ROUNDS and all(
         _half_width(one, other) <= SPEED_HALF_WIDTH for one, other in _neighbours(rates)
