@@ -38,7 +38,7 @@ EXPORT = {
     "fp32": Peak(650, 2.3),
     "fp16": Peak(650, 2.3),
     "bf16": Peak(650, 2.3),
-    "int8": Peak(700, 3.0),
+    "int8": Peak(700, 2.5),
 }
 # ONNX Runtime's quantizer needs the whole graph as one protobuf message, which ends at 2 GiB.
 INT8_WEIGHTS_BYTES = 2 * 2**30

@@ -52,8 +52,9 @@ class Further:
     """Further samples, and the answers of the file and of the float32 model to them.
 
     Calibration samples are first, then random inputs, which the file answers a second time in
-    another order. Shapes: each array [n ...]; labelled [m ...] with m at most n. `score` is None if
-    there are no right answers.
+    another order. `score` is None if there are no right answers.
+
+    Shapes: each array [n ...], but those of `labelled` [m ...] with m at most n.
     """
 
     inputs: Arrays

@@ -31,7 +31,7 @@ def quantized(
     from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
 
     proto = onnx.shape_inference.infer_shapes(source.graph())
-    # ONNX Runtime would hold all weights in float32, and loop over their channels in Python.
+    # ONNX Runtime would keep all weights in float32, and loop over their channels in Python.
     weights = _taken_out(proto, source.layers)
     onnx.load_external_data_for_model(proto, str(source.path.parent))
     # The quantizer would write the model to a file to infer shapes in its own way.
