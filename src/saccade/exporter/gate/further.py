@@ -84,14 +84,14 @@ def compare_further(
     noise, largest = _answered_noise(run, float32, scored, began + _NOISE_SHARE * seconds, clock)
     real, kept, score = _answered_calibration(run, float32, scored, limit, began + seconds, clock)
     inputs, mine, theirs = (_joined(own) for own in zip(*real, *noise, strict=True))
-    again = mine
+    labelled, again = _joined(kept), mine
     if noise:
-        drawn, *_ = (_joined(own) for own in zip(*noise, strict=True))
-        count = len(next(iter(drawn.values())))
-        order = np.random.default_rng(3).permutation(count)
+        first = len(next(iter(labelled.values())))
+        drawn = {name: array[first:] for name, array in inputs.items()}
+        order = np.random.default_rng(3).permutation(len(next(iter(drawn.values()))))
         second = run_in_batches(run, drawn, largest, order)
-        again = {name: np.concatenate([mine[name][:-count], second[name]]) for name in mine}
-    return Further(inputs, _joined(kept), (mine, again), theirs, score)
+        again = {name: np.concatenate([mine[name][:first], second[name]]) for name in mine}
+    return Further(inputs, labelled, (mine, again), theirs, score)
 
 
 def _answered_noise(

@@ -57,9 +57,7 @@ def quantized(
         )
         made = quantizer.quantize_model()
         quantizer.model.topological_sort()
-    for layer in source.layers:
-        if (tensor := weights.pop(layer.weight, None)) is not None:  # it may have several layers
-            _put_in(made.graph, layer, source.weight(tensor), recipe.weight_bits)
+    _put_in(made.graph, source, weights, recipe.weight_bits)
     return tidy(made)
 
 
@@ -73,17 +71,22 @@ def _taken_out(proto: onnx.ModelProto, layers: tuple[Layer, ...]) -> dict[str, o
     return weights
 
 
-def _put_in(graph: onnx.GraphProto, layer: Layer, weight: np.ndarray, bits: int) -> None:
-    """Quantize a weight symmetrically, and give it to its DequantizeLinear with its scales."""
-    values, scale = _in_integers(weight, layer.channels, bits)
+def _put_in(
+    graph: onnx.GraphProto, source: Source, weights: Mapping[str, onnx.TensorProto], bits: int
+) -> None:
+    """Quantize weights symmetrically, and give each to its DequantizeLinear with its scales."""
     makers = {name: node for node in graph.node for name in node.output}
-    (node,) = (node for node in graph.node if node.name == layer.node)
-    wide = makers[node.input[1]]
-    wide.attribute.append(helper.make_attribute("axis", layer.channels))
+    by_name = {node.name: node for node in graph.node}
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    arrays = values, scale, np.zeros(len(scale), np.int8)
-    for name, array in zip(wide.input, arrays, strict=True):
-        tensors[name].CopyFrom(numpy_helper.from_array(array, name))
+    one_each = {layer.weight: layer for layer in source.layers}  # a weight may have several layers
+    for layer in one_each.values():
+        weight = source.weight(weights[layer.weight])
+        values, scale = _in_integers(weight, layer.channels, bits)
+        wide = makers[by_name[layer.node].input[1]]
+        wide.attribute.append(helper.make_attribute("axis", layer.channels))
+        arrays = values, scale, np.zeros(len(scale), np.int8)
+        for name, array in zip(wide.input, arrays, strict=True):
+            tensors[name].CopyFrom(numpy_helper.from_array(array, name))
 
 
 def _in_integers(weight: np.ndarray, axis: int, bits: int) -> tuple[np.ndarray, np.ndarray]:

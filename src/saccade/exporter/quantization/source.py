@@ -87,12 +87,12 @@ def source_of(
 
 
 def _layer(node: onnx.NodeProto, weight: tuple[int, ...]) -> Layer:
-    channels = 1 if node.op_type == "MatMul" else 0
     if node.op_type == "MatMul":
+        channels = 1
         ends = Activation(node.input[0], weight[0]), Activation(node.output[0], weight[1])
     else:
         groups = next((value.i for value in node.attribute if value.name == "group"), 1)
-        spatial = len(weight) - 2
+        spatial, channels = len(weight) - 2, 0
         ends = (
             Activation(node.input[0], weight[1] * groups, spatial),
             Activation(node.output[0], weight[0], spatial),
@@ -111,7 +111,7 @@ def smoothed(source: Source, extremes: dict[str, Extremes]) -> tuple[Source, dic
     Source: Xiao et al. 2023 (arXiv 2211.10438), section 4, with a strength of 0.5.
     """
     proto = source.graph()
-    graph, folder = proto.graph, str(source.path.parent)
+    graph = proto.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
     for node in graph.node:
@@ -127,12 +127,10 @@ def smoothed(source: Source, extremes: dict[str, Extremes]) -> tuple[Source, dic
         scaled = [tensors.get(given) for given in norm.input[1:]]
         if not read_by or None in scaled or any(_other(node, name, layers) for node in read_by):
             continue
-        matrices = {
-            node.input[1]: numpy_helper.to_array(tensors[node.input[1]], folder) for node in read_by
-        }
+        matrices = {node.input[1]: source.weight(tensors[node.input[1]]) for node in read_by}
         factor = _factor(extremes[name].magnitude, list(matrices.values()))
         for index, given in enumerate(norm.input[1:], start=1):
-            vector = numpy_helper.to_array(tensors[given], folder)
+            vector = source.weight(tensors[given])
             norm.input[index] = _add(graph, f"{norm.name}/smooth_{index}", vector / factor)
         for node in read_by:
             values = matrices[node.input[1]] * factor[:, None]
