@@ -61,11 +61,11 @@ bench: $(STAMP) ## measure for docs/benchmarks.md: fold, served against in-proce
 	$(BIN)/python benchmarks/served.py
 	$(BIN)/python benchmarks/mixed_load.py
 
-plugins: $(STAMP) ## build the kernels for ONNX Runtime and torch in src/saccade/plugins/native/lib
-	$(BIN)/python -m saccade.plugins.native.library --into src/saccade/plugins/native/lib
+plugins: $(STAMP) ## build the kernels for ONNX Runtime and torch in plugins/native/lib
+	$(BIN)/python -m saccade.plugins.native.library --into plugins/native/lib
 
 plugins-tensorrt: ## build the TensorRT plugins (needs nvcc and TENSORRT_INCLUDE_DIR=DIR)
-	$(MAKE) -f src/saccade/plugins/native/tensorrt.mk TENSORRT_INCLUDE_DIR="$(TENSORRT_INCLUDE_DIR)"
+	$(MAKE) -f plugins/native/tensorrt.mk TENSORRT_INCLUDE_DIR="$(TENSORRT_INCLUDE_DIR)"
 
 check-deploy: $(STAMP) $(DEPLOY_TOOLS)/.installed ## run checkov on the manifests that kubectl and helm render from deploy
 	CHECKOV="$(abspath $(DEPLOY_TOOLS))/bin/checkov" \
@@ -76,9 +76,9 @@ check-native: $(STAMP) ## fuzz the kernels under AddressSanitizer and UBSan
 
 SANITIZER_TOOLS ?= memcheck racecheck initcheck synccheck
 HARNESS := tests/plugins/native/harness_cases.py build/tensorrt/tensorrt_harness \
-	src/saccade/plugins/native/lib/libsaccade_tensorrt.so
+	plugins/native/lib/libsaccade_tensorrt.so
 check-gpu: $(STAMP) plugins-tensorrt ## check the CUDA kernels on this machine's GPU, also under compute-sanitizer
-	$(MAKE) -f src/saccade/plugins/native/tensorrt.mk cuda
+	$(MAKE) -f plugins/native/tensorrt.mk cuda
 	$(BIN)/python benchmarks/ops_gpu.py --check
 	$(BIN)/python $(HARNESS)
 	for tool in $(SANITIZER_TOOLS); do \

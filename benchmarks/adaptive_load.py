@@ -40,7 +40,7 @@ import numpy as np
 from poisson_load import OK, OTHER, REFUSED, Order, Sent, send
 from result_file import write_result
 
-from saccade.machine import this_machine
+from saccade.core.machine import this_machine
 from saccade.serving.bench.load import LoadGenerator, Stream
 from saccade.serving.bench.load_requests import png_files, request
 from saccade.serving.bench.open_load import quantiles, with_timeout

@@ -21,7 +21,7 @@ import numpy as np
 from over_seeds import over_seeds, spoken
 from result_file import write_result
 
-from saccade.machine import this_machine
+from saccade.core.machine import this_machine
 from saccade.models.data.datasets import load_data
 from saccade.models.sot.training import score
 from saccade.models.training.train import TrainOptions, train

@@ -32,9 +32,9 @@ from memory_watch import grown
 from PIL import Image
 from result_file import write_result
 
+from saccade.core.machine import family_of, memory_mib, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.exported import ExportOptions, export
-from saccade.machine import family_of, memory_mib, this_machine
 from saccade.serving.bulk import runners
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions

@@ -45,7 +45,8 @@ import numpy as np
 from digits_folder import CHECKPOINT
 from result_file import write_result
 
-from saccade.archives import read_arrays
+from saccade.core.archives import read_arrays
+from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
 from saccade.exporter.exported import ExportOptions, export
@@ -54,7 +55,6 @@ from saccade.exporter.policy.certify import Certified, certify
 from saccade.exporter.policy.chains import Chain, front
 from saccade.exporter.runtimes.runners import Runner, run_in_batches
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
-from saccade.machine import this_machine
 from saccade.model_repository.router.confidence import confidence
 from saccade.models.data.datasets import load_data
 from saccade.models.scores.intervals import paired_bootstrap, paired_log_ratio

@@ -28,7 +28,7 @@ import numpy as np
 from bench_folder import bench_folder
 from result_file import write_result
 
-from saccade.machine import this_machine
+from saccade.core.machine import this_machine
 from saccade.serving.client.connection import connect_alone
 from saccade.serving.client.probe import probe_request
 from saccade.serving.client.router_view import probe_of

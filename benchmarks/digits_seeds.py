@@ -13,8 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from budget_scores import score_budgets
 
-from saccade.files import json_bytes, write_atomically
-from saccade.machine import this_machine
+from saccade.core.files import json_bytes, write_atomically
+from saccade.core.machine import this_machine
 from saccade.models.training.train import TrainOptions, train
 
 BUDGETS = (1.0, 0.5, 0.25, 0.2, 0.125)

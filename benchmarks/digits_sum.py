@@ -30,14 +30,12 @@ from over_seeds import over_seeds, spoken
 from shipped import BUILT, DIGITS_SUM_BUDGETS
 from trained_once import trained_once
 
-from saccade.files import json_bytes, write_atomically
-from saccade.machine import this_machine
+from saccade.core.files import json_bytes, write_atomically
+from saccade.core.machine import this_machine
 from saccade.models.checkpoint import load
 from saccade.models.training.train import TrainOptions
 
-SHIPPED = Path(
-    "src/saccade/models/shipped/digits-sum.safetensors"
-)  # shipped.py ship writes it and its card
+SHIPPED = Path("models/shipped/digits-sum.safetensors")  # shipped.py ship writes it and its card
 RESULT = Path("benchmarks/results/digits_sum.json")
 WITHOUT = "module_dropout"  # if not set, the recipe's value is used
 SEEDS = (0, 1, 2)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from result_file import write_result
 
-from saccade.files import write_atomically
+from saccade.core.files import write_atomically
 from saccade.serving.bench.picture import frontier_png
 from saccade.serving.bench.report import page, read_report
 

@@ -34,8 +34,8 @@ from digits_folder import digits_folder
 from overload import BUDGETS
 from result_file import write_result
 
+from saccade.core.machine import family_of, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.machine import family_of, this_machine
 from saccade.serving.bench.served import encoded_request
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions

@@ -25,11 +25,11 @@ import torch
 from bench_config import bench_config
 from torch import Tensor, nn
 
+from saccade.core.files import json_bytes, write_atomically
+from saccade.core.machine import this_machine
 from saccade.exporter.graph.cost import cost_of
 from saccade.exporter.graph.tracing import trace_component
 from saccade.exporter.runtimes.runners import onnx_session
-from saccade.files import json_bytes, write_atomically
-from saccade.machine import this_machine
 from saccade.models.interface import component_named
 from saccade.models.nac.model import NAC
 

@@ -29,7 +29,8 @@ import onnx
 from graph_faults import OVERFLOW, faults, with_fault
 from result_file import write_result
 
-from saccade.errors import GateFailed, SaccadeError
+from saccade.core.errors import GateFailed, SaccadeError
+from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import FileEntry, Manifest
 from saccade.exporter.exported import ExportOptions, export
@@ -38,7 +39,6 @@ from saccade.exporter.gate.metrics import exceeded
 from saccade.exporter.gate.reference import Expected, Reference
 from saccade.exporter.graph.half_graph import activation_ranges, check_ranges
 from saccade.exporter.graph.samples import THOROUGH, calibration_inputs, gate_sizes
-from saccade.machine import this_machine
 from saccade.models.interface import component_named
 from saccade.models.shipped import SHIPPED
 

@@ -23,9 +23,9 @@ from typing import Any
 
 from result_file import write_result
 
-from saccade.machine import this_machine
+from saccade.core.machine import this_machine
+from saccade.core.resources import EXPORT, convert_peak
 from saccade.models.checkpoint import weights_bytes
-from saccade.resources import EXPORT, convert_peak
 
 RESULTS = Path(__file__).parent / "results" / "memory_peaks.json"
 _MIB = 2**20

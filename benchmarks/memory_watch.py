@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.machine import family_of, memory_mib
+from saccade.core.machine import family_of, memory_mib
 from saccade.serving.server.server import Server
 
 

@@ -27,8 +27,8 @@ from bench_folder import bench_folder, random_images
 from interleaved import in_turn
 from result_file import write_result
 
-from saccade.files import json_bytes, sha256_of
-from saccade.machine import process_fields, this_machine
+from saccade.core.files import json_bytes, sha256_of
+from saccade.core.machine import process_fields, this_machine
 from saccade.serving.client.client import Client
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions

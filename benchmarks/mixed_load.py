@@ -16,8 +16,8 @@ import numpy as np
 from bench_folder import bench_folder, random_images
 from result_file import write_result
 
+from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.machine import this_machine
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
 from saccade.serving.bench.served import encoded_request
 from saccade.serving.repository.deploy import deploy

@@ -22,10 +22,10 @@ import torch
 from interleaved import in_blocks
 from result_file import write_result
 
+from saccade.core.machine import this_machine
 from saccade.exporter.graph.samples import random_inputs
 from saccade.exporter.graph.tracing import trace_component
 from saccade.exporter.runtimes.runners import onnx_session
-from saccade.machine import this_machine
 from saccade.models.captioner.config import PRESETS as CAPTIONERS
 from saccade.models.families import build
 from saccade.models.interface import component_named

@@ -15,8 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from saccade.core.files import json_bytes, write_atomically
 from saccade.exporter.graph.catalogue_cost import cost_of_size
-from saccade.files import json_bytes, write_atomically
 from saccade.models.catalogue import KNOWN, known_sizes, presets, row
 from saccade.models.families import FAMILIES
 

@@ -26,8 +26,8 @@ from nac_priors_picture import draw
 from result_file import write_result
 from trained_once import trained_once
 
-from saccade.files import json_bytes, write_atomically
-from saccade.machine import this_machine
+from saccade.core.files import json_bytes, write_atomically
+from saccade.core.machine import this_machine
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import Dataset, load_data
 from saccade.models.nac.model import NAC

@@ -27,8 +27,8 @@ from nac_sizes_picture import draw
 from result_file import write_result
 from trained_once import trained_once
 
-from saccade.files import json_bytes, write_atomically
-from saccade.machine import this_machine
+from saccade.core.files import json_bytes, write_atomically
+from saccade.core.machine import this_machine
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import Dataset, load_data
 from saccade.models.training.train import TrainOptions

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 from result_file import write_result
 
+from saccade.core.instruction_sets import advice, instruction_sets
+from saccade.core.machine import cores, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.onnxruntime import ONNXRUNTIME
 from saccade.exporter.runtimes.openvino.model import cpu_has_bf16, openvino_module
 from saccade.exporter.runtimes.openvino.runtime import OPENVINO
-from saccade.instruction_sets import advice, instruction_sets
-from saccade.machine import cores, this_machine
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.served import tensor_request
 from saccade.serving.repository.deploy import deploy

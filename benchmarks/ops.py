@@ -23,7 +23,7 @@ from interleaved import Call, in_blocks, in_turn
 from ops_peers import Peer, exact_enough, largest, tried_once, tv_peers
 from result_file import write_result
 
-from saccade.machine import this_machine
+from saccade.core.machine import this_machine
 from saccade.plugins import onnxruntime_library
 from saccade.plugins.onnx_model import IR_VERSION, OPSET
 from saccade.plugins.ops import OPS, sparsemax, svpn, svpn_fast

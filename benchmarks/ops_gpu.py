@@ -2,7 +2,7 @@
 """Compare the CUDA kernels with torch on the same GPU and with the memory bandwidth.
 
 `results/ops_gpu.json` names the device that was used.
-    make -f src/saccade/plugins/native/tensorrt.mk cuda
+    make -f plugins/native/tensorrt.mk cuda
     python benchmarks/ops_gpu.py [--check] [--library build/tensorrt/libsaccade_cuda.so]
 
 Every kernel is first compared with its NumPy reference on new random inputs. A round then times
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.errors import SaccadeError, require
+from saccade.core.errors import SaccadeError, require
 from saccade.plugins.ops import OPS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,8 +74,7 @@ class Kernels:
     def __init__(self, path: Path, torch: Any) -> None:
         if not path.exists():
             raise SaccadeError(
-                f"{path} does not exist. Build it with: "
-                "make -f src/saccade/plugins/native/tensorrt.mk cuda"
+                f"{path} does not exist. Build it with: make -f plugins/native/tensorrt.mk cuda"
             )
         self.library, self.torch = ctypes.CDLL(str(path)), torch
         for name in ("sparsemax", "tvmax", "svpn", "svpn_fast"):

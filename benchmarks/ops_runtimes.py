@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "plugi
 from one_node import one_node_model
 from ops_cases import CASES, Case
 
+from saccade.core.machine import this_machine
 from saccade.exporter.graph.precision import inlined
-from saccade.machine import this_machine
 from saccade.plugins import onnxruntime_library
 from saccade.plugins.contract import Op
 from saccade.plugins.ops import OPS

@@ -40,9 +40,9 @@ from digits_folder import digits_folder
 from memory_watch import grown, memory_of
 from result_file import write_result
 
-from saccade.errors import SaccadeError, ServerFailed
+from saccade.core.errors import SaccadeError, ServerFailed
+from saccade.core.machine import cpu_seconds, family_of, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.machine import cpu_seconds, family_of, this_machine
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, StreamResult
 from saccade.serving.bench.open_load import (
     Arrivals,

@@ -27,9 +27,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from digits_folder import digits_folder
 from result_file import write_result
 
+from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.load_inputs import inputs_of
-from saccade.machine import this_machine
 from saccade.serving.bench.bench import BenchOptions, bench
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.open_load import Arrivals, OpenLoad, quantiles

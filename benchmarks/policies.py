@@ -19,11 +19,11 @@ import numpy as np
 from policies_picture import draw
 from result_file import write_result
 
+from saccade.core.leftovers import temporary_folder
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.calibrate import calibrate
 from saccade.exporter.exported import ExportOptions, export
 from saccade.exporter.policy.options import CalibrateOptions
-from saccade.leftovers import temporary_folder
 from saccade.models.data.datasets import load_data
 from saccade.models.data.user_data import labelled_part
 from saccade.models.preprocessing import Preprocessing

@@ -36,12 +36,12 @@ from real_models import MODELS, write_model
 from result_file import write_result
 from served_threads import QUIET
 
+from saccade.core.machine import cores, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.graph.samples import random_inputs
 from saccade.exporter.runtimes.runners import onnx_runner, onnx_session, torch_runner
 from saccade.exporter.runtimes.runtime import runtime_named
-from saccade.machine import cores, this_machine
 from saccade.models.checkpoint import Checkpoint, load, save
 from saccade.models.entry import imported
 from saccade.models.families import build, entry_of

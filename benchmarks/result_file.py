@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import Any
 
-from saccade.files import json_bytes, write_atomically
+from saccade.core.files import json_bytes, write_atomically
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:

@@ -18,9 +18,9 @@ import numpy as np
 from bench_folder import bench_folder, random_images
 from result_file import write_result
 
+from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
-from saccade.machine import this_machine
 from saccade.serving.bench.in_process import BATCHES, Calls, best_batch, sample
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
 from saccade.serving.bench.served import check_answers, tensor_request

@@ -37,8 +37,8 @@ from typing import Any
 import numpy as np
 from result_file import write_result
 
-from saccade.archives import read_arrays
-from saccade.machine import this_machine
+from saccade.core.archives import read_arrays
+from saccade.core.machine import this_machine
 from saccade.models.scores.intervals import bootstrap, paired_bootstrap
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
 from saccade.serving.bench.load_requests import ask, png_files, request

@@ -18,11 +18,11 @@ from typing import Any
 from bench_folder import random_images
 from result_file import write_result
 
+from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
-from saccade.machine import this_machine
 from saccade.serving.bench.by_threads import counts
 from saccade.serving.bench.in_process import Calls, sample
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors

@@ -5,7 +5,7 @@
     python benchmarks/shipped.py ship vqa-shapes     # scores it, writes file and card
     python benchmarks/shipped.py table [NAME]        # every one: parity and speed
 
-`train` writes to build/shipped, `ship` to src/saccade/models/shipped, `table` to
+`train` writes to build/shipped, `ship` to models/shipped, `table` to
 results/shipped.json. digits_sum.py compares the digits-sum model with its twins.
 """
 
@@ -23,18 +23,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from result_file import write_result
 from shipped_card import Shipped, card
 
+from saccade.core.files import write_atomically
+from saccade.core.machine import this_machine
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.exported import ExportOptions, export
-from saccade.files import write_atomically
-from saccade.machine import this_machine
 from saccade.models.checkpoint import load
 from saccade.models.training.train import TrainOptions, train
 from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions
 
-BUILT, SHIPPED = Path("build/shipped"), Path("src/saccade/models/shipped")
+BUILT, SHIPPED = Path("build/shipped"), Path("models/shipped")
 RESULT = Path(__file__).with_name("results") / "shipped.json"
 MOST_BYTES = 3 * 2**20
 

@@ -20,12 +20,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from result_file import write_result
 
-from saccade.errors import GateFailed
+from saccade.core.errors import GateFailed
+from saccade.core.machine import this_machine
 from saccade.exporter.artefact.variant import PRECISIONS, budget_option
 from saccade.exporter.exported import ExportOptions, export
 from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
 from saccade.exporter.runtimes.tensorrt.engine_manifest import EngineManifest
-from saccade.machine import this_machine
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.shipped import shipped_checkpoint
 

@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from result_file import write_result
 
-from saccade.files import json_bytes, write_atomically
-from saccade.machine import this_machine
+from saccade.core.files import json_bytes, write_atomically
+from saccade.core.machine import this_machine
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import load_data
 from saccade.models.data.digits import digits

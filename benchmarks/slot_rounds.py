@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from result_file import write_result
 
+from saccade.core.machine import this_machine
 from saccade.exporter.evaluation.evaluated_model import torch_runner
 from saccade.exporter.policy.answers import (
     MEASURES,
@@ -34,7 +35,6 @@ from saccade.exporter.policy.answers import (
 from saccade.exporter.policy.certify import Certified, certify
 from saccade.exporter.policy.chains import Chain, front
 from saccade.exporter.policy.options import MIN_ARI
-from saccade.machine import this_machine
 from saccade.models.checkpoint import load
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.models.families import build

@@ -16,7 +16,7 @@ from typing import Any
 
 from result_file import write_result
 
-from saccade.machine import this_machine
+from saccade.core.machine import this_machine
 
 RESULTS = Path(__file__).parent / "results" / "startup.json"
 SHIPPED = "shipped:digits-sum"

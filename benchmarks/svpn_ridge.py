@@ -23,9 +23,9 @@ import torch
 from PIL import Image
 from result_file import write_result
 
+from saccade.core.machine import this_machine
 from saccade.exporter.gate.conditioning import perturbed
 from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS, row_errors
-from saccade.machine import this_machine
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.sot.model import SoT
 from saccade.models.training.train import TrainOptions, train

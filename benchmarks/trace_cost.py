@@ -30,7 +30,7 @@ import numpy as np
 from over_seeds import over_seeds
 from result_file import write_result
 
-from saccade.machine import process_fields, this_machine
+from saccade.core.machine import process_fields, this_machine
 from saccade.serving.client.client import Client
 from saccade.serving.repository import router_folder
 from saccade.serving.server.addresses import ServeOptions
@@ -42,7 +42,7 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 from tiny_artefacts import write_repository  # noqa: E402
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-ROUTER = "src/saccade/model_repository/router"
+ROUTER = "model_repository/router"
 # The environment of each server; the last one traces one request in a hundred.
 SAMPLED = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.01"}
 KINDS: dict[str, dict[str, str]] = {"before": {}, "off": {}, "on": {}, "on, 1 %": SAMPLED}

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from result_file import write_result
 
-from saccade.machine import this_machine
+from saccade.core.machine import this_machine
 from saccade.models.sot.config import vit
 from saccade.models.sot.model import SoT
 from saccade.models.training.parts import Gradients, blocks_of

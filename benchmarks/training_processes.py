@@ -30,13 +30,13 @@ import numpy as np
 from PIL import Image
 from result_file import write_result
 
-from saccade.machine import this_machine
+from saccade.core.machine import this_machine
+from saccade.core.verbosity import verbosity
 from saccade.models.data.samples import images as image_file
 from saccade.models.training.loop import Run
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import Task
 from saccade.models.training.train import train
-from saccade.verbosity import verbosity
 
 # Number of processes, each with one decoding thread, and whether each decodes the whole batch.
 VARIANTS = {

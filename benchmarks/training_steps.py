@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from result_file import write_result
 
-from saccade.machine import this_machine
+from saccade.core.machine import this_machine
 from saccade.models.nac.training import task
 from saccade.models.training.loop import Run
 from saccade.models.training.options import TrainOptions

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from result_file import write_result
 
-from saccade.machine import this_machine
+from saccade.core.machine import this_machine
 from saccade.models.entry import imported
 from saccade.models.families import build, entries
 from saccade.models.official.convert import read_folder

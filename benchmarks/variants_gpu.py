@@ -28,7 +28,7 @@ from typing import Any
 
 from result_file import write_result
 
-from saccade.errors import SaccadeError, require
+from saccade.core.errors import SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.exporter.runtimes.half_products import half_products

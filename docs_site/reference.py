@@ -123,7 +123,9 @@ def _entry(path: str, heading: str) -> str:
 def messages_page() -> str:
     """Return the page of all error messages, by package, with placeholders for values."""
     by_part: dict[str, set[tuple[str, int]]] = {}
-    for path in sorted(SOURCES.rglob("*.py")):
+    # The packages are links, which `rglob` does not follow.
+    folders = [SOURCES, *(place for place in SOURCES.iterdir() if place.is_symlink())]
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         part = ".".join(path.relative_to(SOURCES).parts[:2]).removesuffix(".py")
         by_part.setdefault(part, set()).update(raised(ast.parse(path.read_text())))
     parts = [

@@ -14,7 +14,7 @@ from typing import Any
 import tyro
 from packages import ROOT
 
-from saccade.files import json_bytes, sha256_of, write_atomically
+from saccade.core.files import json_bytes, sha256_of, write_atomically
 
 _SUFFIX = ".cdx.json"
 

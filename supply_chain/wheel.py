@@ -19,7 +19,7 @@ from pathlib import Path
 import tyro
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = Path("src/saccade/plugins/native/lib")
+KERNELS = Path("plugins/native/lib")
 # The earliest time that a zip file can store, unless SOURCE_DATE_EPOCH is set.
 _OLDEST = 315532800
 
@@ -35,9 +35,9 @@ def build(source: Path, into: Path, *, pure: bool, names: Sequence[str] = ()) ->
     with tempfile.TemporaryDirectory(prefix="saccade-wheel-") as folder:
         tree, built = Path(folder) / "source", Path(folder) / "built"
         for name in names or tracked(source):
-            if (source / name).is_file():
+            if (source / name).is_file() or (source / name).is_symlink():
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source / name, tree / name)
+                shutil.copyfile(source / name, tree / name, follow_symlinks=False)
         if not pure:
             shutil.copytree(source / KERNELS, tree / KERNELS)
         command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]

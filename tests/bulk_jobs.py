@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from saccade import worker
-from saccade.schema import typed
+from saccade.core import worker
+from saccade.core.schema import typed
 from saccade.serving.bulk import runners, shard
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.files import sha256_of
+from saccade.core.files import sha256_of
 from saccade.plugins.native import compiler, library
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,11 +29,11 @@ def built(place: Path, monkeypatch: pytest.MonkeyPatch, *, mask: int, when: int)
     before = os.umask(mask)
     try:
         for name in names if mask else reversed(names):
-            if (ROOT / name).is_file():
+            if (ROOT / name).is_file() or (ROOT / name).is_symlink():
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / name, tree / name)
-                os.utime(tree / name, (when, when))
-        monkeypatch.setattr(compiler, "NATIVE", tree / "src" / "saccade" / "plugins" / "native")
+                shutil.copyfile(ROOT / name, tree / name, follow_symlinks=False)
+                os.utime(tree / name, (when, when), follow_symlinks=False)
+        monkeypatch.setattr(compiler, "NATIVE", tree / "plugins" / "native")
         lib = tree / builder.KERNELS
         compiler.compile_library(lib / library.NAME)
         library.source_hash.cache_clear()

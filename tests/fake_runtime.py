@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.files import new_folder, sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.gpu import Gpu
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
 from saccade.exporter.runtimes.runtime import Packages
-from saccade.files import new_folder, sha256_of
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.answer_checks import differences

@@ -31,8 +31,8 @@ from page_reader import their_clip
 from PIL import Image
 from timm_files import block, drawn, norm, pair
 
-from saccade.files import json_bytes, write_atomically
-from saccade.machine import this_machine
+from saccade.core.files import json_bytes, write_atomically
+from saccade.core.machine import this_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/quickstart/index.md", *sorted(

@@ -10,5 +10,5 @@ def folded_in_order(model: Any) -> Any:
     """Return the folded form, computed in the same order on every CPU."""
     with FixedOrder() as order:
         folded = model.fold()
-    assert not order.others, f"src/saccade/models/fixed_order.py has no {sorted(order.others)}"
+    assert not order.others, f"models/fixed_order.py has no {sorted(order.others)}"
     return folded

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import IO
 
-from places import PACKAGE, ROOT, TESTS
+from places import PACKAGE, ROOT, TESTS, package_files
 
 STORE = ROOT / "build" / "test-folders"
 LATER = (PACKAGE / "serving", PACKAGE / "model_repository")  # these do not affect exports
@@ -112,7 +112,7 @@ def source_hash() -> str:
     known = [platform.machine(), sys.version, _cpu()]
     known += [f"{package} {version(package)}" for package in PACKAGES]
     digest = hashlib.sha256("\n".join(known).encode())
-    files = [path for path in PACKAGE.rglob("*") if _is_source(path)]
+    files = [path for path in package_files("*") if _is_source(path)]
     for path in [*sorted(files), *sorted(TESTS.glob("tiny*.py")), TESTS / "quick_gate.py"]:
         digest.update(f"{path.relative_to(ROOT)}\n".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())

@@ -18,7 +18,7 @@ from saccade.exporter.artefact.folder import _TICK_NS
 
 SOURCES = f"{PACKAGE}{os.sep}"
 # Functions that hash a file; the second reads a checkpoint.
-HASHING = ("files.py:sha256_of", "models/checkpoint_format.py:digests")
+HASHING = ("core/files.py:sha256_of", "models/checkpoint_format.py:digests")
 # For each command: the maximum number of functions that get the folder, and of their files.
 # Only ever lower these, unless a command has to read something new, as both do with policies.
 # Data files beside ONNX files (two places each) and threads by measured speed raised them by two.

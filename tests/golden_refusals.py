@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterable
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 
 
 def lines_of(name: str, run: Callable[[], Iterable[str]]) -> list[str]:

@@ -12,7 +12,7 @@ import hostile_graphs
 from one_node import one_node_model
 from tiny_artefacts import manifest_of, onnx_model
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.manifest import SUFFIX, ParentEntry, read_manifest
 from saccade.exporter.graph.limits import parse_graph
 from saccade.plugins.ops import OPS

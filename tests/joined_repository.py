@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from saccade.files import json_bytes, sha256_of
+from saccade.core.files import json_bytes, sha256_of
 from saccade.serving.repository.description import VERSION
 
 

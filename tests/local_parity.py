@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.serving.client.editing import Change
 from saccade.serving.local import artefact
 

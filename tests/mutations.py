@@ -82,9 +82,9 @@ class Copy:
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         for name in filter(None, names.split("\0")):
-            if (ROOT / name).is_file():
+            if (ROOT / name).is_file() or (ROOT / name).is_symlink():
                 (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self.tree / name)
+                shutil.copy2(ROOT / name, self.tree / name, follow_symlinks=False)
 
     def put(self, name: str, text: str) -> None:
         """Replace a source, and forget what was compiled of it."""

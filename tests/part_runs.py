@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.data.listops import listops
 from saccade.models.data.samples.images import passes_by
 from saccade.models.entry import imported

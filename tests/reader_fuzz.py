@@ -19,7 +19,7 @@ from changed_files import changed_bytes, changed_safetensors, changed_text, chan
 from hostile_files import CheckpointFile, images_npz
 from PIL import Image
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact import frontier
 from saccade.exporter.artefact.manifest import read_manifest
 from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manifest

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from saccade.core.files import json_bytes, sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import (
     Cost,
@@ -26,7 +27,6 @@ from saccade.exporter.artefact.manifest import (
 )
 from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS
 from saccade.exporter.runtimes.tensorrt.engine_manifest import EngineManifest, write_engine_manifest
-from saccade.files import json_bytes, sha256_of
 from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.repository.deploy import deploy

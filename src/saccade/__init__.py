@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
-    from saccade.errors import SaccadeError as SaccadeError
+    from saccade.core.errors import SaccadeError as SaccadeError
+    from saccade.core.progress import Step as Step
     from saccade.exporter.evaluation.calibrate import calibrate as calibrate
     from saccade.exporter.evaluation.evaluate import evaluate as evaluate
     from saccade.exporter.evaluation.options import EvaluateOptions as EvaluateOptions
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from saccade.models.sparo.select import select as select
     from saccade.models.training.options import TrainOptions as TrainOptions
     from saccade.models.training.train import train as train
-    from saccade.progress import Step as Step
     from saccade.serving.bench.bench import bench as bench
     from saccade.serving.bench.options import BenchOptions as BenchOptions
     from saccade.serving.bench.plan import PlanOptions as PlanOptions
@@ -117,13 +117,13 @@ _HOME = {
     "PreflightOptions": "saccade.serving.repository.preflight.verb",
     "ProxyOptions": "saccade.serving.server.envoy",
     "RepositoryOptions": "saccade.serving.repository.options",
-    "SaccadeError": "saccade.errors",
+    "SaccadeError": "saccade.core.errors",
     "SegmentOptions": "saccade.serving.client.call_options",
     "SelectOptions": "saccade.models.sparo.select",
     "ServeOptions": "saccade.serving.server.server",
     "Server": "saccade.serving.server.server",
     "ShowOptions": "saccade.serving.client.call_options",
-    "Step": "saccade.progress",
+    "Step": "saccade.core.progress",
     "SweepOptions": "saccade.serving.bench.sweep.options",
     "TrainOptions": "saccade.models.training.options",
     "UploadOptions": "saccade.models.hub",

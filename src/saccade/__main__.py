@@ -4,7 +4,7 @@
 import sys
 
 import saccade_serving
-from saccade import interruption
+from saccade.core import interruption
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from saccade.machine import memory_mib
+from saccade.core.machine import memory_mib
 
 SERVER = "tritonserver"
 STUB = "triton_python_backend_stub"

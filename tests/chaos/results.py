@@ -13,8 +13,8 @@ from chaos.driver import run_row, untried
 from chaos.judge import Check, judge, plain, summary
 from chaos.service import ServiceFailed
 from chaos.table import Row, rows
-from saccade.files import json_bytes, write_atomically
-from saccade.machine import this_machine
+from saccade.core.files import json_bytes, write_atomically
+from saccade.core.machine import this_machine
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 

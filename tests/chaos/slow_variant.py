@@ -27,7 +27,7 @@ from unittest import mock
 import numpy as np
 from tiny_artefacts import HALF, rehash, write_repository
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.load_requests import png_files, request
 from saccade.serving.client import request_sizes

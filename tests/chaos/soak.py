@@ -22,8 +22,8 @@ from chaos.processes import descriptors
 from chaos.results import add, tiny_repository_of
 from chaos.scene import models_of, picture_request
 from chaos.service import Service
-from saccade.files import json_bytes, sha256_of
-from saccade.machine import memory_mib, this_machine
+from saccade.core.files import json_bytes, sha256_of
+from saccade.core.machine import memory_mib, this_machine
 from saccade.serving.bench.load import LoadGenerator, Stream
 
 LEAK_BYTES = 4096

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade.errors import SaccadeError
-from saccade.escaped import escaped, escaped_line, escaped_message
+from saccade.core.errors import SaccadeError
+from saccade.core.escaped import escaped, escaped_line, escaped_message
+from saccade.core.progress import progress_of
 from saccade.models.attention_maps import MapRow, Panel
-from saccade.progress import progress_of
 from saccade.serving.bench import report_page
 from saccade.serving.client.client import Classification
 from saccade.serving.commands import calls as call_commands

@@ -62,7 +62,7 @@ def test_interrupt_while_a_dataclass_is_made(tmp_path, number):
     # Of such a moment Python remembers more than the exception, see interruption.Interrupted.
     (tmp_path / "commands.py").write_text(
         "import sys\n"
-        "from saccade import interruption\n"
+        "from saccade.core import interruption\n"
         "interruption.raise_on_signals()\n"
         "try:\n"
         f"    exec('import os; os.kill(os.getpid(), {number}); str()')\n"

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from saccade import files, leftovers
-from saccade.errors import SaccadeError
-from saccade.files import new_folder, write_atomically, write_together
-from saccade.leftovers import Partial, only_writer, remove_leftovers, temporary_folder
+from saccade.core import files, leftovers
+from saccade.core.errors import SaccadeError
+from saccade.core.files import new_folder, write_atomically, write_together
+from saccade.core.leftovers import Partial, only_writer, remove_leftovers, temporary_folder
 
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from saccade.files import new_folder
-from saccade.leftovers import Partial, only_writer, temporary_folder
+from saccade.core.files import new_folder
+from saccade.core.leftovers import Partial, only_writer, temporary_folder
 place = Path(sys.argv[1])
 with Partial(place / "a.bin") as file, new_folder(place / "folder") as folder:
     with only_writer(place / "a.bin"), temporary_folder("test") as other:

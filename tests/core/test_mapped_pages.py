@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from saccade.mapped_pages import return_pages
+from saccade.core.mapped_pages import return_pages
 
 SIZE = 2**22
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/pagemap")

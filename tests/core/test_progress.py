@@ -7,8 +7,8 @@ import sys
 import pytest
 from quick_gate import FEW_SAMPLES
 
-from saccade.progress import Counted, Step, bar, part_of, progress_of, reporting, silent
-from saccade.verbosity import verbosity
+from saccade.core.progress import Counted, Step, bar, part_of, progress_of, reporting, silent
+from saccade.core.verbosity import verbosity
 
 
 def test_steps_of_an_export_and_of_the_gate(tiny_checkpoint, tmp_path, traced_before):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from saccade import machine, resources
-from saccade.errors import SaccadeError
+from saccade.core import machine, resources
+from saccade.core.errors import SaccadeError
 
 GIB = 2**30
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from saccade.errors import SaccadeError
-from saccade.schema import Count, Natural, NonNegative, Positive, Probability, Share, typed
+from saccade.core.errors import SaccadeError
+from saccade.core.schema import Count, Natural, NonNegative, Positive, Probability, Share, typed
 
 TAKEN: tuple[tuple[Any, Any], ...] = (
     (Count, 1),

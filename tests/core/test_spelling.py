@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.spelling import did_you_mean, nearest
 from saccade.exporter.artefact.variant import PRECISIONS, check_chosen
 from saccade.exporter.gate.metrics import thresholds_of
 from saccade.models.catalogue import preset_of
@@ -13,7 +14,6 @@ from saccade.models.data.datasets import load_data
 from saccade.models.nac.config import NACConfig
 from saccade.models.shipped import shipped_checkpoint
 from saccade.models.training.options import TrainOptions, chosen_config
-from saccade.spelling import did_you_mean, nearest
 
 OUT = Path("x.safetensors")
 REFUSED = {

@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import pytest
 
-from saccade.errors import GateFailed, SaccadeError
-from saccade.schema import typed
-from saccade.worker import Limits, Program, Worker, WorkerEnded, WorkRefused, each_alone
+from saccade.core.errors import GateFailed, SaccadeError
+from saccade.core.schema import typed
+from saccade.core.worker import Limits, Program, Worker, WorkerEnded, WorkRefused, each_alone
 
 WORK = """
 import os, resource, sys, time
 from dataclasses import dataclass
-from saccade.errors import GateFailed
+from saccade.core.errors import GateFailed
 
 @dataclass(frozen=True)
 class Task:
@@ -187,7 +187,7 @@ def test_program_that_imports_nothing_of_ours(tmp_path: Path) -> None:
 
 _PARENT = """
 import sys, threading
-from saccade.worker import Worker
+from saccade.core.worker import Worker
 code = f"open({sys.argv[1]!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
 worker = Worker("chores")
 worker.send({"code": code, "data": []})

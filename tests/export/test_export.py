@@ -26,7 +26,7 @@ from quick_gate import FEW_SAMPLES  # noqa: E402
 from tiny import tiny_nac  # noqa: E402
 from tiny_families import CONFIGS  # noqa: E402
 
-from saccade.errors import GateFailed, MissingPackage, SaccadeError  # noqa: E402
+from saccade.core.errors import GateFailed, MissingPackage, SaccadeError  # noqa: E402
 from saccade.exporter.artefact.folder import ArtefactFolder  # noqa: E402
 from saccade.exporter.artefact.manifest import Manifest, write_manifest  # noqa: E402
 from saccade.exporter.exported import ExportOptions, export  # noqa: E402

@@ -63,7 +63,7 @@ def _each(
     from commands import COMMANDS, inputs
     from forks import threads
 
-    from saccade.machine import this_machine
+    from saccade.core.machine import this_machine
 
     chosen = [COMMANDS[name] for name in options.commands or COMMANDS]
     inputs(root / "given", {need for each in chosen for need in each.requirements})

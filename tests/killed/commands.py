@@ -123,7 +123,7 @@ def _points_in_this_process() -> None:
         for key, task in tasks.items():
             yield key, import_module(module).main(task)
 
-    class Here(import_module("saccade.worker").Worker):  # type: ignore[misc]
+    class Here(import_module("saccade.core.worker").Worker):  # type: ignore[misc]
         def ask(self, request: Any, kind: type, *_: Any) -> Any:
             return import_module(self._work).main(request)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.nac.layers import masked_softmax
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.nac.skmdpa import signature_distance, skmdpa

@@ -16,11 +16,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from places import PACKAGE
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.files import json_bytes
+from saccade.core.schema import typed
 from saccade.exporter.artefact.variant import budget_option, choose_budgets
-from saccade.files import json_bytes
 from saccade.models.budget import Budget, ComputeBudget, budget_text, fraction_budget
-from saccade.schema import typed
 from saccade.serving.client.wire import choice
 
 ROUTER = PACKAGE / "model_repository" / "router"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.catalogue import catalogue, known_sizes, presets, row
 from saccade.models.families import FAMILIES, build
 

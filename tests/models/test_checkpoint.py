@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from saccade.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.models.checkpoint import Checkpoint, load, save
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.preprocessing import Preprocessing

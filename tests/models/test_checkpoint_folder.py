@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from places import TESTS  # noqa: E402
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.exporter.artefact.folder import ArtefactFolder  # noqa: E402
 from saccade.exporter.artefact.variant import default_model_name  # noqa: E402
 from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint  # noqa: E402

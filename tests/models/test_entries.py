@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from places import PACKAGE
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.variant import known_roles, variant_name
 from saccade.exporter.evaluation.tasks import task_asked, tasks_of
 from saccade.models import families

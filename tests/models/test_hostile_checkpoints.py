@@ -21,7 +21,7 @@ from hostile_files import (  # noqa: E402
     safetensors_file,
 )
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.models.families import build  # noqa: E402
 from saccade.models.preprocessing import Preprocessing  # noqa: E402

@@ -16,8 +16,8 @@ import tiny_families
 
 pytest.importorskip("huggingface_hub", reason="huggingface-hub: pip install '.[hub]'")
 
-from saccade import limits
-from saccade.errors import SaccadeError
+from saccade.core import limits
+from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.hub import RECORD, DownloadOptions, UploadOptions, download, upload
 

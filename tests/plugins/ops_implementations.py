@@ -65,7 +65,7 @@ def implementation(op: Op, role: str) -> Run:
 @lru_cache
 def built_library() -> str:
     """The native library; where there is no compiler, a skip, but a failure under CI."""
-    from saccade.errors import SaccadeError
+    from saccade.core.errors import SaccadeError
     from saccade.plugins import onnxruntime_library
 
     try:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from one_node import one_node_model
 
-from saccade.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.plugins.native import contracts
 from saccade.plugins.onnx_model import attach_bodies, check_nodes
 from saccade.plugins.ops import OPS, masked_tvmax, sparsemax, svpn, svpn_fast, tvmax

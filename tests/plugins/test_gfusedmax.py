@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
-from saccade.errors import SaccadeError, ShapeError  # noqa: E402
+from saccade.core.errors import SaccadeError, ShapeError  # noqa: E402
 from saccade.plugins.ops import gfusedmax, sparsemax, tvmax  # noqa: E402
 from saccade.plugins.tvmax.reference import fused, grid_edges  # noqa: E402
 

@@ -14,7 +14,7 @@ from ops_cases import Case, normal  # noqa: E402
 from ops_implementations import as_read, implementation  # noqa: E402
 from places import PACKAGE, ROOT, TESTS  # noqa: E402
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.plugins.availability import describe  # noqa: E402
 from saccade.plugins.onnx_model import attach_bodies  # noqa: E402
 from saccade.plugins.ops import OPS  # noqa: E402
@@ -87,7 +87,7 @@ def test_saccade_ops_lists_it() -> None:
 def test_contributing_names_its_files() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     section = page.partition("## Add an op in six steps\n")[2].partition("\n## ")[0]
-    named = set(re.findall(r"`(?:src/saccade/plugins/<op>/)?(\w+\.(?:py|hpp|cuh))`", section))
+    named = set(re.findall(r"`(?:plugins/<op>/)?(\w+\.(?:py|hpp|cuh))`", section))
     packages = {op.package for op in OPS.values() if op is not soft_threshold}
     shipped = [PACKAGE / "plugins" / package.rpartition(".")[2] for package in packages]
     every = set.intersection(*({path.name for path in folder.iterdir()} for folder in shipped))

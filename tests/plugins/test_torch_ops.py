@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
-from saccade.errors import SaccadeError, ShapeError  # noqa: E402
+from saccade.core.errors import SaccadeError, ShapeError  # noqa: E402
 from saccade.plugins.native import bindings  # noqa: E402
 from saccade.plugins.ops import gfusedmax, masked_tvmax, sparsemax, svpn, svpn_fast, tvmax  # noqa: E402
 

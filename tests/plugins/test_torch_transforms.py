@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from test_torch_ops import CASES, normal, wanted  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.plugins.native import bindings  # noqa: E402
 from saccade.plugins.ops import sparsemax, svpn, svpn_fast, tvmax  # noqa: E402
 

@@ -135,7 +135,7 @@ def workers_of(driver: int, runner: str) -> list[int]:
             words = path.read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if runner == "local" and "saccade.worker\0" in words and "bulk.shard" in words:
+        if runner == "local" and "saccade.core.worker\0" in words and "bulk.shard" in words:
             found.append(int(path.parent.name))
         if runner == "ray" and words.startswith("ray::MapWorker"):
             found.append(int(path.parent.name))

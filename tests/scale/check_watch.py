@@ -19,7 +19,7 @@ from PIL import Image
 from places import ROOT
 from prometheus_program import promtool, running
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.serving.client.client import Client
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions

@@ -19,8 +19,8 @@ from envoys import envoy_program
 from places import PACKAGE
 from tiny_artefacts import write_repository
 
-from saccade.errors import SaccadeError
-from saccade.files import json_bytes, sha256_of
+from saccade.core.errors import SaccadeError
+from saccade.core.files import json_bytes, sha256_of
 from saccade.models import image_decoding
 from saccade.serving.client.client import Client
 from saccade.serving.repository.deploy import deploy

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from places import PACKAGE, ROOT
+from places import LINKED, PACKAGE, ROOT, package_files
 
 from saccade.exporter.runtimes.runtime import RUNTIMES
 from saccade.models.families import FAMILIES
@@ -19,7 +19,7 @@ LAYERS = ("plugins", "models", "exporter", "serving")
 # Each package imports those of lines above its own; a package stands for the packages in it, too,
 # but for those that have a place of their own. One family imports nothing of another.
 ORDER = (
-    {"saccade"},
+    {"core"},
     {"plugins"},
     {"models.shipped"},
     {"models"},
@@ -50,7 +50,7 @@ PLACE = {package: line for line, packages in enumerate(ORDER) for package in pac
 # Both may only fall; the second is a share of all files, which a new package adds to.
 MOST_CIRCLES = 0
 MOST_SINGLE_IMPORTERS = 0.16
-SOURCES = sorted(PACKAGE.rglob("*.py"))
+SOURCES = package_files()
 ALL_CODE = sorted({*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")})
 
 
@@ -69,10 +69,10 @@ MODULES = {module_of(path): path for path in SOURCES if path.parent.name != "rou
 
 
 def package_of(module: str) -> str:
-    """The package with a place in the order; of the core, `saccade`."""
+    """The package with a place in the order; of `saccade` itself, the core."""
     while module and module not in PLACE:
         module = module.rpartition(".")[0]
-    return module or "saccade"
+    return module or "core"
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
@@ -110,7 +110,7 @@ def test_every_package_has_a_place():
     packages = {module.rpartition(".")[0] for module in MODULES if module.startswith(LAYERS)}
     packages -= {"", *LAYERS}
     assert not {
-        package for package in packages if package_of(package) in ("saccade", "models", "exporter")
+        package for package in packages if package_of(package) in ("core", "models", "exporter")
     }
 
 
@@ -128,6 +128,24 @@ def may_import(own: str, other: str) -> bool:
     allowed = {own, "model_repository"} if own == "serving.bench" else {own}
     package = "model_repository" if other.startswith("model_repository") else package_of(other)
     return package in allowed or PLACE[package] < PLACE[own]
+
+
+def test_folders_of_the_root_are_imported_as_parts_of_saccade():
+    """In a clone, the current folder would let `import serving` load a second copy of a module."""
+    bare = {folder.resolve().name for folder in LINKED}
+    wrong = {name_of(path) for path in ALL_CODE if bare & top_level_imports(path)}
+    assert len(bare) == 5 and not wrong
+
+
+def top_level_imports(path: Path) -> set[str]:
+    """The first parts of the names of all modules that a file imports."""
+    names = set()
+    for node in statements(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
 
 
 def test_only_training_and_its_command_import_training():
@@ -248,7 +266,7 @@ def test_what_runs_in_the_server_imports_nothing_of_saccade():
 def test_processes_of_our_own_are_workers():
     """The server is no program of ours, and what cleans up behind it has to outlive its parent."""
     assert {name_of(path) for path in SOURCES if "Popen" in path.read_text()} == {
-        "worker.py",
+        "core/worker.py",
         "serving/server/process.py",
         "serving/server/run_folder.py",
     }
@@ -261,7 +279,7 @@ def test_processes_of_our_own_are_workers():
 OF_RUNTIMES = ("exporter/runtimes/", "serving/repository/runtimes/")
 # The same word is the name of a package, or of a folder of the server; nobody compares it there.
 NOT_THE_RUNTIME = {
-    "errors.py", "machine.py", "plugins/availability.py", "exporter/component_files.py",
+    "core/errors.py", "core/machine.py", "plugins/availability.py", "exporter/component_files.py",
     "serving/repository/installation.py", "serving/server/process.py",
 }  # fmt: skip
 OF_A_PACKAGE = {"require", "find_spec"}  # calls that take a package's name
@@ -401,5 +419,5 @@ def test_repository_names_no_machine():
         path = ROOT / name
         if path.suffix in {".png", ".safetensors", ".npz"} or path == Path(__file__).resolve():
             continue
-        match = path.exists() and pattern.search(path.read_text(errors="replace"))
+        match = path.is_file() and pattern.search(path.read_text(errors="replace"))
         assert not match, f"{name}: {match.group(0) if match else ''}"

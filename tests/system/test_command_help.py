@@ -12,10 +12,10 @@ from typing import get_type_hints
 import pytest
 
 from saccade import __version__
+from saccade.core.verbosity import is_quiet, level, note
 from saccade.serving.commands import cli, closings, overview
 from saccade.serving.commands.closings import closing_of
 from saccade.serving.commands.command import Answer
-from saccade.verbosity import is_quiet, level, note
 
 
 @pytest.fixture

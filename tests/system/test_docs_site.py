@@ -15,7 +15,7 @@ import pytest
 from places import ROOT
 
 import saccade
-from saccade.errors import DISTRIBUTION
+from saccade.core.errors import DISTRIBUTION
 from saccade.exporter.exported import ExportOptions
 from saccade.serving.commands import cli
 
@@ -114,7 +114,7 @@ def test_exit_codes_are_those_of_the_errors(reference: ModuleType) -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (\d) \|", page, re.M))
     assert {name: int(code) for name, code in rows.items()} == reference.ERRORS
     for name, code in reference.ERRORS.items():
-        assert getattr(saccade.errors, name).exit_code == code
+        assert getattr(saccade.core.errors, name).exit_code == code
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.M)}
     assert codes == {0, *reference.ERRORS.values(), cli.OUR_BUG, 130, 143}
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reader_fuzz import outcome, readers, sound_bytes, write_changed
 
-from saccade.json_text import parse_json
+from saccade.core.json_text import parse_json
 
 EXAMPLES = {"checkpoint": 60, "state of a run": 80, "weights .pt": 80}  # others: 150
 EXAMPLES |= {f"samples .{kind}": 40 for kind in ("csv", "jsonl", "parquet", "tar")}

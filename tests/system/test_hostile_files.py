@@ -29,11 +29,11 @@ from hostile_files import (  # noqa: E402
     zip_file,
 )
 
-from saccade import limits  # noqa: E402
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core import limits  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
+from saccade.core.files import FileRefused, read_bounded  # noqa: E402
 from saccade.exporter.artefact.frontier import read_frontier  # noqa: E402
 from saccade.exporter.artefact.manifest import read_manifest  # noqa: E402
-from saccade.files import FileRefused, read_bounded  # noqa: E402
 from saccade.models.data.datasets import load_data  # noqa: E402
 from saccade.models.data.token_states import token_states  # noqa: E402
 from saccade.models.official.given_files import names_from, object_from  # noqa: E402

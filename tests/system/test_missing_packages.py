@@ -10,7 +10,7 @@ import tomllib
 import pytest
 from places import ROOT
 
-from saccade.errors import _EXTRAS, missing_package
+from saccade.core.errors import _EXTRAS, missing_package
 from saccade.serving.commands import cli
 
 IMAGE = str(ROOT / "docs" / "examples" / "seven.png")

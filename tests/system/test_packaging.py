@@ -11,12 +11,12 @@ import zipfile
 from importlib import metadata
 
 import pytest
-from places import PACKAGE, ROOT
+from places import PACKAGE, ROOT, package_files
 
 import saccade
 import saccade_serving
-from saccade.errors import DISTRIBUTION, MissingPackage, require
-from saccade.machine import version_of
+from saccade.core.errors import DISTRIBUTION, MissingPackage, require
+from saccade.core.machine import version_of
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_what_a_zip_file_keeps_of_the_machine_is_put_away(builder, tmp_path):
 @pytest.mark.journey
 def test_wheel_holds_every_source_file(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
-    for path in PACKAGE.rglob("*"):
+    for path in package_files("*"):
         if (
             path.suffix in {".py", ".html", ".yaml", ".safetensors"}
             and "__pycache__" not in path.parts

@@ -254,7 +254,7 @@ def test_make_check_runs_it_on_the_whole_tree(tree):
     recipe = (ROOT / "Makefile").read_text().partition("\ncheck: ")[2].partition("\n\n")[0]
     assert "\t$(BIN)/python prose/check.py\n" in recipe
     names = set(check.tracked(ROOT, RULES.files))
-    assert {"README.md", "docs/serving.md", "src/saccade/errors.py", "Makefile"} <= names
+    assert {"README.md", "docs/serving.md", "src/saccade/core/errors.py", "Makefile"} <= names
     (tree / "README.md").write_text("One model a file.\n")
     command = [sys.executable, PROSE / "check.py", "--root", tree]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -10,7 +10,7 @@ from typing import get_type_hints
 import pytest
 
 import saccade
-from saccade.progress import bar
+from saccade.core.progress import bar
 from saccade.serving.commands import cli
 
 # `saccade.models` is a package; a completion is of a shell alone.

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.files import sha256_of
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.files import sha256_of
 from saccade.models.checkpoint import load
 from saccade.models.families import FAMILIES
 from saccade.models.shipped import shipped_checkpoint

@@ -17,7 +17,7 @@ pytest.importorskip("msgpack", reason="pip install '.[export]'")
 
 import official_files  # noqa: E402
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.families import build  # noqa: E402
 from saccade.models.official import convert as driver  # noqa: E402
 from saccade.models.official.convert import SOURCES  # noqa: E402

@@ -13,7 +13,7 @@ import pytest
 from folder_walk import MOST, settled, walked
 from tiny_artefacts import ENTRY, FULL, HALF, MODEL, artefacts
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact import folder as module
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME, Entry, entry_of, read_frontier

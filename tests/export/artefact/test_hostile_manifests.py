@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_artefacts import ENTRY, FIGURES, FULL, HALF, artefacts, engines
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME, read_frontier
 from saccade.exporter.artefact.manifest import read_manifest

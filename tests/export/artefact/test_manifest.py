@@ -11,7 +11,8 @@ from unittest import mock
 
 import pytest
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.files import json_bytes, sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import (
     SQUASHING,
@@ -29,7 +30,6 @@ from saccade.exporter.artefact.manifest import (
 )
 from saccade.exporter.artefact.variant import choose_budgets, default_model_name, variant_name
 from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS
-from saccade.files import json_bytes, sha256_of
 from saccade.models.budget import ComputeBudget, fraction_budget
 from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing

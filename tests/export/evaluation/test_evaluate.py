@@ -13,7 +13,7 @@ from PIL import Image
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.evaluation import (
     answering,
     captioning,

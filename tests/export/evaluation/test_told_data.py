@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.evaluation import embedding, matching
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, Function
 from saccade.exporter.evaluation.options import EvaluateOptions

@@ -11,7 +11,7 @@ import pytest
 from half_typed import add_variant, half_typed
 from tiny_artefacts import FULL, artefacts, onnx_model
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.gate.bisect import Departure, departure

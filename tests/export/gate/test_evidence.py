@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from family_folders import family_folder
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.gate import reference as references
 from saccade.exporter.gate.further import Scored, compare_further

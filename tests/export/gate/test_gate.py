@@ -15,7 +15,8 @@ import pytest
 from family_folders import family_folder
 from quick_gate import FEW_SAMPLES
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import SUFFIX, Parity
 from saccade.exporter.gate.gate import measure, verify
@@ -32,7 +33,6 @@ from saccade.exporter.gate.metrics import (
 from saccade.exporter.gate.reference import Expected
 from saccade.exporter.gate.report import GateReport, VariantReport, loosened
 from saccade.exporter.graph.samples import THOROUGH, GateSizes, Samples, samples_of
-from saccade.files import sha256_of
 from saccade.models.interface import Component, TensorSpec, component_named
 
 Arrays = dict[str, np.ndarray]

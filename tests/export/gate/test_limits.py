@@ -23,7 +23,7 @@ from half_typed import add_variant, half_typed
 from places import ROOT
 from tiny_artefacts import FULL, INPUTS, artefacts, onnx_model
 
-from saccade.errors import SaccadeError, ServerFailed
+from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.gate import metrics

@@ -17,7 +17,9 @@ import pytest
 from one_node import one_node_model
 from tiny_artefacts import artefacts, onnx_model
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.schema import AGAIN
+from saccade.core.worker import Limits
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest, write_manifest
 from saccade.exporter.evaluation.evaluate import evaluate
@@ -28,10 +30,8 @@ from saccade.exporter.graph.model_file import write_model
 from saccade.exporter.graph.trial import tried
 from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
 from saccade.plugins.ops import OPS
-from saccade.schema import AGAIN
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.worker import Limits
 
 SMALL = Limits(memory_bytes=2 * 2**30, cpu_s=2)
 

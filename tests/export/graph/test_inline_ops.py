@@ -16,7 +16,8 @@ from folder_store import stored
 from one_node import one_node_model
 from ops_cases import CASES
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import FileEntry, read_manifest
 from saccade.exporter.gate.manifest_checks import contradictions
@@ -24,7 +25,6 @@ from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.exporter.gate.reference import Reference
 from saccade.exporter.graph.half_graph import widened_session
 from saccade.exporter.graph.precision import inlined
-from saccade.files import sha256_of
 from saccade.models.checkpoint import load
 from saccade.plugins.onnx_model import all_nodes
 from saccade.plugins.ops import OPS

@@ -17,7 +17,8 @@ from tiny_artefacts import onnx_model
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install '.[export]'")
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
+from saccade.core.files import sha256_of  # noqa: E402
 from saccade.exporter.artefact.manifest import FileEntry  # noqa: E402
 from saccade.exporter.graph.canonical import tidy  # noqa: E402
 from saccade.exporter.graph.half_graph import (  # noqa: E402
@@ -30,7 +31,6 @@ from saccade.exporter.graph.model_file import drop_values, read_model, write_mod
 from saccade.exporter.graph.tracing import fold_constants, trace_module  # noqa: E402
 from saccade.exporter.graph.weights import Weights, location_of  # noqa: E402
 from saccade.exporter.runtimes.runners import onnx_session  # noqa: E402
-from saccade.files import sha256_of  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
 IMAGE = {"image": np.random.default_rng(0).integers(0, 256, (3, 4, 4, 1), dtype=np.uint8)}

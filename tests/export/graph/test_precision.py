@@ -19,7 +19,8 @@ from quick_gate import FEW_SAMPLES
 from rtx_builds import needs_rtx
 from traced_graphs import traced_once
 
-from saccade.errors import GateFailed, SaccadeError
+from saccade.core.errors import GateFailed, SaccadeError
+from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import read_manifest, write_manifest
 from saccade.exporter.exported import ExportedModel, ExportOptions, export
@@ -33,7 +34,6 @@ from saccade.exporter.graph.tracing import trace_component
 from saccade.exporter.runtimes.half_products import HalfProducts, half_products
 from saccade.exporter.runtimes.runners import half_runner, onnx_runner, onnx_session, torch_runner
 from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
-from saccade.files import sha256_of
 from saccade.models.catalogue import preset_of
 from saccade.models.families import build as build_family
 from saccade.models.interface import Component, TensorSpec

@@ -10,7 +10,7 @@ pytest.importorskip("scipy", reason="scipy is not installed: pip install '.[benc
 
 from scipy import optimize, stats
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.policy import bounds
 from saccade.exporter.policy.bounds import (
     binomial_bound,

@@ -20,8 +20,9 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '
 
 from PIL import Image
 
-from saccade import files
-from saccade.errors import SaccadeError
+from saccade.core import files
+from saccade.core.errors import SaccadeError
+from saccade.core.files import json_bytes
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.evaluation import classification
@@ -30,7 +31,6 @@ from saccade.exporter.policy.certificate import check_certificates
 from saccade.exporter.policy.certify import NotCertified
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import read_policies
-from saccade.files import json_bytes
 from saccade.models.data.datasets import load_data
 from saccade.serving.commands import cli
 

@@ -18,13 +18,13 @@ from family_folders import family_folder
 from policy_files import calibrated_slots
 from router_code import router_module
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.files import json_bytes
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation import segmentation
 from saccade.exporter.policy.answers import MEASURES, VariantSegments, segment_answers_of
 from saccade.exporter.policy.certificate import CertificateReport, check_certificates
 from saccade.exporter.policy.policy import read_answers, read_policies
-from saccade.files import json_bytes
 from saccade.models.data.splits import SPLITS
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.serving.commands import cli

@@ -15,7 +15,7 @@ import onnx
 from onnx import helper, numpy_helper
 from quick_gate import FEW_SAMPLES
 
-from saccade.errors import GateFailed, SaccadeError
+from saccade.core.errors import GateFailed, SaccadeError
 from saccade.exporter.artefact.manifest import FileEntry, Parity, TriedRecipe, read_manifest
 from saccade.exporter.exported import ExportOptions, export
 from saccade.exporter.gate import gate

@@ -17,14 +17,14 @@ from half_typed import add_variant, half_typed
 from rtx_builds import needs_rtx
 from tiny_artefacts import FULL, HALF, artefacts, onnx_model
 
-from saccade.errors import GateFailed, MissingPackage, SaccadeError
+from saccade.core.errors import GateFailed, MissingPackage, SaccadeError
+from saccade.core.files import new_folder, sha256_of
 from saccade.exporter.runtimes.tensorrt import build as build_module
 from saccade.exporter.runtimes.tensorrt import child, locked, modules
 from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
 from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engines, write_engine_manifest
 from saccade.exporter.runtimes.tensorrt.expected_types import ExpectedTypes, expected_types_of
 from saccade.exporter.runtimes.tensorrt.locked import rebuild
-from saccade.files import new_folder, sha256_of
 from saccade.serving.commands import cli
 
 BUILT = BuildOptions(

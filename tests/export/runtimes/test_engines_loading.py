@@ -14,7 +14,8 @@ import pytest
 from engine_places import ADA, HOPPER, HostMemory, use_fake, use_library
 from tiny_artefacts import FULL, artefacts
 
-from saccade.errors import MissingPackage, SaccadeError, ShapeError
+from saccade.core.errors import MissingPackage, SaccadeError, ShapeError
+from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import FileEntry
 from saccade.exporter.runtimes import onnxruntime as onnx_module
@@ -31,7 +32,6 @@ from saccade.exporter.runtimes.tensorrt.engine_manifest import (
 )
 from saccade.exporter.runtimes.tensorrt.engine_runner import engine_runner, runner_of
 from saccade.exporter.runtimes.tensorrt.loading import load_engine
-from saccade.files import sha256_of
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import pytest
 from engine_places import use_fake, use_library
 from tiny_artefacts import FULL, HALF, artefacts
 
-from saccade.errors import GateFailed, SaccadeError
+from saccade.core.errors import GateFailed, SaccadeError
+from saccade.core.files import sha256_of
 from saccade.exporter.artefact.manifest import Manifest, read_manifest, write_manifest
 from saccade.exporter.runtimes.tensorrt import build as build_module
 from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
@@ -24,7 +25,6 @@ from saccade.exporter.runtimes.tensorrt.inspector import compare_with_inspector
 from saccade.exporter.runtimes.tensorrt.locked import rebuild
 from saccade.exporter.runtimes.tensorrt.profiles import profiles_of, read_axes
 from saccade.exporter.runtimes.tensorrt.type_proof import prove_types
-from saccade.files import sha256_of
 from saccade.models.interface import TensorSpec
 
 OPTIONS = BuildOptions(engine="tensorrt", batch="1:2:4", workspace_mib=3)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from places import PACKAGE, ROOT, TESTS
+from places import ROOT, TESTS, package_files
 from quick_gate import FEW_SAMPLES
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
@@ -18,7 +18,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip ins
 
 from tiny_artefacts import rehash
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import read_frontier
 from saccade.exporter.gate import gate
@@ -145,5 +145,5 @@ def test_contributing_says_how_many_files():
     for name in named:
         assert (ROOT / name).is_file(), name
     # The proof needs no other edit: nothing of saccade has heard of it.
-    for path in PACKAGE.rglob("*.py"):
+    for path in package_files():
         assert "fake_runtime" not in path.read_text(), path

@@ -21,9 +21,9 @@ import onnx
 import tiny_artefacts as tiny
 from family_folders import exported, family_folder
 from folder_store import stored
-from places import PACKAGE
+from places import PACKAGE, package_files
 
-from saccade.errors import MissingPackage, SaccadeError
+from saccade.core.errors import MissingPackage, SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.graph import limits
@@ -183,7 +183,7 @@ def test_a_changed_file_is_not_opened(typed, tmp_path) -> None:
 def test_the_runtime_is_a_folder_and_a_line() -> None:
     named = {
         path.relative_to(PACKAGE).parts[:3]
-        for path in PACKAGE.rglob("*.py")
+        for path in package_files()
         if "runtimes.openvino" in path.read_text()
     }
     assert named == {

@@ -3,8 +3,8 @@
 
 import numpy as np
 
+from saccade.core.schema import Range
 from saccade.plugins.contract import Attribute, Port, op
-from saccade.schema import Range
 
 
 @op(

@@ -4,9 +4,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from saccade.core.schema import Count
 from saccade.models.budget import ComputeBudget, fraction_budget
 from saccade.models.config_values import ConfigValues
-from saccade.schema import Count
 
 SOURCE = "nobody 2026, Stripes"
 SIDE_PX = 8

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from fixed_fold import folded_in_order  # noqa: E402
 
-from saccade.errors import SaccadeError, ShapeError  # noqa: E402
+from saccade.core.errors import SaccadeError, ShapeError  # noqa: E402
 from saccade.models.captioner.caption_search import beam_search, greedy_search, step_of  # noqa: E402
 from saccade.models.captioner.config import PRESETS, CaptionerConfig  # noqa: E402
 from saccade.models.captioner.model import Captioner  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.captioner import training  # noqa: E402
 from saccade.models.captioner.config import PRESETS, CaptionerConfig  # noqa: E402
 from saccade.models.captioner.model import Captioner  # noqa: E402

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.data import augment as changes
 from saccade.models.data.augment import CHANGES, OPS, Augment, Augmentation, crop_box, mixed
 from saccade.models.data.samples import images as image_file

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.augment import Augmentation
 from saccade.models.data.datasets import load_data

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade import json_text
-from saccade.errors import SaccadeError
-from saccade.json_text import stream_json
+from saccade.core import json_text
+from saccade.core.errors import SaccadeError
+from saccade.core.json_text import stream_json
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.own_texts import asked_split, captioned_split
 from saccade.models.data.samples.questions import open_questions

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.data.listops import (
     VOCABULARY,
     Grammar,

@@ -25,8 +25,8 @@ from masked_sets import (
 )
 from PIL import Image
 
-from saccade import verbosity
-from saccade.errors import SaccadeError
+from saccade.core import verbosity
+from saccade.core.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.samples import coco, columnar
 from saccade.models.data.samples import images as image_file

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 from tiny import tiny_nac
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load, save
 from saccade.models.checkpoint_format import AUTHORS_DATA, header_of
 from saccade.models.data.own_calibration import (

@@ -15,8 +15,8 @@ import pytest
 from labelled_sets import FORMATS, SPLITS, Sample, add_member
 from PIL import Image
 
-from saccade import verbosity
-from saccade.errors import SaccadeError
+from saccade.core import verbosity
+from saccade.core.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import Dataset, load_data, pixel_moments
 from saccade.models.data.samples import images as image_file

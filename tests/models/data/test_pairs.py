@@ -12,7 +12,7 @@ import pytest
 from labelled_sets import SPLITS, add_member, digits, shards
 from paired_sets import FORMATS, Pair
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import HELD_OUT, load_data
 from saccade.models.data.own_texts import captioned_split

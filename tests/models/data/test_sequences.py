@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade import verbosity
-from saccade.errors import SaccadeError
+from saccade.core import verbosity
+from saccade.core.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.listops import Grammar, as_bytes, listops, most_bytes, most_tokens
 from saccade.models.data.samples.point_clouds import in_unit_sphere

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.data.captions import (
     CAPTION_TOKENS,
     CAPTION_WORDS,

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from saccade.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.models.data.tetrominoes import COLOURS, tetromino_batch, tetrominoes
 from saccade.models.scores.ari import adjusted_rand_index
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.models.families import build, family_class
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.nac.modulation import ModFC, Modulation

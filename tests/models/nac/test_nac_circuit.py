@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.models.interface import component_named
 from saccade.models.nac.circuit import SampleCircuit, sample_circuit
 from saccade.models.nac.model import NAC, NACConfig

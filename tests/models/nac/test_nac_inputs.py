@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from saccade.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.exporter.graph.tracing import trace_component
 from saccade.models.interface import component_named
 from saccade.models.nac.components import model_arguments

@@ -12,7 +12,7 @@ import official_files
 import torch
 from safetensors.torch import load_file
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.nac.model import NAC
 from saccade.models.official import nac, nac_forms
 from saccade.models.official.conversion import Official

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 import torch
 from torch.nn import functional as F
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
 from saccade.models.layers.transformer import dropped_path
 from saccade.models.nac.graph_orders import hungarian_order

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.exporter.evaluation import classification  # noqa: E402
 from saccade.exporter.evaluation.evaluate import evaluate  # noqa: E402
 from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint  # noqa: E402

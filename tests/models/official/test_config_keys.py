@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from places import TESTS  # noqa: E402
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.official.config_keys import config_notes  # noqa: E402
 from saccade.models.official.convert import ConvertOptions as Options  # noqa: E402
 from saccade.models.official.convert import official_from  # noqa: E402

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.official import convert as driver
@@ -211,7 +211,7 @@ def test_calibration_by_the_users_images(
 def test_what_does_not_fit_is_refused_before_it_is_read(
     their_file: Callable[..., Path], options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saccade.resources.available_memory_bytes", lambda: 2**20)
+    monkeypatch.setattr("saccade.core.resources.available_memory_bytes", lambda: 2**20)
     reason = r"ours\.safetensors: the conversion needs about .* MiB"
     with pytest.raises(SaccadeError, match=reason):
         convert("fake", their_file(), options)

@@ -16,7 +16,7 @@ from PIL import Image  # noqa: E402
 from places import TESTS  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.checkpoint import Checkpoint, load  # noqa: E402
 from saccade.models.image_decoding import fit  # noqa: E402
 from saccade.models.official.conversion import Official  # noqa: E402

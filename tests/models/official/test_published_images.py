@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 import official_files  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
 from saccade.models.official.report import ConversionReport  # noqa: E402

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.official.reading import float32_bytes, read_tensors
 
 msgpack = pytest.importorskip("msgpack", reason="pip install '.[export]'")

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from places import TESTS  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.checkpoint import Checkpoint  # noqa: E402
 from saccade.models.entry import imported  # noqa: E402
 from saccade.models.families import build, entries  # noqa: E402

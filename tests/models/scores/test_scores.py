@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from saccade.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.scores.attention import repetition
 from saccade.models.scores.captions import bleu4, cider, rouge_l

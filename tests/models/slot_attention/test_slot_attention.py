@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 import torch
 from fixed_fold import folded_in_order
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.interface import component_named
 from saccade.models.slot_attention import components
 from saccade.models.slot_attention.config import PRESETS, SlotConfig

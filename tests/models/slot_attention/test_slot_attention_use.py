@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from places import TESTS
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.slot_attention.edit import edited_state
 
 GOLDEN = TESTS / "golden" / "slot_attention"

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
-from saccade import verbosity  # noqa: E402
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core import verbosity  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.exporter.evaluation import segmentation  # noqa: E402
 from saccade.exporter.evaluation.evaluate import evaluate  # noqa: E402
 from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
-from saccade.errors import SaccadeError, ShapeError  # noqa: E402
+from saccade.core.errors import SaccadeError, ShapeError  # noqa: E402
 from saccade.models.families import build  # noqa: E402
 from saccade.models.sot.config import AUTHORS, PRESETS, SoTConfig  # noqa: E402
 from saccade.models.sot.head import normalization  # noqa: E402

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.official import sot, vit  # noqa: E402
 from saccade.models.official.conversion import Official  # noqa: E402
 from saccade.models.sot.config import PRESETS  # noqa: E402

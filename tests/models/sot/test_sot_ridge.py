@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_families import CONFIGS
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS, row_errors
 from saccade.models.sot.config import SoTConfig
 from saccade.models.sot.head import ExactSvPN

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.sot.training import patch_side, task  # noqa: E402
 from saccade.models.training.options import TrainOptions  # noqa: E402
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 import torch
 from fixed_fold import folded_in_order
 
-from saccade.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.models.interface import component_named
 from saccade.models.sparo.components import nearest_neighbour, random_tokens
 from saccade.models.sparo.config import PRESETS, SparoConfig

@@ -14,7 +14,7 @@ import golden_check
 import torch
 from safetensors.torch import load_file, save_file
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.sparo.config import PRESETS
 from saccade.models.sparo.model import Sparo
 from saccade.models.sparo.text_tokens import TextEncoder, checked_merges, clean

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.official import open_clip, sparo_clip, sparo_dino
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.sparo.model import Sparo

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 import torch
 from tiny_clip import tiny_clip
 
-from saccade.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.checkpoint import Checkpoint, load

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 import torch
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.pairs import load_contrasts

@@ -16,14 +16,14 @@ import torch
 from part_runs import BROKEN, CASES, SHARED, difference, run
 from places import ROOT
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.worker import Worker
 from saccade.models.checkpoint import load
 from saccade.models.training import parts, processes
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.processes import Follower, Group, group_of, joined
 from saccade.models.training.train import train
 from saccade.serving.commands import cli
-from saccade.worker import Worker
 
 CLOSE = 1e-6
 UNUSED = TrainOptions(Path("unused.safetensors"))

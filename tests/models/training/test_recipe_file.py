@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from saccade.errors import MissingPackage, SaccadeError
+from saccade.core.errors import MissingPackage, SaccadeError
 from saccade.models.training import train as training
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.recipe_file import read_recipe, recipe_example, recipe_text

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import load_data
 from saccade.models.data.samples import images as image_file

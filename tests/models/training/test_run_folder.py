@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.errors import SaccadeError
-from saccade.files import sha256_of
+from saccade.core.errors import SaccadeError
+from saccade.core.files import sha256_of
 from saccade.models.checkpoint import load
 from saccade.models.training import loop, run_folder
 from saccade.models.training.recipe_file import read_recipe

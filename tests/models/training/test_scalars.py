@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade.errors import MissingPackage, SaccadeError
+from saccade.core.errors import MissingPackage, SaccadeError
 from saccade.models.training import loop, run_folder
 from saccade.models.training.scalars import Scalars, check_log_to
 from saccade.models.training.train import TrainOptions, train

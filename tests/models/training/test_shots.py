@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import load_data
 from saccade.models.data.samples import images as image_file

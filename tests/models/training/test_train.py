@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.errors import SaccadeError
-from saccade.leftovers import only_writer
+from saccade.core.errors import SaccadeError
+from saccade.core.leftovers import only_writer
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import load_data
 from saccade.models.families import entries

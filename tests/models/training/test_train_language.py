@@ -14,7 +14,7 @@ import torch
 from places import TESTS
 from quick_gate import FEW_SAMPLES
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.exported import ExportOptions, export

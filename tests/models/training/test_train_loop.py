@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.training import circuit_task
 from saccade.models.nac.training import recipes as nac_recipes

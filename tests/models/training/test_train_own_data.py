@@ -8,7 +8,7 @@ from typing import Any
 import labelled_sets
 import pytest
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
 from saccade.models.data.samples import images as image_file
 from saccade.models.data.samples.folders import ClassFolders

@@ -10,7 +10,7 @@ import labelled_sets
 import pytest
 import torch
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.nac.training.listops import ListOpsTask
 from saccade.models.sot.training import task

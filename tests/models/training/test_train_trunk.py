@@ -14,7 +14,7 @@ import torch
 from places import TESTS
 from safetensors.torch import save_file
 
-from saccade.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.models.checkpoint import Checkpoint, load, save
 from saccade.models.entry import imported
 from saccade.models.families import entry_of

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 import torch
 from fixed_fold import folded_in_order
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.vqa.config import PRESETS, VQAConfig
 from saccade.models.vqa.mcan import Attention
 from saccade.models.vqa.model import VQA

@@ -17,7 +17,7 @@ import torch
 from golden_cases import tvmax_vqa as cases
 from safetensors.torch import load_file
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.official.conversion import Official
 from saccade.models.official.tvmax_vqa import convert
 from saccade.models.scores.attention import jensen_shannon, repetition, zero_share

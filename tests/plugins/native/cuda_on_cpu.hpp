@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the CUDA kernels on a CPU: the blocks of a launch one after the other, the threads of
 // a block as coroutines that stop at every barrier and shuffle. For checking what the kernels
-// compute where there is no GPU; included before src/saccade/plugins/native/cuda_ops.cu, it stands in for
+// compute where there is no GPU; included before plugins/native/cuda_ops.cu, it stands in for
 // cuda_launch.cuh. Threads run in ascending or descending order between two barriers: an answer
 // that depends on it lacks a barrier.
 #pragma once

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.plugins.native import compiler, library
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the library is built on Linux")

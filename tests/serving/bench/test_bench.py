@@ -14,7 +14,7 @@ import pytest
 from folder_walk import MOST, FolderWalk, openings, walked
 from policy_files import write_policy
 
-from saccade.errors import MissingPackage, SaccadeError, ShapeError
+from saccade.core.errors import MissingPackage, SaccadeError, ShapeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import read_frontier
 from saccade.exporter.evaluation.evaluated_model import trained_on

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from saccade.errors import ServerFailed
-from saccade.machine import cpu_seconds, family_of, memory_mib
+from saccade.core.errors import ServerFailed
+from saccade.core.machine import cpu_seconds, family_of, memory_mib
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.open_load import Arrivals, OpenLoad, quantiles, with_timeout
 from saccade.serving.bench.served import encoded_request, point, tensor_request

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade.errors import GateFailed, SaccadeError
+from saccade.core.errors import GateFailed, SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import entry_of
 from saccade.serving.bench.plan import Candidate, Mix, Plan, PlanOptions, plan

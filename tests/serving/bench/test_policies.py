@@ -18,7 +18,8 @@ from tiny_artefacts import ENTRY, FULL, HALF, artefacts, manifest_of, onnx_model
 
 pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.schema import typed
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import (
     FILE_NAME,
@@ -33,7 +34,6 @@ from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.policy.policy import texts_sha256
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.datasets import HELD_OUT
-from saccade.schema import typed
 from saccade.serving.bench import in_process, policy_works
 from saccade.serving.bench.in_process import Calls, sample
 from saccade.serving.bench.options import BenchOptions

@@ -13,7 +13,7 @@ import pytest
 from places import ROOT
 from report_figures import figures, file, point, with_policies
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.serving.bench import report
 from saccade.serving.bench.figures import throughput_of
 from saccade.serving.bench.picture import frontier_png

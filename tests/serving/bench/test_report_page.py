@@ -21,7 +21,7 @@ from report_figures import (
     with_samples,
 )
 
-from saccade.errors import MissingPackage, SaccadeError
+from saccade.core.errors import MissingPackage, SaccadeError
 from saccade.exporter.evaluation.examples import chosen_samples
 from saccade.serving.bench import report, report_page
 from saccade.serving.bench.report_charts import STAGES, charts

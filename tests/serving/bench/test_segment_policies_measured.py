@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '
 from family_folders import family_folder
 from policy_files import calibrated_slots
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.frontier import enough_threads
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.data.splits import drawn_rows

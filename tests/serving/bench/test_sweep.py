@@ -19,7 +19,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.worker import WorkerEnded
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import read_frontier
 from saccade.serving.bench.bench import bench
@@ -31,7 +32,6 @@ from saccade.serving.bench.sweep.sweep import SweepReport, sweep
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.installation import check_installation, find_installation
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.worker import WorkerEnded
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 pytest.importorskip("matplotlib", reason="matplotlib is missing: pip install '.[bench]'")

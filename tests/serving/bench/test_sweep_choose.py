@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import Entry, entry_of
 from saccade.serving.bench.load import LoadResult, StreamResult

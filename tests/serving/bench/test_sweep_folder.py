@@ -3,7 +3,7 @@
 
 import pytest
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.serving.bench.sweep import state
 from saccade.serving.bench.sweep.state import open_repository
 

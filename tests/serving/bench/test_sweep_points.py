@@ -9,13 +9,13 @@ from unittest import mock
 
 import pytest
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.worker import Worker
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.bench.sweep import point_process, ready
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.point_process import Refusal, Task
 from saccade.serving.bench.sweep.state import differences, open_repository
-from saccade.worker import Worker
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '.[cpu]'")

@@ -23,7 +23,7 @@ from bulk_jobs import in_this_process
 from PIL import Image
 from tiny_artefacts import FULL, HALF, artefacts, manifest_of, onnx_model
 
-from saccade.errors import GateFailed, MissingPackage, SaccadeError
+from saccade.core.errors import GateFailed, MissingPackage, SaccadeError
 from saccade.exporter.artefact.manifest import read_manifest, write_manifest
 from saccade.serving.bulk import place as place_module
 from saccade.serving.bulk.bulk import bulk

@@ -12,7 +12,7 @@ from policy_files import write_policy
 from router_code import router_module
 from tiny_artefacts import FULL, HALF, LABELS, artefacts, manifest_of, onnx_model
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.policy.policy import Policy

@@ -22,7 +22,7 @@ from PIL import Image
 from places import TESTS
 from tiny_artefacts import FULL
 
-from saccade.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.exporter.runtimes.gpu import gpu_at_hand
 from saccade.exporter.runtimes.tensorrt import engine_runner as engine_runner_module
 from saccade.exporter.runtimes.tensorrt import loading

@@ -11,7 +11,7 @@ from object_store import ObjectStore, program
 from PIL import Image
 from tiny_artefacts import artefacts
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.place import Place

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.errors import SaccadeError, ServerFailed
+from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.client.async_client import AsyncClient
 from saccade.serving.client.client import (
     Client,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from family_folders import family_folder
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import SUFFIX
 from saccade.exporter.exported import ExportOptions, export

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from saccade.errors import SaccadeError, ServerFailed
+from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.client import request_sizes, wire
 from saccade.serving.client.operations import finished
 from saccade.serving.client.request_sizes import FIRST_S, LEAST_S, Pacing, RequestSizes, Watch

@@ -7,7 +7,7 @@ import pickle
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from saccade.errors import SaccadeError, ServerFailed
+from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.models import image_decoding
 from saccade.serving.client import client as client_module
 from saccade.serving.client.async_client import AsyncClient

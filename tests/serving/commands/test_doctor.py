@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from tritonclient.utils import InferenceServerException
 
-from saccade.errors import install
+from saccade.core.errors import install
 from saccade.plugins.availability import implementations
 from saccade.serving.client.rpc_errors import explained
 from saccade.serving.commands import doctor as module

@@ -18,7 +18,7 @@ from browsers import Tab, browser, chromium_or_skip, tab
 from family_folders import family_folder
 from joined_repository import join
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.serving.client.client import Change, Client
 from saccade.serving.commands.cli import run
 from saccade.serving.commands.explore.explorer import Explorer, Request

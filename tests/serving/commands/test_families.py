@@ -14,7 +14,7 @@ from metric_pages import numbers_in, page_of
 from picture_files import picture_files
 from router_code import router_module
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.client.client import Change, Client
 from saccade.serving.client.probe import small_picture

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.errors import SaccadeError, ServerFailed
+from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.client.client import Client, load_embeddings
 from saccade.serving.client.connection import check_url
 from saccade.serving.commands import image_files as listing

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from saccade import limits
-from saccade.errors import SaccadeError
-from saccade.files import sha256_of
+from saccade.core import limits
+from saccade.core.errors import SaccadeError
+from saccade.core.files import sha256_of
 from saccade.models.checkpoint import load
 from saccade.models.official.convert import SOURCES
 from saccade.models.shipped import shipped_checkpoint

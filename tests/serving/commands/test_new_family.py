@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from places import PACKAGE, ROOT, TESTS
+from places import ROOT, TESTS, package_files
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 pytest.importorskip("onnxruntime", reason="not installed: pip install '.[cpu]'")
 pytest.importorskip("matplotlib", reason="not installed: pip install '.[bench]'")
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.models.families import FAMILIES
 
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
@@ -118,7 +118,7 @@ def test_contributing_names_its_files_and_the_line(registered):
     there = {path.name for path in (TESTS / "fakes" / "stripes").glob("*.py")}
     assert {*steps, "data.py"} == there and len(steps) == len(there) - 1
     own = re.compile(r"fakes\.stripes|[\"']stripes[\"']")
-    named = [path for path in PACKAGE.rglob("*.py") if own.search(path.read_text())]
+    named = [path for path in package_files() if own.search(path.read_text())]
     assert not named, "a new family edits the registry alone"
 
 

@@ -13,7 +13,7 @@ import official_files  # noqa: E402
 from joined_repository import join  # noqa: E402
 from quick_gate import quick_gate  # noqa: E402
 
-from saccade.errors import SaccadeError  # noqa: E402
+from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.exporter.artefact.folder import ArtefactFolder  # noqa: E402
 from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402

@@ -100,13 +100,13 @@ def test_the_images_build_commands_are_understood(tmp_path):
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")
     configure = native.partition("&&")[0]
-    configure = configure.replace("/src", str(ROOT / "src")).replace(
+    configure = configure.replace("/plugins", str(ROOT / "plugins")).replace(
         "/build", str(tmp_path / "build")
     )
     done = subprocess.run(shlex.split(configure), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (plugins,) = (run for run in runs if "tensorrt.mk" in run)
-    make = plugins.partition("&& ")[2].replace("/src", str(ROOT / "src"))
+    make = plugins.partition("&& ")[2].replace("/plugins", str(ROOT / "plugins"))
     (tmp_path / "NvInferRuntime.h").touch()
     script = f'header={tmp_path}/NvInferRuntime.h; CUDA_ARCHITECTURES="75 89"; {make} NVCC=true'
     dry = f"{script} -n --always-make BUILD={tmp_path}/tensorrt"

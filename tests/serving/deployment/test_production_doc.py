@@ -13,7 +13,7 @@ import pytest
 from proxies import DOCUMENT, ROOT, nginx_or_skip
 from rendered import kubectl_or_skip
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter import exported
 from saccade.models.shipped import located
 from saccade.serving.bench import bench

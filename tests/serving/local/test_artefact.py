@@ -23,7 +23,7 @@ from policy_files import write_policy
 from tiny_artefacts import FULL, HALF, artefacts
 
 import saccade
-from saccade.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.exporter.runtimes.tensorrt import engine_runner
 from saccade.serving.client.images import encoded
 from saccade.serving.local import artefact

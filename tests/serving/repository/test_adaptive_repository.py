@@ -18,7 +18,7 @@ import tiny_artefacts as tiny
 from policy_files import write_policy
 from tiny_artefacts import FULL, HALF, MODEL
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import write_manifest
 from saccade.exporter.artefact.variant_files import VariantFiles

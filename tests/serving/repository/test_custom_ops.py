@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip ins
 import tiny_artefacts as tiny
 from tiny_artefacts import FULL, HALF, MODEL
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import entry_of, read_frontier
 from saccade.exporter.artefact.manifest import write_manifest

@@ -14,7 +14,9 @@ from external_data import small_limits, with_data_files
 from rtx_builds import needs_rtx
 from tiny_artefacts import FULL, HALF, artefacts
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.file_copies import copy_file
+from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import SUFFIX
 from saccade.exporter.gate.bisect import departure
@@ -22,8 +24,6 @@ from saccade.exporter.gate.gate import verify
 from saccade.exporter.graph.samples import GateSizes
 from saccade.exporter.runtimes.runners import onnx_session
 from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
-from saccade.file_copies import copy_file
-from saccade.files import sha256_of
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.client.client import Client
@@ -190,7 +190,7 @@ def test_a_full_disk_is_seen_before_a_copy(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
-    monkeypatch.setattr("saccade.file_copies._clone", lambda *_: False)
+    monkeypatch.setattr("saccade.core.file_copies._clone", lambda *_: False)
     with (tmp_path / "large").open("wb") as file:
         file.truncate(3 * 2**20)
     with pytest.raises(OSError, match="the models need 3 MiB more, but only 1 MiB are free"):

@@ -23,11 +23,11 @@ from google.protobuf import json_format
 from picture_files import picture_files
 from places import PACKAGE
 
-from saccade.errors import MissingPackage, SaccadeError
+from saccade.core.errors import MissingPackage, SaccadeError
+from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import read_manifest
 from saccade.exporter.runtimes.openvino.runtime import OPENVINO
-from saccade.files import sha256_of
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.local.artefact import load_artefact

@@ -20,7 +20,8 @@ from family_folders import family_folder
 from policy_files import as_older, measured, write_policy
 from tiny_artefacts import FULL, HALF, MODEL
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.files import json_bytes
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.evaluation.calibrate import calibrate
@@ -28,7 +29,6 @@ from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import read_policies
-from saccade.files import json_bytes
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.client.router_view import DESCRIBED
 from saccade.serving.repository.deploy import deploy

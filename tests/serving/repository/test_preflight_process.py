@@ -20,7 +20,7 @@ from broken_changes import other_answer, with_library
 from ops_implementations import built_library
 from tiny_artefacts import FULL, HALF
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.plugins.native import library as native
 from saccade.serving.client.client import Client
 from saccade.serving.commands.cli import run

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.options import RepositoryOptions

@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 import tiny_artefacts as tiny
 from tiny_artefacts import FULL, HALF, MODEL
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import entry_of
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest

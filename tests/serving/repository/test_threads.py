@@ -15,10 +15,10 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 import tiny_artefacts as tiny
 from tiny_artefacts import ENTRY, FULL, HALF, MODEL
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.core.machine import cores
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import entry_of
-from saccade.machine import cores
 from saccade.serving.repository.config_text import read_config
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository

@@ -6,7 +6,7 @@ import threading
 import pytest
 from metric_pages import numbers_in, page_of, types_in
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 
 HISTOGRAMS = ("saccade_waiting_seconds", "saccade_decode_seconds", "saccade_model_seconds")
 

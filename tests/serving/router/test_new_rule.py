@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.serving.bench.sweep.choice import ChooseOptions, choose
 from saccade.serving.client.wire import choice
 from saccade.serving.repository.deploy import deploy

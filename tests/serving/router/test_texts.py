@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 import tiny_artefacts as tiny
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.serving.client.answers import captions
 from saccade.serving.client.wire import output, texts
 from saccade.serving.repository.config_text import config_text, parse_config

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from envoys import running
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.serving.client.client import Client
 from saccade.serving.server.server import ServeOptions, Server
 

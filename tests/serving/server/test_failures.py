@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from metric_pages import numbers_in, page_of
 
-from saccade.errors import ServerFailed
+from saccade.core.errors import ServerFailed
 from saccade.serving.client.client import Client
 from saccade.serving.client.connection import connect_alone
 from saccade.serving.client.probe import Prober

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from saccade.errors import SaccadeError, ServerFailed
+from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.commands import cli
 from saccade.serving.server import server as server_module
 from saccade.serving.server.addresses import ServeOptions

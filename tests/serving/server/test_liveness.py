@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from saccade.errors import ServerFailed
+from saccade.core.errors import ServerFailed
 from saccade.serving.client import probe
 from saccade.serving.client.probe import Probe, Prober
 from saccade.serving.client.readiness import Board

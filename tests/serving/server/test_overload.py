@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.errors import ServerFailed
+from saccade.core.errors import ServerFailed
 from saccade.serving.client.async_client import AsyncClient
 from saccade.serving.client.client import Client
 from saccade.serving.server.server import ServeOptions, Server

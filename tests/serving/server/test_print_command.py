@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from engine_places import ADA
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.serving.client.client import Client
 from saccade.serving.client.connection import connect_alone
 from saccade.serving.commands import cli

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.errors import ServerFailed
+from saccade.core.errors import ServerFailed
 from saccade.serving.client.readiness import Readiness
 from saccade.serving.server import http_endpoint, new_connection
 from saccade.serving.server.http_endpoint import MAX_CONNECTIONS

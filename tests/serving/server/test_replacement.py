@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tiny_artefacts as tiny
 
-from saccade.errors import SaccadeError, ServerFailed
+from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.client.client import Client
 from saccade.serving.repository.description import read_repository
 from saccade.serving.server import listeners, signals

@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 import tiny_artefacts as tiny
 from tiny_artefacts import FULL, MODEL, examine
 
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.installation import Installation

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.errors import MissingPackage, SaccadeError, ServerFailed
+from saccade.core.errors import MissingPackage, SaccadeError, ServerFailed
 from saccade.serving.repository import installation
 from saccade.serving.server import process as server_process
 from saccade.serving.server import server as server_module

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The JSON next to each artefact: what it is, where it comes from, what was verified."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from saccade.core.errors import SaccadeError
+from saccade.core.files import json_bytes, write_atomically
+from saccade.core.schema import AGAIN, read_json, typed
+from saccade.exporter.artefact.manifest_checks import (
+    MOST_CHARACTERS,
+    MOST_LABELS,
+    Contradiction,
+    believed,
+    check_equal,
+    check_hashes,
+    check_tensors,
+)
+from saccade.exporter.artefact.variant import variant_name
+from saccade.models.budget import Budget
+from saccade.models.families import FAMILIES
+from saccade.models.interface import TensorSpec
+from saccade.models.preprocessing import Preprocessing, upgraded, with_crop_rounding
+
+SCHEMA = "saccade.manifest"
+VERSION = 6
+SQUASHING = 3  # the oldest readable version: it predates resize modes and squashed every image
+# Versions before 5 do not record the floor of the gate that they passed. These values are history:
+# do not change them when the gate's own table changes.
+_FLOORS_BEFORE_5 = {"fp32": 1e-2, "fp16": 1e-1, "bf16": 1e-1, "int8": 1e-1}
+SUFFIX = ".manifest.json"
+DATA_SUFFIX = ".data"  # of a file with weights, after the name of the ONNX file
+_FILE_NAME_CHARACTERS = 255  # the limit of common file systems
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class VariantEntry:
+    """The variant's name and what it stands for.
+
+    Units: kept and total count `unit`.
+    """
+
+    name: str
+    model: str
+    family: str
+    role: str  # of this file; empty if one file is the whole variant
+    setting: str
+    budget: Budget
+    kept: int
+    total: int
+    unit: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class DataEntry:
+    """Name, hash and size of the file with the weights of a model that is too large for one."""
+
+    name: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Name, hash and size of the artefact file, which names the data file in turn."""
+
+    name: str
+    sha256: str
+    bytes: int
+    data: DataEntry | None = None
+
+    @property
+    def files(self) -> "tuple[FileEntry | DataEntry, ...]":
+        """The ONNX file, and its data file if it has one."""
+        return (self, self.data) if self.data else (self,)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of both files."""
+        return sum(file.bytes for file in self.files)
+
+
+@dataclass(frozen=True)
+class ParentEntry:
+    """The checkpoint that it was exported from; a copy is in the same folder."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class MultiplyAdds:
+    """Multiply-adds of one sample, counted from the graph."""
+
+    total: int
+    by_part: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of one sample, computed from the graph, not measured."""
+
+    parameters: int
+    multiply_adds: MultiplyAdds
+    peak_activation_bytes: int
+
+
+@dataclass(frozen=True)
+class ScoreChange:
+    """How much a type narrower than float32 changed the score on further calibration samples.
+
+    Units: percentage points; low and high bound the change at 95 %, None for a family's own score.
+    """
+
+    samples: int
+    points: float
+    low: float | None = None
+    high: float | None = None
+
+    def decided(self, limit: float) -> bool:
+        """True if the whole interval is within the limit, or beyond it."""
+        if self.low is None or self.high is None:
+            return False
+        return max(-self.low, self.high) <= limit or max(self.low, -self.high) > limit
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The gate's figures and the thresholds that they were compared with.
+
+    Units: seconds of the comparison, without the export.
+    """
+
+    passed: bool
+    figures: dict[str, float]
+    thresholds: dict[str, float]
+    overridden: tuple[str, ...]  # thresholds that differ from the table
+    real_inputs: int
+    random_inputs: int
+    batches: tuple[int, ...]
+    floor: float  # of relative errors |a - b| / (|b| + floor max|b|)
+    gate: str = "thorough"  # the level: quick, standard, thorough or custom
+    seconds: float = 0.0
+    score: ScoreChange | None = None  # None: `score_points` is that of the real inputs
+
+    @property
+    def overrides(self) -> dict[str, float]:
+        """The thresholds that differ from the table."""
+        return {name: self.thresholds[name] for name in self.overridden}
+
+
+@dataclass(frozen=True)
+class TriedRecipe:
+    """A recipe of int8, and its outcome in words."""
+
+    recipe: str
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The recipe by which a file was quantized, and those that were tried before it."""
+
+    recipe: str
+    target: str  # cpu: scales may have zero points; gpu: symmetric, as TensorRT requires
+    tried: tuple[TriedRecipe, ...]  # in order; the last one was kept
+    speedup: float | None  # over the fp32 file, where it was exported; None if it was not measured
+    runtime: str  # that measured it
+    device: str
+    instruction_sets: tuple[str, ...]  # of that CPU for numbers of 8 and 16 bits
+    samples: int  # calibration samples that the ranges come from
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything that later stages know about an artefact without opening it."""
+
+    variant: VariantEntry
+    file: FileEntry
+    parent: ParentEntry
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    preprocessing: Preprocessing | None  # None if it takes no image
+    labels: tuple[str, ...]
+    facts: dict[str, Any]  # what server and client need to know, such as a vocabulary
+    custom_ops: tuple[str, ...]
+    opset: int
+    ir_version: int
+    tools: dict[str, str]
+    cost: Cost
+    parity: Parity
+    float32_layers: tuple[str, ...] = ()  # matrix nodes that a narrower variant keeps in float32
+    activation_ranges: dict[str, float] = field(default_factory=dict)  # largest |x| by tensor
+    inlined_ops: tuple[str, ...] = ()  # custom ops written as standard operators
+    quantization: Quantization | None = None  # of an int8 file; None from releases before it
+
+    @property
+    def is_int8_for_gpu(self) -> bool:
+        """True if its integers are for a GPU; those of a CPU without VNNI saturate on it."""
+        return self.quantization is not None and self.quantization.target == "gpu"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object, including schema and version."""
+        content = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
+        if self.preprocessing is not None:
+            content["preprocessing"] = self.preprocessing.to_dict()
+        if self.file.data is None:
+            del content["file"]["data"]
+        return content
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> Path:
+    """Write `<variant>.manifest.json` into the folder; equal content gives equal bytes."""
+    path = folder / (manifest.variant.name + SUFFIX)
+    write_atomically(path, json_bytes(manifest.to_dict()))
+    return path
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest and check every key, type and name.
+
+    Raises: SaccadeError for a missing or foreign file, an unknown version, an unknown or
+        missing key, a wrong type, and a name that contradicts another or leaves the folder.
+    """
+    return manifest_of(read_json(path), path)
+
+
+def manifest_of(given: Mapping[str, Any], path: Path) -> Manifest:
+    """Make a manifest from the JSON object of the file at `path`, with the same checks.
+
+    Raises: as `read_manifest`.
+    """
+    content = dict(given)
+    schema, version = content.pop("schema", None), content.pop("version", None)
+    if schema != SCHEMA:
+        raise SaccadeError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}. {AGAIN}")
+    if version not in range(SQUASHING, VERSION + 1) or isinstance(version, bool):
+        raise SaccadeError(
+            f"{path}: manifest version {version!r} is not known to this release, which reads "
+            f"{SQUASHING} to {VERSION}. Use the release that wrote it, or export again."
+        )
+    declared = content.get("preprocessing")
+    if version == SQUASHING:
+        content.setdefault("inlined_ops", [])
+        declared = upgraded(declared) if isinstance(declared, dict) else declared
+    if isinstance(declared, dict):
+        content["preprocessing"] = with_crop_rounding(declared)
+    if version < VERSION:
+        content.setdefault("quantization", None)
+        _add_gate(content)
+    if isinstance(content.get("file"), dict):
+        content["file"] = {"data": None, **content["file"]}  # most have none
+    manifest: Manifest = typed(Manifest, content, f"{path}: ")
+    with believed(path, AGAIN):
+        _check_counts(manifest)
+        _check_names(manifest, path.name)
+        check_tensors(manifest.inputs, manifest.outputs)
+        _check_labels(manifest)
+    return manifest
+
+
+def _add_gate(content: dict[str, Any]) -> None:
+    """Add what older releases did not record of the gate, if the manifest's structure is valid."""
+    variant, parity = content.get("variant"), content.get("parity")
+    if isinstance(variant, dict) and isinstance(parity, dict):
+        floor = _FLOORS_BEFORE_5.get(str(variant.get("precision")), 1.0)
+        for key, value in {"floor": floor, "gate": "thorough", "seconds": 0, "score": None}.items():
+            parity.setdefault(key, value)
+
+
+def _check_names(manifest: Manifest, file: str) -> None:
+    entry = manifest.variant
+    name = variant_name(entry.model, entry.role, entry.setting, entry.precision)
+    check_equal(
+        (
+            (entry.name, name, "variant name"),
+            (file, name + SUFFIX, "file name of the manifest"),
+            (Path(manifest.file.name).stem, name, "artefact's stem"),
+        )
+    )
+    if entry.setting.startswith("b") and entry.setting != entry.budget.label:
+        raise Contradiction(f"budget {entry.setting!r} stands for {entry.budget:g}")
+    data = manifest.file.data
+    if data:
+        check_equal(((data.name, manifest.file.name + DATA_SUFFIX, "name of the data file"),))
+    for other in (*(file.name for file in manifest.file.files), manifest.parent.name):
+        if not FILE_NAME.fullmatch(other) or len(other) > _FILE_NAME_CHARACTERS:
+            raise Contradiction(f"{other!r:.80} is not a plain name of a file in the same folder")
+    check_hashes((*(file.sha256 for file in manifest.file.files), manifest.parent.sha256))
+    if entry.family not in FAMILIES:
+        raise Contradiction(
+            f"family {entry.family!r:.80} is not known to this release, which has "
+            f"{', '.join(sorted(FAMILIES))}. Use the release that wrote it"
+        )
+    if not entry.unit.isprintable() or len(entry.unit) > MOST_CHARACTERS:
+        raise Contradiction(f"unit {entry.unit!r:.80} is not a word")
+
+
+def _check_labels(manifest: Manifest) -> None:
+    most = max(map(len, manifest.labels), default=0)
+    if len(manifest.labels) > MOST_LABELS or most > MOST_CHARACTERS:
+        raise Contradiction(
+            f"has {len(manifest.labels)} labels of up to {most} characters, expected at most "
+            f"{MOST_LABELS} of {MOST_CHARACTERS}"
+        )
+
+
+def _check_counts(manifest: Manifest) -> None:
+    entry = manifest.variant
+    if not 1 <= entry.kept <= entry.total:
+        raise Contradiction(
+            f"keeps {entry.kept} of {entry.total} {entry.unit} at budget {entry.budget:g}"
+        )
+    if not 0 < manifest.parity.floor <= 1:
+        raise Contradiction(
+            f"parity.floor is {manifest.parity.floor:g}, expected above 0 and at most 1"
+        )
+    if unknown := set(manifest.parity.overridden) - set(manifest.parity.thresholds):
+        raise Contradiction(f"overrides {sorted(unknown)} have no threshold")

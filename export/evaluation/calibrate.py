@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade calibrate`: chains of variants that stop early, certified on the user's own data."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from saccade.core.errors import SaccadeError, require
+from saccade.core.progress import Report, bar, reporting
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.variant import PRECISIONS
+from saccade.exporter.evaluation.calibration_samples import Answered, Variants, answered
+from saccade.exporter.evaluation.decisions import Decisions, Segments
+from saccade.exporter.evaluation.evaluated_model import (
+    subjects_of_folder,
+    trained_on,
+)
+from saccade.exporter.evaluation.tasks import tasks_of
+from saccade.exporter.policy.answers import Answers
+from saccade.exporter.policy.certify import Certified, NotCertified, certify
+from saccade.exporter.policy.options import MIN_ARI, CalibrateOptions
+from saccade.exporter.policy.policy import (
+    Policy,
+    PolicyFile,
+    Source,
+    policy_of,
+    texts_sha256,
+    with_answers,
+    write_policies,
+)
+from saccade.exporter.runtimes.runtime import runtime_named
+from saccade.models.entry import EvaluationTask
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The policies that were certified and written, and the risks that were not."""
+
+    path: Path | None  # None: nothing was certified, so nothing was written
+    content: PolicyFile | None
+    refused: tuple[NotCertified, ...]
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """The certified policies, in the order of the risks."""
+        return () if self.content is None else self.content.policies
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "path": None if self.path is None else str(self.path),
+            "calibration": None if self.content is None else self.content.to_dict(),
+            "refused": [vars(one) for one in self.refused],
+        }
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a risk was not certified."""
+        return 1 if self.refused else 0
+
+    def to_text(self) -> Any:
+        """A row per policy, for a terminal."""
+        from saccade.exporter.evaluation.calibration_text import rendered
+
+        return rendered(self.content, self.refused)
+
+
+def calibrate(
+    folder: ArtefactFolder | Path | str,
+    options: CalibrateOptions,
+    *,
+    progress: Report | None = bar,
+) -> Calibration:
+    """Certify the cheapest chain of variants for each risk, and write the policies.
+
+    The policies and the answers they were made from are written beside `frontier.json`. A
+    certificate is valid only for traffic that is like the data.
+
+    Raises: SaccadeError if the model's family cannot stop early, nothing was measured, the data
+        does not fit or is too small for any certificate. GateFailed is not raised: a risk that the
+        data does not certify is in `refused`.
+    """
+    folder = ArtefactFolder.open(folder)
+    task, how = _task(folder)
+    _check_comparison(folder, how, options)
+    require("scipy.stats", extra="bench")
+    measured = _measured(folder, options)
+    full = _full(folder, measured, options)
+    runtime = runtime_named(options.runtime)
+    runtime.require()
+    if options.data is None:
+        options = replace(options, data=trained_on(folder.checkpoint))
+    with reporting(progress):
+        models = subjects_of_folder(folder, runtime, kernels=options.op_library)
+        models = [model for model in models if model.name in measured]
+        asked = answered(Variants(folder, tuple(models), measured, full), how, options)
+    certified = certify(
+        asked.answers,
+        options.risk,
+        confidence=options.confidence,
+        against=options.against,
+        steps=options.steps,
+    )
+    refused = tuple(one for one in certified if isinstance(one, NotCertified))
+    passed = [one for one in certified if isinstance(one, Certified)]
+    if not passed:
+        return Calibration(None, None, refused)
+    content = _content(folder, options, task, asked, measured[full], passed)
+    content, arrays = with_answers(content, asked.answers)
+    folder.check_files()
+    path = write_policies(folder.path, content, arrays)
+    return Calibration(path, content, refused)
+
+
+def _content(
+    folder: ArtefactFolder,
+    options: CalibrateOptions,
+    task: str,
+    asked: Answered,
+    entry: Entry,
+    passed: Sequence[Certified],
+) -> PolicyFile:
+    """Return the policies without their answers' hash; `entry` is the full model's measurement."""
+    data, answers = asked.data, asked.answers
+    return PolicyFile(
+        name=options.name,
+        model=folder.model,
+        task=task,
+        against=options.against,
+        confidence=options.confidence,
+        most_steps=options.steps,
+        data=data.data,
+        data_sha256=data.data_sha256,
+        split=options.split,
+        seed=options.seed,
+        samples=answers.n,
+        learn=answers.learn,
+        runtime=entry.runtime,
+        device=entry.device,
+        full=answers.names[answers.full],
+        variants=_sources(answers),
+        answers_sha256="",
+        policies=tuple(policy_of(options.policy_name(one.risk), one, answers) for one in passed),
+        **_comparison(data, answers, options),
+        **_choice(asked.chose, options),
+    )
+
+
+def _comparison(
+    data: Decisions | Segments, answers: Answers, options: CalibrateOptions
+) -> dict[str, Any]:
+    """The fields of a policy file that only segmentations or zero-shot labels have."""
+    if answers.agreement is not None:
+        return {"min_ari": options.min_ari or MIN_ARI}
+    if isinstance(data, Decisions) and data.labelling is not None:
+        labels, templates = data.labelling
+        return {"labels_sha256": texts_sha256(labels), "templates_sha256": texts_sha256(templates)}
+    return {}
+
+
+def _choice(chose: Decisions | Segments | None, options: CalibrateOptions) -> dict[str, Any]:
+    """The fields of a policy file that chains chosen on other data have."""
+    if chose is None:
+        return {}
+    split = options.choose_split or "all"
+    return {
+        "choose_data": chose.data, "choose_data_sha256": chose.data_sha256, "choose_split": split,
+    }  # fmt: skip
+
+
+def _task(folder: ArtefactFolder) -> tuple[str, EvaluationTask]:
+    """The first task of the family in which answers of variants can be compared.
+
+    Raises: SaccadeError for a family without such a task, or a folder with a single variant.
+    """
+    family = folder.manifests[0].variant.family
+    for name, task in tasks_of(family).items():
+        if task.decide or task.segments:
+            _check_choice(folder)
+            return name, task
+    raise SaccadeError(
+        f"{folder}: family '{family}' cannot stop early: its variants do not choose one of several "
+        "classes, so saccade cannot tell whether two of them give the same answer. Calibrate a "
+        "model that classifies (also zero-shot), answers questions or segments images."
+    )
+
+
+def _check_comparison(
+    folder: ArtefactFolder, task: EvaluationTask, options: CalibrateOptions
+) -> None:
+    """Check that the answers can be compared as requested.
+
+    Raises: SaccadeError if not.
+    """
+    if task.segments and options.against == "labels":
+        raise SaccadeError(
+            f"--against labels: {folder} segments images, and its slots have no labels that could "
+            "be right or wrong. Pass --against full, which compares with the full model."
+        )
+    if options.templates is not None and "text" not in task.roles:
+        raise SaccadeError(
+            f"--templates {options.templates}: turns class names into sentences for zero-shot "
+            f"models, but {folder} has classes or slots of its own. Drop it."
+        )
+    if options.min_ari is not None and not task.segments:
+        raise SaccadeError(
+            f"--min-ari {options.min_ari:g}: compares segmentations, but {folder} answers with "
+            "classes, which are equal or not. Drop it."
+        )
+
+
+def _check_choice(folder: ArtefactFolder) -> None:
+    """Check that easy samples can stop earlier than hard ones.
+
+    Raises: SaccadeError for a folder with a single variant.
+    """
+    if len(folder.variants) == 1:
+        checkpoint = shlex.quote(str(folder.path / folder.manifests[0].parent.name))
+        raise SaccadeError(
+            f"{folder}: found 1 variant ({folder.variants[0].name}), expected at least two, so "
+            "that easy samples can stop at a cheaper one. Export more budgets: saccade export "
+            f"{checkpoint} --budget 1,0.5,0.25 --out {shlex.quote(str(folder))} --force"
+        )
+
+
+def _measured(folder: ArtefactFolder, options: CalibrateOptions) -> dict[str, Entry]:
+    """What was measured of each variant with one runtime on one machine, by the variant's name.
+
+    Raises: SaccadeError if nothing was measured with the runtime that answers, or on several
+        machines of which none is named.
+    """
+    shas = {variant.sha256: variant.name for variant in folder.variants}
+    every = folder.frontier.entries if folder.frontier else ()
+    every = tuple(entry for entry in every if entry.sha256 in shas)
+    # A version follows the runtime's name: `onnxruntime 1.31.1 CPU`, `tensorrt 10.16`.
+    entries = [entry for entry in every if entry.runtime.split()[0] == options.runtime]
+    machines = sorted({(entry.device, entry.runtime) for entry in entries})
+    chosen = [one for one in machines if options.device in (None, one[0])]
+    if not entries:
+        others = " and ".join(sorted({entry.runtime for entry in every}))
+        what = (
+            f"was measured with {others}, not with {options.runtime}"
+            if others
+            else ("nothing was measured")
+        )
+        raise SaccadeError(
+            f"{folder}: {what}, but a policy is the cheapest by measured time. "
+            f"Run: {_bench_command(folder, options)}"
+        )
+    if len(chosen) != 1:
+        listed = "; ".join(f"{own} ({runtime})" for own, runtime in machines)
+        named = f"--device is {options.device!r}" if options.device else "no --device is given"
+        raise SaccadeError(
+            f"{folder}: was measured on {listed}, but {named}. Name one of these machines with "
+            "--device."
+        )
+    return {
+        shas[entry.sha256]: entry for entry in entries if (entry.device, entry.runtime) == chosen[0]
+    }
+
+
+def _bench_command(folder: ArtefactFolder, options: CalibrateOptions) -> str:
+    """A command that measures the folder, to paste into a shell."""
+    report = folder.path.with_name(f"{folder.path.name}-report")
+    measured = f"{shlex.quote(str(folder))} --runtime {options.runtime}"
+    return f"saccade bench {measured} --out {shlex.quote(str(report))}"
+
+
+def _full(folder: ArtefactFolder, measured: Mapping[str, Entry], options: CalibrateOptions) -> str:
+    """The variant that the others are compared with: of the largest budget, the most precise.
+
+    Raises: SaccadeError if it was not measured.
+    """
+    largest = max(variant.main.variant.budget for variant in folder.variants)
+    full = min(
+        (variant for variant in folder.variants if variant.main.variant.budget == largest),
+        key=lambda variant: PRECISIONS.index(variant.main.variant.precision),
+    )
+    if full.name not in measured:
+        raise SaccadeError(
+            f"{folder}: {full.name}, the full model, was not measured. "
+            f"Run: {_bench_command(folder, options)} --force"
+        )
+    return full.name
+
+
+def _sources(answers: Answers) -> tuple[Source, ...]:
+    columns = (answers.names, answers.sha256, answers.seconds, answers.temperatures)
+    return tuple(Source(*row) for row in zip(*columns, strict=True))

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the variants of a calibration answer: on the data that certifies, and on what chooses."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from saccade.core.errors import SaccadeError
+from saccade.core.progress import progress_of
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.evaluation.decisions import Decide, Decisions, Segment, Segments
+from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.policy.answers import (
+    Answers,
+    VariantAnswers,
+    VariantSegments,
+    answers_of,
+    segment_answers_of,
+)
+from saccade.exporter.policy.bounds import MOST_SAMPLES
+from saccade.exporter.policy.certify import least_samples
+from saccade.exporter.policy.options import MIN_ARI, CalibrateOptions
+from saccade.models.data.splits import SPLITS
+from saccade.models.data.user_data import is_unlabelled
+from saccade.models.entry import EvaluationTask, imported
+
+_DIGITS = 5  # decimal places in which answers to the same image agree, whatever their batch
+_BY_CHANCE = 0.01  # share of samples
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What all variants answer, and what one does: on the data, and on other data that chose."""
+
+    answers: Answers
+    data: Decisions | Segments
+    chose: Decisions | Segments | None
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The variants to calibrate, with their measured speeds."""
+
+    folder: ArtefactFolder
+    models: tuple[EvaluatedModel, ...]
+    measured: Mapping[str, Entry]
+    full: str
+
+    @property
+    def full_at(self) -> int:
+        """The place of the full model among the models."""
+        return [model.name for model in self.models].index(self.full)
+
+    def source(self, model: EvaluatedModel) -> tuple[str, str, float]:
+        """Return a variant's name, hash, and seconds per sample."""
+        (files,) = (variant for variant in self.folder.variants if variant.name == model.name)
+        return model.name, files.sha256, _seconds(self.measured[model.name])
+
+
+def answered(variants: Variants, task: EvaluationTask, options: CalibrateOptions) -> Answered:
+    """Run all variants on the data.
+
+    Raises: SaccadeError if the data cannot certify anything, or shares samples with what chooses.
+    """
+    return (_segmented if task.segments else _classified)(variants, task, options)
+
+
+def _classified(variants: Variants, task: EvaluationTask, options: CalibrateOptions) -> Answered:
+    """What variants that choose one of several classes answer, and the data."""
+    decide: Decide = imported(task.decide)
+    deciders = [
+        decide(variants.models[0], _asked(options, data), split) for data, split in _parts(options)
+    ]
+    if options.labels and all(one.labels is one.labelling is None for one in deciders):
+        raise SaccadeError(
+            f"--labels {options.labels}: names the classes of labeled data, but "
+            f"{deciders[-1].data} has no labels. Drop it, or sort the images into one folder per "
+            "class."
+        )
+    found = [
+        [_first(decider.variant(model).decisions(), options.limit) for decider in deciders]
+        for model in _each(variants)
+    ]
+    data = found[0][-1]
+    for one in found[0]:
+        _check_labels(one, data, options)
+    _check_samples(data.data, len(data.logits), options)
+    apart = _apart(found[0], [_rounded(one.logits) for one in found[variants.full_at]])
+    joined = [Decisions.joined(parts) for parts in found]
+    compared = [
+        VariantAnswers(*variants.source(model), decided.logits)
+        for model, decided in zip(variants.models, joined, strict=True)
+    ]
+    answers = answers_of(
+        compared, joined[0].labels, full=variants.full, seed=options.seed, apart=apart
+    )
+    return Answered(answers, data, found[0][0] if apart else None)
+
+
+def _segmented(variants: Variants, task: EvaluationTask, options: CalibrateOptions) -> Answered:
+    """What variants that segment images answer, and the data."""
+    segment: Segment = imported(task.segments)
+    parts = _parts(options)
+    # What chooses starts from other slots than what certifies, in every split.
+    seeds = [options.seed + at * len(SPLITS) for at in reversed(range(len(parts)))]
+    loaded = [
+        [
+            segment(variants.models[0], replace(_asked(options, data), seed=seed), one)
+            for one in _splits(data, split)
+        ]
+        for seed, (data, split) in zip(seeds, parts, strict=True)
+    ]
+    found = [
+        [
+            Segments.joined([one.segments(model) for one in splits], options.limit)
+            for splits in loaded
+        ]
+        for model in _each(variants)
+    ]
+    data = found[0][-1]
+    _check_samples(data.data, len(data.owners), options)
+    apart = _apart(found[0], [one.samples for one in found[0]])
+    joined = [Segments.joined(parts, None) for parts in found]
+    compared = [
+        VariantSegments(*variants.source(model), one.owners, one.confidence)
+        for model, one in zip(variants.models, joined, strict=True)
+    ]
+    answers = segment_answers_of(
+        compared,
+        full=variants.full,
+        seed=options.seed,
+        min_ari=options.min_ari or MIN_ARI,
+        apart=apart,
+    )
+    return Answered(answers, data, found[0][0] if apart else None)
+
+
+def _parts(options: CalibrateOptions) -> list[tuple[str | None, str]]:
+    """The data and the splits to load: what chooses, if it is other data, and what certifies."""
+    own = (options.data, options.split)
+    if options.choose_data is None and options.choose_split is None:
+        return [own]
+    return [(options.choose_data or options.data, options.choose_split or "all"), own]
+
+
+def _asked(options: CalibrateOptions, data: str | None) -> EvaluateOptions:
+    return EvaluateOptions(
+        data=data,
+        limit=options.limit,
+        labels=options.labels,
+        data_root=options.data_root,
+        skip_bad=options.skip_bad,
+        templates=options.templates,
+        seed=options.seed,
+        runtime=options.runtime,
+        op_library=options.op_library,
+    )
+
+
+def _each(variants: Variants) -> Iterator[EvaluatedModel]:
+    """The models one after the other, with a progress bar."""
+    with progress_of("calibrate", len(variants.models)) as advance:
+        for model in variants.models:
+            advance(0, note=model.name)
+            yield model
+            advance()
+
+
+def _splits(data: str | None, split: str) -> tuple[str, ...]:
+    """The splits to use; of images without splits, any one is all of them."""
+    if split != "all":
+        return (split,)
+    alone = data is not None and is_unlabelled(Path(data))
+    return ("test",) if alone else SPLITS
+
+
+def _first(decisions: Decisions, limit: int | None) -> Decisions:
+    """The logits and labels of at most `limit` samples."""
+    labels = None if decisions.labels is None else decisions.labels[:limit]
+    return replace(decisions, logits=decisions.logits[:limit], labels=labels)
+
+
+def _check_labels(found: Decisions, data: Decisions, options: CalibrateOptions) -> None:
+    """Check that the answers to some samples can be compared, also with those to the data.
+
+    Raises: SaccadeError for missing labels, and for zero-shot labels other than the data's.
+    """
+    if options.against == "labels" and found.labels is None:
+        raise SaccadeError(
+            f"--against labels: {found.data} has no labels. Sort the images into one folder per "
+            "class, or pass --against full, which needs no labels."
+        )
+    if found.labelling != data.labelling:
+        raise SaccadeError(
+            f"--choose-data {found.data}: has other labels than --data {data.data}, so a model "
+            "that answers with the most similar label answers otherwise. Pass data with the same "
+            "labels, or name them with --labels."
+        )
+
+
+def _rounded(logits: np.ndarray) -> list[bytes]:
+    """Return the full model's answers in a form in which those to equal samples are equal.
+
+    Files of equal samples may have other names or formats.
+    Shapes: [n classes] -> [n].
+    """
+    return [row.tobytes() for row in np.round(logits, _DIGITS).astype(np.float32) + 0.0]
+
+
+def _apart(parts: Sequence[Decisions | Segments], samples: Sequence[Sequence[bytes]]) -> int:
+    """Return how many samples choose and do not certify; 0 if no other data chooses.
+
+    Hardly any of them may be among those that certify. A few are equal by chance.
+
+    Raises: SaccadeError for samples that are in both.
+    """
+    if len(parts) == 1:
+        return 0
+    first, second = samples
+    known = set(first)
+    twice = sum(sample in known for sample in second)
+    if twice > _BY_CHANCE * len(second):
+        raise SaccadeError(
+            f"{parts[1].data}: found {twice:,} of {len(second):,} samples that are also in what "
+            f"chooses the chains, {parts[0].data}; expected none, because a sample that chose "
+            "cannot certify. Leave them out of one of the two."
+        )
+    return len(first)
+
+
+def _check_samples(data: str, found: int, options: CalibrateOptions) -> None:
+    """Stop where no outcome could be certified.
+
+    Raises: SaccadeError for too few samples.
+    """
+    apart = len(_parts(options)) > 1
+    smallest = min((risk for risk in options.risk if risk > 0), default=0.0)
+    least = 1 if apart else 2  # one that chooses, and one that certifies
+    needed: int | None = least
+    if smallest > 0:
+        needed = least_samples(smallest, options.confidence, options.against, apart=apart)
+    if needed is None:
+        raise SaccadeError(
+            f"--risk {smallest:g}: more than {MOST_SAMPLES:,} samples would be needed to certify "
+            "it. Pass a larger risk, or 0 for the full model."
+        )
+    if found < (needed := max(needed, least)):
+        other = "" if apart else ", let other data choose the chains (--choose-data)"
+        limited = found == options.limit
+        raise SaccadeError(
+            f"{data}: {'--limit leaves' if limited else 'has'} {found:,} samples, expected at "
+            f"least {needed:,}: fewer cannot certify a risk of {smallest:g} at a confidence of "
+            f"{options.confidence:g}, even if not one answer is lost. Pass "
+            f"{'a larger --limit' if limited else 'more data'}{other}, or a larger --risk."
+        )
+
+
+def _seconds(entry: Entry) -> float:
+    """Time per sample in the batch that is fastest."""
+    point = entry.in_process[f"batch_{entry.best_batch}"]
+    return 1 / float(point["inferences_per_second"])

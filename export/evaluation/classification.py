@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Score top-1 and top-5 accuracy on labeled data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from saccade.core.errors import SaccadeError, ShapeError
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.decisions import Decider, Run
+from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
+from saccade.exporter.evaluation.load_inputs import Inputs, images_of
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.models.data.datasets import HELD_OUT, Dataset, joined_sha256, load_data
+from saccade.models.data.listops import (
+    CLASS_NAMES,
+    VOCABULARY,
+    Expressions,
+    Grammar,
+    as_bytes,
+    listops,
+    most_tokens,
+)
+from saccade.models.data.samples.images import pixels_sha256
+from saccade.models.data.samples.source import Given
+from saccade.models.data.sequence_rows import Takes
+from saccade.models.data.sequences import sequences
+from saccade.models.data.splits import SPLITS, drawn_rows
+from saccade.models.data.token_states import SUFFIXES, token_states
+from saccade.models.data.user_data import is_unlabelled, unlabelled_images
+from saccade.models.scores.classification import correct
+from saccade.models.scores.results import EvaluationResult, proportion
+
+_TOP5_CLASSES = 6  # with fewer classes, top-5 is nearly always right
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """One split of the data in the form of the model's inputs.
+
+    Shapes: inputs [n ...] by name, labels [n] int64.
+    """
+
+    inputs: dict[str, np.ndarray]
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    name: str
+    digest: Callable[[], str]
+    split: str
+    skipped: int = 0
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of the split; images that were not scored are read for it."""
+        return self.digest()
+
+
+def top1(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
+    """Score the share of samples whose most probable label is correct.
+
+    Raises: SaccadeError if the data's classes differ from the model's.
+    """
+    data = of_model(model, test_inputs(model, options))
+    scores = model.component("")(data.inputs)["logits"]
+    right = correct(scores, data.labels)
+    proportions = [proportion("top-1", right)]
+    if scores.shape[-1] >= _TOP5_CLASSES:
+        proportions.append(proportion("top-5", correct(scores, data.labels, top=5)))
+    samples = right.astype(np.float64)
+    return EvaluationResult(
+        model.name,
+        "top1",
+        data.name,
+        data.sha256,
+        tuple(proportions),
+        samples,
+        split=data.split,
+        skipped=data.skipped,
+    )
+
+
+def test_inputs(model: EvaluatedModel, options: EvaluateOptions) -> Labelled:
+    """Return the samples for top-1: images, token states or ListOps, depending on the model.
+
+    Raises: SaccadeError if the data does not fit it.
+    """
+    return split_inputs(model, options, options.split or HELD_OUT)
+
+
+def split_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
+    """The samples of one split, whatever the model takes.
+
+    Raises: SaccadeError if the data does not fit it.
+    """
+    return _expressions(model, options, split) or labelled_inputs(model, options, split)
+
+
+def logits_of(model: EvaluatedModel) -> Run:
+    """Return a model as a function from inputs to logits."""
+    return lambda inputs: model.component("").run(inputs)["logits"]
+
+
+def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decider:
+    """Return the model and the samples of one split, with the labels where the data has some.
+
+    Raises: SaccadeError if the data's classes are not the model's.
+    """
+    if options.data is not None and is_unlabelled(Path(options.data)):
+        images = unlabelled_images(Path(options.data), model.images())
+        digest = pixels_sha256(images)
+        return Decider(
+            logits_of(model), logits_of, {"image": images}, None, Path(options.data).name, digest
+        )
+    data = of_model(model, split_inputs(model, options, split))
+    inputs, labels = data.inputs, data.labels
+    return Decider(logits_of(model), logits_of, inputs, labels, data.name, data.sha256)
+
+
+def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
+    """Return one split of labeled images, or of whatever else the model takes.
+
+    Raises: SaccadeError if the data does not fit it.
+    """
+    taken = Takes.of(
+        {spec.name: spec.shape for spec in model.component("", "image").inputs},
+        model.runtime_metadata.get("vocabulary", ()),
+    )
+    if taken.is_image:
+        data = labelled_images(model, options, split)
+        inputs = {"image": data.images}
+        return Labelled(
+            inputs,
+            data.labels,
+            data.class_names,
+            data.name,
+            data.digest,
+            data.split,
+            data.skipped,
+        )
+    if options.data is None:
+        what = "token states" if taken.kind == "tokens" else taken.kind
+        raise SaccadeError(
+            f"{model.name}: takes {what}, which saccade cannot generate. Pass --data with your own "
+            "(see docs/data.md)."
+        )
+    return _sequences(options.data, split, taken, options)
+
+
+def _sequences(path: str, split: str, taken: Takes, options: EvaluateOptions) -> Labelled:
+    """Return `limit` samples of one split; token states stay in their file if large."""
+    if taken.plain_tokens and Path(path).suffix.lower() in SUFFIXES:
+        given = Given.of(options.labels, options.data_root)
+        texts = token_states(path, split, given)
+        if texts.tokens.shape[1:] != (taken.most, taken.width):
+            raise ShapeError(
+                f"{path}: token states are {texts.tokens.shape[1:]} (tokens, width), expected "
+                f"{(taken.most, taken.width)}. Pass the data that the model was trained on."
+            )
+        inputs, labels = _limited(texts.inputs, texts.labels, options.limit)
+        sha256 = texts.sha256
+        return Labelled(inputs, labels, texts.class_names, texts.name, lambda: sha256, texts.split)
+    found = sequences(path, split, taken, options.asked)
+    inputs, labels = _limited(found.inputs, found.labels, options.limit)
+    return Labelled(
+        inputs,
+        labels,
+        found.class_names,
+        found.name,
+        lambda: found.sha256,
+        found.split,
+        found.skipped,
+    )
+
+
+def _limited(
+    inputs: Mapping[str, np.ndarray], labels: np.ndarray, limit: int | None
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    rows = drawn_rows(len(labels), limit)
+    if rows is None:
+        return dict(inputs), labels
+    return {name: array[rows] for name, array in inputs.items()}, labels[rows]
+
+
+def labelled_images(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Dataset:
+    """Return `limit` images of one split, in the model's size.
+
+    Raises: SaccadeError if the model takes no image.
+    """
+    data = load_data(
+        options.data or "shapes", split, preprocessing=model.images(), asked=options.asked
+    )
+    return data.first(options.limit)
+
+
+def of_model(model: EvaluatedModel, data: Labelled) -> Labelled:
+    """Return the data with the model's labels: by name, or by number if it has no names.
+
+    The data may lack some of the model's classes, and have them in another order.
+    Raises: SaccadeError if samples are of a class that the model does not know.
+    """
+    names = data.class_names
+    if names == model.labels:
+        return data
+    # Classes without names are numbered, in the order of the model's outputs.
+    numbered = names == tuple(str(index) for index in range(len(names)))
+    if numbered and len(names) <= len(model.labels) and not {*names} <= {*model.labels}:
+        return replace(data, class_names=model.labels)
+    index_of = {label: index for index, label in enumerate(model.labels)}
+    present = [names[index] for index in np.unique(data.labels)]
+    if foreign := [name for name in present if name not in index_of]:
+        raise SaccadeError(
+            f"{data.name}: found {len(names)} classes ({_first_names(names)}), expected the "
+            f"{len(model.labels)} labels of {model.name} ({_first_names(model.labels)}); "
+            f"{foreign[0]!r:.80} is none of them. Pass other data with --data, name its classes "
+            "(for images, their folders) as the labels, or pass the labels of its classes, in "
+            "their order, with --labels FILE."
+        )
+    mapped = np.array([index_of.get(name, -1) for name in names], dtype=np.int64)
+    return replace(data, labels=mapped[data.labels], class_names=model.labels)
+
+
+def _first_names(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _expressions(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled | None:
+    """Return ListOps expressions for a model that reads their characters or text, or None."""
+    shapes = {spec.name: spec.shape for spec in model.component("").inputs}
+    kind = next((name for name in ("characters", "bytes") if name in shapes), None)
+    own = options.data not in (None, "listops")
+    if kind is None or own or (kind == "bytes" and options.data is None):
+        return None
+    known = tuple(model.runtime_metadata.get("vocabulary", ()))
+    if kind == "characters" and known != VOCABULARY:
+        raise SaccadeError(
+            f"{model.name}: reads other characters than those of listops. Pass --data with your "
+            "own (see docs/data.md)."
+        )
+    split = {HELD_OUT: "test", "val": "validation"}.get(split, split)
+    parts = SPLITS if split == "all" else (split,)
+    drawn = [_drawn(kind, int(shapes[kind][1]), part, options.limit) for part in parts]
+    most = slice(options.limit)
+    inputs = {
+        kind: np.concatenate([part.characters for part in drawn])[most],
+        "length": np.concatenate([part.length for part in drawn])[most],
+    }
+    labels = np.concatenate([part.labels for part in drawn])[most]
+    hashes = [part.sha256 for part in drawn]
+    return Labelled(inputs, labels, CLASS_NAMES, "listops", lambda: joined_sha256(hashes), split)
+
+
+def _drawn(kind: str, most: int, split: str, count: int | None) -> Expressions:
+    if kind == "characters":
+        return listops(split, count, grammar=Grammar(max_tokens=most))
+    return as_bytes(listops(split, count, grammar=Grammar(max_tokens=most_tokens(most))), most)
+
+
+def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
+    """Return the first samples that fit the model, whatever it takes.
+
+    Shapes: by name [n ...], n at most `count`.
+    Raises: SaccadeError if no data fits the model.
+    """
+    role = variant.main.variant.role
+    taken = Takes.of(
+        {spec.name: spec.shape for spec in variant.main.inputs},
+        variant.runtime_metadata.get("vocabulary", ()),
+    )
+    if taken.kind in ("characters", "bytes") and data == "listops":
+        drawn = _drawn(taken.kind, taken.most, "test", count)
+        return {role: {taken.kind: drawn.characters, "length": drawn.length}}
+    if not taken.is_image:
+        samples = _sequences(data, HELD_OUT, taken, EvaluateOptions(limit=max(2, count)))
+        return {role: {name: array[:count] for name, array in samples.inputs.items()}}
+    dataset = load_data(data, HELD_OUT, preprocessing=images_of(variant))
+    return {role: {"image": dataset.images[:count]}}
+
+
+def labelled_examples(
+    models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
+) -> Asked:
+    """Return the most probable label of the chosen images or expressions."""
+    data = of_model(models[0], test_inputs(models[0], options))
+    inputs = {name: array[chosen] for name, array in data.inputs.items()}
+    truths = [data.class_names[label] for label in data.labels[chosen]]
+    samples = Samples(inputs.get("image"), _as_text(models[0], inputs), truths)
+    answers = [
+        labelled_answers(model, data.class_names, model.component("")(inputs)) for model in models
+    ]
+    return samples, answers
+
+
+def _as_text(model: EvaluatedModel, inputs: dict[str, np.ndarray]) -> list[str]:
+    """Return the text that a model of characters or bytes reads; empty for other models."""
+    kind = next((name for name in ("characters", "bytes") if name in inputs), None)
+    if kind is None:
+        return []
+    rows = zip(inputs[kind], inputs["length"], strict=True)
+    if kind == "bytes":
+        return [bytes(row[: int(length)]).decode(errors="replace") for row, length in rows]
+    # Symbols of a formal language are words, letters are not.
+    words = (*model.runtime_metadata["vocabulary"], "\N{REPLACEMENT CHARACTER}")
+    between = "" if all(len(word) == 1 for word in words) else " "
+    return [between.join(words[code] for code in row[: int(length)]) for row, length in rows]

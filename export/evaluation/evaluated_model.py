@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models under evaluation: a checkpoint or an exported variant, as functions of named arrays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, cast
+
+import numpy as np
+
+from saccade.core.errors import SaccadeError
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.variant import choose_budgets
+from saccade.exporter.graph.trial import refuse_untried
+from saccade.exporter.runtimes.runners import Runner, run_in_batches, torch_runner
+from saccade.exporter.runtimes.runtime import Runtime, has_custom_ops, loaded, ops_of
+from saccade.models.budget import BudgetLike
+from saccade.models.checkpoint import Checkpoint
+from saccade.models.checkpoint_folder import checkpoint_name
+from saccade.models.checkpoint_format import AUTHORS_DATA, GENERATED_DATA
+from saccade.models.interface import Arrays, Family, TensorSpec
+from saccade.models.preprocessing import Preprocessing
+from saccade.plugins.execution import Ops
+
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Function:
+    """One component of a model, run by torch or a runtime."""
+
+    inputs: tuple[TensorSpec, ...]
+    run: Runner
+
+    def __call__(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Return the outputs for any number of samples."""
+        return run_in_batches(self.run, inputs, _BATCH)
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """One variant: its components by role, and its metadata."""
+
+    name: str
+    family: str
+    sha256: str
+    runtime_metadata: dict[str, Any]
+    labels: tuple[str, ...]
+    preprocessing: Preprocessing | None
+    components: dict[str, Function]
+    ops: Ops = None  # how its custom ops run
+
+    def component(self, *roles: str) -> Function:
+        """Return the component with the first of these roles that the model has.
+
+        Raises: SaccadeError if it has none of them.
+        """
+        for role in roles:
+            if role in self.components:
+                return self.components[role]
+        raise SaccadeError(
+            f"{self.name}: found the components {sorted(self.components)}, expected one of "
+            f"{sorted(roles)}. If files are missing from the folder, export the checkpoint again; "
+            "otherwise choose another --task."
+        )
+
+    def images(self) -> Preprocessing:
+        """Return the preprocessing of images.
+
+        Raises: SaccadeError if the model takes no image.
+        """
+        if self.preprocessing is None:
+            raise SaccadeError(f"{self.name}: takes no image. Choose another --task or --data.")
+        return self.preprocessing
+
+
+def subjects_of_folder(
+    folder: ArtefactFolder, runtime: Runtime, *, kernels: bool = True, threads: int = 1
+) -> list[EvaluatedModel]:
+    """Load the variants of an artefact folder in a runtime, each with this many threads.
+
+    Raises: SaccadeError for a file that cannot be opened within the limits or cannot run here.
+    """
+    refuse_untried(folder, folder.manifests)
+    groups = groupby(
+        folder.manifests,
+        key=lambda manifest: (manifest.variant.setting, manifest.variant.precision),
+    )
+    ops = ops_of(runtime, folder.manifests, kernels=kernels)
+    return [_exported(folder, list(manifests), runtime, ops, threads) for _, manifests in groups]
+
+
+def subjects_of_checkpoint(
+    checkpoint: Checkpoint, budget: Sequence[BudgetLike] = ()
+) -> list[EvaluatedModel]:
+    """Build a checkpoint at these budgets, or at the largest if none is given.
+
+    Raises: SaccadeError for a budget that the family does not have.
+    """
+    model = cast(Family, checkpoint.build())
+    budgets = choose_budgets(model, budget) if budget else model.budgets()[:1]
+    return [
+        _built(checkpoint, model.at(budget), f"{checkpoint_name(checkpoint.path)}-{budget.label}")
+        for budget in budgets
+    ]
+
+
+def trained_on(checkpoint: Checkpoint | None) -> str | None:
+    """Return the training data named in a checkpoint's card, if saccade generates it.
+
+    Raises: SaccadeError for a converted classifier of images, whose data only the user has.
+    """
+    data = checkpoint.card.get("data") if checkpoint else None
+    if checkpoint and data == AUTHORS_DATA and checkpoint.labels and checkpoint.preprocessing:
+        raise SaccadeError(
+            f"{checkpoint_name(checkpoint.path)} was converted, so its training data is not known "
+            "here. Pass labeled images with --data FOLDER, with one subfolder per label."
+        )
+    return data if data in GENERATED_DATA else None
+
+
+def _exported(
+    folder: ArtefactFolder,
+    manifests: Sequence[Manifest],
+    runtime: Runtime,
+    ops: Ops,
+    threads: int,
+) -> EvaluatedModel:
+    first = manifests[0]
+    runners = loaded(runtime, folder, manifests, ops, threads=threads)
+    components = {
+        manifest.variant.role: Function(manifest.inputs, runners[manifest.variant.role])
+        for manifest in manifests
+    }
+    entry = first.variant
+    return EvaluatedModel(
+        f"{entry.model}-{entry.setting}-{entry.precision}",
+        entry.family,
+        first.file.sha256,
+        first.facts,
+        first.labels,
+        first.preprocessing,
+        components,
+        ops if has_custom_ops(manifests) else None,
+    )
+
+
+def _built(checkpoint: Checkpoint, model: Family, name: str) -> EvaluatedModel:
+    folded = model.fold()
+    components = {
+        component.role: Function(
+            component.inputs,
+            torch_runner(folded, component.role, (*component.outputs, *component.optional)),
+        )
+        for component in cast(Family, folded).components()
+    }
+    return EvaluatedModel(
+        name,
+        checkpoint.family,
+        checkpoint.sha256,
+        model.runtime_metadata(),
+        checkpoint.labels,
+        checkpoint.preprocessing,
+        components,
+    )

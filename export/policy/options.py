@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of a calibration."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from saccade.core.errors import SaccadeError
+from saccade.core.path_fields import PathFields
+from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
+from saccade.models.data.asked import check_skip_bad
+
+MOST_STEPS = 4
+MIN_ARI = 0.95  # about 1.5 % of a tetrominoes scene's positions go to another slot
+Against = Literal["full", "labels"]
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
+
+
+@dataclass(frozen=True)
+class CalibrateOptions(PathFields):
+    """The data and the risks for which policies are certified."""
+
+    # a data set's name, or your own data in any format of docs/data.md, also images without labels;
+    # it must be like the traffic; default: the data that the checkpoint was trained on
+    data: str | None = None
+    split: Literal["train", "validation", "test", "all"] = "test"  # which part of the data to use
+    # other data that chooses the chains; then all samples of --data certify them
+    choose_data: str | None = None
+    # the split that chooses, of --choose-data or else of --data; default: all of --choose-data, or
+    # a part of --split
+    choose_split: Literal["train", "validation", "test", "all"] | None = None
+    labels: Path | None = None  # names of the data's classes, one per line, in order
+    data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
+    skip_bad: int = 0  # leave out at most this many unreadable rows
+    risk: tuple[float, ...] = (0.01,)  # largest share of lost answers; each value gives a policy
+    confidence: float = 0.95  # how certain it must be that a policy keeps its risk
+    # when an answer counts as lost: if it differs from the full model's (full), or if it is wrong
+    # and the full model's is right (labels)
+    against: Against = "full"
+    # for segmentations: the smallest adjusted Rand index with the full model's at which an answer
+    # counts as the same; default: 0.95
+    min_ari: float | None = None
+    steps: int = 3  # largest number of variants that one sample may go through
+    name: str = "auto"  # name of the policy; with several risks, the risk is appended
+    limit: int | None = None  # largest number of samples
+    templates: Path | None = None  # zero-shot prompts, one per line, with {} for the label
+    device: str | None = None  # the device whose measured speeds to use, if there are several
+    seed: int = 0  # seed of the order of the samples
+    runtime: RuntimeName = DEFAULT  # the runtime that runs the variants
+    # run custom ops with our kernels; --no-op-library: run custom ops by their ONNX function bodies
+    op_library: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_policy_name(self.name)
+        check_skip_bad(self.skip_bad)
+        for risk in self.risk:
+            if not 0 <= risk < 1:
+                raise SaccadeError(
+                    f"--risk is {risk:g}, expected a share of at least 0 and below 1, such as 0.01."
+                )
+        names = {check_policy_name(self.policy_name(risk)) for risk in self.risk}
+        if not self.risk or len(names) < len(self.risk):
+            found = ",".join(map(str, self.risk)) or "empty"
+            raise SaccadeError(
+                f"--risk is {found}, expected one or more different risks of at most six digits, "
+                "which become part of their policies' names. Pass each of them once."
+            )
+        if not 0.5 <= self.confidence < 1:
+            raise SaccadeError(
+                f"--confidence is {self.confidence:g}, expected at least 0.5 and below 1, such as "
+                "0.95."
+            )
+        if (
+            self.choose_data is None
+            and self.choose_split is not None
+            and ("all" in (self.split, self.choose_split) or self.split == self.choose_split)
+        ):
+            raise SaccadeError(
+                f"--choose-split is {self.choose_split} and --split is {self.split}, expected two "
+                "splits that share no sample: a sample that chose cannot certify. Pass, for "
+                "example, --choose-split validation --split test, or other data by --choose-data."
+            )
+        if self.min_ari is not None and not 0 < self.min_ari <= 1:
+            raise SaccadeError(
+                f"--min-ari is {self.min_ari:g}, expected above 0 and at most 1, such as {MIN_ARI}."
+            )
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise SaccadeError(f"--steps is {self.steps}, expected 1 to {MOST_STEPS}.")
+
+    def policy_name(self, risk: float) -> str:
+        """Return the name of the policy of one of the risks."""
+        return self.name if len(self.risk) == 1 else name_by_risk(self.name, risk)
+
+
+def name_by_risk(name: str, risk: float) -> str:
+    """Return the name of a policy of a calibration with several risks."""
+    return f"{name}-{risk:g}"
+
+
+def check_policy_name(name: str) -> str:
+    """Return the name if files and requests may carry it.
+
+    Raises: SaccadeError otherwise.
+    """
+    if not _NAME.fullmatch(name):
+        raise SaccadeError(
+            f"--name is {name!r:.80}, expected 1 to 48 characters of a-z, 0-9, '.', '_' and '-', "
+            "of which the first is a letter or digit. Pass another name."
+        )
+    return name

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies beside `frontier.json`: a JSON file per calibration, and its answers."""
+
+import hashlib
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import numpy as np
+
+from saccade.core import limits
+from saccade.core.archives import ArchiveRefused, read_arrays
+from saccade.core.errors import SaccadeError
+from saccade.core.files import json_bytes, read_bounded, sha256_of, write_together
+from saccade.core.json_text import parse_json
+from saccade.core.schema import AGAIN, Count, Natural, Positive, Probability, Range, Share, typed
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.policy.answers import MEASURES, Answers, agreement_classes
+from saccade.exporter.policy.certify import Certified
+from saccade.exporter.policy.options import MOST_STEPS, Against, check_policy_name, name_by_risk
+
+SCHEMA = "saccade.policies"
+VERSION = 2
+# Against labels, version 1 was certified by another test; against the full model, nothing changed.
+_EARLIER = 1
+SUFFIX = ".policy.json"
+ANSWERS_SUFFIX = ".policy.npz"
+Measure = Literal["top1", "margin", "entropy"]
+Risk = Annotated[float, Range(0, 1, below=True)]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One variant of a chain: it answers if its confidence is at least the threshold."""
+
+    variant: str
+    sha256: str
+    threshold: float | None  # None: the last step, which always answers
+    temperature: Positive
+    share: Share  # of the calibration samples that end here
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A chain of variants whose risk is certified.
+
+    Units:  risk, bound and observed are shares of samples, seconds are per sample.
+    """
+
+    name: str
+    risk: Risk
+    bound: Annotated[float, Range(-1, 1)]  # upper confidence bound on the samples that certify
+    observed: Annotated[float, Range(-1, 1)]  # mean loss of the samples that certify
+    measure: Measure
+    steps: tuple[Step, ...]
+    seconds: Positive
+    full_seconds: Positive
+
+
+@dataclass(frozen=True)
+class Source:
+    """A variant that took part in the calibration."""
+
+    variant: str
+    sha256: str
+    seconds: Positive  # per sample, as `saccade bench` measured it
+    temperature: Positive
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """The policies of one calibration, and all that their certificates follow from."""
+
+    name: str
+    model: str
+    task: str
+    against: Against
+    confidence: Probability
+    most_steps: Annotated[int, Range(1, MOST_STEPS)]
+    data: str
+    data_sha256: str
+    split: str
+    seed: Natural
+    samples: Count
+    learn: Count  # of the samples; the others certify
+    runtime: str
+    device: str
+    full: str  # the variant that the others are compared with
+    variants: tuple[Source, ...]  # the cheapest first
+    answers_sha256: str
+    policies: tuple[Policy, ...]
+    labels_sha256: str | None = None  # `texts_sha256` of zero-shot labels and of their templates
+    templates_sha256: str | None = None
+    # of segmentations: the adjusted Rand index at which an answer counts as the full model's
+    min_ari: Share | None = None
+    # other data that chose: its samples are the ones to learn from, and all of `data` certify
+    choose_data: str | None = None
+    choose_data_sha256: str | None = None
+    choose_split: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object, schema and version included."""
+        values = asdict(self)
+        own = {key: value for key, value in values.items() if value is not None}
+        return {"schema": SCHEMA, "version": VERSION, **own}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields that cannot be computed from the answers, beside which they are repeated."""
+        computed = ("schema", "version", "answers_sha256", "policies")
+        return {key: value for key, value in self.to_dict().items() if key not in computed}
+
+    @property
+    def answers_name(self) -> str:
+        """The name of the file of answers, which contains their hash."""
+        return f"{self.name}.{self.answers_sha256[:12]}{ANSWERS_SUFFIX}"
+
+    @property
+    def risks(self) -> tuple[float, ...]:
+        """The risks that were certified."""
+        return tuple(policy.risk for policy in self.policies)
+
+
+_FACTS = "facts"  # the array that repeats them
+# Keys that only some files have.
+_ABSENT = {field.name: None for field in fields(PolicyFile) if field.default is None}
+
+
+def policy_of(name: str, certified: Certified, answers: Answers) -> Policy:
+    """Return a certified chain under a name, with the hashes of its variants."""
+    chain = certified.chain
+    thresholds = (*chain.thresholds, None)
+    steps = tuple(
+        Step(
+            answers.names[at],
+            answers.sha256[at],
+            threshold,
+            answers.temperatures[at],
+            round(share, 6),
+        )
+        for at, threshold, share in zip(chain.steps, thresholds, certified.shares, strict=True)
+    )
+    return Policy(
+        name=name,
+        risk=certified.risk,
+        bound=round(certified.bound, 6),
+        observed=round(certified.observed, 6),
+        measure=cast(Measure, chain.measure),
+        steps=steps,
+        seconds=float(f"{certified.seconds:.9g}"),
+        full_seconds=answers.seconds[answers.full],
+    )
+
+
+def with_answers(content: PolicyFile, answers: Answers) -> tuple[PolicyFile, bytes]:
+    """Return the policies with the hash of their file of answers, and this file."""
+    arrays = answers.to_npz(json_bytes(content.facts))
+    return replace(content, answers_sha256=hashlib.sha256(arrays).hexdigest()), arrays
+
+
+def write_policies(folder: Path, content: PolicyFile, answers: bytes) -> Path:
+    """Write the file and the answers beside it, both or neither; older ones of the name go.
+
+    A process that is killed between the two leaves the older policy with its own answers, because
+    the names of answers contain their hash.
+    """
+    path = folder / (content.name + SUFFIX)
+    own = folder / content.answers_name
+    write_together({own: answers, path: json_bytes(content.to_dict())})
+    for older in folder.glob("*" + ANSWERS_SUFFIX):
+        if older != own and re.fullmatch(
+            re.escape(content.name) + r"\.[0-9a-f]{12}", older.name.removesuffix(ANSWERS_SUFFIX)
+        ):
+            older.unlink(missing_ok=True)
+    return path
+
+
+def texts_sha256(texts: Iterable[str]) -> str:
+    """Return the hash of labels or templates, whose order does not matter to a policy."""
+    return hashlib.sha256(json_bytes(sorted(texts))).hexdigest()
+
+
+def calibrate_again(folder: Path) -> str:
+    """Return what to do about a policy that cannot be used."""
+    return f"Calibrate again with: saccade calibrate {shlex.quote(str(folder))} --data DATA"
+
+
+def read_policies(path: Path) -> PolicyFile:
+    """Read a policy file and check every key.
+
+    Raises: SaccadeError for a foreign file, an unknown version, an unknown, missing or wrong key,
+        or steps that make no chain.
+    """
+    again = calibrate_again(path.parent)
+    try:
+        content = parse_json(read_bounded(path, limits.JSON_BYTES))
+    except OSError as error:
+        raise SaccadeError(f"{path}: cannot be read ({error}). {again}") from error
+    except (ValueError, RecursionError) as error:
+        raise SaccadeError(
+            f"{path}: is not valid JSON ({error!s:.200}), so it was cut off or edited. {again}"
+        ) from error
+    if not isinstance(content, dict) or not {"schema", "version"} <= content.keys():
+        raise SaccadeError(
+            f"{path}: is not a policy file: expected a JSON object with 'schema' and 'version'. "
+            f"{again}"
+        )
+    schema, version = content.pop("schema"), content.pop("version")
+    if (schema, version, content.get("against")) == (SCHEMA, _EARLIER, "labels"):
+        raise SaccadeError(
+            f"{path}: is version {version}, whose test against labels was replaced by a more "
+            f"powerful one, so its certificates cannot be computed again. {again} --against "
+            "labels"
+        )
+    if schema == SCHEMA and type(version) is int and version > VERSION:
+        raise SaccadeError(
+            f"{path}: is version {version}, expected at most {VERSION}: a newer saccade wrote it. "
+            f"Use that release. {again}"
+        )
+    if schema != SCHEMA or version not in (_EARLIER, VERSION):
+        raise SaccadeError(
+            f"{path}: is {schema!r:.80} version {version!r:.20}, expected {SCHEMA!r} version "
+            f"{VERSION}. {again}"
+        )
+    try:
+        found: PolicyFile = typed(PolicyFile, {**_ABSENT, **content}, f"{path}: ")
+        _check_chains(found, path)
+    except SaccadeError as error:
+        raise SaccadeError(str(error).replace(AGAIN, again)) from error
+    return found
+
+
+def policy_files(folder: Path) -> list[Path]:
+    """Return the policy files of an artefact folder, by name."""
+    return sorted(folder.glob("*" + SUFFIX))
+
+
+def check_variants(content: PolicyFile, path: Path, variants: Mapping[str, VariantFiles]) -> None:
+    """Check that the variants of a calibration are still those of the folder.
+
+    Raises: SaccadeError that names the first one that is missing or has other bytes.
+    """
+    again = calibrate_again(path.parent)
+    for source in content.variants:
+        if (there := variants.get(source.variant)) is None:
+            raise SaccadeError(
+                f"{path}: was calibrated with {source.variant}, which is not in the folder. {again}"
+            )
+        if there.sha256 != source.sha256:
+            raise SaccadeError(
+                f"{path}: was calibrated with {source.variant} of SHA-256 "
+                f"{source.sha256[:12]}..., the folder has {there.sha256[:12]}.... {again}"
+            )
+
+
+def read_answers(content: PolicyFile, path: Path) -> Answers:
+    """Read the answers that a policy file was made from.
+
+    Raises: SaccadeError if they are missing, changed, or do not fit the file.
+    """
+    again = calibrate_again(path.parent)
+    place = path.with_name(content.answers_name)
+    if not place.is_file():
+        raise SaccadeError(
+            f"{place}: missing; it contains the answers that {path.name} was certified with. "
+            f"Put it back, if you have it. {again}"
+        )
+    if (digest := sha256_of(place)) != content.answers_sha256:
+        raise SaccadeError(
+            f"{place}: SHA-256 is {digest[:12]}..., {path.name} names "
+            f"{content.answers_sha256[:12]}.... {again}"
+        )
+    try:
+        arrays = read_arrays(place)
+    except (OSError, ArchiveRefused) as error:
+        raise SaccadeError(f"{place}: cannot be read ({error}). {again}") from error
+    return _answers(content, arrays, place)
+
+
+def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path) -> Answers:
+    v, n = len(content.variants), content.samples
+    answers = "classes" if content.min_ari is None else "agreement"
+    shapes = {answers: (v, n), "confidence": (len(MEASURES), v, n), "labels": (n,)}
+    kinds = {"classes": "i", "agreement": "f", "confidence": "f", "labels": "i"}
+    found = {
+        name: (array.shape, array.dtype.kind) for name, array in arrays.items() if name != _FACTS
+    }
+    expected = {
+        name: (shape, kinds[name])
+        for name, shape in shapes.items()
+        if name in found or name != "labels"
+    }
+    if found != expected or not content.learn < n:
+        raise SaccadeError(
+            f"{place}: contains {found}, expected {expected}, and fewer than {n} samples to learn "
+            f"from. {calibrate_again(place.parent)}"
+        )
+    if _FACTS in arrays:  # files of earlier releases do not have them
+        _check_facts(content, arrays[_FACTS], place)
+    names = tuple(source.variant for source in content.variants)
+    return Answers(
+        names=names,
+        sha256=tuple(source.sha256 for source in content.variants),
+        seconds=tuple(source.seconds for source in content.variants),
+        temperatures=tuple(source.temperature for source in content.variants),
+        full=names.index(content.full),
+        learn=content.learn,
+        classes=arrays["classes"]
+        if content.min_ari is None
+        else agreement_classes(arrays["agreement"], content.min_ari),
+        confidence=arrays["confidence"],
+        labels=arrays.get("labels"),
+        agreement=arrays.get("agreement"),
+        apart=content.choose_data is not None,
+    )
+
+
+def _check_facts(content: PolicyFile, found: np.ndarray, place: Path) -> None:
+    """Check that both files state the same about their calibration.
+
+    Raises: SaccadeError that names the first field that differs.
+    """
+    again = calibrate_again(place.parent)
+    try:
+        facts: dict[str, Any] = dict(parse_json(found.tobytes()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SaccadeError(f"{place}: cannot be read ({error!r:.200}). {again}") from error
+    own = parse_json(json_bytes(content.facts))
+    if changed := [key for key in {**own, **facts} if own.get(key) != facts.get(key)]:
+        key = changed[0]
+        raise SaccadeError(
+            f"{place.with_name(content.name + SUFFIX)}: {key} is {own.get(key)!r:.200}, but the "
+            f"calibration gives {facts.get(key)!r:.200}. The file was changed after its "
+            f"calibration. {again}"
+        )
+
+
+def _check_chains(content: PolicyFile, path: Path) -> None:
+    again = calibrate_again(path.parent)
+    sources = {source.variant: source for source in content.variants}
+    if content.name + SUFFIX != path.name:
+        raise SaccadeError(
+            f"{path}: is the file of {content.name + SUFFIX!r}. Rename it back. {again}"
+        )
+    if not re.fullmatch("[0-9a-f]{64}", content.answers_sha256):  # a part of it names a file
+        raise SaccadeError(
+            f"{path}: answers_sha256 is {content.answers_sha256!r:.80}, expected 64 hexadecimal "
+            f"digits. {again}"
+        )
+    if content.full not in sources or len(sources) < len(content.variants):
+        raise SaccadeError(
+            f"{path}: compares with {content.full!r:.80}, expected one of "
+            f"{', '.join(sources)}, each named once. {again}"
+        )
+    names = [policy.name for policy in content.policies]
+    if not names or len(set(names)) < len(names):
+        raise SaccadeError(
+            f"{path}: has the policies {', '.join(names) or 'none'}, expected one or more of "
+            f"different names. {again}"
+        )
+    for policy in content.policies:
+        if policy.name not in (content.name, name_by_risk(content.name, policy.risk)):
+            raise SaccadeError(
+                f"{path}: found policy {policy.name!r:.80} of risk {policy.risk:g}, expected the "
+                f"name {name_by_risk(content.name, policy.risk)}. {again}"
+            )
+        check_policy_name(policy.name)
+        *early, last = [step.threshold for step in policy.steps] or [0.0]
+        alike = all(
+            step.variant in sources
+            and (step.sha256, step.temperature)
+            == (sources[step.variant].sha256, sources[step.variant].temperature)
+            for step in policy.steps
+        )
+        if last is not None or None in early or not alike:
+            raise SaccadeError(
+                f"{path}: policy {policy.name} is not a chain: expected steps of calibrated "
+                f"variants, each but the last with a threshold. {again}"
+            )

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load a plan. A plan is executable code, so it is checked before TensorRT reads it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.core.errors import SaccadeError
+from saccade.core.files import sha256_of
+from saccade.core.worker import Worker, WorkerEnded
+from saccade.exporter.runtimes.gpu import Gpu, gpu_at_hand
+from saccade.exporter.runtimes.tensorrt import loader
+from saccade.exporter.runtimes.tensorrt.child import Network
+from saccade.exporter.runtimes.tensorrt.engine_manifest import (
+    AGAIN,
+    EngineManifest,
+    manifest_of,
+    plan_bytes,
+)
+from saccade.exporter.runtimes.tensorrt.loader import Contents, NotLoaded, Plan, deserialize
+from saccade.exporter.runtimes.tensorrt.modules import MODULES, NAMES, chosen_engine, module_of
+from saccade.exporter.runtimes.tensorrt.type_proof import check_bindings
+from saccade.plugins.availability import TENSORRT_LIBRARY
+
+_SECONDS = 300  # for the first deserialization, when TensorRT-RTX compiles for the GPU
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """A deserialized engine and its manifest."""
+
+    manifest: EngineManifest
+    trt: Any
+    runtime: Any  # must live as long as the engine
+    engine: Any
+
+
+def load_engine(plan: Path | str, manifest: EngineManifest | None = None) -> LoadedEngine:
+    """Load a plan that saccade built for this GPU and this version of TensorRT.
+
+    If `manifest` is not given, the one next to the plan is read. The bytes are read and hashed
+    once. A separate process, which may crash, deserializes them first.
+
+    Raises: SaccadeError for a plan with a missing or wrong manifest, another hash, version, GPU or
+        plugin library, or if it cannot be deserialized; MissingPackage without TensorRT.
+    """
+    plan = Path(plan)
+    manifest = manifest or manifest_of(plan)
+    data = plan_bytes(plan, manifest)
+    check_fits(plan, manifest, gpu_at_hand())
+    look_inside(plan, manifest, data)
+    trt = module_of(manifest.engine)
+    try:
+        runtime, engine = deserialize(trt, data, _libraries(manifest))
+    except NotLoaded as error:
+        raise _refused(plan, manifest, str(error)) from error
+    return LoadedEngine(manifest, trt, runtime, engine)
+
+
+def check_fits(plan: Path, manifest: EngineManifest, gpu: Gpu | None) -> None:
+    """Check that a plan fits the GPU, TensorRT and plugins of this machine.
+
+    Raises: SaccadeError otherwise, MissingPackage without TensorRT.
+    """
+    module = NAMES[chosen_engine(manifest.engine)]
+    version = module_of(manifest.engine).__version__
+    if version != manifest.version:
+        raise SaccadeError(
+            f"{plan}: was built with {module} {manifest.version}, but {version} is installed, and "
+            "only the version that built a plan can read it. Install that version, or build again "
+            "with: saccade build ARTEFACT"
+        )
+    wanted = ", ".join(manifest.compute_capabilities)
+    if gpu is None:
+        raise SaccadeError(
+            f"{plan}: needs an NVIDIA GPU, but no driver (libcuda.so.1) or no device was found. "
+            f"Run it on a machine with a GPU of compute capability {wanted}."
+        )
+    if gpu.capability not in manifest.compute_capabilities:
+        raise SaccadeError(
+            f"{plan}: was built for compute capability {wanted}; {gpu.name} has {gpu.capability}. "
+            f"Build it for this GPU with: saccade build ARTEFACT --engine {manifest.engine}"
+        )
+    for name, digest in manifest.plugins.items():
+        if name != TENSORRT_LIBRARY.name or not TENSORRT_LIBRARY.exists():
+            raise SaccadeError(
+                f"{plan}: needs the plugin library {name}, which is missing. "
+                "Build it with: make plugins-tensorrt TENSORRT_INCLUDE_DIR=DIR"
+            )
+        if (actual := sha256_of(TENSORRT_LIBRARY)) != digest:
+            raise SaccadeError(
+                f"{plan}: was built with another {name} (SHA-256 {digest[:12]}..., here "
+                f"{actual[:12]}...). Put that library back, or build again with: "
+                "saccade build ARTEFACT"
+            )
+
+
+def look_inside(plan: Path, manifest: EngineManifest, data: bytes) -> Contents:
+    """Deserialize in a throwaway process; return inputs, outputs and the inspector's JSON.
+
+    Raises: SaccadeError if TensorRT refuses it, the process dies or hangs, or the engine has
+        other inputs or outputs than its manifest.
+    """
+    request = Plan(MODULES[manifest.engine], tuple(_libraries(manifest)), data)
+    try:
+        with Worker(loader.__name__) as worker:
+            answer = worker.ask(request, Contents, _SECONDS)
+    except WorkerEnded as ended:
+        said = f"the process that tried it failed ({ended}) {ended.last_words}".strip()
+        raise _refused(plan, manifest, said) from ended
+    except SaccadeError as error:
+        raise _refused(plan, manifest, str(error)) from error
+    network = Network(manifest.version, answer.inputs, answer.outputs, 0, ())
+    check_bindings(str(plan), network, manifest.inputs, manifest.outputs)
+    return answer
+
+
+def _libraries(manifest: EngineManifest) -> list[str]:
+    return [str(TENSORRT_LIBRARY)] if manifest.plugins else []
+
+
+def _refused(plan: Path, manifest: EngineManifest, said: str) -> SaccadeError:
+    module = f"{NAMES[manifest.engine]} {manifest.version}"
+    return SaccadeError(f"{plan}: {module} cannot deserialize it: {said}. {AGAIN}")

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load data sets by name or path, as uint8 images and class indices."""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saccade.core.errors import SaccadeError, ShapeError
+from saccade.core.spelling import did_you_mean
+from saccade.core.verbosity import note_once
+from saccade.models.data.asked import DataAsked
+from saccade.models.data.loaded_once import keeps_loaded
+from saccade.models.data.samples.arrays import ArrayFile
+from saccade.models.data.samples.images import Images, fitting, is_gray, of_all_images
+from saccade.models.data.samples.source import Source
+from saccade.models.data.splits import (
+    SPLITS,
+    calibration_rows,
+    chosen_rows,
+    drawn_rows,
+    few_of_each,
+    held_out,
+)
+from saccade.models.preprocessing import Preprocessing
+
+HELD_OUT = "held-out"  # test, or validation if the data has no test samples
+SPLIT_CHOICES = (*SPLITS, "val", "all", HELD_OUT)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One split of a data set.
+
+    Shapes: images [n h w c] uint8, an array or `samples.images.Images`, which are decoded when they
+            are indexed; labels [n] int64, indices into class_names.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    name: str
+    digest: Callable[[], str] = field(repr=False, compare=False)
+    split: str = "test"
+    skipped: int = 0  # unreadable rows that were left out
+    # The same images in the size of their files; None if they have none of their own.
+    originals: Images | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of this split's images, labels and class names."""
+        return self.digest()
+
+    def first(self, count: int | None) -> "Dataset":
+        """Return the first samples of a random order; the hash stays that of the split."""
+        rows = drawn_rows(len(self.labels), count)
+        if rows is None:
+            return self
+        own: Any = self.images
+        images: Any = own.part(own.rows[rows]) if isinstance(own, Images) else own[rows]
+        originals = self.originals and self.originals.part(self.originals.rows[rows])
+        return replace(self, images=images, labels=self.labels[rows], originals=originals)
+
+
+def load_data(
+    name_or_path: str | Path,
+    split: str,
+    *,
+    preprocessing: Preprocessing | None = None,
+    side_px: int = 32,
+    also: Sequence[str] = (),
+    asked: DataAsked | None = None,
+) -> Dataset:
+    """Load one split of `digits`, `digits-sum`, `shapes`, or of the user's data in any format.
+
+    `shapes` are scenes of one object, with the size of `preprocessing`, else 64 px. The user's
+    images are resized to the trained model's `preprocessing`, or for a new model to `side_px` by
+    `side_px`, gray if every image is gray; pixels in arrays are not resized. The split `all` is
+    every sample, those of training first. Of the split `train`, `asked.shots` samples of each class
+    are drawn. `also` lists further names that the caller accepts, for the message.
+    Raises: SaccadeError if there is no such data or it cannot be used, ShapeError if images do
+        not have the shape that `preprocessing` requires.
+    """
+    if split not in SPLIT_CHOICES:
+        raise SaccadeError(f"split is {split!r}, expected one of {', '.join((*SPLITS, 'all'))}.")
+    split = "validation" if split == "val" else split
+    if preprocessing is None and asked is not None:
+        preprocessing = asked.preprocessing
+    name = str(name_or_path)
+    if name in _GENERATED:
+        _check_unused(name, asked or DataAsked())
+        split = "test" if split == HELD_OUT else split
+        data = _generated(name, split, preprocessing, asked or DataAsked())
+    else:
+        data = _own(name, split, preprocessing, side_px, also, asked or DataAsked())
+    if preprocessing is not None:
+        shape = data.images.shape[1:]
+        expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
+        if shape != expected:
+            raise ShapeError(
+                f"{name_or_path}: images are {shape} (height, width, channels), the model expects "
+                f"{expected}. Pass the data that the model was trained for, or train again."
+            )
+    return data
+
+
+_SHOWN = 10  # unreadable rows in notes
+_BLOCK = 64  # images of a pass over all
+
+
+def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation per channel, rounded as in a configuration.
+
+    Shapes: images [n h w c] uint8 -> two [c].
+    Units: fractions of full white.
+    """
+    if isinstance(images, Images):
+        mean_of, std_of = of_all_images(lambda: _moments_by_block(images))
+    else:
+        pixels = images.reshape(-1, images.shape[-1]) / 255
+        mean_of, std_of = pixels.mean(0), pixels.std(0)
+    mean = tuple(round(float(mean), 4) for mean in mean_of)
+    return mean, tuple(max(round(float(deviation), 4), 1e-3) for deviation in std_of)
+
+
+def _moments_by_block(images: Images) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation from sums of whole numbers, which are exact."""
+    totals = np.zeros((2, images.shape[-1]), dtype=np.int64)
+    for start in range(0, len(images), _BLOCK):
+        block = images[np.arange(start, min(start + _BLOCK, len(images)))].astype(np.int64)
+        totals += [block.sum((0, 1, 2)), (block**2).sum((0, 1, 2))]
+    count = math.prod(images.shape[:3])
+    mean, square = totals / count / ([[255.0], [255.0**2]])
+    return mean.tolist(), np.sqrt(np.maximum(square - mean**2, 0)).tolist()
+
+
+_GENERATED = ("digits", "digits-sum", "shapes")
+_Parts = tuple[np.ndarray, np.ndarray, tuple[str, ...]]
+
+
+def _generated(
+    name: str, split: str, preprocessing: Preprocessing | None, asked: DataAsked
+) -> Dataset:
+    from saccade.models.data.digits import digits, digits_sum
+
+    sources: dict[str, Callable[[str], _Parts]] = {
+        "digits": digits,
+        "digits-sum": digits_sum,
+        "shapes": lambda part: _shapes(part, preprocessing),
+    }
+    drawn = [sources[name](part) for part in (SPLITS if split == "all" else (split,))]
+    images, labels = (np.concatenate(arrays) for arrays in list(zip(*drawn, strict=True))[:2])
+    class_names = drawn[0][2]
+    if asked.shots is not None and split == "train":
+        rows = few_of_each(name, labels, class_names, asked.shots, asked.seed)
+        images, labels = images[rows], labels[rows]
+        drawn = [(images, labels, class_names)]
+    if asked.most is not None:
+        rows = calibration_rows(len(labels), min(asked.most, len(labels)))
+        images, labels = images[rows], labels[rows]
+    hashes = [_digest(*part) for part in drawn]
+    return Dataset(images, labels, class_names, name, lambda: joined_sha256(hashes), split)
+
+
+def _check_unused(name: str, asked: DataAsked) -> None:
+    """Check that no option is given that generated data would ignore.
+
+    Raises: SaccadeError if one is.
+    """
+    for option, path in (("--labels", asked.labels), ("--data-root", asked.data_root)):
+        if path is not None:
+            raise SaccadeError(
+                f"{option} {path}: describes your own data, but {name} is a data set of saccade, "
+                "with its own class names and no files. Drop it, or pass your own --data."
+            )
+
+
+def joined_sha256(hashes: Sequence[str]) -> str:
+    """Return the hash of all splits, from theirs."""
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+@keeps_loaded
+def _own(
+    name: str,
+    split: str,
+    preprocessing: Preprocessing | None,
+    side_px: int,
+    also: Sequence[str],
+    asked: DataAsked,
+) -> Dataset:
+    """Load the user's data; images that do not fit into KEPT_BYTES stay in their files."""
+    from saccade.models.data.samples.formats import EXPECTED, is_data, open_source
+    from saccade.models.data.samples.source import Given
+
+    if not is_data(name):
+        kind = "a file of another kind" if Path(name).is_file() else "neither a name nor a path"
+        names = (*_GENERATED, *also)
+        raise SaccadeError(
+            f"data '{name}': found {kind}.{did_you_mean(name, names)} "
+            f"Pass {', '.join(names)}, {EXPECTED}."
+        )
+    source = open_source(name, Given.of(asked.labels, asked.data_root))
+    if preprocessing is None and len(source.class_names) < 2:
+        raise SaccadeError(
+            f"{name}: found the class {source.class_names[0]}, expected at least two. A folder "
+            "needs one sub-folder per class, a table or an .npz labels of two classes."
+        )
+    return split_of_source(source, name, split, preprocessing, side_px, asked)[0]
+
+
+def split_of_source(
+    source: Source,
+    name: str,
+    split: str,
+    preprocessing: Preprocessing | None,
+    side_px: int,
+    asked: DataAsked,
+) -> tuple[Dataset, np.ndarray]:
+    """Return one split of a source's images, and the rows that they are.
+
+    Unreadable rows are left out as `asked` says. Images that do not fit into KEPT_BYTES stay in
+    their files.
+
+    Shapes: -> int64 [images].
+    Raises: SaccadeError if the split is empty, or more rows cannot be read than may be left out.
+    """
+    for text in source.notes:
+        note_once(text)
+    if split == HELD_OUT:
+        split = held_out(source.split_of)
+    rows = chosen_rows(source.path, split, source.labels, source.split_of)
+    shown = Path(name).name
+    if isinstance(source, ArrayFile):
+        rows = _few(source, rows, asked, split)
+        images = source.take(rows)
+        return _kept(images, source, rows, shown, split), rows
+    wanted = (preprocessing or plain_preprocessing(source, side_px)).wanted()
+    lazy = Images(source, rows, wanted)
+    kept = readable_rows(name, split, lazy, asked.skip_bad)
+    skipped = len(rows) - len(kept)
+    rows = _few(source, kept, asked, split)
+    if len(rows) < len(lazy):
+        lazy = Images(source, rows, wanted)
+    images = fitting(lazy)
+    if images is lazy:
+        names = source.class_names
+        digest = lazy.sha256
+        labels = source.labels[rows]
+        return Dataset(images, labels, names, shown, digest, split, skipped, lazy), rows
+    data = _kept(images, source, rows, shown, split, skipped=skipped)
+    return replace(data, originals=lazy), rows
+
+
+def readable_rows(name: str, split: str, images: Images, most: int) -> np.ndarray:
+    """Return the rows of these images without at most `most` unreadable ones, which are listed.
+
+    Raises: SaccadeError if there are more. With 0, nothing is read.
+    """
+    unreadable = of_all_images(lambda: images.unreadable(most)) if most else []
+    for _, text in unreadable[:_SHOWN]:
+        note_once(f"left out: {text}")
+    if unreadable:
+        count = f"{len(unreadable)} of {len(images):,} rows"
+        note_once(f"{name}: left out {count} of the split {split}")
+    return np.delete(images.rows, [place for place, _ in unreadable])
+
+
+def _few(source: Source, rows: np.ndarray, asked: DataAsked, split: str) -> np.ndarray:
+    """Return the rows of `asked.most`, or of `asked.shots` per class of the training split."""
+    if asked.most is not None:
+        return np.sort(rows[calibration_rows(len(rows), min(asked.most, len(rows)))])
+    if asked.shots is None or split != "train":
+        return rows
+    where, names = str(source.path), source.class_names
+    return rows[few_of_each(where, source.labels[rows], names, asked.shots, asked.seed)]
+
+
+def _kept(
+    images: np.ndarray, source: Source, rows: np.ndarray, name: str, split: str, skipped: int = 0
+) -> Dataset:
+    labels, names = source.labels[rows], source.class_names
+    sha256 = _digest(images, labels, names)
+    return Dataset(images, labels, names, name, lambda: sha256, split, skipped)
+
+
+def plain_preprocessing(source: Source, side_px: int) -> Preprocessing:
+    """Return how images are resized for a new model, whose checkpoint resizes them likewise."""
+    channels = 1 if all(is_gray(source, row) for row in range(len(source))) else 3
+    return Preprocessing(side_px, side_px, channels, (0.0,) * channels, (1.0,) * channels)
+
+
+def _shapes(split: str, preprocessing: Preprocessing | None) -> _Parts:
+    """Load scenes with one object; the class is its color and shape."""
+    from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
+    from saccade.models.data.shapes import scenes
+
+    side_px = 64 if preprocessing is None else preprocessing.height_px
+    drawn = scenes(split, side_px=side_px, objects=(1, 1))
+    labels = np.array([scene_label(objects) for objects in drawn.objects], dtype=np.int64)
+    return drawn.images, labels, SCENE_LABELS
+
+
+def _digest(images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> str:
+    digest = hashlib.sha256(repr((images.shape, class_names)).encode())
+    digest.update(images.tobytes())
+    digest.update(labels.tobytes())
+    return digest.hexdigest()

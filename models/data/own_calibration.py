@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibration samples from the user's images: for the parity gate, and for the ranges of int8."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saccade.core.errors import SaccadeError
+from saccade.models.checkpoint import Checkpoint, save
+from saccade.models.checkpoint_format import AUTHORS_DATA, Header
+from saccade.models.data.asked import DataAsked
+from saccade.models.data.datasets import load_data
+from saccade.models.data.loaded_once import keeps_loaded
+from saccade.models.data.splits import CALIBRATION_SAMPLES
+from saccade.models.data.user_data import is_unlabelled, unlabelled_images
+from saccade.models.preprocessing import Preprocessing
+
+LEAST = 16
+_ON = "calibrated_on"  # in the card of a checkpoint whose samples are the user's
+_ANSWERS = ("labels", "masks")  # calibration arrays that are right answers, not inputs
+
+
+@dataclass(frozen=True)
+class OwnImages:
+    """At most 256 of the user's images, drawn with a fixed seed.
+
+    Shapes: images [n h w c] uint8; labels [n] int64 into the model's labels, None if the data has
+            none or other ones.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray | None
+    name: str
+    described: str
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint's card."""
+        return {_ON: {"data": self.name, "samples": len(self.images)}}
+
+
+@keeps_loaded
+def own_images(
+    data: str, preprocessing: Preprocessing | None, labels: tuple[str, ...]
+) -> OwnImages:
+    """Read the images of `--calibrate-on`: any `--data`, or a folder of images without labels.
+
+    Of labeled data with splits, they are training images.
+
+    Raises: SaccadeError if the model takes no image, or the data cannot be read or has fewer than
+        LEAST images.
+    """
+    if preprocessing is None:
+        raise SaccadeError(
+            f"--calibrate-on {data}: names images, but this model takes no image. Leave it out."
+        )
+    if is_unlabelled(Path(data)):
+        images = unlabelled_images(Path(data), preprocessing, CALIBRATION_SAMPLES)
+        return _of(Path(data).name, images, None, "images without labels")
+    asked = DataAsked(most=CALIBRATION_SAMPLES)
+    try:
+        dataset = load_data(data, "train", preprocessing=preprocessing, asked=asked)
+    except SaccadeError as error:
+        raise SaccadeError(
+            f"--calibrate-on {error} Labels are not needed: a folder may also have images alone."
+        ) from error
+    if not set(dataset.class_names) <= set(labels):
+        return _of(
+            dataset.name, dataset.images, None, "training images, whose labels are not the model's,"
+        )
+    index = np.array([labels.index(name) for name in dataset.class_names], dtype=np.int64)
+    known = index[dataset.labels]
+    return _of(dataset.name, dataset.images, known, "training images with labels")
+
+
+def _of(name: str, images: np.ndarray, labels: np.ndarray | None, kind: str) -> OwnImages:
+    if len(images) < LEAST:
+        raise SaccadeError(
+            f"--calibrate-on {name}: found {len(images)} {kind.rstrip(',')}, expected at least "
+            f"{LEAST}, better {CALIBRATION_SAMPLES}. Add images."
+        )
+    pixels = np.asarray(images[np.arange(len(images))])
+    return OwnImages(pixels, labels, name, f"{len(pixels)} {kind} of {name}")
+
+
+def samples_with(own: OwnImages, others: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return calibration arrays: the images, and as many samples of each of the other inputs.
+
+    Right answers among the others belonged to other images. The user's labels are used if the
+    image is the only input.
+    """
+    inputs = {name: array for name, array in others.items() if name not in (*_ANSWERS, "image")}
+    count = min([len(own.images), *map(len, inputs.values())])
+    chosen = np.linspace(0, len(own.images) - 1, count).astype(np.int64)  # of all classes
+    arrays = {name: array[:count] for name, array in inputs.items()}
+    arrays["image"] = own.images[chosen]
+    if own.labels is not None and not inputs:
+        arrays["labels"] = own.labels[chosen]
+    return arrays
+
+
+def recalibrated(
+    checkpoint: Checkpoint, data: str, out: Path, *, replace: bool = True
+) -> tuple[Checkpoint, str]:
+    """Write the checkpoint with the user's images as calibration samples; also describe them.
+
+    Raises: SaccadeError as `own_images` and `save`.
+    """
+    own = own_images(data, checkpoint.preprocessing, checkpoint.labels)
+    origin = {"calibration": own.described, "recalibrated_from_sha256": checkpoint.sha256}
+    written = save(
+        out,
+        family=checkpoint.family,
+        config=checkpoint.config,
+        weights=checkpoint.weights,
+        preprocessing=checkpoint.preprocessing,
+        labels=checkpoint.labels,
+        calibration=samples_with(own, checkpoint.calibration),
+        card=checkpoint.card | own.card | origin,
+        replace=replace,
+    )
+    return written, own.described
+
+
+def check_calibrated(where: object, checkpoint: Checkpoint | Header) -> None:
+    """Check that int8 can be calibrated: a converted model has no images of its own data.
+
+    Raises: SaccadeError naming the option.
+    """
+    converted = checkpoint.card.get("data") == AUTHORS_DATA and checkpoint.preprocessing
+    if converted and _ON not in checkpoint.card:
+        raise SaccadeError(
+            f"{where}: --precision int8 needs images like those that the model will see, and this "
+            f"converted checkpoint has only {checkpoint.card.get('calibration')}. Pass your "
+            f"own, best {CALIBRATION_SAMPLES}: --calibrate-on FOLDER. Labels are not needed."
+        )

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""COCO's JSON of instances: polygons and run lengths, drawn as masks."""
+
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from saccade.core.errors import SaccadeError
+from saccade.core.json_text import stream_json
+from saccade.models.data.samples.manifests import Root
+from saccade.models.data.samples.masks import MOST_OBJECTS, MaskSource
+from saccade.models.data.samples.source import Given, RowUnreadable, split_in
+from saccade.models.image_decoding import Wanted
+
+
+class _Instance(NamedTuple):
+    """One object: polygons (float32 x, y of each) or run lengths, as compact as possible."""
+
+    identity: Any
+    polygons: tuple[bytes, ...] = ()
+    runs: bytes | str | None = None  # int64 counts, or COCO's text of them
+
+
+class CocoInstances(MaskSource):
+    """The images of COCO's JSON, with a mask drawn from their annotations.
+
+    Of two objects in one pixel, the smaller one counts. Crowds (`iscrowd`) are background. A split
+    in the file's name, such as instances_val2017.json, is that of all images.
+
+    Raises: SaccadeError if the file or an annotation cannot be used, or its image is not listed.
+    """
+
+    def __init__(self, path: Path, given: Given) -> None:
+        self.path, self._root = path, Root(given.root or path.parent)
+        self._files: list[str] = []
+        self._sizes = array("q")  # height and width of each image
+        self._instances: dict[Any, list[_Instance]] = {}
+        self._ids: list[Any] = []
+        try:
+            for field, value in stream_json(path):
+                if field == "images":
+                    self._add_image(value)
+                elif field == "annotations":
+                    self._add_instance(value)
+        except (OSError, ValueError) as error:
+            raise SaccadeError(
+                f"{path}: cannot be read ({error}), expected COCO's JSON object with images and "
+                "annotations. Write it again."
+            ) from error
+        if not self._files:
+            raise SaccadeError(
+                f"{path}: found no images, expected COCO's JSON of instances: a list of images "
+                "(id, file_name, height, width) and of annotations (image_id, segmentation)."
+            )
+        if unknown := self._instances.keys() - set(self._ids):
+            odd = self._instances[next(iter(unknown))][0].identity
+            raise SaccadeError(
+                f"{path}: annotation {odd}: its image {next(iter(unknown))!r:.40} is not in the "
+                "list of images. Add the image, or remove the annotation."
+            )
+        self.without_classes(len(self._files))
+        if (split := split_in(path.name)) >= 0:
+            self.split_of = np.full(len(self._files), split, dtype=np.int8)
+
+    def read(self, row: int, most_bytes: int) -> bytes:
+        """Return the bytes of the image."""
+        return self._root.read(self._files[row], most_bytes)
+
+    def row_name(self, row: int) -> str:
+        """Return the id and the file of the image."""
+        return f"image {self._ids[row]}: {self._files[row]}"
+
+    def read_mask(self, row: int, wanted: Wanted) -> np.ndarray:
+        """Return a mask of the size in the JSON, objects numbered from the largest."""
+        height, width = self._sizes[2 * row], self._sizes[2 * row + 1]
+        if height * width > wanted.max_megapixels * 1e6:
+            raise RowUnreadable(
+                f"the JSON declares {width} x {height} pixels, expected at most "
+                f"{wanted.max_megapixels} megapixels. Make the image smaller"
+            )
+        drawn = []
+        for instance in self._instances.get(self._ids[row], ()):
+            try:
+                drawn.append(_drawn(instance, height, width))
+            except ValueError as error:
+                raise RowUnreadable(
+                    f"annotation {instance.identity}: {error}. Correct the annotation"
+                ) from error
+        if len(drawn) > MOST_OBJECTS:
+            raise RowUnreadable(
+                f"found {len(drawn)} annotations, expected at most {MOST_OBJECTS} objects. Mark "
+                "small ones with iscrowd"
+            )
+        mask = np.zeros((height, width), dtype=np.uint8)
+        drawn.sort(key=lambda one: -int(one.sum()))
+        for number, inside in enumerate(drawn, 1):
+            mask[inside] = number
+        return mask
+
+    def _add_image(self, value: Any) -> None:
+        fields = value if isinstance(value, dict) else {}
+        sides = [fields.get(name) for name in ("height", "width")]
+        name, identity = fields.get("file_name"), fields.get("id")
+        sound = isinstance(name, str) and name and "\0" not in name and _is_id(identity)
+        if not sound or any(type(side) is not int or not 0 < side < 2**31 for side in sides):
+            raise SaccadeError(
+                f"{self.path}: image {len(self._files) + 1:,} is {value!r:.200}, expected id, "
+                "file_name, height and width. Write it again."
+            )
+        self._files.append(str(name))
+        self._ids.append(identity)
+        self._sizes.extend(int(side or 0) for side in sides)
+
+    def _add_instance(self, value: Any) -> None:
+        fields = value if isinstance(value, dict) else {}
+        identity = fields.get("id", "without an id")
+        if not _is_id(fields.get("image_id")) or "segmentation" not in fields:
+            what = "captions" if "caption" in fields else f"{value!r:.200}"
+            raise SaccadeError(
+                f"{self.path}: annotation {identity}: found {what}, expected an image_id and a "
+                "segmentation. Pass COCO's JSON of instances."
+            )
+        if fields.get("iscrowd"):
+            return
+        found = _instance(identity, fields["segmentation"])
+        if found is None:
+            raise SaccadeError(
+                f"{self.path}: annotation {identity}: the segmentation is "
+                f"{fields['segmentation']!r:.120}, expected polygons of at least 3 points (lists "
+                "of x, y) or run lengths (counts and size). Correct the annotation."
+            )
+        self._instances.setdefault(fields["image_id"], []).append(found)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | str) and not isinstance(value, bool)
+
+
+def _instance(identity: Any, segmentation: Any) -> _Instance | None:
+    """Return the compact form of a segmentation, or None if it is none."""
+    if isinstance(segmentation, list) and segmentation:
+        polygons = []
+        for polygon in segmentation:
+            if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
+                return None
+            if any(isinstance(x, bool) or not isinstance(x, int | float) for x in polygon):
+                return None
+            if any(abs(x) > 2**31 for x in polygon):
+                return None
+            polygons.append(array("f", polygon).tobytes())
+        return _Instance(identity, tuple(polygons))
+    if not isinstance(segmentation, Mapping):
+        return None
+    counts = segmentation.get("counts")
+    if isinstance(counts, str):
+        return _Instance(identity, runs=counts)
+    if isinstance(counts, list) and all(type(n) is int and 0 <= n < 2**40 for n in counts):
+        return _Instance(identity, runs=array("q", counts).tobytes())
+    return None
+
+
+def _drawn(instance: _Instance, height: int, width: int) -> np.ndarray:
+    if instance.runs is not None:
+        runs = instance.runs
+        counts = np.frombuffer(runs, np.int64) if isinstance(runs, bytes) else run_lengths(runs)
+        return mask_of_runs(counts, height, width)
+    inside = np.zeros((height, width), dtype=bool)
+    for polygon in instance.polygons:
+        points = np.frombuffer(polygon, np.float32).reshape(-1, 2).astype(np.float64)
+        inside |= mask_of_polygon(points, height, width)
+    return inside
+
+
+def run_lengths(text: str) -> np.ndarray:
+    """Return the run lengths in COCO's compressed text.
+
+    A number is written in groups of five bits, lowest first, each as a character from `0` (48) on;
+    32 marks that more follow, 16 in the last group a negative number. From the fourth on, numbers
+    are differences from the second last.
+
+    Raises: ValueError if the text is none of these.
+    """
+    counts: list[int] = []
+    value = shift = 0
+    for letter in text:
+        code = ord(letter) - 48
+        if not 0 <= code < 64 or shift > 35:
+            raise ValueError(f"its counts are not run lengths (at {letter!r})")
+        value |= (code & 31) << shift
+        shift += 5
+        if code & 32:
+            continue
+        if code & 16:
+            value -= 1 << shift
+        counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+        value = shift = 0
+    if shift:
+        raise ValueError("its counts end inside a number")
+    return np.array(counts, dtype=np.int64)
+
+
+def mask_of_runs(counts: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Draw run lengths, outside and inside in turn, column by column.
+
+    Shapes: counts [k] -> bool [height width].
+    Raises: ValueError if they do not cover the image.
+    """
+    if (counts < 0).any() or counts.sum() != height * width:
+        raise ValueError(
+            f"its run lengths add up to {counts.sum()}, expected {height * width}, the pixels of "
+            f"an image of {width} x {height}"
+        )
+    inside = np.arange(len(counts)) % 2 == 1
+    return np.repeat(inside, counts).reshape(width, height).T
+
+
+def mask_of_polygon(points: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Draw the pixels whose center is inside a polygon.
+
+    Shapes: points [k 2] of x and y in pixels -> bool [height width].
+    """
+    start, end = points, np.roll(points, -1, 0)
+    # An edge crosses the lines of centers from the first below its upper end to its lower end.
+    ends = np.stack((start[:, 1], end[:, 1]))
+    first = np.ceil(ends.min(0) - 0.5).clip(0, height).astype(np.int64)
+    last = np.ceil(ends.max(0) - 0.5).clip(0, height).astype(np.int64)
+    counts = last - first
+    edge = np.repeat(np.arange(len(points)), counts)
+    row = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts) + first[edge]
+    slope = (end - start)[edge]
+    x = start[edge, 0] + (row + 0.5 - start[edge, 1]) * slope[:, 0] / slope[:, 1]
+    column = np.ceil(x - 0.5).clip(0, width).astype(np.int64)
+    crossings = np.zeros((height, width + 1), dtype=np.int64)
+    np.add.at(crossings, (row, column), 1)
+    return np.cumsum(crossings, 1)[:, :width] % 2 == 1

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that tables and JSON files list, with texts about them: one row per image."""
+
+import re
+from abc import abstractmethod
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+import numpy as np
+
+from saccade.core.errors import SaccadeError
+from saccade.core.json_text import stream_json
+from saccade.core.spelling import did_you_mean
+from saccade.models.data.samples.folders import visible
+from saccade.models.data.samples.formats import matching, splits_of
+from saccade.models.data.samples.manifests import PATHS, SPLIT_COLUMNS, Root, split_in_row
+from saccade.models.data.samples.source import Given, Source
+from saccade.models.data.splits import SPLITS
+
+TABLES = (".csv", ".jsonl", ".ndjson")
+_COCO_NAME = re.compile(r"COCO_([a-z]+\d{4})_")
+_TRIED = 50  # images that say whether a folder is the right one
+
+
+class ListedImages(Source):
+    """Images of one or more folders; an image that is listed again is the same row.
+
+    Raises: SaccadeError if an image is in two splits.
+    """
+
+    usual: re.Pattern[str]  # names of the JSON files in a folder
+    expected: str  # what the data should be, for messages
+
+    def __init__(self, path: Path, given: Given) -> None:
+        self.path, self._given = path, given
+        self._roots: list[Root] = []
+        self._root_of = array("i")
+        self._files: list[str] = []
+        self._listed: list[str] = []  # where each image is listed first, as the user counts
+        self._row_of: dict[tuple[int, str], int] = {}
+        self._splits = array("b")
+
+    @classmethod
+    def opened(cls, name: str, given: Given) -> Self:
+        """List the images of a file, a folder, or a pattern of files.
+
+        Raises: SaccadeError if there is none, or they cannot be used.
+        """
+        source = cls(Path(name), given)
+        source.add_files(listed_files(name, cls.usual, cls.expected))
+        source.finish()
+        return source
+
+    def add_files(self, files: Sequence[tuple[Path, int]]) -> None:
+        """Add the images and texts of files, each with its split or -1.
+
+        Raises: SaccadeError if a row or a field cannot be used.
+        """
+        for file, split in files:
+            self.add_file(file, split)
+
+    @abstractmethod
+    def add_file(self, file: Path, split: int) -> None:
+        """Add the images and texts of one file.
+
+        Raises: SaccadeError if a row or a field cannot be used.
+        """
+
+    def read(self, row: int, most_bytes: int) -> bytes:
+        """Return the file's bytes."""
+        return self._roots[self._root_of[row]].read(self._files[row], most_bytes)
+
+    def row_name(self, row: int) -> str:
+        """Return where the image is listed, and its path."""
+        return f"{self._listed[row]}: {self._files[row]}"
+
+    def add_root(self, folder: Path) -> int:
+        """Add a folder of images and return its number; files may share one."""
+        places = [place for place, root in enumerate(self._roots) if root.path == folder]
+        if not places:
+            self._roots.append(Root(folder))
+        return places[0] if places else len(self._roots) - 1
+
+    def image(self, root: int, file: str, split: int, listed: str) -> int:
+        """Return the row of an image, which may be new; `split` is an index into SPLITS, or -1.
+
+        Raises: SaccadeError if the same image was in another split before.
+        """
+        file = str(PurePosixPath(file))
+        row = self._row_of.setdefault((root, file), len(self._files))
+        if row == len(self._files):
+            self._files.append(file)
+            self._root_of.append(root)
+            self._listed.append(listed)
+            self._splits.append(split)
+        elif self._splits[row] != split:
+            before, now = (SPLITS[index] for index in (self._splits[row], split))
+            raise SaccadeError(
+                f"{self.path}: {listed}: {file}: found the split {now}, but {self._listed[row]} "
+                f"has the same image in {before}. Put an image into one split only."
+            )
+        return row
+
+    def finish(self) -> None:
+        """Set labels and splits after all images are added."""
+        self.without_classes(len(self._files))
+        if len(self._splits) and min(self._splits) >= 0:
+            self.split_of = np.array(self._splits, dtype=np.int8)
+
+
+def table_columns(
+    path: Path, names: Sequence[str], wanted: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
+    """Return the columns of a table by what they are, the images' among them.
+
+    Raises: SaccadeError if there is none of images, or of something in `wanted`.
+    """
+    columns = {}
+    for what, usual in {"images": PATHS, **wanted}.items():
+        column = next((name for name in usual if name in names), None)
+        if column is None:
+            shown = ", ".join(repr(name)[:60] for name in names[:20])
+            raise SaccadeError(
+                f"{path}: found the columns {shown}, expected one of {what}: {', '.join(usual)}. "
+                "Rename or add the column."
+            )
+        columns[what] = column
+    return columns
+
+
+def table_split(where: str, values: Mapping[str, Any], usual: int) -> int:
+    """Return the split in the column `split` or `subset` of a row; without it, `usual`.
+
+    Raises: SaccadeError if it is none.
+    """
+    column = next((name for name in SPLIT_COLUMNS if name in values), None)
+    if column is None:
+        return usual
+    return split_in_row(0, values, column, lambda _, text: SaccadeError(f"{where}: {text}"))
+
+
+def table_texts(where: str, value: Any, column: str, what: str) -> tuple[str, ...]:
+    """Return the text, or the list of texts, in a column of a row.
+
+    Raises: SaccadeError if there is none.
+    """
+    texts = value if isinstance(value, list) else [value]
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise SaccadeError(
+            f"{where}: found {value!r:.80} in column {column!r}, expected {what}. Correct the "
+            "row, or remove it."
+        )
+    return tuple(text.strip() for text in texts)
+
+
+def json_fields(path: Path, wanted: str) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of the object in a file, as `stream_json` does.
+
+    Raises: SaccadeError if the file cannot be read; `wanted` is what it should be.
+    """
+    try:
+        yield from stream_json(path)
+    except (OSError, ValueError) as error:
+        raise SaccadeError(
+            f"{path}: cannot be read ({str(error)[:300]}), expected {wanted}. Copy or write the "
+            "file again."
+        ) from error
+
+
+def checked_id(where: str, value: Any, field: str) -> int | str:
+    """Return the id in a field of a JSON entry.
+
+    Raises: SaccadeError if it is neither a whole number nor text.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise SaccadeError(
+            f"{where}: found {value!r:.80} as {field}, expected a whole number. Correct the entry."
+        )
+    return value
+
+
+def image_folder(
+    path: Path, namings: Sequence[Sequence[str]], given: Given, what: str
+) -> tuple[Path, int]:
+    """Return the folder of a JSON file's images, and which of the namings its files have.
+
+    The folder is beside the file or in --data-root. It may be called as the file's subset, such as
+    train2014, and be in a folder `images`.
+
+    Raises: SaccadeError if no such folder has one of the first images.
+    """
+    subsets = ["", path.stem.rpartition("_")[2]]
+    if match := _COCO_NAME.match(namings[0][0]):
+        subsets.append(match[1])
+    beside = [path.parent, path.parent.parent]
+    folders = dict.fromkeys(
+        base / prefix / subset
+        for base in ([given.root] if given.root else beside)
+        for prefix in ("", "images")
+        for subset in subsets
+    )
+    for folder in folders:
+        root = Root(folder)
+        for naming, names in enumerate(namings):
+            if any(root.has(name) for name in names[:_TRIED]):
+                return folder, naming
+    first = " or ".join(repr(names[0])[:120] for names in namings)
+    raise SaccadeError(
+        f"{path}: found {what}, but no images: {first} and the next ones are in none of "
+        f"{', '.join(map(str, folders))}. Put the folder of images beside the file, or name it "
+        "with --data-root."
+    )
+
+
+def listed_files(name: str, usual: re.Pattern[str], expected: str) -> list[tuple[Path, int]]:
+    """Return the files that --data names, with the split in the name of each or -1.
+
+    In a folder, these are the JSON files with a usual name, there or in its folder `annotations`;
+    without one, the tables in it.
+
+    Raises: SaccadeError if there is none.
+    """
+    path = Path(name)
+    if path.is_dir():
+        inside = [path, *filter(Path.is_dir, (path / "annotations",))]
+        found = [folder / entry.name for folder in inside for entry in visible(folder)]
+        files = [file for file in found if usual.search(file.name)]
+        files = files or [file for file in found if file.suffix.lower() in TABLES]
+    elif path.exists() or set("*?[{") & set(name):
+        files = [path] if path.exists() else matching(name)
+    else:
+        raise SaccadeError(
+            f"--data {name}: found no such file or folder.{did_you_mean(name, ('shapes',))} Pass "
+            f"shapes, or {expected}."
+        )
+    kinds = {file.suffix.lower() for file in files}
+    if not files or not kinds <= {".json", *TABLES} or (".json" in kinds and len(kinds) > 1):
+        shown = ", ".join(sorted(file.name for file in files)[:3]) or "no such file"
+        raise SaccadeError(f"{name}: found {shown}, expected {expected}.")
+    return list(zip(files, splits_of(path, files), strict=True))

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A source of labeled samples, whatever the format of its files."""
+
+import re
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from saccade.core.errors import SaccadeError
+from saccade.core.files import read_lines
+from saccade.models.data.splits import SPLITS
+
+# What folders, files and columns call the splits.
+SPLIT_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_SPLIT_IN_NAME = re.compile(rf"(?:^|[-_./])({'|'.join(SPLIT_NAMES)})(?=[-_./\d]|$)")
+_NAMED = 3  # files in a note
+Beside = Literal["label", "sentence", "mask"]  # what is wanted of each image
+
+
+class RowUnreadable(Exception):
+    """Raised for a row that cannot be read; the message says what was found and what to do."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user says about the data besides where it is."""
+
+    labels: tuple[str, ...] | None = None  # names of the classes, in order
+    labels_path: Path | None = None  # the file that they are from
+    root: Path | None = None  # folder in which the paths of a manifest begin
+    beside: Beside = "label"
+
+    @classmethod
+    def of(cls, labels: Path | None, root: Path | None) -> "Given":
+        """Read the file of labels.
+
+        Raises: SaccadeError if it cannot be read or has a name twice.
+        """
+        if labels is None:
+            return cls(root=root)
+        names = read_lines(labels, "label")
+        if len(set(names)) < len(names):
+            twice = next(name for place, name in enumerate(names) if name in names[:place])
+            raise SaccadeError(
+                f"--labels {labels}: {twice!r} occurs twice, expected every label once. "
+                "Remove one of the lines."
+            )
+        return cls(names, labels, root)
+
+
+class Texts:
+    """The sentences of each row, one or more, stored as bytes: millions of them stay small."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._ends, self._rows = array("q"), array("q")
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._rows)
+
+    def append(self, texts: Sequence[str]) -> None:
+        """Add the sentences of the next row."""
+        for text in texts:
+            self._text += text.encode()
+            self._ends.append(len(self._text))
+        self._rows.append(len(self._ends))
+
+    def __getitem__(self, row: int) -> tuple[str, ...]:
+        """Return the sentences of a row."""
+        first = self._rows[row - 1] if row else 0
+        ends = [self._ends[first - 1] if first else 0, *self._ends[first : self._rows[row]]]
+        return tuple(self._text[a:b].decode() for a, b in pairwise(ends))
+
+
+class Source(ABC):
+    """Labeled samples in the order of their files; a row is read when it is asked for.
+
+    If sentences or masks are wanted instead of labels, all rows are of one class without a name.
+
+    Shapes: labels [n] int64, indices into class_names; split_of [n] int8, indices into SPLITS, or
+            None if the data does not say which split a row is in.
+    """
+
+    path: Path
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    sentences: Sequence[tuple[str, ...]] | Texts | None = None  # of each row
+    split_of: np.ndarray | None = None
+    notes: tuple[str, ...] = ()  # what was left out while listing
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.labels)
+
+    @abstractmethod
+    def read(self, row: int, most_bytes: int) -> bytes:
+        """Return the encoded image of a row; of a larger file, the first bytes beyond the limit.
+
+        Threads may call it at the same time.
+        Raises: RowUnreadable, OSError.
+        """
+
+    @abstractmethod
+    def row_name(self, row: int) -> str:
+        """Return what the user calls this row, such as `row 12,345: photos/a.jpg`."""
+
+    def refused(self, row: int, reason: str) -> SaccadeError:
+        """Return the error about a row."""
+        return SaccadeError(f"{self.path}: {self.row_name(row)}: {reason}")
+
+    def without_classes(self, count: int) -> None:
+        """Put all rows into one class without a name."""
+        self.labels, self.class_names = np.zeros(count, dtype=np.int64), ("",)
+
+
+def sentences_in(value: Any) -> list[str]:
+    """Return the sentences of a cell: one text, or a list of them.
+
+    Raises: ValueError if there is none, or one of them is empty; the message names what was found.
+    """
+    texts = value if isinstance(value, list) else [value]
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError(f"found {value!r:.80}, expected a sentence or a list of them")
+    return [text.strip() for text in texts]
+
+
+def numbered(row: int, name: str = "") -> str:
+    """Return the name of a row of a table; people count rows from 1."""
+    return f"row {row + 1:,}" + (f": {name}" if name else "")
+
+
+def split_named(name: str) -> int | None:
+    """Return the index of the split with this name in SPLITS, or None."""
+    found = SPLIT_NAMES.get(name.strip().lower())
+    return None if found is None else SPLITS.index(found)
+
+
+def split_in(name: str) -> int:
+    """Return the index in SPLITS of the split that a file's name contains last, or -1."""
+    found = _SPLIT_IN_NAME.findall(name.lower())
+    return SPLITS.index(SPLIT_NAMES[found[-1]]) if found else -1
+
+
+def left_out(path: Path, names: Sequence[str], where: str) -> tuple[str, ...]:
+    """Return the note about files that are not samples; nothing if there are none."""
+    if not names:
+        return ()
+    shown = ", ".join(sorted(names)[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    count = f"{len(names):,} file{'s' * (len(names) > 1)}"
+    return (f"{path}: left out {count} {where}: {shown}",)
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file is of no interest: hidden, or what macOS puts into archives."""
+    return name.startswith(".") or name == "__MACOSX"

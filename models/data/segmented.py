@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's images for models of objects, with the masks that scores compare, if there are any."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from saccade.core.errors import SaccadeError, ShapeError
+from saccade.core.spelling import did_you_mean
+from saccade.core.verbosity import note_once
+from saccade.models.data.asked import DataAsked
+from saccade.models.data.datasets import (
+    HELD_OUT,
+    joined_sha256,
+    plain_preprocessing,
+    readable_rows,
+)
+from saccade.models.data.loaded_once import keeps_loaded
+from saccade.models.data.samples.arrays import ArrayFile
+from saccade.models.data.samples.coco import CocoInstances
+from saccade.models.data.samples.formats import EXPECTED, is_data, open_source
+from saccade.models.data.samples.images import Images, fitting, pixels_sha256
+from saccade.models.data.samples.masks import (
+    MaskArrays,
+    MaskFolders,
+    MaskManifest,
+    Masks,
+    MaskSource,
+    mask_folders,
+)
+from saccade.models.data.samples.source import Given, Source
+from saccade.models.data.splits import chosen_rows, held_out
+from saccade.models.data.user_data import ImageFiles, is_unlabelled
+from saccade.models.preprocessing import Preprocessing
+
+MASKED = (
+    "a folder with images/ and masks/, an .npz of images and masks, COCO's .json of instances, a "
+    ".csv or .jsonl with columns of images and masks, a .parquet with their bytes, or a WebDataset "
+    ".tar with a.jpg and a.mask.png"
+)
+_TABLES = (".csv", ".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True)
+class SegmentedImages:
+    """One split of images.
+
+    Shapes: images [n h w c] uint8, an array or `samples.images.Images`; masks [n h w] uint8, an
+            array or `samples.masks.Masks`, objects numbered from 1, 0 is background; None if the
+            data has none.
+    """
+
+    images: np.ndarray
+    masks: np.ndarray | None
+    name: str
+    digests: tuple[Callable[[], str], ...] = field(repr=False, compare=False)  # images, masks
+    split: str = "test"
+    skipped: int = 0  # unreadable rows that were left out
+    # The same images in the size of their files; None if they have none of their own.
+    originals: Images | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of this split's images, and of its masks."""
+        return joined_sha256([digest() for digest in self.digests])
+
+    @property
+    def images_sha256(self) -> str:
+        """Return the hash of this split's images; no mask is read."""
+        return self.digests[0]()
+
+    def first(self, count: int | None) -> "SegmentedImages":
+        """Return the first images; the hash stays that of the split."""
+        masks = None if self.masks is None else self.masks[:count]
+        return replace(self, images=self.images[:count], masks=masks)
+
+
+@keeps_loaded
+def segmented_images(
+    name: str,
+    split: str,
+    *,
+    preprocessing: Preprocessing | None = None,
+    side_px: int = 32,
+    also: Sequence[str] = (),
+    asked: DataAsked | None = None,
+) -> SegmentedImages:
+    """Load one split of the user's images, with masks if the data has some; labels are ignored.
+
+    Images are resized as `datasets.load_data` does, and masks likewise, but to the nearest pixel.
+    Images without given splits, and without labels, are drawn 70, 10 and 20 %.
+
+    Raises: SaccadeError if there is no such data or it cannot be used, ShapeError if arrays do not
+        have the size that `preprocessing` requires.
+    """
+    asked = asked or DataAsked()
+    preprocessing = preprocessing or asked.preprocessing
+    source = _opened(name, asked, also)
+    for text in source.notes:
+        note_once(text)
+    split = {HELD_OUT: held_out(source.split_of), "val": "validation"}.get(split, split)
+    rows = chosen_rows(source.path, split, source.labels, source.split_of)
+    shown = Path(name).name
+    if isinstance(source, MaskArrays | ArrayFile):
+        return _of_arrays(source, rows, preprocessing, shown, split)
+    lazy = Images(source, rows, (preprocessing or plain_preprocessing(source, side_px)).wanted())
+    masked = isinstance(source, MaskSource) and source.masked
+    masks = Masks(lazy, rows, asked.background) if masked else None
+    kept = readable_rows(name, split, lazy if masks is None else masks, asked.skip_bad)
+    skipped = len(rows) - len(kept)
+    if skipped:
+        lazy, masks = lazy.part(kept), None if masks is None else masks.part(kept)
+
+    digests = tuple(part.sha256 for part in (lazy, masks) if part is not None)
+    pixels, true = fitting(lazy), cast(np.ndarray | None, masks)
+    return SegmentedImages(pixels, true, shown, digests, split, skipped, lazy)
+
+
+def _of_arrays(
+    source: MaskArrays | ArrayFile,
+    rows: np.ndarray,
+    preprocessing: Preprocessing | None,
+    name: str,
+    split: str,
+) -> SegmentedImages:
+    if isinstance(source, MaskArrays):
+        images, masks = source.images[rows], source.masks(rows)
+    else:
+        images, masks = source.take(rows), None
+    if preprocessing is not None:
+        expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
+        if images.shape[1:] != expected:
+            raise ShapeError(
+                f"{source.path}: images are {images.shape[1:]} (height, width, channels), the "
+                f"model expects {expected}. Pass arrays of that size, or image files, which are "
+                "resized."
+            )
+    digests = tuple(partial(pixels_sha256, part) for part in (images, masks) if part is not None)
+    return SegmentedImages(images, masks, name, digests, split)
+
+
+def _opened(name: str, asked: DataAsked, also: Sequence[str]) -> Source:
+    path = Path(name)
+    given = replace(Given.of(asked.labels, asked.data_root), beside="mask")
+    if path.is_dir():
+        if parts := mask_folders(path):
+            return MaskFolders(path, parts)
+        return ImageFiles(path) if is_unlabelled(path) else open_source(name, given)
+    suffix = path.suffix.lower()
+    if path.is_file() and suffix == ".json":
+        return CocoInstances(path, given)
+    if path.is_file() and suffix in _TABLES:
+        return MaskManifest(path, given)
+    if path.exists() and suffix == ".npz":
+        return _arrays(path, asked, given)
+    if not is_data(name):
+        kind = "a file of another kind" if path.is_file() else "neither a name nor a path"
+        raise SaccadeError(
+            f"data '{name}': found {kind}.{did_you_mean(name, also)} "
+            f"Pass {', '.join(also)}, {MASKED}; without masks, a folder of images, {EXPECTED}."
+        )
+    return open_source(name, given)
+
+
+def _arrays(path: Path, asked: DataAsked, given: Given) -> MaskArrays | ArrayFile:
+    """Read MNIST's and other labeled arrays by their own names, images and masks by ours."""
+    from saccade.core.archives import array_names
+
+    try:
+        names = set(array_names(path))
+    except (OSError, ValueError):
+        names = set()  # reading the arrays says what is wrong
+    masked = any(name.endswith("masks") for name in names)
+    labeled = any(name.endswith("labels") or name.startswith("y_") for name in names)
+    return ArrayFile(path, given) if labeled and not masked else MaskArrays(path, asked.background)

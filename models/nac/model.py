@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Neural Attentive Circuits: attentive modules with learned functions and learned links."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade.core.errors import SaccadeError
+from saccade.models.budget import ComputeBudget
+from saccade.models.interface import Component, Family
+from saccade.models.layers.trunk import block_layers
+from saccade.models.nac.components import input_names, length_names, nac_component
+from saccade.models.nac.config import NACConfig as NACConfig
+from saccade.models.nac.execution import execute, reading_codes
+from saccade.models.nac.generator import (
+    ConditionalGenerator,
+    Given,
+    UnconditionalGenerator,
+    first_signatures,
+    generate,
+    link_distances,
+)
+from saccade.models.nac.graph_priors import GraphStructure, repulsion
+from saccade.models.nac.kernel import Kernel
+from saccade.models.nac.layers import Propagator, initial_state, norm_where, without_padding
+from saccade.models.nac.prune import circuit_order, pruned
+from saccade.models.nac.read_in import ReadIn
+from saccade.models.nac.read_out import ReadOut, head_outputs, last_layer
+from saccade.models.nac.tokenizers import tokenizer
+
+
+class NAC(nn.Module, Family):
+    """A circuit generator, and the executor that runs its circuit on tokens.
+
+    Every method that runs the model takes `x` (image [b h w c] with values 0 to 255 of any type,
+    tokens [b n token_dim], points [b n 3], characters or bytes [b n]; a pair [b 2 ...]), `length`
+    [b] or [b 2] of at least 1 (valid tokens), `condition` [b m condition_dim] and
+    `condition_length` [b] (conditional NAC).
+
+    Source: Weiss et al. 2022, Neural Attentive Circuits, section 2; the configuration documents
+            decisions where the paper is silent.
+    """
+
+    config_class = NACConfig
+    repeated_blocks = (Propagator,)
+    module_order: Tensor
+    read_out_signatures: Tensor | None
+
+    def __init__(self, config: NACConfig, *, fresh: bool = True) -> None:
+        """Draw the weights from config.seed; if `fresh` is false, they will be loaded."""
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self._build(config, fresh)
+        self.register_buffer("module_order", torch.arange(config.modules))
+        self._structure = GraphStructure(config)
+        if fresh and not config.conditional:
+            self.rank_modules()
+
+    def _build(self, config: NACConfig, fresh: bool) -> None:
+        self.tokenizer = tokenizer(config)
+        self.generator: nn.Module
+        if config.conditional:
+            self.generator = ConditionalGenerator(config)
+        else:
+            self.generator = UnconditionalGenerator(config, first_signatures(config, fresh))
+        self.kernel = Kernel(config)
+        self.initial_state = initial_state(config)
+        self.read_in = ReadIn(config)
+        self.propagators = nn.ModuleList(
+            Propagator(config) for _ in range(config.propagator_layers)
+        )
+        self.read_out_codes = nn.Parameter(torch.randn(config.readout_modules, config.code_dim))
+        signatures = torch.randn(config.readout_modules, config.signature_dim)
+        if config.connectivity == "learned":
+            self.read_out_signatures = nn.Parameter(signatures)
+        else:
+            dense = config.connectivity == "dense"
+            self.register_buffer("read_out_signatures", None if dense else signatures)
+        self.read_out = ReadOut(config)
+        self.head_norm = norm_where(config.head_norm, config.dim)
+        self.head = last_layer(config)
+
+    def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
+        """Return tokenizer, read-in, each propagator, and the read-out with the head.
+
+        The blocks of a trunk lie between tokenizer and read-in. Codes and signatures take part in
+        several layers and belong to the last.
+        """
+        place = "tokenizer.trunk"
+        blocks: tuple[tuple[str, ...], ...] = ()
+        if self.config.trunk is not None:
+            place = place if self.config.input_sets == 1 else "tokenizer.each.trunk"
+            blocks = block_layers(self.get_submodule(place), place)
+        read_in = ("read_in", f"{place}.norm", "tokenizer.mark") if blocks else ("read_in",)
+        propagators = ((f"propagators.{index}",) for index in range(len(self.propagators)))
+        return (("tokenizer",), *blocks, read_in, *propagators, ("read_out", "head"))
+
+    def forward(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+        modules: Tensor | None = None,
+    ) -> Tensor:
+        """Return the logits; `modules` (int64 [m]) runs only those processor modules.
+
+        Shapes: -> [b classes].
+        """
+        given = self._given(x, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, given, modules)
+        return self._logits(execute(self, given, circuit))
+
+    def details(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Return all exported outputs of one pass.
+
+        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1, attention
+                [b u n] of the read-in, and link [b u u], the probabilities of links (absent if
+                links are dense).
+        """
+        given = self._given(x, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, given)
+        answer = head_outputs(self._logits, execute(self, given, circuit))
+        codes = reading_codes(circuit)
+        theta = self.initial_state(codes)
+        answer["attention"] = self.read_in.weights(theta, given.tokens, codes, length)
+        between, _ = link_distances(circuit, self.read_out_signatures)
+        biases = self.kernel.constant(between)
+        if biases is not None:
+            links = self.kernel.links(biases)[..., : circuit.codes.shape[-2]]
+            answer["link"] = links.expand(given.tokens.shape[0], -1, -1)
+        return answer
+
+    def _given(
+        self,
+        x: Tensor,
+        length: Tensor | None,
+        condition: Tensor | None,
+        condition_length: Tensor | None,
+    ) -> Given:
+        tokens = without_padding(self.tokenizer(x, length), length)
+        return Given(tokens, length, condition, condition_length)
+
+    def _logits(self, state: Tensor) -> Tensor:
+        x = self.head_norm(state)
+        modulated = self.config.head == "modulated"
+        return self.head(x, self.read_out_codes[0]) if modulated else self.head(x)
+
+    @torch.no_grad()
+    def rank_modules(
+        self,
+        x: Tensor | None = None,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> Tensor:
+        """Rank processor modules by descending degree (ties by index); stored in `module_order`.
+
+        Degree is the sum of link probabilities to the other processor modules. In a conditional
+        NAC it is averaged over the calibration samples passed in.
+
+        Raises: SaccadeError if a conditional NAC gets no samples.
+        """
+        if not self.config.conditional:
+            self.module_order.copy_(circuit_order(self.generator(), self.kernel))
+            return self.module_order
+        if x is None:
+            raise SaccadeError(
+                "rank_modules: found no samples, but the circuit of a conditional NAC depends on "
+                "them. Pass calibration samples (and their condition)."
+            )
+        given = self._given(x, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, given)
+        self.module_order.copy_(circuit_order(circuit, self.kernel))
+        return self.module_order
+
+    @torch.no_grad()
+    def rank_now(self) -> Tensor:
+        """Return the order of the current circuit; for a conditional NAC the last stored order.
+
+        Shapes: -> int64 [u].
+        """
+        if self.config.conditional:
+            return self.module_order
+        return circuit_order(self.generator(), self.kernel)
+
+    def graph_loss(self) -> Tensor:
+        """Return the links' distance from the prior; 0 if links are generated or not learned.
+
+        Shapes: -> scalar.
+        """
+        signatures = getattr(self.generator, "signatures", None)
+        if signatures is None or self.config.connectivity != "learned":
+            return self.read_out_codes.new_zeros(())
+        loss = self._structure.loss(signatures, self.kernel.epsilons())
+        if self.config.repulsion:
+            tables = (signatures, self.generator().read_in_signatures, self.read_out_signatures)
+            every = torch.cat([table for table in tables if table is not None])
+            loss = loss + repulsion(every, self.config.repulsion)
+        return loss
+
+    @torch.no_grad()
+    def prune(self, budget: float) -> "NAC":
+        """Return a new NAC of the floor(budget U + 0.5) first modules of `module_order`.
+
+        It equals this one with the other modules' attention scores at -inf. A conditional NAC
+        keeps its whole generator, whose self-attention mixes all queries, and selects afterwards.
+
+        Raises: SaccadeError if the budget is not in (0, 1] or keeps no module.
+        """
+        fewer: NAC = pruned(self, budget)
+        return fewer
+
+    def components(self) -> tuple[Component, ...]:
+        """Return the only component; its role is empty, because it answers requests alone."""
+        return (nac_component(self),)
+
+    def at(self, budget: ComputeBudget) -> "NAC":
+        """Return the pruned model of that budget."""
+        return self.prune(budget.kept / budget.total)
+
+    def runtime_metadata(self) -> dict[str, Any]:
+        """Return the metadata needed to create inputs: kinds, longest lengths, the vocabulary."""
+        config = self.config
+        image, conditional = config.input == "image", config.conditional
+        grid = [config.height_px // config.token_px, config.width_px // config.token_px]
+        return {
+            "inputs": list(input_names(config)),
+            "lengths": [] if image else list(length_names(config)),
+            "max_tokens": config.tokens if image else config.max_tokens,
+            "vocabulary": list(config.vocabulary),
+            "condition_tokens": config.condition_tokens if conditional else 0,
+            "condition_dim": config.condition_dim if conditional else 0,
+            "modules": config.modules,
+            "grid": grid if image else None,
+        }

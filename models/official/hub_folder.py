@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of a model hub: the project that wrote it, its weights and its JSON files."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from saccade.core.errors import SaccadeError
+from saccade.models.official.given_files import object_from
+from saccade.models.official.reading import SHARDS, read_tensors
+
+
+class Hub(NamedTuple):
+    """The layout of one project's folders."""
+
+    config: str  # name of the JSON file
+    mark: str  # key that distinguishes it from another project's file of the same name
+    weights: tuple[str, ...]  # names of the weights; the first that exists is read
+
+
+_MODEL = ("model.safetensors", "pytorch_model.bin")
+HUBS = {
+    "timm": Hub("config.json", "architecture", _MODEL),
+    "open-clip": Hub(
+        "open_clip_config.json",
+        "model_cfg",
+        ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+    ),
+    "transformers": Hub(
+        "config.json",
+        "model_type",
+        (_MODEL[0], _MODEL[0] + SHARDS, _MODEL[1], _MODEL[1] + SHARDS),
+    ),
+}
+# Files with the image processor of a transformers model, and the key under which it is.
+_PROCESSORS = (("preprocessor_config.json", None), ("processor_config.json", "image_processor"))
+# The converter by a pattern of timm's architecture.
+_TIMM = {
+    r"vit_.+": "vit",
+    r"deit3?_.+": "deit",
+    r"swin_.+|swinv2_(?!cr_).+": "swin",
+    r"resnet(18|26|34|50|101|152)": "resnet",
+}
+_KNOWN = "vit_*, deit_*, deit3_*, swin_*, swinv2_*, resnet18, 26, 34, 50, 101 or 152"
+
+
+def hub_of(folder: Path) -> str | None:
+    """Return the project that wrote a folder, by its JSON; None if it is not a hub's.
+
+    Raises: SaccadeError if the JSON cannot be read.
+    """
+    for name, hub in HUBS.items():
+        path = folder / hub.config
+        if path.is_file() and hub.mark in (object_from(path, hub.config) or {}):
+            return name
+    return None
+
+
+def source_of(folder: Path) -> str:
+    """Return the SOURCE that converts a folder of a model hub.
+
+    Raises: SaccadeError if it is not such a folder, or a timm architecture without a converter.
+    """
+    if not folder.is_dir():
+        what = "found a file" if folder.exists() else "found nothing there"
+        raise SaccadeError(
+            f"{folder}: {what}, expected a folder with config.json and weights. For a file, also "
+            "pass its SOURCE, which `saccade inspect` names: saccade convert SOURCE FILE --out "
+            "NAME.safetensors"
+        )
+    hub = hub_of(folder)
+    if hub is None:
+        raise SaccadeError(
+            f"{folder}: has neither config.json with model_type (transformers) or architecture "
+            "(timm), nor open_clip_config.json. Copy the JSON next to the weights, or pass the "
+            "SOURCE and the file: saccade convert SOURCE FILE --out NAME.safetensors"
+        )
+    if hub == "open-clip":
+        return "sparo-clip" if _has_slots(weights_in(folder, hub)) else hub
+    return hub if hub != "timm" else _timm_source(folder)
+
+
+def _timm_source(folder: Path) -> str:
+    architecture = (object_from(folder / "config.json", "config.json") or {})["architecture"]
+    name = str(architecture).partition(".")[0]
+    fitting = (source for pattern, source in _TIMM.items() if re.fullmatch(pattern, name))
+    source = next(fitting, None)
+    if source is None:
+        raise SaccadeError(
+            f"{folder}: config.json has timm's architecture {str(architecture)!r:.60}, expected "
+            f"one of {_KNOWN}. saccade has no family for others. Choose one of these,"
+            " or train a family on your images: saccade train nac --data FOLDER --out "
+            "NAME.safetensors"
+        )
+    return source
+
+
+def _has_slots(weights: Path) -> bool:
+    return any(name.endswith("visual.sparo.q_emb") for name in read_tensors(weights))
+
+
+def weights_in(path: Path, hub: str | None) -> Path:
+    """Return the file of weights, or their index, if the path is a hub's folder, else the path.
+
+    Raises: SaccadeError if the folder has the JSON, but no weights.
+    """
+    if hub is None or not (path / HUBS[hub].config).is_file():
+        return path
+    names = HUBS[hub].weights
+    weights = next((path / name for name in names if (path / name).is_file()), None)
+    if weights is None:
+        expected = " or ".join(name for name in names if not name.endswith(SHARDS))
+        raise SaccadeError(
+            f"{path}: has {HUBS[hub].config}, but no {expected}. Copy the weights there."
+        )
+    return weights
+
+
+def config_beside(weights: Path, hub: str | None) -> dict[str, Any] | None:
+    """Return the JSON next to the weights, if there is one and it is that project's.
+
+    For transformers, `preprocessor_config` has its image processor.
+    Raises: SaccadeError if it is not a JSON object.
+    """
+    if hub is None or not (weights.parent / HUBS[hub].config).is_file():
+        return None
+    name = HUBS[hub].config
+    content = object_from(weights.parent / name, name)
+    if not content or HUBS[hub].mark not in content:
+        return None
+    return content if hub != "transformers" else content | _processor(weights.parent)
+
+
+def label_names(config: Mapping[str, Any] | None) -> tuple[str, ...] | None:
+    """Return the labels in timm's config.json, if it has them in order."""
+    names = (config or {}).get("label_names")
+    listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return tuple(names) if listed and names else None
+
+
+def _processor(folder: Path) -> dict[str, Mapping[str, Any]]:
+    for name, key in _PROCESSORS:
+        if (folder / name).is_file():
+            content = object_from(folder / name, name) or {}
+            processor = content if key is None else content.get(key)
+            if isinstance(processor, Mapping):
+                return {"preprocessor_config": processor}
+    return {}

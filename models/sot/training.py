@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training of a second-order transformer, with any head, to classify images or texts."""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.core.errors import SaccadeError
+from saccade.models.budget import ComputeBudget
+from saccade.models.data.augment import Augmentation
+from saccade.models.data.datasets import load_data, pixel_moments
+from saccade.models.data.samples.images import Own
+from saccade.models.data.samples.source import Given
+from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
+from saccade.models.data.shapes import Scenes, scene_batch, scenes
+from saccade.models.data.splits import calibration_rows
+from saccade.models.data.token_states import TokenStates, token_states
+from saccade.models.families import new_model
+from saccade.models.sot.config import SMALL
+from saccade.models.sot.model import SoT, SoTConfig
+from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.regularization import ImageChanges
+from saccade.models.training.task import Recipe, Task
+
+Labelled = tuple[dict[str, np.ndarray], np.ndarray]  # inputs by name, labels
+SCENE_PX = 48  # 256 calibration images fit into the 3 MiB of a shipped file
+_SEEN = 1_000  # images used for mean and std
+_ONE = (1, 1)  # objects per scene
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source of training and validation samples.
+
+    `draw` needs the images of the rows that this process owns only.
+
+    Shapes: draw returns inputs by name, such as {"image": [n h w c] uint8}, and labels [n] int64
+            or, of mixed images, targets [n classes] float32; validation and calibration the same
+            with labels.
+    """
+
+    name: str
+    sha256: Mapping[str, str]
+    class_names: tuple[str, ...]
+    fields: Mapping[str, Any]  # fields of the configuration that the data decides
+    draw: Callable[[np.random.Generator, int, Own], Labelled]
+    validation: Labelled
+    calibration: Labelled
+    shots: int | None = None  # training samples per class, if it chose them
+
+
+def _image_fields(images: np.ndarray, seen: np.ndarray, classes: int) -> dict[str, Any]:
+    """Return the fields for the images' size, the mean and std of `seen`, and 8 tokens per side."""
+    _, height, width, channels = images.shape
+    mean, std = pixel_moments(seen)
+    return {
+        "height_px": height,
+        "width_px": width,
+        "channels": channels,
+        "patch_px": patch_side(height, width),
+        "mean": mean,
+        "std": std,
+        "classes": classes,
+    }
+
+
+def image_source(
+    options: TrainOptions, recipe: Recipe, *, validation: int, calibration: int
+) -> Source:
+    """Return the source that the options name: `shapes` (default), digits, a folder or an .npz.
+
+    Raises: SaccadeError if there is no such data.
+    """
+    name = options.data or "shapes"
+    if name == "shapes":
+        return _shapes(recipe, validation, calibration)
+    asked, side_px = options.asked, options.side_px
+    training = load_data(name, "train", side_px=side_px, asked=asked)
+    held_out = load_data(name, "validation", side_px=side_px, asked=asked)
+    images, labels = training.images, training.labels
+    usual = Augmentation(shift_px=images.shape[1] / 12, degrees=10, zoom=0.1)
+    classes = len(training.class_names)
+    changes = ImageChanges(
+        recipe, usual, classes=classes, images=images, originals=training.originals
+    )
+
+    def draw(rng: np.random.Generator, count: int, own: Own) -> Labelled:
+        chosen = rng.integers(len(labels), size=count)
+        drawn, targets = changes.drawn(chosen, labels[chosen], rng, own)
+        changes.ahead(lambda: deepcopy(rng).integers(len(labels), size=count), own)
+        return {"image": drawn}, targets
+
+    some = calibration_rows(len(labels), calibration)
+    return Source(
+        name=training.name,
+        sha256={"train": training.sha256, "validation": held_out.sha256},
+        class_names=training.class_names,
+        fields=_image_fields(held_out.images, images[:_SEEN], classes),
+        draw=draw,
+        validation=({"image": held_out.images}, held_out.labels),
+        calibration=({"image": images[some]}, labels[some]),
+        shots=options.shots,
+    )
+
+
+def patch_side(height: int, width: int) -> int:
+    """Return the common divisor of both sides (at least 2 if possible) nearest to an eighth.
+
+    Units: pixels.
+    """
+    common = math.gcd(height, width)
+    divisors = [side for side in range(2, common + 1) if common % side == 0] or [1]
+    return min(divisors, key=lambda side: abs(side - max(height, width) / 8))
+
+
+def _shapes(recipe: Recipe, validation: int, calibration: int) -> Source:
+    held_out = scenes("validation", validation, side_px=SCENE_PX, objects=_ONE)
+    known = scenes("train", calibration, side_px=SCENE_PX, objects=_ONE)
+
+    changes = ImageChanges(recipe, classes=len(SCENE_LABELS))
+
+    def draw(rng: np.random.Generator, count: int, own: Own) -> Labelled:
+        drawn, labels = _labelled(scene_batch(rng, count, side_px=SCENE_PX, objects=_ONE))
+        images, targets = changes.batch(drawn["image"], labels, rng, own)
+        return {"image": images}, targets
+
+    return Source(
+        name="shapes",
+        sha256={"train": _digest(known.images), "validation": _digest(held_out.images)},
+        class_names=SCENE_LABELS,
+        fields=_image_fields(held_out.images, known.images, len(SCENE_LABELS)),
+        draw=draw,
+        validation=_labelled(held_out),
+        calibration=_labelled(known),
+    )
+
+
+def _labelled(drawn: Scenes) -> Labelled:
+    labels = np.array([scene_label(objects) for objects in drawn.objects], np.int64)
+    return {"image": drawn.images}, labels
+
+
+def _digest(images: np.ndarray) -> str:
+    return hashlib.sha256(repr(images.shape).encode() + images.tobytes()).hexdigest()
+
+
+def _rows(data: TokenStates, rows: np.ndarray) -> Labelled:
+    return {name: array[rows] for name, array in data.inputs.items()}, data.labels[rows]
+
+
+def text_source(options: TrainOptions, *, calibration: int) -> Source:
+    """Return the token states in the file that the options name.
+
+    Raises: SaccadeError if there is none, if it cannot be used, or `--set` contradicts it.
+    """
+    if options.data is None:
+        raise SaccadeError(
+            "--set input=tokens: texts are given as the states of a language model, which saccade "
+            "does not generate. Pass --data with an .npz, .safetensors or .parquet of tokens, "
+            "lengths and labels."
+        )
+    given = Given.of(options.labels, options.data_root)
+    splits = ("train", "validation")
+    train, held_out = (token_states(options.data, split, given) for split in splits)
+    _, most, width = train.tokens.shape
+    fields = {
+        "input": "tokens",
+        "max_tokens": most,
+        "dim": width,
+        "classes": len(train.class_names),
+        "heads": 1,  # states of a text have no trunk here
+    }
+    for name in ("max_tokens", "dim", "classes"):
+        if options.set.get(name, fields[name]) != fields[name]:
+            raise SaccadeError(
+                f"--set {name}={options.set[name]}: the data has {fields[name]}. Leave it out."
+            )
+    total = len(train.labels)
+    return Source(
+        name=train.name,
+        sha256={"train": train.sha256, "validation": held_out.sha256},
+        class_names=train.class_names,
+        fields=fields,
+        draw=lambda rng, count, own: _rows(train, rng.integers(total, size=count)),
+        validation=(held_out.inputs, held_out.labels),
+        calibration=_rows(train, calibration_rows(total, calibration)),
+    )
+
+
+CALIBRATION, VALIDATION = 256, 1000
+_BATCH = 100  # samples per pass in validation
+QUICK = Recipe(steps=1200, batch=64, learning_rate=1e-3, config=SMALL)
+SHIPPED = Recipe(
+    steps=3_000, batch=64, learning_rate=1e-3, config=SMALL, warm_up_steps=200, ema=0.999
+)
+
+
+def task(options: TrainOptions) -> "SoTTask":
+    """Train a SoT on shapes (the default: color and shape of one object), digits or own images.
+
+    `--set input=tokens` trains it on a file of token states. All heads have the same recipe;
+    `--set fusion=class` is the baseline.
+    Raises: SaccadeError if the data or the configuration cannot be used.
+    """
+    recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
+    if options.value("input", None) == "tokens":
+        source = text_source(options, calibration=CALIBRATION)
+    else:
+        source = image_source(options, recipe, validation=VALIDATION, calibration=CALIBRATION)
+    return SoTTask(options, recipe, source)
+
+
+class SoTTask(Task):
+    """A `training.task.Task`: cross entropy, with late fusion of both classifiers."""
+
+    family = "sot"
+    model: SoT
+
+    def __init__(self, options: TrainOptions, recipe: Recipe, source: Source) -> None:
+        config = chosen_config(SoTConfig, options, recipe.config, source.fields)
+        self.recipe, self.source, self.shots = recipe, source, source.shots
+        self.data, self.data_sha256 = source.name, source.sha256
+        self.labels = source.class_names
+        kind = "texts" if config.input == "tokens" else "images"
+        self.regularized_by = ("label_smoothing",)
+        if kind == "images":
+            self.regularized_by += ("augment", "mixup", "cutmix")
+        self.card = {f"validation_{kind}": len(source.validation[1])}
+        self.model = new_model(SoT, config)
+
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        """Return the model's inputs by name, such as image [b h w c] uint8, and labels.
+
+        Labels are [b] int64 or, of mixed images, targets [b classes] float32.
+        """
+        inputs, labels = self.source.draw(rng, self.recipe.batch, self.own)
+        return _tensors(inputs | {"labels": labels})
+
+    def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
+        """Return the cross entropy of the fused logits; with late fusion, of each classifier."""
+        x, length = _given(batch)
+        smoothing = self.recipe.label_smoothing
+        return self.model.loss(x, batch["labels"], length, label_smoothing=smoothing)
+
+    def validate(self) -> dict[str, float]:
+        """Return top-1 of the model as trained."""
+        return score(self.model, self.source.validation, self.model.budgets()[:1])
+
+    def report(self) -> dict[str, float]:
+        """Return top-1 of every head in the default export."""
+        return score(self.model, self.source.validation, self.model.budgets())
+
+    def calibration(self) -> dict[str, np.ndarray]:
+        """Return 256 training samples."""
+        inputs, labels = self.source.calibration
+        return inputs | {"labels": labels}
+
+
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _given(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return the model's inputs: an image, or tokens with their length."""
+    if "tokens" in inputs:
+        return inputs["tokens"], inputs["length"]
+    return inputs["image"], None
+
+
+@torch.inference_mode()
+def score(model: SoT, data: Labelled, budgets: Sequence[ComputeBudget]) -> dict[str, float]:
+    """Return the share of right answers by budget.
+
+    Shapes: data the inputs [n ...] by name and labels [n] int64.
+    """
+    device = next(model.parameters()).device
+    inputs, labels = data[0], torch.from_numpy(data[1]).to(device)
+    scores = {}
+    for budget in budgets:
+        chosen = model.at(budget).eval()
+        right = 0
+        for at in range(0, len(labels), _BATCH):
+            part = slice(at, at + _BATCH)
+            given = _tensors({name: np.asarray(array[part]) for name, array in inputs.items()})
+            x, length = _given({name: tensor.to(device) for name, tensor in given.items()})
+            right += int((chosen(x, length).argmax(1) == labels[part]).sum())
+        scores[budget.label] = right / len(labels)
+    return scores

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's images for a model that may see them through a ResNet, and words of their texts."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from saccade.core.errors import SaccadeError
+from saccade.models.data.datasets import pixel_moments
+from saccade.models.data.samples.source import Source
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.resnet_sizes import BLOCKS, MEAN, STD, STRIDE, sizes_of
+from saccade.models.training.options import TrainOptions, chosen_recipe, with_counts
+from saccade.models.training.task import Recipe
+from saccade.models.word_tokens import frequent_words, split_words
+
+_SEEN = 1_000  # images used for mean and std
+Split = TypeVar("Split")
+
+
+def own_recipe(
+    options: TrainOptions,
+    *,
+    quick: Recipe,
+    shipped: Recipe,
+    extra: Mapping[str, Any],
+    counts: Sequence[str],
+) -> Recipe:
+    """Return the recipe for the user's data, with those `counts` of `extra` that `--set` gives.
+
+    Raises: SaccadeError if one is not a whole number of at least 1.
+    """
+    recipe = chosen_recipe(options, quick=quick, shipped=shipped)
+    return with_counts(options, replace(recipe, extra=extra), counts)
+
+
+def own_splits(
+    options: TrainOptions, source: Source, split_of: Callable[..., Split], encoder: str
+) -> tuple[Split, Split]:
+    """Return the training and validation split of a source.
+
+    `split_of` is a function such as `own_texts.captioned_split`; `encoder` is the one that the
+    family has without `--set`.
+
+    Raises: SaccadeError as `split_of` does.
+    """
+    images = _wanted_images(options, encoder)
+    given = {"preprocessing": images, "side_px": options.side_px, "asked": options.asked}
+    training, validation = (
+        split_of(source, str(options.data), split, **given) for split in ("train", "validation")
+    )
+    return training, validation
+
+
+def _wanted_images(options: TrainOptions, encoder: str) -> Preprocessing | None:
+    """Return how images are read: as those of `--init`, in color for a ResNet, or None.
+
+    `encoder` is the one that the family has without `--set`.
+    """
+    if options.asked.preprocessing is not None or options.value("encoder", encoder) not in BLOCKS:
+        return options.asked.preprocessing
+    side_px = options.side_px
+    return Preprocessing(side_px, side_px, 3, (0.0,) * 3, (1.0,) * 3)
+
+
+def image_fields(options: TrainOptions, images: np.ndarray, encoder: str) -> dict[str, Any]:
+    """Return the fields of a configuration about these images, as `_wanted_images` reads them.
+
+    A ResNet takes the mean and std of ImageNet, as its weights do; its cells are of 32 pixels.
+
+    Shapes: images uint8 [n h w c].
+    """
+    height, width, channels = images.shape[1:]
+    fields = {"height_px": height, "width_px": width, "channels": channels}
+    name = options.value("encoder", encoder)
+    if name in BLOCKS:
+        grid = (max(1, height // STRIDE), max(1, width // STRIDE))
+        return fields | {
+            "mean": MEAN,
+            "std": STD,
+            "feature_dim": sizes_of(name).features,
+            "grid": grid,
+        }
+    mean, std = pixel_moments(images[:_SEEN])
+    return fields | {"mean": mean, "std": std}
+
+
+def chosen_words(
+    options: TrainOptions, texts: Sequence[str], named: Callable[[int], str], *, extra: Any
+) -> tuple[str, ...]:
+    """Return the words of texts that occur often enough, or those of `--init`, which has them all.
+
+    `named` returns what the user calls the row of a text.
+
+    Raises: SaccadeError if there are none, or the checkpoint of `--init` lacks one, with its row.
+    """
+    most, least = extra["most_words"], extra["word_count"]
+    words = frequent_words(texts, most=most, least_count=least)
+    if len(words) < 2:
+        raise SaccadeError(
+            f"--data {options.data}: found {len(words)} words that occur at least {least} times "
+            "in the training split, expected 2 or more. Lower --set word_count, or add texts."
+        )
+    if options.start is None:
+        return words
+    known = tuple(options.start.config["words"])
+    if unknown := sorted(set(words) - set(known)):
+        row = next(i for i, text in enumerate(texts) if unknown[0] in split_words(text))
+        raise SaccadeError(
+            f"--data {options.data}: {named(row)}: {unknown[0]!r:.80} is not among the "
+            f"{len(known):,} words of --init {options.init} ({len(unknown):,} words of the data "
+            "are not). Raise --set word_count, so that rarer words are read as unknown, or train "
+            "without --init."
+        )
+    return known
+
+
+def longest_text(texts: Iterable[str], most: int) -> int:
+    """Return the number of words of the longest text, at most `most`."""
+    return min(most, max(len(split_words(text)) for text in texts))

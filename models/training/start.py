@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start a run from a checkpoint, or from the trunk of one: weights, new parts, frozen parts."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from saccade.core.errors import SaccadeError, ShapeError
+from saccade.core.spelling import did_you_mean
+from saccade.core.verbosity import note
+from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.checkpoint_folder import checkpoint_name
+from saccade.models.entry import imported
+from saccade.models.families import entries, entry_of, outline
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.shipped import SHIPPED, located
+from saccade.models.training.options import TrainOptions
+from saccade.models.training.task import Task
+from saccade.models.trunks import KNOWN, PretrainedTrunk, TrunkPort
+
+_CLASS_FIELDS = ("classes", "answers")  # the field of a configuration that counts classes
+_SHOWN = 12  # tensors in a note; the card lists all
+# Also reads what other projects wrote; a later package, so it is imported by its name.
+_TRUNK_READER = "saccade.models.official.convert:read_trunk"
+_TRUNK = "trunk"  # in --freeze: all tensors of --trunk, whatever the family calls them
+
+
+@dataclass(frozen=True)
+class StartedOptions(TrainOptions):
+    """Options of a run, with the checkpoint of `--init`."""
+
+    start: Checkpoint = field(kw_only=True)  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class GivenTrunk:
+    """The trunk of `--trunk`, and how the trained family takes it."""
+
+    origin: Checkpoint
+    trunk: PretrainedTrunk
+    port: TrunkPort
+    fields: dict[str, Any]  # of the configuration that the trunk decides
+    preprocessing: Preprocessing | None  # None: the run chooses the size of its images
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The fields that `--set` may change nevertheless."""
+        return self.port.free
+
+
+@dataclass(frozen=True)
+class TrunkOptions(TrainOptions):
+    """Options of a run, with the trunk of `--trunk`."""
+
+    given_trunk: GivenTrunk = field(kw_only=True)  # type: ignore[misc]
+
+
+def started(family: str, options: TrainOptions) -> TrainOptions:
+    """Return the options with the checkpoint of `--init` or the trunk of `--trunk`, if any.
+
+    Raises: SaccadeError if it cannot be read, or the family cannot start from it, or `--freeze` has
+        no start.
+    """
+    if options.trunk is not None:
+        return _with_trunk(family, options, options.trunk)
+    if options.init is None:
+        if options.freeze:
+            raise SaccadeError(
+                f"--freeze {','.join(options.freeze)}: found no --init and no --trunk, expected a "
+                "checkpoint whose weights to keep. Pass one of them, or leave --freeze out."
+            )
+        return options
+    start = load(options.init)
+    if start.family != family:
+        raise SaccadeError(
+            f"--init {options.init}: found family {start.family}, expected {family}. Pass a "
+            f"checkpoint of {family}, or run saccade train {start.family}."
+        )
+    _check_side(options, "the checkpoint of --init", start.preprocessing)
+    return StartedOptions(**vars(options), start=start)
+
+
+def _check_side(options: TrainOptions, what: str, preprocessing: Preprocessing | None) -> None:
+    given_px = options.side_px != TrainOptions(out=options.out).side_px
+    if preprocessing and given_px and options.side_px != preprocessing.height_px:
+        raise SaccadeError(
+            f"--side-px is {options.side_px}, but {what} takes images of "
+            f"{preprocessing.height_px} x {preprocessing.width_px} px. Leave --side-px out."
+        )
+
+
+def _with_trunk(family: str, options: TrainOptions, path: Path) -> TrunkOptions:
+    if options.init is not None:
+        raise SaccadeError(
+            f"--init {options.init} and --trunk {path} are both given, but a run starts from one "
+            "of them. Pass --init for a checkpoint of this family, --trunk for a new head."
+        )
+    port = _port_of(family)
+    if port is None:
+        known = ", ".join(name for name, entry in entries() if entry.trunk)
+        raise SaccadeError(
+            f"--trunk {path}: {family} has no place for a pretrained trunk of images. "
+            f"Leave it out, or train one of {known}."
+        )
+    read: Callable[[Path], Checkpoint] = imported(_TRUNK_READER)
+    origin = read(located(path))
+    own = _port_of(origin.family)
+    if own is None or origin.preprocessing is None:
+        raise SaccadeError(
+            f"--trunk {path}: a checkpoint of {origin.family} has no trunk of images. Pass that of "
+            f"{KNOWN}."
+        )
+    trunk = own.read(str(path), origin.config, origin.weights)
+    images = origin.preprocessing if port.sizes_images else None
+    given = GivenTrunk(origin, trunk, port, port.fields(trunk.shape), images)
+    _check_side(options, "the trunk of --trunk", given.preprocessing)
+    return TrunkOptions(**vars(options), given_trunk=given)
+
+
+def _port_of(family: str) -> TrunkPort | None:
+    name = entry_of(family).trunk
+    port: TrunkPort | None = imported(name) if name else None
+    return port
+
+
+def start_name(path: Path) -> str:
+    """Return the name of `--init` or `--trunk` without this machine's folders."""
+    text = str(path)
+    if text.startswith(SHIPPED):
+        return text
+    ours = path.suffix == ".safetensors" and not path.is_dir()
+    return checkpoint_name(path) if ours else path.resolve().name
+
+
+def load_start(task: Task, options: TrainOptions) -> None:
+    """Give the task's model the weights of `--init` or `--trunk`, and freeze its parts.
+
+    The card records both.
+    Raises: ShapeError if a tensor does not fit, SaccadeError if `--freeze` cannot be used.
+    """
+    if options.given_trunk is not None:
+        _load_trunk(task, options)
+        return
+    start: Checkpoint | None = options.start
+    if start is None or options.init is None:
+        return
+    own = task.model.state_dict()
+    redrawn, left_out = _redrawn(task, start, own)
+    new = (*_new_head(task, start), *redrawn)
+    given = {name: value for name, value in start.weights.items() if name not in left_out}
+    _check_fit(start, given, own, new)
+    task.model.load_state_dict(
+        own | {name: value for name, value in given.items() if name not in new}
+    )
+    freeze(task.model, options.freeze, new)
+    task.card = {
+        **task.card,
+        "init": {"name": start_name(options.init), "sha256": start.sha256},
+        "new_head": list(new),
+        "frozen": list(options.freeze),
+        **({"left_out": list(left_out)} if left_out else {}),
+    }
+
+
+def _redrawn(
+    task: Task, start: Checkpoint, own: dict[str, Any]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the tensors of the new parts, and those that only the checkpoint has.
+
+    The card lists all of them.
+    """
+    parts = task.redrawn(start.config)
+    new = tuple(name for name in own if _is_in(name, parts))
+    left_out = tuple(name for name in start.weights if _is_in(name, parts) and name not in own)
+    if new:
+        note(f"new: {len(new)} tensors ({_listed(new)})")
+    if left_out:
+        note(f"left out of the checkpoint: {len(left_out)} tensors ({_listed(left_out)})")
+    return new, left_out
+
+
+def _is_in(name: str, parts: Sequence[str]) -> bool:
+    return any(is_within(name, part) for part in parts)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def _load_trunk(task: Task, options: TrainOptions) -> None:
+    given: GivenTrunk = options.given_trunk
+    assert options.trunk is not None
+    state = given.port.state(given.trunk, task.model.config)
+    own = task.model.state_dict()
+    for name, value in state.items():
+        if _shape(value) != _shape(own.get(name)):
+            raise ShapeError(
+                f"--trunk {options.trunk}: {name}: found {_shape(value)}, expected "
+                f"{_shape(own.get(name))}. The weights and the JSON are from different models. "
+                "Copy both from one source."
+            )
+    task.model.load_state_dict(own | state)
+    new = [name for name, _ in task.model.named_parameters() if name not in state]
+    parts = [part for part in options.freeze if part != _TRUNK]
+    if len(parts) < len(options.freeze):
+        parts += [name for name, _ in task.model.named_parameters() if name in state]
+    freeze(task.model, parts, new)
+    config: Any = task.model.config
+    sides = {"height_px": config.height_px, "width_px": config.width_px}
+    described, name = replace(given.trunk.shape, **sides).described(), start_name(options.trunk)
+    tops = _places(new, state)
+    note(f"trunk: {described}, {len(state)} tensors from {name}; new: {', '.join(tops)}")
+    card = given.origin.card
+    task.card = {
+        **task.card,
+        "trunk": {
+            "name": name,
+            "sha256": given.origin.sha256,
+            "shape": described,
+            "tensors": len(state),
+            **{key: card[key] for key in ("source", "file", "notes") if card.get(key)},
+        },
+        "new_parts": list(tops),
+        "frozen": list(options.freeze),
+    }
+
+
+def _places(new: Sequence[str], kept: Collection[str]) -> tuple[str, ...]:
+    """Return the modules of new tensors, as far down as they have none that are kept."""
+    shared = {name.partition(".")[0] for name in kept}
+    return tuple(
+        dict.fromkeys(
+            ".".join(name.split(".")[: 1 + (name.partition(".")[0] in shared)]) for name in new
+        )
+    )
+
+
+def _new_head(task: Task, start: Checkpoint) -> tuple[str, ...]:
+    """Return the tensors whose shape depends on the number of classes, if the classes differ."""
+    config: dict[str, Any] = task.model.config.to_dict()
+    counted = next((name for name in _CLASS_FIELDS if name in config), None)
+    if counted is None:
+        return ()
+    before, now = start.config.get(counted), config[counted]
+    renamed = bool(start.labels and task.labels) and start.labels != tuple(task.labels)
+    if before == now and not renamed:
+        return ()
+    larger = outline(task.family, config | {counted: now + 1}).state_dict()
+    own = task.model.state_dict()
+    new = tuple(name for name in own if own[name].shape != larger[name].shape)
+    instead = f"instead of {before}" if before != now else "with other names"
+    note(f"new head: {now} {counted} {instead} ({', '.join(new)})")
+    return new
+
+
+def _check_fit(
+    start: Checkpoint, given: dict[str, Any], own: dict[str, Any], new: Sequence[str]
+) -> None:
+    for name in sorted((own.keys() | given.keys()) - set(new)):
+        found = _shape(given.get(name))
+        expected = _shape(own.get(name))
+        if found != expected:
+            raise ShapeError(
+                f"{start.path}: {name}: found {found}, expected {expected}. Leave out the fields "
+                "of --set that change the model's tensors, or train without --init."
+            )
+
+
+def _shape(tensor: Any) -> str:
+    if tensor is None:
+        return "no such tensor"
+    # Floats of any width fit: they are converted.
+    kind = "floats" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+    return f"{kind} {list(tensor.shape)}"
+
+
+def freeze(model: nn.Module, parts: Sequence[str], new: Sequence[str] = ()) -> None:
+    """Exclude from training the parameters whose name is, or begins with, one of these parts.
+
+    Raises: SaccadeError if there is no such part, nothing remains to train, or a part is `new`.
+    """
+    for part in parts:
+        chosen = [name for name, _ in model.named_parameters() if is_within(name, part)]
+        if not chosen:
+            tops = dict.fromkeys(name.partition(".")[0] for name, _ in model.named_parameters())
+            raise SaccadeError(
+                f"--freeze {part}: found no parameter of that name.{did_you_mean(part, tops)} "
+                f"Pass the beginning of a parameter's name. Parts of this model: {', '.join(tops)}."
+            )
+        if drawn := sorted(set(chosen) & set(new)):
+            raise SaccadeError(
+                f"--freeze {part}: {drawn[0]} is new, so it must be trained. Freeze other parts."
+            )
+        for name, parameter in model.named_parameters():
+            if name in chosen:
+                parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise SaccadeError(
+            f"--freeze {','.join(parts)}: nothing remains to train. Freeze fewer parts."
+        )
+
+
+def is_within(name: str, part: str) -> bool:
+    """Return True if `part` is the name or a beginning of it up to a dot."""
+    return f"{name}.".startswith(f"{part.rstrip('.')}.")

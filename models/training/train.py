@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade train`: train a family and write a checkpoint with its scores."""
+
+import math
+import os
+import platform
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saccade.core.errors import SaccadeError, require
+from saccade.core.files import refuse_existing
+from saccade.core.leftovers import only_writer, remove_leftovers
+from saccade.core.machine import version_of
+from saccade.core.progress import Report, bar, reporting
+from saccade.core.verbosity import note, verbosity
+from saccade.models.checkpoint import Checkpoint, save
+from saccade.models.checkpoint_format import GENERATED_DATA
+from saccade.models.entry import imported
+from saccade.models.families import config_class, entry_of
+from saccade.models.training.options import REGULARIZATION, check_fields, overrides_words
+from saccade.models.training.options import TrainOptions as TrainOptions
+from saccade.models.training.processes import (
+    Follower,
+    Group,
+    ProcessLost,
+    followers_options,
+    from_the_first,
+    group_of,
+    joined,
+)
+from saccade.models.training.run_folder import write_run
+from saccade.models.training.scalars import check_log_to, remove_logs
+from saccade.models.training.task import Task
+
+if TYPE_CHECKING:
+    from saccade.models.training.loop import FitResult
+
+# With scores rounded to these digits, the same run on the same machine gives the same file.
+ABOUT_MINUTES = (1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 150, 200, 300, 500, 1000)
+_PACKAGES = ("saccade", "torch", "numpy", "safetensors")
+
+
+def train(family: str, options: TrainOptions, *, progress: Report | None = bar) -> Checkpoint:
+    """Train a model; write it with calibration samples and a card, and a log next to it.
+
+    Under a launcher such as torchrun, processes other than the first exit when it is trained.
+
+    Raises: SaccadeError if the family, an option, the data or the output path cannot be used, or
+        if the loss is no longer finite.
+    """
+    _check(options)
+    check_fields(config_class(family), options.set, entry_of(family).settings)
+    group = group_of(options.processes)
+    if group.rank:
+        _follow(family, options, group)
+        raise SystemExit
+    with reporting(progress), only_writer(options.out):
+        _forget_unfinished(options)
+        _check_place(options)
+        with joined(group, family, options):
+            trained = _trained(family, options, group)
+    assert trained is not None, "the first process writes the checkpoint"
+    return trained
+
+
+def main(request: Follower) -> bool:
+    """Take part in a run that another process started; return False if it ended too early."""
+    options = followers_options(TrainOptions, request.options)
+    try:
+        _follow(request.family, options, request.group)
+    except ProcessLost:
+        return False
+    return True
+
+
+def _follow(family: str, options: TrainOptions, group: Group) -> None:
+    """Take part in a run without writing or printing anything."""
+    with verbosity(quiet=True), reporting(None), joined(group, family, options):
+        _trained(family, options, group)
+
+
+def _trained(family: str, options: TrainOptions, group: Group) -> Checkpoint | None:
+    torch: Any = require("torch", extra="export")
+    from saccade.models.data.samples.images import passes_by
+    from saccade.models.training.start import started
+
+    make = _task_of(family)
+    options = started(family, options)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SaccadeError(
+            "--device is cuda, but torch finds no GPU on this machine. Use --device cpu."
+        )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(options.threads)
+    devices = [torch.cuda.current_device()] if options.device == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(options.seed)
+            with passes_by(partial(from_the_first, group)):
+                task = make(options)
+            checkpoint = _run(task, options, group)
+    except BaseException as error:
+        if not options.state_path.exists() and not group.rank:
+            _remove_logs(options)
+        elif isinstance(error, KeyboardInterrupt):
+            note("The state of the run is saved. To continue, run the same command with --resume.")
+        raise
+    finally:
+        torch.set_num_threads(threads)
+    if not group.rank:
+        if options.is_folder:  # both are in it now
+            options.log_path.unlink(missing_ok=True)
+            _remove_logs(options)
+        options.state_path.unlink(missing_ok=True)
+    return checkpoint
+
+
+def _run(task: Task, options: TrainOptions, group: Group) -> Checkpoint | None:
+    from saccade.models.training.loop import fit
+    from saccade.models.training.regularization import check_regularization
+    from saccade.models.training.start import load_start
+
+    check_shots(task, options)
+    check_regularization(task, options)
+    load_start(task, options)
+    check_exportable(task)
+    fitted = fit(task, options, group)
+    if group.rank:
+        return None
+    finished = partial(_finished, task, options, fitted, group)
+    if options.is_folder:
+        return write_run(task, options, fitted, finished)
+    return save(options.out, beside={fitted.log.path: fitted.log.content()}, **finished())
+
+
+def _finished(
+    task: Task, options: TrainOptions, fitted: "FitResult", group: Group
+) -> dict[str, Any]:
+    """Return the arguments of `save`, except places, for the weights that the model has."""
+    import torch
+
+    task.model.to(options.device)
+    with torch.no_grad():
+        task.finish()
+        scores = task.report()
+    task.model.cpu()
+    saved = task.saved()
+    begun = options.start or options.given_trunk
+    if begun is not None and None not in (begun.preprocessing, saved["preprocessing"]):
+        saved["preprocessing"] = begun.preprocessing
+    return saved | {
+        "family": task.family,
+        "weights": task.model.state_dict(),
+        "card": _card(task, options, fitted, scores, group),
+    }
+
+
+def check_shots(task: Task, options: TrainOptions) -> None:
+    """Check that the task trains on the samples that `--shots` chooses.
+
+    Raises: SaccadeError if its data has no classes, or is drawn again in each step.
+    """
+    if task.shots != options.shots:
+        raise SaccadeError(
+            f"--shots {options.shots}: {task.family} cannot choose samples by class from the data "
+            f"'{task.data}': it draws new ones in each step, or they have no classes. Pass --data "
+            "with images of classes, or leave --shots out."
+        )
+
+
+def check_exportable(task: Task) -> None:
+    """Check that the checkpoint will have samples of every input, which an export requires.
+
+    Raises: SaccadeError naming the inputs that the data lacks.
+    """
+    import torch
+
+    samples = {name: array[:2] for name, array in task.calibration().items()}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for component in task.model.eval().components():
+            if missing := component.missing(component.samples(samples)):
+                raise SaccadeError(
+                    f"the model takes {', '.join(missing)}, but the data '{task.data}' has only "
+                    f"{', '.join(sorted(samples))}, so no export could check it. Change --set "
+                    "input or --data."
+                )
+
+
+def _card(
+    task: Task,
+    options: TrainOptions,
+    fitted: "FitResult",
+    scores: dict[str, float],
+    group: Group,
+) -> dict[str, Any]:
+    return {
+        "data": task.data,
+        "data_sha256": dict(task.data_sha256),
+        **({"own_data": True} if _is_own(options.data) else {}),
+        "seed": options.seed,
+        "command": command_line(task.family, replace(options, processes=group.size), task.data),
+        "recipe": options.recipe,
+        "steps": task.recipe.steps,
+        "batch": task.recipe.batch,
+        "learning_rate": task.recipe.learning_rate,
+        "best_step": fitted.best_step,
+        "validation": scores,
+        "device": _device(options),
+        **({"processes": group.size} if group.size > 1 else {}),
+        "about_minutes": min(ABOUT_MINUTES, key=lambda minutes: abs(minutes - fitted.seconds / 60)),
+        "versions": {name: version_of(name) for name in _PACKAGES}
+        | {"python": platform.python_version()},
+    } | dict(task.card)
+
+
+def _is_own(data: str | None) -> bool:
+    """Return whether this is a path or a pattern, and not the name of generated data."""
+    if data is None or data in GENERATED_DATA:
+        return False
+    return Path(data).exists() or bool(set("*?[{") & set(data))
+
+
+def _device(options: TrainOptions) -> str:
+    if options.device == "cpu":
+        return f"cpu, {options.threads} thread{'s' if options.threads > 1 else ''}"
+    import torch
+
+    return f"cuda, {torch.cuda.get_device_name()}"
+
+
+def _task_of(family: str) -> Callable[[TrainOptions], Task]:
+    """Return the training task that the family's entry names."""
+    make: Callable[[TrainOptions], Task] = imported(entry_of(family).training)
+    return make
+
+
+_Fits = Callable[[float], bool]
+_POSITIVE: tuple[_Fits, str] = (lambda x: x >= 0, "of at least 0")
+_SHARE: tuple[_Fits, str] = (lambda x: 0 <= x < 1, "from 0 to below 1")
+_FACTORS: dict[str, tuple[_Fits, str]] = {
+    "weight_decay": _POSITIVE,
+    "mixup": _POSITIVE,
+    "cutmix": _POSITIVE,
+    "label_smoothing": _SHARE,
+    "drop_path": _SHARE,
+    "layer_decay": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
+}
+
+
+def _check(options: TrainOptions) -> None:
+    out = options.out
+    if out.suffix not in (".safetensors", ""):
+        raise SaccadeError(
+            f"--out is {out}, expected a name that ends in .safetensors, or one without an ending "
+            "for a run folder."
+        )
+    check_log_to(options.log_to)
+    if options.is_folder:
+        require("matplotlib", extra="bench")
+    limits = {"steps": 1, "batch": 1, "shots": 1, "side_px": 4, "seed": 0, "threads": 1}
+    limits |= {"processes": 1, "accumulate": 1}
+    for name, least in limits.items():
+        value = getattr(options, name)
+        if value is not None and value < least:
+            flag = name.replace("_", "-")
+            raise SaccadeError(f"--{flag} is {value}, expected at least {least}.")
+    rate = options.learning_rate
+    if rate is not None and not (math.isfinite(rate) and rate > 0):
+        raise SaccadeError(f"--learning-rate is {rate}, expected a number above 0.")
+    for name, (fits, expected) in _FACTORS.items():
+        factor = getattr(options, name)
+        if factor is not None and not (math.isfinite(factor) and fits(factor)):
+            flag = name.replace("_", "-")
+            raise SaccadeError(f"--{flag} is {factor}, expected a number {expected}.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SaccadeError(
+            f"{out}: cannot be written ({error}). Choose another path with --out."
+        ) from error
+    if not os.access(out.parent, os.W_OK):
+        raise SaccadeError(
+            f"{out.parent}: the folder is not writable. Choose another path with --out."
+        )
+
+
+def _forget_unfinished(options: TrainOptions) -> None:
+    """Remove the log of a run that was killed before it wrote its checkpoint, which comes last."""
+    out, state = options.out, options.state_path
+    if remove_leftovers(out) and not (out.exists() or state.exists()):
+        options.log_path.unlink(missing_ok=True)
+
+
+def _check_place(options: TrainOptions) -> None:
+    out = options.out
+    given = (options.data, options.init, options.trunk, options.labels, options.data_root)
+    inputs = [Path(path) for path in given if path is not None and options.is_folder]
+    refuse_existing(out, force=options.force, inputs=inputs)
+    if out.is_dir() and not options.is_folder:
+        raise SaccadeError(f"--out is the folder {out}, expected a file. Choose a file name.")
+    if options.resume:
+        return
+    if options.state_path.exists() and not options.force:
+        raise SaccadeError(
+            f"{options.state_path}: contains the state of an interrupted run. "
+            "Continue it with --resume, or start again with --force."
+        )
+    refuse_existing(options.log_path, force=options.force)
+    if options.log_to:
+        refuse_existing(options.logs_path, force=options.force)
+        _remove_logs(options)
+
+
+def _remove_logs(options: TrainOptions) -> None:
+    if options.log_to:
+        remove_logs(options.logs_path)
+
+
+def command_line(family: str, options: TrainOptions, data: str) -> str:
+    """Return the command that repeats a training run, without this machine's folders."""
+    words = ["saccade", "train", family, "--data", data, "--out", options.out.name]
+    given = TrainOptions(out=options.out)
+    if options.recipe != given.recipe:
+        words += ["--recipe", options.recipe]
+    if options.set:
+        words += ["--set", *overrides_words(options.set)]
+    # As with --data, only the names of files: the folders are this machine's.
+    for name in ("labels", "data_root"):
+        if (path := getattr(options, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", path.name]
+    if options.background != given.background:
+        words += ["--background", ",".join(map(str, options.background))]
+    for name in ("init", "trunk"):
+        if (path := getattr(options, name)) is not None:
+            from saccade.models.training.start import start_name
+
+            words += [f"--{name}", start_name(path)]
+    if options.freeze:
+        words += ["--freeze", ",".join(options.freeze)]
+    named = ("skip_bad", "shots", "steps", "batch", "learning_rate", "weight_decay", "precision")
+    for name in (*named, "side_px", "device", "processes", "accumulate", *REGULARIZATION):
+        value = getattr(options, name)
+        if value != getattr(given, name):
+            text = ",".join(value) if isinstance(value, tuple) else f"{value}"
+            words += [f"--{name.replace('_', '-')}", text]
+    if options.checkpoint_activations:
+        words.append("--checkpoint-activations")
+    words += ["--seed", f"{options.seed}", "--threads", f"{options.threads}"]
+    return shlex.join(words)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serialize requests before a run, and get the answer to a single one."""
+
+import io
+import struct
+from collections.abc import Mapping
+from contextlib import closing
+
+import numpy as np
+
+from saccade.core.errors import ServerFailed
+from saccade.serving.client.connection import connect
+from saccade.serving.client.request_sizes import FIRST_S
+from saccade.serving.client.wire import as_texts, is_text
+
+_DTYPES = {"FP32": np.float32, "INT64": np.int64, "UINT8": np.uint8}
+_NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
+Answer = dict[str, np.ndarray | list[bytes]]
+
+
+def request(
+    model: str,
+    inputs: Mapping[str, np.ndarray],
+    outputs: tuple[str, ...],
+    parameters: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return a serialized ModelInferRequest.
+
+    Shapes: inputs [b ...], of numbers or of objects that are bytes. An input [b] is sent as [b 1],
+        as the server declares it.
+    """
+    from tritonclient.grpc import service_pb2
+
+    message = service_pb2.ModelInferRequest(model_name=model)
+    for name, array in inputs.items():
+        rows = array[:, None] if array.ndim == 1 else array
+        kind = "BYTES" if rows.dtype == object else _NAMES[rows.dtype]
+        message.inputs.add(name=name, datatype=kind, shape=rows.shape)
+        if kind == "BYTES":
+            content = b"".join(struct.pack("<I", len(value)) + value for value in rows.ravel())
+        else:
+            content = np.ascontiguousarray(rows).tobytes()
+        message.raw_input_contents.append(content)
+    for key, value in (parameters or {}).items():
+        message.parameters[key].string_param = value
+    for output in outputs:
+        message.outputs.add(name=output)
+    return bytes(message.SerializeToString())
+
+
+def png_files(images: np.ndarray) -> np.ndarray:
+    """Return images as the bytes of PNG files.
+
+    Shapes: uint8 [b h w c] -> object [b 1].
+    """
+    files = np.empty((len(images), 1), dtype=object)
+    for row, image in zip(files, images, strict=True):
+        row[0] = _png(image)
+    return files
+
+
+def ask(url: str, message: bytes, *, timeout_s: float = FIRST_S) -> Answer:
+    """Send one serialized request and return its answer, by output name.
+
+    Raises: ServerFailed if the server refuses it or does not answer.
+    """
+    import grpc
+    from tritonclient.grpc import InferResult, service_pb2
+
+    method = "/inference.GRPCInferenceService/ModelInfer"
+    parse = service_pb2.ModelInferResponse.FromString
+    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(url, options=unlimited) as channel:
+        try:
+            answer = channel.unary_unary(method, response_deserializer=parse)(
+                message, timeout=timeout_s
+            )
+        except grpc.RpcError as error:
+            raise ServerFailed(
+                f"{url}: {error.code().name}: {error.details()}. See the server's log."
+            ) from error
+    result = InferResult(answer)
+    return {
+        value.name: _values(value.name, result.as_numpy(value.name)) for value in answer.outputs
+    }
+
+
+def server_version(url: str) -> str:
+    """Return the name and version that the server reports."""
+    with closing(connect(url)) as connection:
+        answer = connection.get_server_metadata(client_timeout=30)
+    return f"{answer.name} {answer.version}"
+
+
+def _png(image: np.ndarray) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _values(name: str, values: np.ndarray) -> np.ndarray | list[bytes]:
+    if values.dtype == object:
+        return list(values.ravel())
+    return list(as_texts(values)[:, 0]) if is_text(name, values) else values

@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade plan`: replicas, cores and budgets for a load, from the figures of a benchmark.
+
+A replica is modeled as one queue. Its capacity is the best rate that was measured through its
+router. A request's time is its time on an idle replica plus the wait in the queue. The wait is that
+of a single server with exponential service times (M/M/1; for several budgets: M/G/1 by Pollaczek
+and Khinchine, with an exponential tail). Real service times vary less, so the estimate is meant to
+be an upper one.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal
+
+from saccade.core.errors import GateFailed, SaccadeError
+from saccade.core.path_fields import PathFields
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
+from saccade.exporter.artefact.frontier import Entry
+from saccade.serving.bench.figures import score_text
+from saccade.serving.bench.sweep.choice import measured_folder, measured_on
+from saccade.serving.repository.checks import measurements
+
+_UNDER_LOAD = "router_concurrency_"
+_ALONE = "router_concurrency_1"
+_SHARES = 100  # the shares of a mix are whole percentages of the requests
+_CORES = re.compile(r", (\d+) cores?$")
+_COLUMNS = ("variant", "budget", "score", "lost", "per second per replica", "idle", "")
+
+
+@dataclass(frozen=True)
+class PlanOptions(PathFields):
+    """Options of a plan: the load, and the required time and score of its answers.
+
+    Raises: SaccadeError for a number out of range.
+    """
+
+    rps: float  # requests per second, with one image each
+    slo_ms: float  # longest time of an answer at the percentile, in milliseconds
+    # share of the full budget's score that may be lost: 0.01 of a score of 0.93 is 0.0093
+    max_risk: float = 0.0
+    percentile: Literal[95, 99] = 95  # percentile of the answers' times
+    max_utilization: float = 0.8  # highest utilization of a replica, however long the SLO is
+    spare: int = 0  # replicas to add to those that the load needs
+    device: str | None = None  # device whose figures to use, if the frontier has several
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rps", "slo_ms"):
+            if not (math.isfinite(value := getattr(self, name)) and value > 0):
+                raise SaccadeError(f"{_flag(name)} is {value}, expected a number above 0.")
+        if not 0 <= self.max_risk < 1:
+            raise SaccadeError(
+                f"--max-risk is {self.max_risk}, expected a share of at least 0 and below 1."
+            )
+        if not 0 < self.max_utilization < 1:
+            raise SaccadeError(
+                f"--max-utilization is {self.max_utilization}, expected a share above 0 and below "
+                "1: at 1, requests would wait forever."
+            )
+        if not 0 <= self.spare <= 1000:
+            raise SaccadeError(f"--spare is {self.spare}, expected 0 to 1000.")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The figures of one variant that a plan uses.
+
+    Units: capacity is requests per second of one replica; idle_ms is the percentile of a request's
+        time with one request at a time; cpu_s is core seconds of the server per request, if
+        measured.
+    """
+
+    variant: str
+    budget: float
+    score: str
+    lost: float
+    capacity: float
+    clients: int
+    rounds: tuple[float, float]
+    idle_ms: float
+    cpu_s: float | None
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Variants, and the share of the requests that each one answers."""
+
+    parts: tuple[tuple[Candidate, float], ...]
+
+    @property
+    def service_s(self) -> float:
+        """Mean time for which a request occupies a replica. Units: seconds."""
+        return sum(share / part.capacity for part, share in self.parts)
+
+    @property
+    def lost(self) -> float:
+        """Share of the full score that is lost; a variant that scores more offsets nothing."""
+        return sum(share * part.lost for part, share in self.parts)
+
+    @property
+    def idle_ms(self) -> float:
+        """Percentile of a request's time on an idle replica, for the slowest variant."""
+        return max(part.idle_ms for part, _ in self.parts)
+
+    @property
+    def cpu_s(self) -> float | None:
+        """Core seconds of the server per request; None if not measured."""
+        used = [(part.cpu_s, share) for part, share in self.parts]
+        return None if any(s is None for s, _ in used) else sum((s or 0) * p for s, p in used)
+
+    def wait_ms(self, utilisation: float, percentile: int) -> float:
+        """Return a percentile of the wait before service.
+
+        Source: Pollaczek and Khinchine's mean; P(wait > t) = u exp(-t u / mean), exact for M/M/1.
+        """
+        beyond = 1 - percentile / 100
+        if utilisation <= beyond:
+            return 0.0
+        moment = sum(share / part.capacity**2 for part, share in self.parts)
+        mean_if_any = moment / (self.service_s * (1 - utilisation))
+        return 1e3 * mean_if_any * math.log(utilisation / beyond)
+
+    def time_ms(self, utilisation: float, percentile: int) -> float:
+        """Return an estimate of a percentile of a request's time; it can be too low."""
+        return self.idle_ms + self.wait_ms(utilisation, percentile)
+
+    def utilisation_within(self, slo_ms: float, percentile: int) -> float:
+        """Return the highest utilization whose time is within the SLO; 0 if there is none."""
+        if self.idle_ms > slo_ms:
+            return 0.0
+        low, high = 0.0, 1.0
+        for _ in range(40):  # bisection: the time only grows with utilization
+            middle = (low + high) / 2
+            within = middle < 1 and self.time_ms(middle, percentile) <= slo_ms
+            low, high = (middle, high) if within else (low, middle)
+        return low
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a load needs, and how that was computed.
+
+    Units: cores is the number of cores of the measured machine times the replicas; gpus is one per
+        replica if the variants run on GPUs.
+    """
+
+    options: PlanOptions
+    mix: Mix
+    needed: int
+    allowed: float
+    within_slo: float
+    cores_each: int | None
+    on_gpu: bool
+    measured_on: str
+    samples: int
+    candidates: tuple[Candidate, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas, including the spare ones."""
+        return self.needed + self.options.spare
+
+    @property
+    def utilisation(self) -> float:
+        """Utilization of each replica."""
+        return self.options.rps * self.mix.service_s / self.replicas
+
+    @property
+    def time_ms(self) -> float:
+        """Percentile of a request's time at that utilization."""
+        return self.mix.time_ms(self.utilisation, self.options.percentile)
+
+    @property
+    def cores(self) -> int | None:
+        """Cores of all replicas, if the device's name has its number of cores."""
+        return None if self.cores_each is None else self.replicas * self.cores_each
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        cpu_s = self.mix.cpu_s
+        return {
+            "load": asdict(self.options),
+            "replicas": self.replicas,
+            "cores": self.cores,
+            "gpus": self.replicas if self.on_gpu else None,
+            "busy_cores": None if cpu_s is None else self.options.rps * cpu_s,
+            "mix": [
+                {"variant": part.variant, "budget": part.budget, "share": share}
+                for part, share in self.mix.parts
+            ],
+            "lost": self.mix.lost,
+            "utilisation": self.utilisation,
+            "utilisation_allowed": self.allowed,
+            "utilisation_within_slo": self.within_slo,
+            "time_ms": self.time_ms,
+            "capacity": self.replicas / self.mix.service_s,
+            "arithmetic": _arithmetic(self),
+            "measured_on": self.measured_on,
+            "variants": [asdict(candidate) for candidate in self.candidates],
+            "left_out": list(self.left_out),
+        }
+
+    def to_text(self) -> Any:
+        """Return the plan for a terminal, as a rich renderable."""
+        return _rendered(self)
+
+
+def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> Plan:
+    """Return the fewest replicas that carry the load, and the best-scoring mix that needs so few.
+
+    Raises: SaccadeError for a folder that was not measured through a router under load, GateFailed
+        if no measured variant answers within the SLO.
+    """
+    folder = measured_folder(ArtefactFolder.open(folder))
+    folder.manifests  # noqa: B018 - refuses a folder that has no artefacts
+    entries = list(measurements(folder, options.device).values())
+    if not entries:
+        raise SaccadeError(
+            f"{folder}: has no {FRONTIER}, expected measurements from the kind of machine that you "
+            f"plan for. Run there: saccade bench {folder} --out REPORT"
+        )
+    candidates, left_out = _candidates(folder, entries, options.percentile)
+    mix, needed = _best(candidates, options)
+    first = entries[0]
+    within_slo = mix.utilisation_within(options.slo_ms, options.percentile)
+    found = _CORES.search(first.device)
+    return Plan(
+        options=options,
+        mix=mix,
+        needed=needed,
+        allowed=min(within_slo, options.max_utilization),
+        within_slo=within_slo,
+        cores_each=int(found[1]) if found else None,
+        on_gpu=not first.runtime.endswith("CPU"),
+        measured_on=measured_on(entries),
+        samples=first.score.n,
+        candidates=tuple(candidates),
+        left_out=tuple(left_out),
+    )
+
+
+def _candidates(
+    folder: ArtefactFolder, entries: Sequence[Entry], percentile: int
+) -> tuple[list[Candidate], list[str]]:
+    """Return the variants measured through the router under load, and the names of the others."""
+    full = max(entries, key=lambda entry: (entry.budget, _goodness(entry)))
+    if full.score.value <= 0:
+        raise SaccadeError(
+            f"{folder}: {full.variant} has a {full.score.name} of {full.score.value:g}, expected a "
+            "score above 0, so that a share of it can be lost. Choose another score with: saccade "
+            "bench --task"
+        )
+    candidates, left_out = [], []
+    for entry in entries:
+        if (candidate := _candidate(entry, full, percentile)) is None:
+            left_out.append(entry.variant)
+        else:
+            candidates.append(candidate)
+    if not candidates:
+        raise SaccadeError(
+            f"{folder}: was measured without a server, or through its router with only one client "
+            "at a time, expected figures with several clients. Measure them with: "
+            f"saccade bench {folder} --out REPORT"
+        )
+    return candidates, left_out
+
+
+def _candidate(entry: Entry, full: Entry, percentile: int) -> Candidate | None:
+    points = entry.grpc or {}
+    counts = [
+        int(name.removeprefix(_UNDER_LOAD)) for name in points if name.startswith(_UNDER_LOAD)
+    ]
+    if _ALONE not in points or max(counts) == 1:
+        return None
+    clients = max(
+        (count for count in counts if count > 1),
+        key=lambda count: points[f"{_UNDER_LOAD}{count}"]["inferences_per_second"],
+    )
+    point = points[f"{_UNDER_LOAD}{clients}"]
+    rate = float(point["inferences_per_second"])
+    cpu_ms, share = point.get("core_ms_per_request"), point.get("client_cpu_share")
+    lost = (_goodness(full) - _goodness(entry)) / full.score.value
+    return Candidate(
+        variant=entry.variant,
+        budget=entry.budget,
+        score=score_text(asdict(entry.score)),
+        lost=max(0.0, lost),
+        capacity=rate,
+        clients=clients,
+        rounds=(
+            float(point.get("inferences_per_second_min", rate)),
+            float(point.get("inferences_per_second_max", rate)),
+        ),
+        idle_ms=float(points[_ALONE][f"p{percentile}_ms"]),
+        cpu_s=None if cpu_ms is None or share is None else cpu_ms * (1 - share) / 1e3,
+    )
+
+
+def _goodness(entry: Entry) -> float:
+    return entry.score.value if entry.score.higher_is_better else -entry.score.value
+
+
+def _best(candidates: Sequence[Candidate], options: PlanOptions) -> tuple[Mix, int]:
+    found = []
+    for mix in _mixes(candidates, options.max_risk):
+        allowed = min(
+            mix.utilisation_within(options.slo_ms, options.percentile), options.max_utilization
+        )
+        if allowed > 0:
+            load = options.rps * mix.service_s
+            found.append((max(1, math.ceil(load / allowed - 1e-9)), mix.lost, load, mix))
+    if not found:
+        raise GateFailed(_why_none(candidates, options))
+    # Fewest replicas, then smallest loss, then a single variant over a mix, then least busy.
+    best = min(found, key=lambda each: (each[0], each[1], len(each[3].parts), each[2]))
+    return best[3], best[0]
+
+
+def _mixes(candidates: Sequence[Candidate], max_risk: float) -> Iterator[Mix]:
+    """Yield each variant alone and each mix of two variants that lose no more than `max_risk`.
+
+    A mix of more than two is never needed: there is one condition on shares that add up to one.
+    """
+    alone = [Mix(((one, 1.0),)) for one in candidates]
+    pairs = (
+        Mix(((one, (_SHARES - step) / _SHARES), (other, step / _SHARES)))
+        for one, other in combinations(candidates, 2)
+        for step in range(1, _SHARES)
+    )
+    yield from (mix for mix in (*alone, *pairs) if mix.lost <= max_risk + 1e-12)
+
+
+def _why_none(candidates: Sequence[Candidate], options: PlanOptions) -> str:
+    allowed = [each for each in candidates if each.lost <= options.max_risk]
+    if not allowed:
+        least = min(candidates, key=lambda each: each.lost)
+        return (
+            f"--max-risk is {options.max_risk:g}, but no variant with figures under load loses so "
+            f"little of the score. The best one, {least.variant}, loses {least.lost:.4f}. Pass a "
+            "larger --max-risk, or measure the full budget under load too."
+        )
+    fastest = min(allowed, key=lambda each: each.idle_ms)
+    return (
+        f"--slo-ms is {options.slo_ms:g}, but no variant that loses at most "
+        f"{options.max_risk:g} of the score has a p{options.percentile} within it. The fastest of "
+        f"{len(allowed)}, {fastest.variant}, takes {fastest.idle_ms:.2f} ms on an idle replica, so "
+        "more replicas do not help. Pass a larger --slo-ms or --max-risk, or measure a smaller "
+        "budget too."
+    )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _arithmetic(made: Plan) -> list[str]:
+    """Return each step of the calculation with its numbers."""
+    options, mix = made.options, made.mix
+    lines = [
+        f"{part.variant}: a replica answers at most {part.capacity:,.1f} requests/s (router, "
+        f"{part.clients} clients; rounds {part.rounds[0]:,.1f} to {part.rounds[1]:,.1f})"
+        for part, _ in mix.parts
+    ]
+    shares = " + ".join(f"{share:.2f} / {part.capacity:,.1f}" for part, share in mix.parts)
+    load = options.rps * mix.service_s
+    lines.append(f"load: {options.rps:,g} x ({shares}) = {load:.3f} replicas at full utilization")
+    lines.append(
+        f"p{options.percentile} within {options.slo_ms:g} ms: {mix.idle_ms:.2f} ms on an idle "
+        f"replica plus the wait, up to a utilization of {made.within_slo:.3f} (queue with "
+        "exponential service times; add a margin)"
+    )
+    lines.append(
+        f"replicas: {load:.3f} / {made.allowed:.3f} (the smaller of this utilization and "
+        f"--max-utilization {options.max_utilization:g}) = {load / made.allowed:.3f}, so "
+        f"{made.needed}" + (f", plus {options.spare} spare" if options.spare else "")
+    )
+    lines.append(
+        f"with {made.replicas}: utilization {made.utilisation:.3f}, p{options.percentile} "
+        f"{made.time_ms:.2f} ms by the same estimate"
+    )
+    lines.append(
+        f"score: {100 * mix.lost:.3f} % of the full score is lost, {100 * options.max_risk:g} % "
+        f"is allowed, by the scores of {made.samples} samples"
+    )
+    if mix.cpu_s is not None:
+        lines.append(
+            f"CPU: {options.rps:,g} x {1e3 * mix.cpu_s:.3f} ms of the server per request = "
+            f"{options.rps * mix.cpu_s:.2f} busy cores"
+        )
+    return lines
+
+
+def _rendered(made: Plan) -> Any:
+    """Return the answer, the calculation, and every variant's figures."""
+    import rich.box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    replicas = f"{made.replicas} replica{'s' if made.replicas != 1 else ''}"
+    size = []
+    if made.cores is not None:
+        size.append(f"{made.cores} core{'s' * (made.cores != 1)}, {made.cores_each} each")
+    if made.on_gpu:
+        size.append(f"{made.replicas} GPU{'s' * (made.replicas != 1)}, one each")
+    lines = [f"{replicas}{': ' if size else ''}{', '.join(size)}."]
+    for part, share in made.mix.parts:
+        lines.append(f"{100 * share:.0f} % of the requests with --budget {part.budget:g}.")
+    lines += [
+        "",
+        *(f"- {line}" for line in _arithmetic(made)),
+        "",
+        f"Measured on {made.measured_on}.",
+    ]
+    if made.left_out:
+        lines.append(f"Left out (no figures under load): {', '.join(made.left_out)}.")
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="")
+    for index, name in enumerate(_COLUMNS):
+        words = index in (0, len(_COLUMNS) - 1)
+        table.add_column(name, justify="left" if words else "right", no_wrap=index == 0)
+    shares = {part.variant: share for part, share in made.mix.parts}
+    for each in made.candidates:
+        used = shares.get(each.variant)
+        table.add_row(
+            each.variant,
+            f"{each.budget:g}",
+            each.score,
+            f"{100 * each.lost:.2f} %",
+            f"{each.capacity:,.1f}",
+            f"{each.idle_ms:.2f} ms",
+            "" if used is None else f"{100 * used:.0f} %",
+        )
+    return Group(Text("\n".join(lines)), "", table)

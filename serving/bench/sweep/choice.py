@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade choose`: apply the router's rule to measured variants, and show the figures."""
+
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from saccade.core.errors import SaccadeError
+from saccade.core.path_fields import PathFields
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
+from saccade.exporter.artefact.frontier import Entry
+from saccade.serving.bench.figures import threads_text
+from saccade.serving.bench.sweep.state import FILE_NAME as SWEEP
+from saccade.serving.repository.checks import check_alike, measurements
+from saccade.serving.repository.router_folder import RouterPlan, route_fields
+
+# Files that the router runs, and that import each other by their bare names.
+_ROUTER: Any = import_module("saccade.model_repository.router.choose")
+_ROUTES: Any = import_module("saccade.model_repository.router.routes")
+_APART = 1e-5  # a change of a budget by this share shows in the six digits that are compared
+_ANY_BATCH = 8  # run_batch of a route; the choice ignores it
+_SHARE = {"min_score": ", such as 0.9"}
+_COLUMNS = ("variant", "budget", "score", "at least", "per second", "p95 ms", "MiB", "bytes", "")
+
+
+@dataclass(frozen=True)
+class ChooseOptions(PathFields):
+    """Options for the router's choice: exactly one of the first three."""
+
+    budget: str | None = None  # largest variant with at most this: 0.5, or a budget's name
+    min_score: float | None = None  # fastest variant whose lower 95 % bound is at least this
+    max_latency_ms: float | None = None  # best-scoring variant with a p95 of at most this
+    device: str | None = None  # device whose figures to use, if the frontier has several
+
+    def asked(self) -> tuple[str, str | float]:
+        """Return the parameter and its value.
+
+        Raises: SaccadeError if none or several are given.
+        """
+        given = [(name, getattr(self, name)) for name in _ROUTER.RULES]
+        given = [(name, value) for name, value in given if value is not None]
+        if len(given) != 1:
+            names = " and ".join(_flag(name) for name, _ in given)
+            found = f" (found {names})" if given else ""
+            *flags, last = map(_flag, _ROUTER.RULES)
+            raise SaccadeError(f"Pass exactly one of {', '.join(flags)} and {last}{found}.")
+        return given[0]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The choice that the router would make, and the reason.
+
+    `chosen` and `runner_up` are names of variants. `changes` has the values of the parameter at
+    which the choice changes. `measured_on` is the machine whose figures decided.
+    """
+
+    parameter: str
+    value: str | float
+    chosen: str | None
+    why: str
+    runner_up: str | None
+    changes: tuple[dict[str, Any], ...]
+    variants: tuple[dict[str, Any], ...]
+    measured_on: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "parameter": self.parameter,
+            "value": self.value,
+            "variant": self.chosen,
+            "why": self.why,
+            "runner_up": self.runner_up,
+            "changes": list(self.changes),
+            "variants": list(self.variants),
+            "measured_on": self.measured_on,
+        }
+
+    @property
+    def exit_code(self) -> int:
+        """Exit status of the command: 1 if the router would refuse the request, else 0."""
+        return 0 if self.chosen else 1
+
+    def to_text(self) -> Any:
+        """Return the choice for a terminal, as a rich renderable."""
+        return _rendered(self)
+
+
+def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choice:
+    """Return the variant that a router over this folder would choose.
+
+    Raises: SaccadeError for a value out of range, a folder without artefacts, measurements of
+        another file, or a score or latency that was not measured.
+    """
+    parameter, value = options.asked()
+    folder = ArtefactFolder.open(folder)
+    routes, entries = _routes(measured_folder(folder), options.device)
+    rule = _ROUTER.RULES[parameter]
+    _check_measured(routes, parameter, folder)
+    try:
+        if parameter == "budget" and (named := _ROUTER.by_budget_name(routes, value)):
+            value = named.budget
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # a refusal repeats it as it was given
+        value = _ROUTER.number(parameter, value, share=_ROUTER.scores_are_shares(routes))
+    except _ROUTER.RequestRefused as error:
+        reason = str(error).removeprefix(f"parameter {parameter} ")
+        if reason == str(error):
+            raise SaccadeError(f"{_flag(parameter)}: {error}.") from error
+        raise SaccadeError(f"{_flag(parameter)} {reason}{_SHARE.get(parameter, '')}.") from error
+
+    def chosen(at: float, among: Any = routes) -> str | None:
+        try:
+            name: str = _ROUTER.best(among, parameter, at).name
+        except _ROUTER.RequestRefused:
+            return None
+        return name
+
+    best = chosen(value)
+    rest = routes._replace(variants=tuple(route for route in routes.variants if route.name != best))
+    return Choice(
+        parameter=parameter,
+        value=value,
+        chosen=best,
+        why=_why(routes, rule, value, best),
+        runner_up=chosen(value, rest) if best and rest.variants else None,
+        changes=tuple(_changes(routes, rule, value, chosen)),
+        variants=tuple(_figures(route, entries.get(route.name)) for route in routes.variants),
+        measured_on=measured_on(list(entries.values())) if entries else None,
+    )
+
+
+def measured_on(entries: Sequence[Entry]) -> str:
+    """Return the machine, the runtime and its threads, of measurements of one machine."""
+    ops = sorted({entry.ops for entry in entries if entry.ops})
+    by = f", custom ops by {' and '.join(ops)}" if ops else ""
+    threads = threads_text(entry.threads for entry in entries)
+    return f"{entries[0].device}, {entries[0].runtime}, {threads}{by}"
+
+
+def measured_folder(folder: ArtefactFolder) -> ArtefactFolder:
+    """Return the folder that has the frontier; for a sweep, its artefact folder.
+
+    Raises: SaccadeError for a sweep that is not finished.
+    """
+    if not (folder.path / SWEEP).exists():
+        return folder
+    artefacts = folder.path / "artefacts"
+    if not (artefacts / FRONTIER).exists():
+        raise SaccadeError(
+            f"{folder}: its sweep is not finished, so there is no {FRONTIER} yet. To resume it, "
+            "run the same `saccade sweep` command again."
+        )
+    return ArtefactFolder(artefacts)
+
+
+def _routes(folder: ArtefactFolder, device: str | None) -> tuple[Any, dict[str, Entry]]:
+    folder.check_files()
+    check_alike(folder)
+    measured, variants = measurements(folder, device), folder.variants
+    plan = RouterPlan(
+        model=folder.model,
+        variants=variants,
+        preprocessing=None,
+        labels=(),
+        classes={},
+        measured=measured,
+        run_batch={variant.name: _ANY_BATCH for variant in variants},
+    )
+    routes = tuple(_ROUTES.Route(**route_fields(plan, variant)) for variant in variants)
+    return _ROUTES.Routes(plan.model, plan.family, None, {}, routes), measured
+
+
+def _check_measured(routes: Any, parameter: str, folder: ArtefactFolder) -> None:
+    rule = _ROUTER.RULES[parameter]
+    if rule.measured and all(getattr(route, rule.figure) is None for route in routes.variants):
+        if rule.figure == "p95_ms" and folder.frontier is not None:
+            place = shlex.quote(str(folder))
+            raise SaccadeError(
+                f"{folder}: {_flag(parameter)} needs latencies measured through a server, found "
+                f"none in {FRONTIER}. Measure them with: saccade bench {place} --out REPORT "
+                "(without --no-server)"
+            )
+        raise SaccadeError(
+            f"{folder}: {_flag(parameter)} needs measured {rule.measured}, and it has none. "
+            "Measure them with: saccade sweep CHECKPOINT, or saccade bench FOLDER"
+        )
+
+
+def _why(routes: Any, rule: Any, value: float, best: str | None) -> str:
+    wanted = rule.wanted(routes, value)
+    if best is None:
+        return f"No variant has {wanted}"
+    fitting = [route for route in routes.variants if rule.fits(route, value)]
+    why = f"{rule.best_words} of {len(fitting)} variant{'s' * (len(fitting) != 1)} with {wanted}"
+    fastest = max(fitting, key=rule.best)
+    if rule.by_speed and fastest.name != best:
+        why += (
+            f"; its measured speed does not differ significantly from that of {fastest.name}, "
+            "and it has fewer multiply-adds"
+        )
+    return why
+
+
+def _changes(
+    routes: Any, rule: Any, value: float, chosen: Callable[[float], str | None]
+) -> list[dict[str, Any]]:
+    """Return the nearest value on each side of `value` at which the choice changes.
+
+    Between two figures of variants the choice is constant, so only the figures are tried.
+    """
+    figures = (getattr(route, rule.figure) for route in routes.variants)
+    steps = sorted({figure for figure in figures if figure is not None})
+    now, changes = chosen(value), []
+    for side in (-1, 1):
+        beyond = [
+            step for step in steps if (rule.compared(step) - rule.compared(value)) * side >= 0
+        ]
+        for step in beyond[::side]:
+            # Try just past the figure on the side where its variant stops or starts to qualify.
+            past = rule.at_least == (side > 0)
+            at = _next(step, side, rule.compared) if past else step
+            if (other := chosen(at)) != now:
+                words = {(-1, False): "at most", (-1, True): "below"}
+                words |= {(1, False): "at least", (1, True): "above"}
+                changes.append({"when": words[side, past], "value": step, "variant": other})
+                break
+    return changes
+
+
+def _next(step: float, side: int, compared: Callable[[float], float]) -> float:
+    """Return the nearest number on that side that compares as different."""
+    at = math.nextafter(step, side * math.inf)
+    return at if compared(at) != compared(step) else step * (1 + side * _APART)
+
+
+def _figures(route: Any, entry: Entry | None) -> dict[str, Any]:
+    return {
+        "variant": route.name,
+        "budget": route.budget,
+        "setting": route.setting,
+        "precision": route.precision,
+        "score_name": route.score_name,
+        "score_unit": route.score_unit,
+        "score": route.score,
+        "lower_bound": route.lower_bound,
+        "inferences_per_second": route.inferences_per_second,
+        "p95_ms": route.p95_ms,
+        "memory_bytes": entry.memory_bytes if entry else None,
+        "embedding_bytes": entry.embedding_bytes if entry else None,
+        "dominated_by": entry.dominated_by if entry else None,
+    }
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _rendered(choice: Choice) -> Any:
+    """Return the choice and its reason, what would change it, and every variant's figures."""
+    import rich.box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="")
+    # Show this column only if budgets save bytes of an embedding.
+    bytes_saved = any(variant["embedding_bytes"] is not None for variant in choice.variants)
+    shown = [index for index, name in enumerate(_COLUMNS) if name != "bytes" or bytes_saved]
+    for index in shown:
+        words = index in (0, len(_COLUMNS) - 1)
+        table.add_column(_COLUMNS[index], justify="left" if words else "right", no_wrap=index == 0)
+    for variant in choice.variants:
+        row = _row(variant, choice)
+        table.add_row(*(row[index] for index in shown))
+    return Group(Text("\n".join(_lines(choice))), "", table)
+
+
+def _lines(choice: Choice) -> list[str]:
+    if choice.chosen is None:
+        lines = [f"{choice.why}."]
+    else:
+        lines = [f"{choice.chosen}: {choice.why}."]
+        if choice.runner_up is not None:
+            lines.append(f"Runner-up: {choice.runner_up}.")
+    flag = _flag(choice.parameter)
+    for change in choice.changes:
+        other = change["variant"] or "no variant"
+        lines.append(f"With {flag} {change['when']} {change['value']:g}: {other}.")
+    if choice.measured_on is not None:
+        lines.append(f"Measured on {choice.measured_on}.")
+    return lines
+
+
+def _row(variant: dict[str, Any], choice: Choice) -> tuple[str, ...]:
+    mark = {choice.chosen: "chosen", choice.runner_up: "runner-up"}.get(variant["variant"], "")
+    if not mark and variant["dominated_by"]:
+        mark = f"dominated by {variant['dominated_by']}"
+    memory = variant["memory_bytes"]
+    rate = variant["inferences_per_second"]
+    return (
+        variant["variant"],
+        f"{variant['budget']:g}",
+        _number(variant["score"], ".4f"),
+        _number(variant["lower_bound"], ".4f"),
+        _number(rate, ",.0f" if rate and rate >= 10 else ".2g"),
+        _number(variant["p95_ms"], ".2f"),
+        _number(memory and memory / 2**20, ".1f"),
+        _number(variant["embedding_bytes"], ",d"),
+        mark,
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"

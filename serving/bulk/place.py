@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder or bucket, by path or address, in which files are written atomically."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from saccade.core.errors import SaccadeError, require
+from saccade.core.files import write_atomically
+
+PATIENCE_S = 120.0  # for a store that has stopped answering
+PATIENCE_AT_FIRST_S = 15.0  # for a store that has not answered yet: its address may be wrong
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 5.0
+EXTRA = "bulk"
+_FINAL = ("NO_SUCH_BUCKET", "ACCESS_DENIED", "INVALID_ACCESS_KEY", "SIGNATURE", "HTTP status 403")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder on this machine, or at an address of `pyarrow.fs`: s3://, gs://, hdfs://.
+
+    If a store stops answering, requests are repeated for two minutes.
+    """
+
+    root: str
+    name: str = ""  # a file or folder in it
+
+    @property
+    def is_local(self) -> bool:
+        """True for a path or a file:// address."""
+        return "://" not in self.root or self.root.startswith("file://")
+
+    def reach(self, flag: str) -> None:
+        """Check that the store answers; `flag` is the option that named it.
+
+        Raises: SaccadeError if it does not.
+        """
+        try:
+            self._patiently(lambda fs, path: fs.get_file_info(path), PATIENCE_AT_FIRST_S)
+        except OSError as error:
+            raise SaccadeError(
+                f"{self}: cannot be reached ({_first_line(error)}). Check the address in {flag}, "
+                "and set the credentials that its store needs."
+            ) from error
+
+    def join(self, name: str) -> "Place":
+        """Return a file or folder in this place."""
+        return Place(self.root, f"{self.name}/{name}" if self.name else name)
+
+    def __str__(self) -> str:
+        # The query of an address may contain secrets.
+        return f"{self.root.partition('?')[0].rstrip('/')}/{self.name}".removesuffix("/")
+
+    def read(self) -> bytes:
+        """Return the bytes of the file.
+
+        Raises: FileNotFoundError if there is none, another OSError if it cannot be read.
+        """
+        return self._patiently(lambda fs, path: _read(fs, path))
+
+    def open(self) -> Any:
+        """Open the file for random access."""
+        return self._patiently(lambda fs, path: fs.open_input_file(path))
+
+    def write(self, data: bytes) -> None:
+        """Write the file atomically, replacing an existing one.
+
+        Raises: SaccadeError if it cannot be written.
+        """
+        if self.is_local:
+            write_atomically(self.path, data)
+            return
+        try:
+            self._patiently(lambda fs, path: _put(fs, path, data))
+        except OSError as error:
+            raise SaccadeError(
+                f"{self}: cannot be written ({_first_line(error)}). Choose an --out that can be "
+                "written, and set the credentials that its store needs."
+            ) from error
+
+    def remove(self) -> None:
+        """Remove the file if it exists."""
+        if self.is_local:
+            self.path.unlink(missing_ok=True)
+        elif self.exists():
+            self._patiently(lambda fs, path: fs.delete_file(path))
+
+    def exists(self) -> bool:
+        """Return whether there is a file or folder."""
+        from pyarrow.fs import FileType
+
+        return bool(
+            self._patiently(lambda fs, path: fs.get_file_info(path)).type != FileType.NotFound
+        )
+
+    def is_file(self) -> bool:
+        """Return whether it is a file."""
+        return bool(self._patiently(lambda fs, path: fs.get_file_info(path)).is_file)
+
+    def files(self, *, recursive: bool = False) -> Iterator[tuple[str, int]]:
+        """Return the names of the files in it, with `/` between folders, and their sizes.
+
+        Links to folders are not followed.
+
+        Units: bytes.
+        """
+        from pyarrow.fs import FileSelector
+
+        def found(fs: Any, path: str) -> list[tuple[str, int]]:
+            infos = fs.get_file_info(FileSelector(path, allow_not_found=True, recursive=recursive))
+            start = len(path.rstrip("/")) + 1
+            return [(info.path[start:], info.size) for info in infos if info.is_file]
+
+        return iter(sorted(self._patiently(found)))
+
+    @property
+    def path(self) -> Path:
+        """Path of a local place."""
+        return Path(self.root.removeprefix("file://")).absolute() / self.name
+
+    def _patiently(self, ask: Callable[[Any, str], _T], patience_s: float = PATIENCE_S) -> _T:
+        end, wait_s = time.monotonic() + patience_s, _FIRST_WAIT_S
+        while True:
+            try:
+                fs, path = self._file_system()
+                return ask(fs, path)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                if self.is_local or _is_final(error) or time.monotonic() > end:
+                    raise
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def _file_system(self) -> tuple[Any, str]:
+        fs, path = _connected(self.root)
+        return fs, f"{path.rstrip('/')}/{self.name}".removesuffix("/")
+
+
+@cache
+def _connected(root: str) -> tuple[Any, str]:
+    fs = require("pyarrow.fs", extra=EXTRA)
+    place = Place(root)
+    if place.is_local:
+        return fs.LocalFileSystem(), str(place.path)
+    try:
+        connected: tuple[Any, str] = fs.FileSystem.from_uri(root)
+    except (ValueError, NotImplementedError) as error:
+        raise SaccadeError(
+            f"{place}: is not a supported address ({_first_line(error)}), expected a path or an "
+            "address such as s3://bucket/prefix or gs://bucket/prefix."
+        ) from error
+    return connected
+
+
+def _read(fs: Any, path: str) -> bytes:
+    with fs.open_input_file(path) as file:
+        data: bytes = file.read()
+    return data
+
+
+def _put(fs: Any, path: str, data: bytes) -> None:
+    # An object appears only when its stream is closed.
+    with fs.open_output_stream(path) as stream:
+        stream.write(data)
+
+
+def _is_final(error: OSError) -> bool:
+    """Return whether a retry is pointless: there is no such bucket, or access is denied."""
+    return isinstance(error, PermissionError) or any(word in str(error) for word in _FINAL)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]

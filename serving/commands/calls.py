@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verbs that send images to a running server."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from saccade.core.errors import SaccadeError
+from saccade.core.escaped import escaped_line, escaped_message
+from saccade.core.files import read_lines, refuse_existing, write_atomically
+from saccade.serving.client import operations
+from saccade.serving.client.answers import Segmentation
+from saccade.serving.client.call_options import (
+    AnswerOptions,
+    CallOptions,
+    CaptionOptions,
+    ClassifyOptions,
+    EditOptions,
+    EmbedOptions,
+    SegmentOptions,
+    ShowOptions,
+)
+from saccade.serving.client.client import Classification, Client
+from saccade.serving.client.text_tokens import unknown_words
+from saccade.serving.commands.command import Answer, Image, Images, Result
+from saccade.serving.commands.image_files import Answered, answered, image_files, named, watching
+from saccade.serving.commands.slot_picture import (
+    edited_picture,
+    image_png,
+    masks_png,
+    read_pixels,
+    slots_picture,
+)
+
+# Opens a connection to a model: `Client` to a server, or `LoadedArtefact` to one in this process,
+# which has the same methods.
+Connect = Callable[[], AbstractContextManager[Any]]
+
+
+def classify(image: Images, options: ClassifyOptions) -> Result:
+    """Classify images through a running server."""
+    return classified(image, options, partial(_client, options))
+
+
+def classified(image: Sequence[Path], options: ClassifyOptions, connect: Connect) -> Answer:
+    """Classify images over a connection to a model."""
+    from saccade.serving.client.zero_shot import read_labelling
+
+    files = image_files(image)
+    labelling = read_labelling(options.labels, options.templates)
+    with connect() as client:
+        ask = partial(
+            operations.classify,
+            budget=options.budget,
+            min_score=options.min_score,
+            max_latency_ms=options.max_latency_ms,
+            policy=options.policy,
+            max_risk=options.max_risk,
+            strict=options.strict,
+            top=options.top,
+            labels=labelling.labels if labelling else (),
+            templates=labelling.templates if labelling else (),
+        )
+        return _labelled(answered(files, ask, client))
+
+
+def embed(image: Images, options: EmbedOptions) -> Result:
+    """Embed images or texts through a running server and store the vectors."""
+    return embedded(image, options, partial(_client, options))
+
+
+def embedded(image: Sequence[Path], options: EmbedOptions, connect: Connect) -> Answer:
+    """Embed images or texts over a connection to a model, and store the vectors."""
+    from saccade.serving.client.embeddings import check_embeddings_file, save_embeddings
+
+    if options.texts is None:
+        files = image_files(image)
+    elif image:
+        raise SaccadeError(
+            "Found both images and --texts, expected one of them. Embed them in two commands."
+        )
+    check_embeddings_file(options.out, append=options.append, force=options.force)
+    with connect() as client:
+        if options.texts is None:
+            done = answered(files, partial(operations.embed, budget=options.budget), client)
+            names: Sequence[str] = [str(path) for path in done.paths]
+            embeddings = done.answers
+        else:
+            done = None
+            names = read_lines(options.texts, "text")
+            steps = operations.embed_text(names, options.budget, truncate=options.truncate)
+            with watching("texts", len(names)) as watch:
+                embeddings = client.run(steps, watch)
+    save_embeddings(options.out, embeddings, names, append=options.append, force=options.force)
+    count, width = embeddings.vectors.shape
+    data: dict[str, Any] = {"out": str(options.out), "images": count, "dimensions": width}
+    data |= {
+        "variant": embeddings.variant,
+        "sha256": embeddings.sha256,
+        "slots_sha256": embeddings.slots_sha256,
+        "refused": done.refusals() if done else [],
+    }
+    text = f"{options.out}: {count} x {width} from {escaped_line(embeddings.variant)}"
+    return Answer(data, text, done.exit_code if done else 0)
+
+
+def segment(image: Images, options: SegmentOptions) -> Result:
+    """Segment images: draw the slot of each pixel next to the image, as PNG files."""
+    return segmented(image, options, partial(_client, options))
+
+
+def segmented(image: Sequence[Path], options: SegmentOptions, connect: Connect) -> Answer:
+    """Segment images over a connection to a model, and draw the slots."""
+    images = image_files(image)
+    places = {path: options.out / f"{path.stem}-slots.png" for path in images}
+    names = [places[path].name for path in images]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SaccadeError(f"Two images would be written to {twice[0]}. Rename one of them.")
+    if options.out.exists() and not options.out.is_dir():
+        raise SaccadeError(f"{options.out}: found a file, expected a folder. Pass another --out.")
+    for place in places.values():
+        refuse_existing(place, force=options.force)
+    with connect() as client:
+        done = answered(
+            images,
+            partial(
+                operations.segment,
+                budget=options.budget,
+                seed=options.seed,
+                slots=options.slots,
+                policy=options.policy,
+                max_risk=options.max_risk,
+                strict=options.strict,
+            ),
+            client,
+        )
+    options.out.mkdir(parents=True, exist_ok=True)
+    pairs = list(zip(done.paths, done.answers, strict=True))
+    for path, one in pairs:
+        raw = options.raw
+        png = masks_png(one.owners) if raw else slots_picture(read_pixels(path), one.owners)
+        write_atomically(places[path], png)
+    data = [
+        {"image": str(path), "masks": str(places[path]), **one.to_dict()} for path, one in pairs
+    ]
+    lines = [
+        f"{escaped_line(places[path])}: {len(one.masks)} slots of {escaped_line(path)}"
+        f"  ({escaped_line(_answered_by(one))})"
+        for path, one in pairs
+    ]
+    return Answer([*data, *done.refusals()], "\n".join(lines), done.exit_code)
+
+
+def answer(image: Images, options: AnswerOptions) -> Result:
+    """Answer a question about images."""
+    return questioned(image, options, partial(_client, options))
+
+
+def questioned(image: Sequence[Path], options: AnswerOptions, connect: Connect) -> Answer:
+    """Answer a question about images over a connection to a model."""
+    files = image_files(image)
+    if not options.question.strip():
+        raise SaccadeError("No question given. Pass one: --question 'what shape is left ?'")
+    question = options.question
+    flags: dict[str, Any] = {
+        name: getattr(options, name) for name in ("truncate", "strict", "policy", "max_risk")
+    }
+    with connect() as client:
+        done = answered(
+            files,
+            lambda batch: operations.answer(
+                batch, [question] * len(batch), options.budget, options.top, **flags
+            ),
+            client,
+        )
+        view = client.view()
+        unknown = unknown_words(question, view.runtime_metadata(view.variants[0]))
+    if unknown:
+        words = ", ".join(map(repr, unknown))
+        print(
+            escaped_message(
+                f"saccade: The model does not know {words} and treated "
+                f"{'it as an unknown word' if len(unknown) == 1 else 'them as unknown words'}. "
+                "Pass --strict to refuse such questions."
+            ),
+            file=sys.stderr,
+        )
+    return _labelled(done, unknown_words=list(unknown))
+
+
+def caption(image: Images, options: CaptionOptions) -> Result:
+    """Describe each image in a sentence."""
+    return captioned(image, options, partial(_client, options))
+
+
+def captioned(image: Sequence[Path], options: CaptionOptions, connect: Connect) -> Answer:
+    """Describe images over a connection to a model."""
+    files = image_files(image)
+    with connect() as client:
+        done = answered(
+            files,
+            partial(
+                operations.caption,
+                budget=options.budget,
+                beam=options.beam,
+                max_length=options.max_length,
+                end=options.end,
+            ),
+            client,
+        )
+    return _of_images(done, lambda one: escaped_line(one.text))
+
+
+def edit(image: Image, options: EditOptions) -> Result:
+    """Move, scale or remove one slot of an image, and let the model draw the result."""
+    from saccade.serving.client.editing import change_of
+
+    refuse_existing(options.out, force=options.force)
+    change = change_of(options)
+    with _client(options) as client, named(image):
+        edited = client.edit(image, change, options.budget)
+    png = image_png(edited) if options.raw else edited_picture(read_pixels(image), edited)
+    write_atomically(options.out, png)
+    height, width = edited.shape[:2]
+    data = {"out": str(options.out), "image": str(image), "slot": options.slot}
+    beside = "" if options.raw else ", drawn next to the image"
+    text = f"{options.out}: slot {options.slot} changed, {width} x {height} pixels{beside}"
+    return Answer(data, text)
+
+
+def show(image: Image, options: ShowOptions) -> Result:
+    """Draw what the model looked at: maps, masks, or a circuit."""
+    from saccade.serving.commands.show import looked_at
+
+    refuse_existing(options.out, force=options.force)
+    picture, data = looked_at(image, options)
+    write_atomically(options.out, picture)
+    text = f"{options.out}: {escaped_line(data['title'])}"
+    return Answer({"out": str(options.out), **data}, text)
+
+
+def _client(options: CallOptions) -> Client:
+    return Client(options.url, options.model, timeout_s=options.timeout_s)
+
+
+def _labelled(done: Answered[list[Classification]], **more: Any) -> Answer:
+    def words(one: Classification) -> str:
+        return ", ".join(
+            f"{escaped_line(label)} {100 * share:.1f} %" for label, share in one.labels
+        )
+
+    return _of_images(done, words, by=_answered_by, **more)
+
+
+def _answered_by(one: Classification | Segmentation) -> str:
+    """Return the variant of an answer, and how it was chosen if not by the request alone."""
+    step = "" if one.steps is None else f", step {one.steps}"
+    certified = ", not certified" if one.certified is False else ""
+    degraded = isinstance(one, Classification) and one.degraded
+    return one.variant + step + certified + (", degraded" if degraded else "")
+
+
+def _of_images(
+    done: Answered[list[Any]],
+    words: Callable[[Any], str],
+    by: Callable[[Any], str] = attrgetter("variant"),
+    **more: Any,
+) -> Answer:
+    """Return the answers, one line per image; in JSON each also contains `more`."""
+    pairs = list(zip(done.paths, done.answers, strict=True))
+    data = [{"image": str(path), **one.to_dict(), **more} for path, one in pairs]
+    lines = [
+        f"{escaped_line(path)}: {words(one)}  ({escaped_line(by(one))})" for path, one in pairs
+    ]
+    return Answer([*data, *done.refusals()], "\n".join(lines), done.exit_code)

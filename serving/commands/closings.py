@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last lines of a command: what it wrote, its size, the time it took, and the next command."""
+
+import glob
+import shlex
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.core.errors import SaccadeError
+from saccade.core.sizes import files_below, size_text, time_text
+from saccade.models.checkpoint_format import AUTHORS_DATA, header_of
+
+
+@dataclass(frozen=True)
+class Closing:
+    """What a command wrote, and the command that usually follows."""
+
+    what: str = ""  # 4 variants
+    place: Path | str | None = None  # a file or a folder
+    next: str = ""
+
+    def lines(self, seconds: float) -> tuple[str, ...]:
+        """Return one or two lines to print after the command's output."""
+        parts = [self.what] if self.what else []
+        if self.place is not None and Path(self.place).exists():
+            count, size = files_below(Path(self.place))
+            parts += [f"{count} files", size_text(size)] if count != 1 else [size_text(size)]
+        where = f"{self.place}: " if self.place is not None else ""
+        made = f"{where}{', '.join([*parts, f'in {time_text(seconds)}'])}."
+        return (made, f"Next: {self.next}") if self.next else (made,)
+
+
+def closing_of(command: str, given: Mapping[str, Any], result: Any) -> Closing | None:
+    """Return the closing of a command, or None for commands that write nothing."""
+    describe = CLOSINGS.get(command)
+    return describe(given, result) if describe is not None else None
+
+
+def _trained(given: Mapping[str, Any], result: Any) -> Closing | None:
+    if given.get("print_recipe"):
+        return None
+    out = given["options"].out
+    # A checkpoint may be a folder itself.
+    folder = out.with_suffix("") if out.suffix else out.with_name(f"{out.name}-export")
+    return Closing("checkpoint", out, f"saccade export {_q(out)} --out {_q(folder)}")
+
+
+def _selected(given: Mapping[str, Any], result: Any) -> Closing:
+    checkpoint, out = given["checkpoint"], given["options"].out
+    following = f"saccade export {_q(checkpoint)} --slots {_q(out)} --out {_q(out.with_suffix(''))}"
+    return Closing("selection of slots", out, following)
+
+
+def _exported(given: Mapping[str, Any], result: Any) -> Closing:
+    out = given["options"].out
+    return Closing(
+        _counted(len(result.manifests), "variant file", "verified"), out, bench_command(out)
+    )
+
+
+def _downloaded(given: Mapping[str, Any], result: Any) -> Closing:
+    out = given["options"].out
+    return Closing("downloaded", out, f"saccade inspect {_q(out)}")
+
+
+def _verified(given: Mapping[str, Any], result: Any) -> Closing:
+    folder = given["folder"]
+    variants = result.to_dict()["variants"]
+    count = _counted(len(variants), "variant file", "checked")
+    if result.exit_code and all(row["passed"] for row in variants):
+        # Only a policy failed, and its line names the command that repairs it.
+        return Closing(count, folder)
+    if result.exit_code:
+        if any(not (row["passed"] or row["figures"]) for row in variants):
+            return Closing(count, folder, f"saccade export CHECKPOINT --out {_q(folder)} --force")
+        bisect = "" if given["bisect"] else " --bisect"
+        return Closing(count, folder, f"saccade verify {_q(folder)}{bisect}" if bisect else "")
+    return Closing(count, folder, bench_command(folder))
+
+
+def _built(given: Mapping[str, Any], result: Any) -> Closing:
+    if given["options"].locked:
+        return Closing("rebuilt and compared with the locked engines", given["artefact"])
+    return Closing("engines", result.folder, f"saccade verify {_q(given['artefact'])}")
+
+
+def _measured(given: Mapping[str, Any], result: Any) -> Closing:
+    folder, out = given["folder"], given["options"].out
+    if folder is None:  # with --url: what the server serves is a repository already
+        return Closing("measurements", out)
+    following = f"saccade repository {_q(folder)} --out {_q(_beside(folder, 'repository'))}"
+    return Closing(f"open {out / 'report.html'}", out, following)
+
+
+def _swept(given: Mapping[str, Any], result: Any) -> Closing:
+    out = given["options"].out
+    if result.exit_code:
+        return Closing("some points failed", out, "run the same command with --retry")
+    return Closing(
+        f"open {out / 'report' / 'report.html'}", out, f"saccade choose {_q(out)} --budget 0.5"
+    )
+
+
+def _calibrated(given: Mapping[str, Any], result: Any) -> Closing:
+    count = len(result.policies)
+    what = f"{count} {'policy' if count == 1 else 'policies'} certified"
+    folder = given["folder"]
+    following = f"saccade repository {_q(folder)} --out {_q(_beside(folder, 'repository'))}"
+    return Closing(what, result.path, following if count else "")
+
+
+def _deployed(given: Mapping[str, Any], result: Any) -> Closing:
+    out = given["options"].out
+    return Closing("model repository", out, f"saccade preflight {_q(out)}")
+
+
+def _checked(given: Mapping[str, Any], result: Any) -> Closing:
+    repository = given["repository"]
+    # The bundled server has another version.
+    how = " --print-command --container" if given["options"].server_version else ""
+    following = "" if result.exit_code else f"saccade serve {_q(repository)}{how}"
+    return Closing("checked", repository, following)
+
+
+def _evaluated(given: Mapping[str, Any], result: Any) -> Closing:
+    from saccade.models.checkpoint_folder import checkpoint_file
+
+    path = given["path"]
+    following = (
+        bench_command(path, given["options"].data, given["options"].task)
+        if checkpoint_file(path).is_dir()
+        else f"saccade export {_q(path)} --out {_q(Path('build') / _stem(path))}"
+    )
+    return Closing(_counted(len(result.results), "result"), None, following)
+
+
+def _demonstrated(given: Mapping[str, Any], result: Any) -> Closing:
+    out = given["options"].out
+    return Closing("demonstration", out, f"saccade serve {_q(out / 'repository')}")
+
+
+def _predicted(given: Mapping[str, Any], result: Any) -> Closing | None:
+    """Closing of an answer that is files; None if it was printed."""
+    data = result.to_dict()
+    if isinstance(data, dict):
+        return Closing("", data["out"])
+    masks = next((one["masks"] for one in data if "masks" in one), None)
+    return Closing("", Path(masks).parent) if masks else None
+
+
+def _written(given: Mapping[str, Any], result: Any) -> Closing:
+    """Closing of a command whose output lacks only the size and the time."""
+    return Closing("", given["options"].out)
+
+
+CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing | None]] = {
+    "train": _trained,
+    "convert": _trained,
+    "select": _selected,
+    "download": _downloaded,
+    "evaluate": _evaluated,
+    "export": _exported,
+    "verify": _verified,
+    "build": _built,
+    "bench": _measured,
+    "sweep": _swept,
+    "calibrate": _calibrated,
+    "repository": _deployed,
+    "preflight": _checked,
+    "demo": _demonstrated,
+    "proxy": _written,
+    "bulk": _written,
+    "predict": _predicted,
+    "embed": _written,
+    "segment": _written,
+    "edit": _written,
+    "show": _written,
+}
+
+
+def bench_command(folder: Path | str, data: str | None = None, task: str | None = None) -> str:
+    """Return the command that measures a folder, with its data if only the user has that."""
+    known, own_task = _own_data(Path(folder)) if data is None else (f" --data {_q(data)}", None)
+    task = task or own_task
+    option = known + (f" --task {task}" if task else "")
+    return f"saccade bench {_q(folder)}{option} --out {_q(_beside(folder, 'report'))}"
+
+
+def _own_data(folder: Path) -> tuple[str, str | None]:
+    """Return the option for a model that was trained on data that only the user has, and its task.
+
+    The task is that which can be scored on such data, if it is not the family's first one.
+
+    A checkpoint that cannot be read does not matter here; `bench` explains it.
+    """
+    for path in folder.glob("*.safetensors"):
+        with suppress(SaccadeError, OSError, ValueError):
+            header = header_of(path)
+            name = str(header.card.get("data"))
+            if name == AUTHORS_DATA and header.preprocessing is not None:
+                return " --data IMAGES", None
+            if header.card.get("own_data"):
+                return f" --data {_q(_place_of(name, folder))}", header.card.get("task")
+            return "", None
+    return "", None
+
+
+def _place_of(name: str, folder: Path) -> Path:
+    """Return where data of that name is: here, or in one folder here; a card has no paths."""
+    here = Path(name)
+    found = [here] if here.exists() else list(Path().glob(f"*/{glob.escape(name)}"))
+    places = [place for place in found if place.resolve() != folder.resolve()]
+    return places[0] if len(places) == 1 else Path("PATH", name)
+
+
+def _beside(folder: Path | str, what: str) -> Path:
+    path = Path(folder)
+    return path.with_name(f"{path.name}-{what}") if path.name else path / what
+
+
+def _stem(path: Path | str) -> str:
+    return Path(str(path).rpartition(":")[2]).stem
+
+
+def _counted(count: int, noun: str, verb: str = "") -> str:
+    return " ".join(filter(None, (str(count), noun + "s" * (count != 1), verb)))
+
+
+def _q(path: Path | str) -> str:
+    return shlex.quote(str(path))

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check that one router can serve all variants of an artefact folder."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from saccade.core.errors import SaccadeError
+from saccade.core.machine import this_machine
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
+from saccade.exporter.artefact.frontier import Entry, Frontier, with_ops
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
+from saccade.models.interface import TensorSpec
+from saccade.plugins.execution import OPS, Ops
+from saccade.serving.repository.runtimes.registry import served_runtime
+
+_TENSOR = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+
+
+def check_alike(folder: ArtefactFolder, runtime: str = DEFAULT) -> None:
+    """Check that all variants have the same inputs and outputs, in a format the runtime reads.
+
+    Raises: SaccadeError that names the two variants that differ, and the difference.
+    """
+    first, served = folder.variants[0], served_runtime(runtime)
+    for variant in folder.variants:
+        if set(variant.components) != set(first.components):
+            raise SaccadeError(
+                f"{folder}: {variant.name} has the components {_roles(variant)}, {first.name} has "
+                f"{_roles(first)}. Export them together."
+            )
+        for role, manifest in variant.components.items():
+            _check_labels(manifest)
+            served.check_manifest(manifest)
+            if differing := _difference(manifest, first.components[role]):
+                raise SaccadeError(
+                    f"{folder}: {manifest.variant.name} and {first.components[role].variant.name} "
+                    f"differ in {differing}, so one router cannot serve both. Export them together."
+                )
+            _check_tensor_names(manifest)
+
+
+def chosen(folder: ArtefactFolder, precisions: Sequence[str], runtime: str) -> ArtefactFolder:
+    """Return the folder with only the variants of these precisions; with all if none is named.
+
+    Raises: SaccadeError if the folder lacks a precision, or the runtime cannot run one.
+    """
+    there = sorted({variant.main.variant.precision for variant in folder.variants})
+    if missing := sorted(set(precisions) - set(there)):
+        raise SaccadeError(
+            f"{folder}: has no variant in {missing[0]}, only in {', '.join(there)}. Choose one of "
+            f"these, or export one with: saccade export CHECKPOINT --precision {missing[0]}"
+        )
+    wanted = [precision for precision in there if not precisions or precision in precisions]
+    runs = runtime_named(runtime)
+    if refused := [precision for precision in wanted if precision not in runs.precisions]:
+        rest = [precision for precision in wanted if precision in runs.precisions] or ["fp32"]
+        raise SaccadeError(
+            f"{folder}: has variants in {refused[0]}, which {runs.title} {runs.refusal}. Leave "
+            f"them out with --precisions {','.join(rest)}, or serve them as plans of TensorRT."
+        )
+    kept = [variant for variant in folder.variants if variant.main.variant.precision in wanted]
+    return folder.only(kept) if len(kept) < len(folder.variants) else folder
+
+
+def join(specs: Sequence[TensorSpec], where: str) -> TensorSpec:
+    """Return one tensor for several of the same name: an axis in which they differ gets a name.
+
+    Raises: SaccadeError if they differ in type or number of axes.
+    """
+    first = specs[0]
+    axes = [list(spec.axes.split()) for spec in specs]
+    if len({(spec.dtype, len(own)) for spec, own in zip(specs, axes, strict=True)}) > 1:
+        kinds = ", ".join(sorted({f"{spec.dtype} [{spec.axes}]" for spec in specs}))
+        raise SaccadeError(
+            f"{where}: {first.name} is {kinds}, so one router cannot return it for all variants. "
+            "Export them together."
+        )
+    joined = [
+        column[0] if len(set(column)) == 1 else f"{first.name}_{index}"
+        for index, column in enumerate(zip(*axes, strict=True))
+    ]
+    return TensorSpec(first.name, " ".join(joined), first.dtype)
+
+
+def measurements(
+    folder: ArtefactFolder, device: str | None, runtime: str = DEFAULT, ops: Ops = None
+) -> dict[str, Entry]:
+    """Return the measurements of one device and runtime version by variant; empty without any.
+
+    Measurements of custom ops count only if the ops ran as `ops` says, since figures of function
+    bodies say nothing about kernels. If `ops` is None, those with kernels count, or else those with
+    bodies.
+
+    Raises: SaccadeError if the measured files differ, or several devices were measured.
+    """
+    frontier, path = folder.frontier, folder.path / FRONTIER
+    if frontier is None or not frontier.entries:
+        return {}
+    known = {variant.name: variant for variant in folder.variants}
+    for entry in frontier.entries:
+        variant = known.get(entry.variant)
+        digest = variant.sha256 if variant else "no such variant"
+        if digest != entry.sha256:
+            raise SaccadeError(
+                f"{path}: has measurements of {entry.variant} with SHA-256 "
+                f"{entry.sha256[:12]}..., but the folder has {digest[:15]}. Measure again with "
+                f"`saccade bench {folder} --out REPORT`, or remove the file to route by budget "
+                "only."
+            )
+    place = _place(path, frontier, device, runtime)
+    entries = [
+        with_ops(entry, known[entry.variant])
+        for entry in frontier.entries
+        if (entry.device, entry.runtime) == place
+    ]
+    there = {entry.ops for entry in entries}
+    counted = ops or next((kind for kind in OPS if kind in there), None)
+    return {entry.variant: entry for entry in entries if entry.ops in (None, counted)}
+
+
+def _place(
+    path: Path, frontier: Frontier, device: str | None, runtime: str
+) -> tuple[str, str] | None:
+    """Return the device and runtime whose figures count: the only, the named, or this machine's.
+
+    None if there are no figures of the runtime.
+    """
+    every = sorted({(entry.device, entry.runtime) for entry in frontier.entries})
+    # A version follows the runtime's name: `onnxruntime 1.31.1 CPU`, `tensorrt 10.16`.
+    places = [place for place in every if place[1].split()[0] == runtime]
+    if device is None and not places:
+        return None
+    known = "; ".join(f"{name} ({runtime})" for name, runtime in places) or "none"
+    if device is not None:
+        places = [place for place in places if place[0] == device]
+    elif len(places) > 1:
+        here = this_machine(runtime_named(runtime).label())
+        places = [place for place in places if place == (here.device, here.runtime)]
+    if len(places) != 1:
+        raise SaccadeError(
+            f"{path}: has figures of {known}, expected one device and runtime, "
+            f"{'this machine' if device is None else repr(device)}. Name the device with "
+            "--device, or measure here with: saccade bench"
+        )
+    return places[0]
+
+
+def _check_labels(manifest: Manifest) -> None:
+    # Readers of the labels may treat other characters than the line feed as the end of a line.
+    if bad := [label for label in manifest.labels if label.splitlines() != [label]]:
+        raise SaccadeError(
+            f"{manifest.variant.name}: label {bad[0]!r} is empty or has a line break, expected one "
+            "line of text. Export again with other labels."
+        )
+
+
+def _check_tensor_names(manifest: Manifest) -> None:
+    for spec in (*manifest.inputs, *manifest.outputs):
+        # An input's name is also the name of its warm-up file.
+        if not _TENSOR.fullmatch(spec.name):
+            raise SaccadeError(
+                f"{manifest.variant.name}: tensor {spec.name!r:.80} has an invalid name, expected "
+                "a letter and then at most 63 letters, digits and underscores. Export again."
+            )
+
+
+def _difference(one: Manifest, other: Manifest) -> str | None:
+    """Return the first field in which two manifests differ for a router, or None."""
+    for field in ("inputs", "preprocessing", "labels"):
+        if getattr(one, field) != getattr(other, field):
+            return field
+    same = [value.name for value in one.outputs] == [value.name for value in other.outputs]
+    return None if same else "outputs"
+
+
+def _roles(variant: VariantFiles) -> str:
+    return ", ".join(repr(role) for role in variant.components)

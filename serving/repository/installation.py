@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the server on this machine, and check before it starts that it can run."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+
+from saccade.core.errors import MissingPackage, SaccadeError, install
+from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
+
+STUB = "triton_python_backend_stub"
+OLDEST_GLIBC = (2, 35)
+BUNDLED_LINE = "24.10"
+_ELSEWHERE = (
+    "The server runs on Linux with glibc 2.35 or newer (Ubuntu 22.04, Debian 12). "
+    "Here you can still export, verify, and call a server that runs elsewhere (--url)."
+)
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A server on this machine: its program, backends and libraries."""
+
+    binary: Path
+    backends: Path
+    stub: Path
+    libraries: tuple[Path, ...]
+    bundled: bool
+
+    @property
+    def has_onnxruntime(self) -> bool:
+        """True if the server has a compiled backend for ONNX files."""
+        return (self.backends / "onnxruntime" / "libtriton_onnxruntime.so").exists()
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables to start the server with."""
+        # The first python3 on PATH determines which packages the Python models see.
+        paths = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+        libraries = [*map(str, self.libraries), os.environ.get("LD_LIBRARY_PATH", "")]
+        # With a cache of bytecode the server could run old bytecode of a changed model.
+        given = {key: value for key, value in os.environ.items() if key != "PYTHONPYCACHEPREFIX"}
+        return {
+            **given,
+            "PATH": os.pathsep.join(paths) if self.bundled else paths[1],
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+        }
+
+
+def find_installation() -> Installation:
+    """Return the server of the pip package, or else the one on PATH.
+
+    Raises: SaccadeError on another system, MissingPackage if there is no server.
+    """
+    check_system()
+    package = util.find_spec("pytriton")
+    if package and package.origin:
+        root = Path(package.origin).parent / "tritonserver"
+        if (root / "bin" / "tritonserver").exists():
+            return _bundled(root)
+    program = shutil.which("tritonserver")
+    if not program:
+        raise MissingPackage(
+            "There is no tritonserver: the package nvidia-pytriton is not installed, and no "
+            f"program of that name is on PATH. Install it with: {install('serve')}"
+        )
+    root = Path(program).resolve().parents[1]
+    stub = root / "backends" / "python" / STUB
+    if not stub.exists():
+        raise SaccadeError(
+            f"{program}: this server has no Python backend (expected {stub}), which the router "
+            f"needs. Install the bundled server with: {install('serve')}"
+        )
+    return Installation(Path(program), root / "backends", stub, (root / "lib",), bundled=False)
+
+
+def check_system() -> None:
+    """Refuse an operating system on which the server cannot run.
+
+    Raises: SaccadeError that names the system.
+    """
+    if sys.platform != "linux":
+        raise SaccadeError(f"This system is {platform.system()}. {_ELSEWHERE}")
+    glibc = glibc_version()
+    if glibc is None or glibc < OLDEST_GLIBC:
+        found = "has no glibc" if glibc is None else f"has glibc {'.'.join(map(str, glibc))}"
+        raise SaccadeError(f"This system {found}. {_ELSEWHERE}")
+
+
+def glibc_version() -> tuple[int, ...] | None:
+    """Return the version of glibc, or None if the C library is a different one."""
+    try:
+        text = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (AttributeError, ValueError, OSError):
+        return None
+    numbers = re.search(r"glibc (\d+)\.(\d+)", text)
+    return (int(numbers[1]), int(numbers[2])) if numbers else None
+
+
+def check_installation(installation: Installation, runtime: str = DEFAULT) -> None:
+    """Check for everything that would make the server hang or give wrong answers later.
+
+    `runtime` is the name of the runtime that runs the variants.
+
+    Raises: SaccadeError if a shared library is missing, MissingPackage if NumPy has the wrong
+        version or the runtime is not installed.
+    """
+    for program in (installation.binary, installation.stub):
+        missing = missing_libraries(program, installation.environment())
+        if missing:
+            raise SaccadeError(_missing_text(program, missing))
+    if not installation.bundled:
+        return
+    if not (Path(sys.executable).parent / "python3").exists():
+        raise SaccadeError(
+            f"{sys.executable}: there is no python3 next to it, which the server needs to find "
+            "packages. Run saccade from a virtual environment (python3 -m venv)."
+        )
+    numpy = metadata.version("numpy")
+    if int(numpy.split(".")[0]) >= 2:
+        raise MissingPackage(
+            f"numpy {numpy} is installed, expected numpy 1.26: with numpy 2 the bundled server "
+            f"returns empty outputs. Install it with: {install('serve')}"
+        )
+    runs = runtime_named(runtime)
+    if runs.packages and not runs.is_here():
+        raise MissingPackage(
+            f"{runtime} is not installed, but the variants run on it. "
+            f"Install it with: {runs.packages.advice}"
+        )
+
+
+def missing_libraries(program: Path, environment: dict[str, str]) -> list[str]:
+    """Return the shared libraries that the loader would not find, without running `program`."""
+    traced = subprocess.run(
+        [program],
+        env={**environment, "LD_TRACE_LOADED_OBJECTS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return re.findall(r"^\s*(\S+) => not found", traced.stdout, flags=re.MULTILINE)
+
+
+def _missing_text(program: Path, missing: list[str]) -> str:
+    python = next((name for name in missing if name.startswith("libpython")), None)
+    if python:
+        version = python.removeprefix("libpython").partition(".so")[0]
+        return (
+            f"{python} was not found. The server loads this Python as a shared library and hangs "
+            f"without it. Install it (Debian, Ubuntu: apt-get install libpython{version}), or use "
+            "a Python built with --enable-shared."
+        )
+    return (
+        f"{program.name} needs shared libraries that were not found: {', '.join(missing)}. "
+        "Install them, or reinstall the server with: pip install --force-reinstall nvidia-pytriton"
+    )
+
+
+def _bundled(root: Path) -> Installation:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stubs = root / "python_backend_stubs"
+    stub = stubs / version / STUB
+    if not stub.exists():
+        known = ", ".join(sorted((path.name for path in stubs.glob("3.*")), key=_as_numbers))
+        raise SaccadeError(
+            f"This is Python {version}, but the bundled server supports Python {known}. Create a "
+            "virtual environment with one that saccade also supports (3.11 to 3.13)."
+        )
+    libraries = (
+        root.parents[1] / "nvidia_pytriton.libs",
+        Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib"),
+        Path(sys.base_prefix) / "lib",
+    )
+    return Installation(
+        root / "bin" / "tritonserver", root / "backends", stub, libraries, bundled=True
+    )
+
+
+def _as_numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

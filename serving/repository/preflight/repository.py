@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A repository as the checks see it: its description, and each model's files on demand."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saccade.core.errors import SaccadeError, require
+from saccade.exporter.artefact.manifest import SUFFIX, Manifest, read_manifest
+from saccade.serving.repository.config_text import plain_fields, read_config
+from saccade.serving.repository.description import Deployment, read_description
+from saccade.serving.repository.model_config import LABELS_FILE, MODEL_FILE
+from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.router_folder import MAX_ROUTES_BYTES
+from saccade.serving.repository.runtimes.registry import served_runtime
+from saccade.serving.repository.stored_sample import FILE, FOLDER
+
+if TYPE_CHECKING:
+    from saccade.exporter.runtimes.tensorrt.engine_manifest import EngineManifest
+
+
+@dataclass(frozen=True)
+class RepositoryModel:
+    """One model's folder.
+
+    A file that cannot be read fails its own check and raises `NotChecked` in all others.
+    """
+
+    folder: Path
+    runtime: str
+    sampled: bool = False  # whether the description lists a stored sample
+
+    @property
+    def served(self) -> Any:
+        """The `ServedRuntime` that writes and checks such a folder."""
+        return served_runtime(self.runtime)
+
+    @property
+    def name(self) -> str:
+        """Name of the model on the server."""
+        return self.folder.name
+
+    @property
+    def version(self) -> Path:
+        """The folder of the only version."""
+        return self.folder / "1"
+
+    @property
+    def model(self) -> Path:
+        """The ONNX file."""
+        return self.version / MODEL_FILE
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the ONNX file and its data file, if the manifest lists one."""
+        try:
+            data = self.manifest.file.data
+        except NotChecked:
+            data = None
+        return (MODEL_FILE, data.name) if data else (MODEL_FILE,)
+
+    @property
+    def sample(self) -> Path:
+        """The stored sample."""
+        return self.folder / FOLDER / FILE
+
+    @cached_property
+    def config(self) -> Any:
+        """The parsed configuration; `NotChecked` if it cannot be read."""
+        try:
+            return self.parsed_config()
+        except SaccadeError:
+            raise NotChecked("the configuration cannot be read") from None
+
+    def parsed_config(self) -> Any:
+        """Return the parsed configuration.
+
+        Raises: SaccadeError if the text cannot be parsed.
+        """
+        return read_config(self.folder / "config.pbtxt")
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The configuration as plain data."""
+        return plain_fields(self.config)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The model's labels, one per line of the file.
+
+        Raises: SaccadeError if they cannot be read.
+        """
+        try:
+            return (self.folder / LABELS_FILE).read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SaccadeError(f"{LABELS_FILE} cannot be read ({error}).") from error
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest of the exported file."""
+        try:
+            return read_manifest(self.folder / (self.name + SUFFIX))
+        except SaccadeError:
+            raise NotChecked("the manifest cannot be read") from None
+
+    @cached_property
+    def engines(self) -> "dict[str, EngineManifest]":
+        """The manifests of the plans, by compute capability."""
+        engines = {}
+        for path in sorted(self.folder.glob("engine-*.json")):
+            try:
+                engines[path.stem.removeprefix("engine-")] = read_engine(path)
+            except SaccadeError:
+                raise NotChecked(f"{path.name} cannot be read") from None
+        return engines
+
+    @property
+    def proto(self) -> Any:
+        """The parsed ONNX file, if it stays within the limits of graphs."""
+        return self.graph[0]
+
+    @cached_property
+    def graph(self) -> Any:
+        """The parsed ONNX file, and functions that return its weights in the data file."""
+        require("onnx", extra="export")
+        from saccade.exporter.graph.model_file import read_model
+
+        try:
+            proto, weights = read_model(self.model, self.manifest.file, MODEL_FILE)
+        except SaccadeError as error:
+            raise NotChecked(str(error).rstrip(".")) from error
+        if not proto.graph.node:
+            raise NotChecked(f"{MODEL_FILE} has no node")
+        return proto, weights
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository with a readable description."""
+
+    folder: Path
+    deployment: Deployment
+    files: dict[str, str]
+
+    @property
+    def models(self) -> tuple[RepositoryModel, ...]:
+        """The variants' models, without those whose names cannot be folders."""
+        said = self.deployment
+        return tuple(
+            RepositoryModel(self.folder / name, said.runtime, name in said.samples)
+            for name in said.variants
+            if _is_plain(name) and (self.folder / name).is_dir()
+        )
+
+    @property
+    def router(self) -> RepositoryModel:
+        """The router's folder."""
+        return RepositoryModel(self.folder / self.deployment.model, self.deployment.runtime)
+
+    @cached_property
+    def routes(self) -> dict[str, Any]:
+        """The router's routes to its variants."""
+        path = self.router.version / "routes.json"
+        try:
+            if (size := path.stat().st_size) > MAX_ROUTES_BYTES:
+                raise ValueError(f"has {size} bytes, expected at most {MAX_ROUTES_BYTES}")
+            content: dict[str, Any] = json.loads(path.read_bytes())
+            _ = content["family"], content["variants"], content["preprocessing"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise NotChecked(f"routes.json cannot be read ({error!r:.200})") from error
+        return content
+
+
+def open_repository(folder: Path) -> Repository:
+    """Open the repository in a folder.
+
+    Raises: SaccadeError if the folder is not a repository.
+    """
+    deployment, files = read_description(folder)
+    return Repository(folder, deployment, files)
+
+
+def _is_plain(name: str) -> bool:
+    return name == Path(name).name and name not in ("", ".", "..")
+
+
+def read_engine(path: Path) -> "EngineManifest":
+    """Read the manifest of a plan in a repository, such as `engine-8.9.json`.
+
+    Raises: SaccadeError if `read_engine_manifest` refuses it.
+    """
+    from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manifest
+
+    # In a folder of engines the manifest is named after its variant.
+    return read_engine_manifest(path, path.parent.name + SUFFIX)

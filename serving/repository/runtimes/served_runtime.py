@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol of served runtimes, and the files of one component."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from saccade.core.errors import SaccadeError
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.runtimes.gpu import Gpu
+from saccade.exporter.runtimes.runners import Runner
+from saccade.plugins.execution import Ops
+from saccade.serving.repository.model_config import MAX_BATCH, MODEL_FILE
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight.repository import RepositoryModel
+from saccade.serving.repository.preflight.target import Target
+
+DEFAULT_RUN_BATCH = 8
+
+ModelCheck = Callable[[RepositoryModel, Target], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file to store in a model's folder: a copy of another file, or given bytes."""
+
+    source: Path | bytes
+    sha256: str | None = None  # expected hash of the copy
+
+
+@dataclass(frozen=True)
+class ServedFiles:
+    """One component for the server: its files by name, and fields of its configuration.
+
+    Units: `fields` takes run_batch, the number of samples per call that runs fastest, and the
+        threads of one run.
+    """
+
+    files: Mapping[str, StoredFile]
+    # Fields of the server's ModelConfig message, as plain data.
+    fields: Callable[[int, int], Mapping[str, Any]]
+    ops: Ops = None  # how its custom ops run; None: it has none
+    max_batch: int = MAX_BATCH
+    usual_batch: int = DEFAULT_RUN_BATCH
+
+
+def exported_files(folder: ArtefactFolder, manifest: Manifest) -> dict[str, StoredFile]:
+    """Return an exported file, with its data file if it has one, by their names in a repository.
+
+    Their bytes are compared with the manifest's hashes when they are opened or copied.
+    """
+    file = manifest.file
+    names = {f"1/{MODEL_FILE}": file} | {f"1/{data.name}": data for data in file.files[1:]}
+    return {name: StoredFile(folder.path / each.name, each.sha256) for name, each in names.items()}
+
+
+def exported_names(model: RepositoryModel) -> set[str]:
+    """Return the names of an exported file and its data file in a model's folder."""
+    return {f"1/{name}" for name in model.files}
+
+
+def exported_bytes(model: RepositoryModel) -> int:
+    """Return the bytes of an exported file and its data file in a repository."""
+    paths = [model.version / name for name in model.files]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def refuse_engines(options: RepositoryOptions) -> None:
+    """Refuse folders of plans for a runtime that runs exported files.
+
+    Raises: SaccadeError if there are any.
+    """
+    if options.engines:
+        raise SaccadeError(
+            f"--engines is for plans, and the runtime is {options.runtime}. Pass --runtime "
+            "tensorrt as well."
+        )
+
+
+def refuse_onnxruntimes_own(options: RepositoryOptions, *also: str) -> None:
+    """Refuse options that only ONNX Runtime has, and those that this runtime lacks `also`.
+
+    Raises: SaccadeError for the first one whose value is not the default.
+    """
+    usual = {field.name: field.default for field in fields(options)}
+    for name in (*also, "inter_op_threads", "parallel_nodes", "graph_level"):
+        if getattr(options, name) != usual[name]:
+            raise SaccadeError(
+                f"--{name.replace('_', '-')} is for ONNX Runtime only, and the runtime is "
+                f"{options.runtime}. Leave it out."
+            )
+
+
+class ServedRuntime(Protocol):
+    """The server's side of a runtime."""
+
+    backend: str  # the server's backend, as named in a configuration
+    platform: str  # the platform in a configuration; often empty
+    bundled: bool  # whether the server of the pip package runs it
+    only_bundled: str  # why no other server runs its models, as a sentence; empty if others do
+    models_title: str  # name of its models in messages
+    server_arguments: tuple[str, ...]  # additional arguments of the server
+    # checks of preflight by name; they come after the checks that every model has
+    checks: Mapping[str, ModelCheck]
+    rules: tuple[str, ...]  # the names of those checks that load nothing
+    # options of `saccade repository` that are its own: by name, the field that each sets
+    option_fields: Mapping[str, str]
+
+    def check_options(self, options: RepositoryOptions) -> None:
+        """Check that the options suit the runtime.
+
+        Raises: SaccadeError for an option that it does not have, or that is missing.
+        """
+
+    def check_manifest(self, manifest: Manifest) -> None:
+        """Check that servers read the file's format.
+
+        Raises: SaccadeError if they do not.
+        """
+
+    def component_files(
+        self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int
+    ) -> Mapping[str, ServedFiles]:
+        """Return the served files of each component, by the component's name.
+
+        Raises: SaccadeError if a file is missing, does not match, or takes fewer than `max_images`.
+        """
+
+    def config_fields(
+        self, model: RepositoryModel, options: RepositoryOptions, run_batch: int
+    ) -> Mapping[str, Any]:
+        """Return the configuration fields that it writes for an existing model."""
+
+    def files(self, model: RepositoryModel) -> Iterable[str]:
+        """Return the names of the files that it writes for an existing model."""
+
+    def weights_bytes(self, model: RepositoryModel) -> int:
+        """Return the number of bytes of weights that a server loads for a model."""
+
+    def check_gpus(self, model: RepositoryModel, gpus: Sequence[Gpu]) -> None:
+        """Check that this process can run the model on each of these GPUs.
+
+        Raises: SaccadeError if it cannot.
+        """
+
+    def runner(self, model: RepositoryModel) -> Runner:
+        """Load the model in this process, on its first GPU if the configuration requires one.
+
+        Raises: SaccadeError if it does not run here.
+        """

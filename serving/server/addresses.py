@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The addresses and ports that the server listens on, and whether they are free."""
+
+import errno
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from saccade.core.errors import SaccadeError
+
+LOG_FORMATS = ("text", "json")
+PORTS = ("grpc_port", "http_port", "metrics_port", "ready_port")
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of serve: where it listens, and what follows a failure. Port 0 takes a free one."""
+
+    host: str = "127.0.0.1"  # address to listen on; --accept-risk is needed beyond loopback
+    grpc_port: int = 8001  # port for inference over gRPC
+    http: bool = False  # also serve HTTP, where one large request can crash it (docs/serving.md)
+    http_port: int = 8000  # port for inference over HTTP, with --http
+    metrics_port: int = 8002  # port for Prometheus metrics
+    ready_port: int = 8003  # port where GET /ready returns 200 or 503
+    # seconds without progress after which a start has failed; ten times as long with progress
+    start_timeout_s: float = 60
+    probe_interval_s: float = 5  # seconds between two test inferences of each variant
+    # seconds for a variant to answer a test inference, if its pace does not allow more
+    probe_timeout_s: float = 2
+    # seconds for a server that ends to finish calls in flight, if its pace does not allow more
+    grace_s: float = 30
+    server_log: Path | None = None  # file for the server's own, unprocessed log
+    log_format: Literal["text", "json"] = "text"  # format of the log on standard error
+    # restart a server that fails; --no-restart: exit with code 3 when the server fails
+    restart: bool = True
+    accept_risk: bool = False  # agree to listen beyond loopback
+
+    def __post_init__(self) -> None:
+        if self.log_format not in LOG_FORMATS:
+            raise SaccadeError(
+                f"log_format: found {self.log_format!r:.60}, expected {' or '.join(LOG_FORMATS)}."
+            )
+        for name in PORTS:
+            if not 0 <= getattr(self, name) <= 65535:
+                raise SaccadeError(
+                    f"{flag_of(name)}: found {getattr(self, name)}, expected a port from 1 to "
+                    "65535, or 0 for a free one."
+                )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least_is_open = field.name != "grace_s"
+            if field.name.endswith("_s") and not (value > 0 or (value == 0 and not least_is_open)):
+                raise SaccadeError(
+                    f"{flag_of(field.name)}: found {value}, expected a positive number of seconds."
+                )
+
+
+def with_ports(options: ServeOptions) -> ServeOptions:
+    """Return the options with every port 0 replaced by a free port, and check the other ports.
+
+    A host name is replaced by its address; otherwise each protocol would resolve it separately.
+    Raises: SaccadeError that names a port in use and the flag that changes it.
+    """
+    names = listening(options)
+    options = replace(options, host=numeric(options.host))
+    held: list[socket.socket] = []
+    chosen: dict[str, int] = {}
+    try:
+        # Hold all ports until the last one is found, so that no two are the same.
+        for name in sorted(names, key=lambda name: getattr(options, name) == 0):
+            listener = _bind(options.host, getattr(options, name), name, chosen)
+            held.append(listener)
+            chosen[name] = listener.getsockname()[1]
+    finally:
+        for listener in held:
+            listener.close()
+    return replace(options, **chosen)  # type: ignore[arg-type]
+
+
+def listening(options: ServeOptions) -> tuple[str, ...]:
+    """Return the option fields of the ports that the server listens on.
+
+    Raises: SaccadeError for an HTTP port if HTTP is off.
+    """
+    if options.http:
+        return PORTS
+    if options.http_port not in (0, ServeOptions.http_port):
+        raise SaccadeError(
+            f"--http-port {options.http_port}: HTTP is off. Pass --http to turn it on (Python: "
+            "ServeOptions(http=True)), or drop the port and call over gRPC."
+        )
+    return tuple(name for name in PORTS if name != "http_port")
+
+
+def address(host: str, port: int) -> str:
+    """Return `host:port` as a client on this machine uses it."""
+    return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+
+
+def numeric(host: str) -> str:
+    """Return the address of a host name.
+
+    Raises: SaccadeError if it has none.
+    """
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise SaccadeError(
+            f"--host {host}: found neither an IPv4 address nor a known host name ({error}). Pass "
+            "an address of this machine, or drop the option for 127.0.0.1."
+        ) from error
+
+
+def _bind(host: str, port: int, name: str, chosen: dict[str, int]) -> socket.socket:
+    refuse_shared(name, port, chosen)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # Like the server, treat a port that only has connections in TIME_WAIT as free.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise SaccadeError(
+                f"--host {host}: this machine has no such address ({error.strerror}). "
+                "Pass one of its addresses, or drop the option for 127.0.0.1."
+            ) from error
+        raise SaccadeError(
+            f"Port {port} on {host} cannot be used ({error.strerror}). Stop the process that is "
+            f"using it (`ss -ltnp` shows it), or choose another port with {flag_of(name)} "
+            "(0 takes a free one)."
+        ) from error
+    return listener
+
+
+def refuse_shared(name: str, port: int, chosen: Mapping[str, int]) -> None:
+    """Refuse a port that another option has.
+
+    Raises: SaccadeError that names both options.
+    """
+    for other, taken in chosen.items():
+        if taken == port:
+            raise SaccadeError(
+                f"{flag_of(name)} and {flag_of(other)} are both {port}, expected different ports. "
+                "Change one of them."
+            )
+
+
+def flag_of(name: str) -> str:
+    """Return the command-line option that sets a field."""
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server as a context manager, and `saccade serve` in the foreground."""
+
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from saccade.core import interruption, verbosity
+from saccade.core.errors import SaccadeError, ServerFailed
+from saccade.core.escaped import escaped_message
+from saccade.core.machine import cores
+from saccade.serving.client.connection import is_loopback
+from saccade.serving.client.readiness import Board, Readiness
+from saccade.serving.repository.description import read_repository
+from saccade.serving.repository.installation import (
+    BUNDLED_LINE,
+    Installation,
+    check_installation,
+    find_installation,
+)
+from saccade.serving.repository.preflight.verb import preflight
+from saccade.serving.repository.requirements import Requirements, refuse_unrunnable, requirements_of
+from saccade.serving.repository.threads import chosen_again
+from saccade.serving.server.addresses import ServeOptions, address, with_ports
+from saccade.serving.server.exposure import check_repository, notices
+from saccade.serving.server.handover import Replacement, Start
+from saccade.serving.server.json_log import JsonFormatter, event
+from saccade.serving.server.log import EscapedFormatter, ServerLog
+from saccade.serving.server.metrics_relay import MetricsRelay, Watched
+from saccade.serving.server.new_connection import NewCaller
+from saccade.serving.server.process import ServerProcess
+from saccade.serving.server.ready_endpoint import ReadyEndpoint
+from saccade.serving.server.run_folder import RunFolder
+from saccade.serving.server.served_copy import COPY
+from saccade.serving.server.signals import signals
+from saccade.serving.server.supervisor import Supervisor
+from saccade.serving.server.tracing import trace_notices
+
+LOGGER = logging.getLogger("saccade.serve")
+
+__all__ = ["ServeOptions", "Server", "serve"]
+
+
+class Server:
+    """A running server: `with Server("build/repo") as server: Client(server.url, "nac")`.
+
+    The server is ready when the block begins, and stopped when the block ends. Inside the block it
+    is restarted if it fails. A model whose process dies is reloaded while the others answer.
+    Raises: SaccadeError for wrong input; ServerFailed if the server dies or hangs while starting.
+    """
+
+    def __init__(self, repository: Path | str, options: ServeOptions | None = None) -> None:
+        self.repository = Path(repository)
+        self.options = options or ServeOptions()
+        self._supervisor: Supervisor | None = None
+        self._metrics: MetricsRelay | None = None
+        self._reloading = threading.Lock()
+
+    def __enter__(self) -> "Server":
+        installation = find_installation()
+        wanted = self.options
+        refuse_exposure(wanted, installation)
+        deployment = read_repository(self.repository)
+        requirements = requirements_of(self.repository)
+        refuse_unrunnable(self.repository, requirements, installation)
+        check_repository(self.repository, requirements, wanted)
+        for level, text in notices(self.repository, requirements, wanted):
+            LOGGER.log(level, text)
+        here = cores()
+        for name, threads in chosen_again(deployment.threads, deployment.cores, here).items():
+            why = deployment.threads[name].why(here)
+            LOGGER.info("%s: one run has %d threads here, because %s", name, threads, why)
+        if installation.bundled:
+            for text in trace_notices(self.repository, os.environ):
+                LOGGER.warning("%s", text)
+        for attempts_left in (2, 1, 0):
+            self.options = with_ports(wanted)
+            check_installation(installation, deployment.runtime)
+            self._board = Board(deployment.model, deployment.variants, deployment.sha256)
+            log = ServerLog(self.options.server_log)
+            try:
+                self._start(installation, requirements, log)
+                break
+            except ServerFailed:
+                # A port that was free a moment ago is taken: choose again those that we chose.
+                if not (attempts_left and self.options != wanted and log.says("already in use")):
+                    raise
+        return self
+
+    def _start(
+        self, installation: Installation, requirements: Requirements, log: ServerLog
+    ) -> None:
+        options, self._log = self.options, log
+        start = self._starter(self.repository.resolve(), installation, requirements)
+        supervisor = Supervisor(start, options, self._board, log)
+        self._new_caller = NewCaller(options.host, options.grpc_port, options.probe_timeout_s)
+        self._endpoint = ReadyEndpoint(options.host, options.ready_port, self.ready)
+        try:
+            self._metrics = MetricsRelay(
+                options.host,
+                options.metrics_port,
+                lambda: supervisor.metrics_port,
+                lambda: Watched(
+                    self.ready(),
+                    supervisor.restarts,
+                    supervisor.replacements,
+                    supervisor.reloads.copy(),
+                ),
+            )
+            self._supervisor = supervisor
+            supervisor.start()
+            supervisor.settled.wait()
+            if supervisor.failure:
+                raise supervisor.failure
+        except BaseException:
+            self._close()
+            raise
+
+    def _starter(
+        self, repository: Path, installation: Installation, requirements: Requirements
+    ) -> Start:
+        options, log = self.options, self._log
+        # A restart serves the bytes of the first start; another repository gets its own copy.
+        copy = f"{COPY}{secrets.token_hex(3)}"
+
+        def start(folder: RunFolder) -> ServerProcess:
+            return ServerProcess(installation, repository, options, folder, log, requirements, copy)
+
+        return start
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def reload(self) -> None:
+        """Serve the repository as it is now, without failing a call.
+
+        The repository may have new files, or the link to it may point to another folder. Two
+        servers run until the last caller has moved to the new one.
+
+        Raises: SaccadeError if preflight fails; ServerFailed if the new server does not start. The
+            old server then continues.
+        """
+        if not self._reloading.acquire(blocking=False):
+            raise SaccadeError("The repository is already being read. Try again when that is done.")
+        try:
+            self._replace(self.repository.resolve())
+        finally:
+            self._reloading.release()
+
+    def _replace(self, repository: Path) -> None:
+        supervisor, installation = self._supervisor, find_installation()
+        if supervisor is None:
+            raise SaccadeError("There is no running server to replace. Start one first.")
+        deployment, requirements = read_repository(repository), requirements_of(repository)
+        if deployment.model != self.model:
+            raise SaccadeError(
+                f"The repository serves {deployment.model!r}, but callers ask for {self.model!r}. "
+                "Write it with the same name, or stop the server and start it with the new "
+                "repository."
+            )
+        refuse_unrunnable(repository, requirements, installation)
+        check_repository(repository, requirements, self.options)
+        report = preflight(repository)
+        if not report.passed:
+            raise SaccadeError(f"The repository is not ready to serve.\n{report.to_text()}")
+        start = self._starter(repository, installation, requirements)
+        wanted = Replacement(start, deployment.model, deployment.variants, deployment.sha256)
+        supervisor.replace(wanted)
+        wanted.settled.wait()
+        if wanted.failure:
+            raise wanted.failure
+        LOGGER.info(
+            "Serving %s, SHA-256 %.12s.",
+            repository,
+            deployment.sha256,
+            **event("replaced", repository=str(repository), repository_sha256=deployment.sha256),
+        )
+
+    @property
+    def model(self) -> str:
+        """The name of the router, for `Client`."""
+        return self._board.model
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The names of the variants."""
+        return self._board.variants
+
+    @property
+    def repository_sha256(self) -> str:
+        """The SHA-256 of the served repository's saccade.json, which has that of every file."""
+        return self._board.repository
+
+    @property
+    def url(self) -> str:
+        """The gRPC address, for `Client`."""
+        return address(self.options.host, self.options.grpc_port)
+
+    @property
+    def http_url(self) -> str:
+        """The HTTP address.
+
+        Raises: SaccadeError if HTTP is off, which is the default.
+        """
+        if not self.options.http:
+            raise SaccadeError("HTTP is off. Turn it on with ServeOptions(http=True) or --http.")
+        return f"http://{address(self.options.host, self.options.http_port)}"
+
+    @property
+    def metrics_url(self) -> str:
+        """The URL of the Prometheus metrics."""
+        return f"http://{address(self.options.host, self.options.metrics_port)}/metrics"
+
+    @property
+    def ready_url(self) -> str:
+        """The URL that returns 200 if every variant answers, and 503 otherwise."""
+        return f"http://{address(self.options.host, self.options.ready_port)}/ready"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id, which changes with a restart; 0 while there is no server."""
+        return self._supervisor.pid if self._supervisor else 0
+
+    @property
+    def restarts(self) -> int:
+        """Number of restarts of the whole server."""
+        return self._supervisor.restarts if self._supervisor else 0
+
+    @property
+    def reloads(self) -> int:
+        """Number of times that a single model was reloaded because its process had died."""
+        return self._supervisor.reloads.total() if self._supervisor else 0
+
+    @property
+    def replacements(self) -> int:
+        """Number of times that a new server took over from a running one."""
+        return self._supervisor.replacements if self._supervisor else 0
+
+    def ready(self) -> Readiness:
+        """Return which variants answered the last probe, and whether new callers can connect."""
+        return self._new_caller.sees(self._board.readiness())
+
+    def wait(self) -> None:
+        """Block until the server has failed for good.
+
+        Raises: ServerFailed when that happens.
+        """
+        assert self._supervisor is not None
+        self._supervisor.finished.wait()
+        if self._supervisor.failure:
+            raise self._supervisor.failure
+
+    def _close(self) -> None:
+        supervisor = self._supervisor
+        try:
+            if supervisor:
+                supervisor.stop()
+                supervisor.finished.wait()
+        except KeyboardInterrupt:
+            # On a second Ctrl-C, do not wait for requests in flight.
+            if supervisor:
+                supervisor.stop(at_once=True)
+                supervisor.finished.wait()
+            raise
+        finally:
+            self._endpoint.close()
+            if self._metrics:
+                self._metrics.close()
+                self._metrics = None
+
+
+def serve(repository: Path | str, options: ServeOptions | None = None) -> int:
+    """Run the server in the foreground until Ctrl-C or SIGTERM, and return the exit code.
+
+    With a JSON log, an error becomes the last line of the log instead of an exception, and its
+    exit code is returned.
+
+    Raises: SaccadeError for wrong input; ServerFailed if the server cannot be kept running;
+        KeyboardInterrupt if it is interrupted before it is ready.
+    """
+    options = options or ServeOptions()
+    if not is_loopback(options.host) and not options.accept_risk:
+        options = _ask_consent(options)
+    with _own_log(options):
+        try:
+            with signals() as hang_up:
+                with Server(repository, options) as server, suppress(KeyboardInterrupt):
+                    hang_up.call(server)
+                    _announce(server, options)
+                    server.wait()
+        except (SaccadeError, KeyboardInterrupt) as error:
+            if options.log_format == "text":
+                raise
+            return _logged_end(error)
+        _say("stopped.", options, "stopped")
+    return 0
+
+
+def _logged_end(error: BaseException) -> int:
+    if isinstance(error, SaccadeError):
+        code = error.exit_code
+        LOGGER.critical("%s", error, **event("failed", exit_code=code))
+    else:
+        code = 128 + (interruption.received() or signal.SIGINT)
+        LOGGER.warning("Interrupted.", **event("interrupted", exit_code=code))
+    return code
+
+
+def refuse_exposure(options: ServeOptions, installation: Installation) -> None:
+    """Refuse to listen beyond loopback without `accept_risk`.
+
+    Raises: SaccadeError if the host is not loopback and the risk was not accepted.
+    """
+    if not is_loopback(options.host) and not options.accept_risk:
+        raise SaccadeError(
+            f"--host {options.host}: {risk_of(installation)} "
+            "Pass --accept-risk to do it anyway, or drop --host for 127.0.0.1."
+        )
+
+
+def risk_of(installation: Installation) -> str:
+    """Return a description of the risk of listening beyond loopback."""
+    whose = (
+        f"The bundled server is version {BUNDLED_LINE}, without the security fixes of 2025. "
+        if installation.bundled
+        else f"The server is {installation.binary}, whose version saccade does not know. "
+    )
+    return (
+        f"Other machines could reach the server there. {whose}It requires no password and cannot "
+        "limit the size of a message. To expose it, serve the same repository with NVIDIA's "
+        "current container, behind a proxy that limits messages."
+    )
+
+
+def _ask_consent(options: ServeOptions) -> ServeOptions:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return options
+    _print(risk_of(find_installation()))
+    print(f"Listen on {options.host} anyway? [y/N] ", end="", file=sys.stderr, flush=True)
+    agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
+    return replace(options, accept_risk=agreed)
+
+
+def _announce(server: Server, options: ServeOptions) -> None:
+    if options.log_format == "json":
+        places = {"grpc": server.url, "metrics": server.metrics_url, "ready": server.ready_url}
+        places |= {"http": server.http_url} if server.options.http else {}
+        what = {"model": server.model, "variants": list(server.variants)}
+        what |= {
+            "repository": str(server.repository),
+            "repository_sha256": server.repository_sha256,
+        }
+        LOGGER.info("Serving.", **event("serving", **what, **places))
+        return
+    count = len(server.variants)
+    names = ", ".join(server.variants)
+    _print(f"{server.model} with {count} variant{'s' * (count != 1)}: {names}")
+    _print(f"repository {server.repository}, SHA-256 {server.repository_sha256[:12]}")
+    over_http = f"HTTP {server.http_url}   " if server.options.http else ""
+    _print(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
+    _print(f"ready: {server.ready_url}   (Ctrl-C stops)")
+
+
+def _say(text: str, options: ServeOptions, kind: str) -> None:
+    if options.log_format == "json":
+        LOGGER.info("%s", text, **event(kind))
+    else:
+        _print(text)
+
+
+def _print(text: str) -> None:
+    print(escaped_message(f"saccade: {text}"), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _own_log(options: ServeOptions) -> Iterator[None]:
+    """Show the log on standard error, unless the program has set one up."""
+    logger = logging.getLogger("saccade")
+    if logger.hasHandlers():
+        yield
+        return
+    handler = logging.StreamHandler()
+    text = EscapedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(text if options.log_format == "text" else JsonFormatter())
+    logger.addHandler(handler)
+    logger.setLevel(verbosity.level())
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor of one server: start it, notice what dies or hangs, restart it, report it."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+from saccade.core.errors import ServerFailed
+from saccade.serving.client.probe import Prober
+from saccade.serving.client.readiness import Board
+from saccade.serving.server.addresses import ServeOptions, address
+from saccade.serving.server.handover import (
+    Drain,
+    Replacement,
+    Start,
+    foreign_listeners,
+    receive_callers,
+)
+from saccade.serving.server.json_log import event
+from saccade.serving.server.liveness import Liveness
+from saccade.serving.server.log import ServerLog
+from saccade.serving.server.process import ServerProcess
+from saccade.serving.server.run_folder import RunFolder
+from saccade.serving.server.served_copy import remove_other_copies
+from saccade.serving.server.start_limit import StartLimit
+from saccade.serving.server.variant_reload import VariantReload
+
+FORGIVEN_AFTER_S = 30.0  # seconds of service that make up for one failure
+MOST_TROUBLES = 5
+
+
+class Patience:
+    """Count of failures: each adds one, and service subtracts, but never below zero."""
+
+    def __init__(self) -> None:
+        self._troubles = 0.0
+
+    def after(self, served_s: float) -> float | None:
+        """Return the seconds to wait before the next start; None if there is to be none.
+
+        Units: served_s is the seconds of service before this failure.
+        """
+        self._troubles = 1 + max(0.0, self._troubles - served_s / FORGIVEN_AFTER_S)
+        if self._troubles > MOST_TROUBLES:
+            return None
+        return 0.0 if self._troubles < 2 else 2.0 ** (int(self._troubles) - 2)
+
+
+LOGGER = logging.getLogger("saccade.serve")
+
+LIVENESS_INTERVAL_S = 0.25
+LEFT_TIMES = 3.0  # a server that ends may take this many times as long as its work should take
+# The server keeps the dead instance of each reloaded model: about 1 MiB, a region of shared memory
+# and about 36 threads. After this many reloads, a new server replaces it.
+RELOADS_A_PROCESS = 20
+
+
+class Supervisor(threading.Thread):
+    """The thread that owns the server from its start to its end.
+
+    The kernel kills the server when the thread that started it ends, so this thread starts it.
+    `settled` is set when the first start has succeeded or failed. `finished` is set when nothing
+    is left of the server; wait for it instead of `join`, which considers the thread ended after
+    an interrupt. `failure` is the error it ended with.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        options: ServeOptions,
+        board: Board,
+        log: ServerLog,
+    ) -> None:
+        super().__init__(name="saccade-supervisor", daemon=True)
+        self._start_process = start
+        self._options = options
+        self._board = board
+        self._log = log
+        self._ending = threading.Event()
+        self._hurry = False
+        self._hangs = False  # the whole server: it does not even report on its models
+        self._left_s = 0.0  # estimated time for the work in the router's lanes
+        self._down_since_s: float | None = None
+        self._process: ServerProcess | None = None
+        self._wanted: Replacement | None = None
+        self._drains: list[Drain] = []
+        self.settled = threading.Event()
+        self.finished = threading.Event()
+        self.failure: BaseException | None = None
+        self.restarts = 0  # of the whole server
+        self.reloads: Counter[str] = Counter()  # of single models whose process had died
+        self.replacements = 0  # of the server by a new one, without an interruption
+
+    @property
+    def metrics_port(self) -> int:
+        """Metrics port of the running server; 0 if there is none."""
+        process = self._process
+        return process.metrics_port if process else 0
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server; 0 if there is none."""
+        return self._process.pid if self._process else 0
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Request the end; with `at_once`, requests in flight are not finished."""
+        self._hurry |= at_once
+        self._ending.set()
+
+    def replace(self, wanted: Replacement) -> None:
+        """Request a new server in place of this one; `wanted.settled` is set when it is done."""
+        if self._wanted is not None or not self.settled.is_set() or self.finished.is_set():
+            wanted.fail("The server is being started, replaced or stopped. Try again later.")
+        else:
+            self._wanted = wanted
+
+    def run(self) -> None:
+        """Serve until told to stop, or until the server has failed too often."""
+        try:
+            with RunFolder() as folder:
+                self._serve(folder)
+            self._board.reset("stopped")
+        except BaseException as error:
+            self.failure = error
+            self._board.reset("failed")
+        finally:
+            self._log.close()
+            self.settled.set()
+            self.finished.set()
+
+    def _serve(self, folder: RunFolder) -> None:
+        patience = Patience()
+        while True:
+            trouble, served_s = self._one_life(folder)
+            if trouble is None:
+                return
+            if not self.settled.is_set() or not self._options.restart:
+                raise ServerFailed(f"{trouble} Its last lines:\n{self._log.last_lines()}")
+            wait_s = patience.after(served_s)
+            if wait_s is None:
+                raise ServerFailed(
+                    f"{trouble} It failed {MOST_TROUBLES + 1} times in quick succession. Its last "
+                    f"lines:\n{self._log.last_lines()}"
+                )
+            if self._down_since_s is None:
+                self._down_since_s = time.monotonic()
+            due = f"in {wait_s:g} s" if wait_s else "now"
+            fields = event("restarting", reason=trouble, pause_s=wait_s)
+            LOGGER.error("%s Restarting it %s.", trouble, due, **fields)
+            self._board.reset("restarting")
+            if self._ending.wait(wait_s):
+                return
+            self.restarts += 1
+
+    def _one_life(self, folder: RunFolder) -> tuple[str | None, float]:
+        """Start a server and watch it; return what went wrong, and the seconds it served."""
+        self._log.forget()
+        process = self._process = self._start_process(folder)
+        prober = self._prober()
+        served_from, self._hangs, self._left_s = None, False, 0.0
+        try:
+            trouble = self._wait_loaded(process, prober)
+            if trouble is None and not self._ending.is_set():
+                self._board.enter("serving")
+                self.settled.set()
+                served_from = time.monotonic()
+                self._report_return(served_from)
+            while trouble is None and not self._ending.is_set():
+                trouble = self._watch(self._process, prober, folder)
+                prober.close()
+                prober = self._prober()  # a new prober connects to the new server
+            if trouble is None and served_from is not None:
+                self._finish_lanes(prober)
+        finally:
+            process, self._process = self._process, None
+            prober.close()
+            self._end_others()
+            process.stop(at_once=self._hurry or self._hangs or served_from is None)
+        return trouble, 0 if served_from is None else time.monotonic() - served_from
+
+    def _finish_lanes(self, prober: Prober) -> None:
+        """Wait for the requests in the router's lanes, which the server itself does not count."""
+        end = time.monotonic() + max(self._options.grace_s, LEFT_TIMES * self._left_s)
+        least: dict[str, int] | None = None  # groups after which what was in flight is done
+        while time.monotonic() < end and not self._hurry:
+            busy = {
+                f"{lane['variant']} {lane['part']}": lane
+                for lane in self._lanes(prober)
+                if lane["running_s"] or lane["waiting"]
+            }
+            if least is None:
+                least = {key: lane["groups"] + lane["waiting"] for key, lane in busy.items()}
+            if not any(lane["groups"] <= least.get(key, -1) for key, lane in busy.items()):
+                return
+            time.sleep(0.05)
+
+    def _lanes(self, prober: Prober) -> tuple[dict[str, Any], ...]:
+        """Return the router's report of its lanes; empty if it does not answer."""
+        router, end = self._board.model, time.monotonic() + self._options.probe_timeout_s
+        prober.forget(router)
+        prober.ask(router)
+        while (left_s := end - time.monotonic()) > 0:
+            for probe in prober.answers(left_s):
+                if probe.model == router:
+                    return probe.lanes
+        return ()
+
+    def _report_return(self, now_s: float) -> None:
+        if self._down_since_s is None:
+            return
+        down_s = now_s - self._down_since_s
+        self._down_since_s = None
+        fields = event("server_back", down_s=round(down_s, 3))
+        LOGGER.warning("The server answers again after %.1f s.", down_s, **fields)
+
+    def _prober(self) -> Prober:
+        place = address(self._options.host, self._options.grpc_port)
+        return Prober(place, self._options.probe_timeout_s)
+
+    def _end_others(self) -> None:
+        """End all servers but the current one."""
+        if wanted := self._wanted:
+            wanted.fail("The server was stopped, or failed, while the new one was starting.")
+            self._wanted = None
+        for drain in self._drains:
+            drain.process.stop(at_once=True)
+        self._drains.clear()
+
+    def _wait_loaded(self, process: ServerProcess, prober: Prober) -> str | None:
+        limit = StartLimit(process.cpu_s)
+        models = [*self._board.variants, self._board.model]  # that have not answered yet
+        reason = "It does not report that its models are loaded."
+        while not self._ending.wait(0.05):
+            if ended := process.exit_text():
+                return f"The server exited during its start ({ended})."
+            if limit.is_over(self._options.start_timeout_s):
+                passed = limit.text(self._options.start_timeout_s)
+                return f"The server was not ready {passed}. {reason}"
+            if not process.loaded():
+                continue
+            if ports := foreign_listeners(process):
+                return (
+                    f"Another process also listens on port {ports[0]} and would get some of the "
+                    "callers. Stop it (`ss -ltnp` shows it), or choose another port."
+                )
+            receive_callers(process)
+            process.find_stubs()
+            for probe in prober.all_of(tuple(models)):
+                self._board.mark(probe.model, probe.reason)
+                reason = f"{probe.model}: {probe.reason}" if probe.reason else reason
+                if not probe.reason:
+                    models.remove(probe.model)
+            if not models:
+                return None
+        return None
+
+    def _watch(self, process: ServerProcess, prober: Prober, folder: RunFolder) -> str | None:
+        """Return why to restart the server; None if it is to stop, or a new one took over."""
+        liveness = Liveness(process, prober, self._board, self._options.probe_interval_s)
+        reload = VariantReload(process, self._board, self._options.start_timeout_s)
+        while not self._ending.wait(LIVENESS_INTERVAL_S):
+            folder.keep_reaper()
+            if trouble := self._dead(process, reload, prober):
+                return trouble
+            liveness.excuse(reload.down())
+            trouble = liveness.look()
+            self._hangs, self._left_s = liveness.hangs, liveness.left_s
+            if trouble and not self._end_hung(process, liveness.silent()):
+                return trouble
+            self.reloads.update(reload.note_answers())
+            if self._hand_over(process, folder, reload):
+                return None
+        return None
+
+    def _dead(self, process: ServerProcess, reload: VariantReload, prober: Prober) -> str | None:
+        if ended := process.exit_text():
+            self._board.reset("restarting")
+            return f"The server exited ({ended})."
+        if self._options.restart:
+            reload.step(prober)
+            return None
+        dead = process.dead_stubs()
+        for stub in dead:
+            self._board.mark(stub.model or self._board.model, "its process has died")
+        names = ", ".join(stub.model or str(stub.pid) for stub in dead)
+        return f"The process of {names} has died (out of memory, or killed)." if dead else None
+
+    def _end_hung(self, process: ServerProcess, silent: tuple[str, ...]) -> bool:
+        """Kill the processes of models that do not answer, so that they are reloaded.
+
+        Return whether there was one. If the whole server does not answer, nothing is killed.
+        """
+        if self._hangs or not self._options.restart:
+            return False
+        stubs = [stub for model in silent for stub in process.stubs_of(model)]
+        for stub in stubs:
+            text = "%s does not answer. Killing its process."
+            LOGGER.error(text, stub.model, **event("variant_ended", variant=stub.model))
+            with suppress(ProcessLookupError):
+                os.kill(stub.pid, signal.SIGKILL)
+        return bool(stubs)
+
+    def _hand_over(self, process: ServerProcess, folder: RunFolder, reload: VariantReload) -> bool:
+        """Advance a pending replacement by one step; return whether it has taken over."""
+        if self._drains:
+            self._drains = [drain for drain in self._drains if not drain.ended()]
+            if not self._drains:
+                receive_callers(process)  # its index changed when the old server left
+                remove_other_copies(process.copy)
+        if reload.count >= RELOADS_A_PROCESS and self._wanted is None and not reload.down():
+            board = self._board
+            self._wanted = Replacement(
+                self._start_process, board.model, board.variants, board.repository
+            )
+        wanted = self._wanted
+        if wanted is None or self._drains:
+            return False
+        if wanted.process is None:
+            wanted.begin(folder)
+        elif wanted.loaded(self._options.start_timeout_s):
+            receive_callers(wanted.process)
+            wanted.process.find_stubs()
+            self._start_process, self._process = wanted.start, wanted.process
+            self._board.describe(wanted.model, wanted.variants, wanted.repository)
+            self._drains.append(Drain(process, self._options, LEFT_TIMES * self._left_s))
+            self.replacements += 1
+            self._wanted = None
+            wanted.settled.set()
+            return True
+        if wanted.failure:
+            text = "%s The old server continues."
+            LOGGER.error(text, wanted.failure, **event("replacement_failed"))
+            self._wanted = None
+            remove_other_copies(process.copy)
+        return False

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verbosity of a command on standard error: `-q`, the default, or `-v`."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from saccade.core.escaped import escaped_message
+
+_LEVEL = ContextVar("saccade_verbosity", default=logging.INFO)
+
+
+def level() -> int:
+    """Return the lowest log level to show: WARNING with `-q`, DEBUG with `-v`."""
+    return _LEVEL.get()
+
+
+def is_quiet() -> bool:
+    """Return True if neither progress nor notes are shown."""
+    return level() > logging.INFO
+
+
+def note(text: str) -> None:
+    """Print a note on standard error, unless `-q` is given."""
+    if not is_quiet():
+        print(escaped_message(text), file=sys.stderr, flush=True)
+
+
+_NOTED: set[str] = set()
+
+
+def note_once(text: str) -> None:
+    """Print a note that this process has not printed yet."""
+    if text not in _NOTED:
+        _NOTED.add(text)
+        note(text)
+
+
+@contextmanager
+def verbosity(*, quiet: bool = False, verbose: bool = False) -> Iterator[None]:
+    """Set the verbosity inside the block."""
+    chosen = logging.WARNING if quiet else logging.DEBUG if verbose else level()
+    token = _LEVEL.set(chosen)
+    try:
+        yield
+    finally:
+        _LEVEL.reset(token)
+
+
+@contextmanager
+def log_shown() -> Iterator[None]:
+    """Show the log on standard error, including debug messages."""
+    logger = logging.getLogger("saccade")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Escaped("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+class _Escaped(logging.Formatter):
+    """Formatter that escapes foreign text, which could forge log lines or control the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped_message(super().format(record))
