@@ -17,8 +17,9 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candidates import candidates_of
-from forecast import Forecast, Rate, Reach
+from forecast import Forecast, Reach
 from lane import later
+from service_time import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,8 +6,6 @@ Standard library only.
 
 from __future__ import annotations
 
-import math
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -17,138 +15,16 @@ if TYPE_CHECKING:
     from routes import Policy, Route, Routes
     from ticket import Ticket
 
-KEEP = 0.8  # weight of the old measurements at each new one
-LONG = 0.95  # the same for the proportion of the fixed part
-LONG_S = 1.0  # and the time in which they fade
-FADE_S = 1.0  # in this time of rest, the old measurements lose nine tenths of their weight
-FORGET_S = 60.0  # time in which the shortest time is forgotten
-PROBE_S = 0.5  # a lane that was not measured for this time has rested
-SLOW_S, MOST_SLOW_S = 2.0, 60.0  # rest after which a lane that seemed too slow is tried again
-RATE_S = 0.5  # window in which arrivals and busy time count
-FIXED = 4.0  # guessed fixed part, in groups
-FORTH, BACK = 0.2, 0.02  # weight of what was learned of it, and of the guess if nothing can be
-TRUST = 5  # from this many measurements on, they are averaged
-FASTER = 0.7  # a lane that is tried again is no longer slow below this part of its old time
-OUTLIER = 3.0  # a group counts at most this many times its expected time
-SPREAD = 0.05  # relative variance of the group sizes from which the fixed part is learned
-RARE = 0.05  # a later step that fewer requests than this reach does not count
-PRIOR_ROWS = 50.0  # weight of the calibration's shares, in rows of traffic
-MOST_ROWS = 2000.0  # rows of traffic that count for the shares
-GUESS = 0.5  # share of rows that go on to the next step, if nothing is known
-
-
-class Rate:
-    """An amount per second in a window that slides: what was before it no longer counts.
-
-    The window is approximated by two buckets, so that time and memory do not grow with the load.
-    """
-
-    def __init__(self, window_s: float = RATE_S) -> None:
-        self._window_s = window_s
-        self._before, self._amount, self._begun_s = 0.0, 0.0, -math.inf
-
-    def add(self, amount: float) -> None:
-        """Count an amount."""
-        before, so_far, begun_s = self._buckets(time.monotonic())
-        self._before, self._amount, self._begun_s = before, so_far + amount, begun_s
-
-    @property
-    def per_second(self) -> float:
-        """Mean amount per second."""
-        now_s = time.monotonic()
-        before, amount, begun_s = self._buckets(now_s)
-        in_window = 1.0 - (now_s - begun_s) / self._window_s  # of the bucket before
-        return (in_window * before + amount) / self._window_s
-
-    def _buckets(self, now_s: float) -> tuple[float, float, float]:
-        """Return the amounts in the bucket before and in this one, and when this one began."""
-        passed_s = now_s - self._begun_s
-        if passed_s < self._window_s:
-            return self._before, self._amount, self._begun_s
-        if passed_s < 2 * self._window_s:
-            return self._amount, 0.0, self._begun_s + self._window_s
-        return 0.0, 0.0, now_s
-
-
-class ServiceTime:
-    """Seconds of a lane's group by its rows: a fixed part, and a part per row.
-
-    The proportion of the two parts is learned slowly from groups of different sizes, and the time
-    of a unit quickly. The time of a lane that rests drifts to the shortest one, because what was
-    measured last was measured under a load that may have gone.
-    """
-
-    def __init__(self) -> None:
-        # Fixed part, in rows: a group of n rows takes `fixed + n` units. Until groups of different
-        # sizes were seen it is a guess. One that is too good is soon corrected, because the lane
-        # then gets large groups; one that is too bad would never be tried.
-        self._fixed = 0.0
-        self._count, self._slow_s = 0, SLOW_S
-        self._seconds = self._units = 0.0
-        self._least = math.inf  # shortest mean time of a unit
-        self._sums = [0.0] * 5  # weight, rows, seconds, rows^2, rows * seconds
-        self._at_s = -math.inf  # the last measurement
-
-    @property
-    def rested_s(self) -> float:
-        """Seconds since the last measurement."""
-        return time.monotonic() - self._at_s
-
-    @property
-    def unsure(self) -> bool:
-        """Whether what was measured is too little, or too old, to give the lane up as slow."""
-        return self._count < TRUST or self.rested_s > self._slow_s
-
-    def add(self, rows: float, seconds: float) -> None:
-        """Record that a group of some rows took some seconds."""
-        if rows <= 0 or seconds <= 0:
-            return
-        rested_s = self.rested_s
-        if self._count == 0:
-            self._fixed = FIXED * rows
-        else:
-            if rested_s < FADE_S:  # a process that was suspended for a moment
-                seconds = min(seconds, OUTLIER * self.seconds(rows))
-            self._learn_fixed(rows, seconds)
-        again = self._count and rested_s > self._slow_s
-        still_slow = again and seconds > FASTER * self.seconds(rows)
-        self._slow_s = min(MOST_SLOW_S, 2 * self._slow_s) if still_slow else SLOW_S
-        keep = KEEP * 0.1 ** min(9.0, rested_s / FADE_S)
-        if self._count < TRUST and seconds < self.seconds(rows):
-            keep, self._least = 0.0, math.inf  # the first calls of a model may be slow
-        self._count += 1
-        self._seconds = keep * self._seconds + seconds
-        self._units = keep * self._units + self._fixed + rows
-        unit = self._seconds / self._units
-        rise = (unit - self._least) * min(1.0, rested_s / FORGET_S) if unit > self._least else 0.0
-        self._least = min(unit, self._least + rise)
-        self._at_s = time.monotonic()
-
-    def seconds(self, rows: float) -> float:
-        """Return the expected time of a group; 0 until something was measured."""
-        if not self._units:
-            return 0.0
-        unit = self._seconds / self._units
-        drift = math.exp(min(0.0, FADE_S - self.rested_s) / FADE_S)
-        return (self._fixed + rows) * (self._least + drift * (unit - self._least))
-
-    def _learn_fixed(self, rows: float, seconds: float) -> None:
-        # In units, so that the level may change meanwhile.
-        units = seconds * self._units / self._seconds
-        terms = (1.0, rows, units, rows * rows, rows * units)
-        keep = LONG * math.exp(-self.rested_s / LONG_S)
-        self._sums = [keep * old + new for old, new in zip(self._sums, terms, strict=True)]
-        weight, *sums = self._sums
-        mean, height, squares, products = (value / weight for value in sums)
-        variance, most = squares - mean * mean, 10.0 * mean  # as if the size hardly mattered
-        fixed, weight = FIXED * mean, BACK
-        if variance >= SPREAD * mean * mean:
-            slope = (products - mean * height) / variance
-            fixed = min(most, max(0.0, height / slope - mean)) if slope > 0 else most
-            weight = FORTH
-        fixed = self._fixed + weight * (fixed - self._fixed)
-        scale = (fixed + mean) / (self._fixed + mean)
-        self._fixed, self._units, self._least = fixed, scale * self._units, self._least / scale
+# Seconds after its last measurement from which a lane has rested.
+RESTED_S = 0.5
+# A later step that is reached with less than this probability does not count.
+RARE_SHARE = 0.05
+# Weight of the calibration's shares of rows that reach a step, in rows of traffic.
+CALIBRATION_ROWS = 50.0
+# Rows of traffic that count for these shares.
+TRAFFIC_ROWS = 2000.0
+# Share of rows that go on to the next step, if nothing is known.
+GUESSED_SHARE = 0.5
 
 
 class Reach:
@@ -156,15 +32,15 @@ class Reach:
 
     def __init__(self, steps: int, ended: Sequence[float] = ()) -> None:
         """`ended` are the shares of the calibration's samples that end at each step."""
-        at_first = [GUESS**at for at in range(steps)]
+        at_first = [GUESSED_SHARE**at for at in range(steps)]
         if len(ended) == steps:
             at_first = [max(0.0, 1.0 - sum(ended[:at])) for at in range(steps)]
-        self._reached = [PRIOR_ROWS * share for share in at_first]
+        self._reached = [CALIBRATION_ROWS * share for share in at_first]
         self.shares = at_first  # of the rows that reach each step; 1 for the first
 
     def add(self, ended: Sequence[int]) -> None:
         """Record how many rows of a request ended at each step."""
-        keep = 1.0 - sum(ended) / MOST_ROWS
+        keep = 1.0 - sum(ended) / TRAFFIC_ROWS
         for at in range(len(self._reached)):
             self._reached[at] = max(0.0, keep) * self._reached[at] + sum(ended[at:])
         self.shares = [reached / self._reached[0] for reached in self._reached]
@@ -224,7 +100,7 @@ class Forecast:
     def rests(self, candidate: Candidate, role: str) -> bool:
         """Return whether the candidate's first lane is idle, and was not measured lately."""
         lane = self._lane(candidate.routes[0], role)
-        return lane.idle and lane.service.rested_s > PROBE_S
+        return lane.idle and lane.service.rested_s > RESTED_S
 
     def seems_slow(self, candidate: Candidate, role: str) -> bool:
         """Return whether a forecast that the candidate is too slow should be tried now.
@@ -262,7 +138,7 @@ class Forecast:
         for at, (route, share) in enumerate(
             zip(candidate.routes, self._shares(candidate), strict=True)
         ):
-            if 1.0 - (1.0 - min(1.0, share)) ** ticket.rows < RARE:
+            if 1.0 - (1.0 - min(1.0, share)) ** ticket.rows < RARE_SHARE:
                 break
             lane = self._lane(route, ticket.role)
             own = self._seconds(route, ticket.role, max(1.0, share * ticket.work))

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from backlog import Backlog
 from calls import Refused, fail, refuse
-from forecast import Rate, ServiceTime
 from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE
 from pace import Mean, Pace
+from service_time import Rate, ServiceTime
 from ticket import Ticket
 
 # More work than this is never queued, whatever a caller's timeout. If samples take seconds, this

@@ -19,12 +19,12 @@ SHARES = {"safe": [0.5, 0.3, 0.2], "cheap": [0.8, 0.2]}
 def clock(pb, monkeypatch):
     """Time that a test moves."""
     import adaptive
-    import forecast
+    import service_time
     import ticket
 
     made = SimpleNamespace(now=100.0)
     made.monotonic = lambda: made.now
-    for module in (adaptive, forecast, ticket):
+    for module in (adaptive, service_time, ticket):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -66,8 +66,8 @@ class Lane:
     """A lane whose groups take simulated time; `slow` is how much longer than they should."""
 
     def __init__(self, name, speed, simulation):
-        from forecast import Rate, ServiceTime
         from pace import Mean, Pace
+        from service_time import Rate, ServiceTime
 
         self.service, self.other_busy, self.pace = ServiceTime(), Rate(), Pace()
         self.decoding = Mean()
@@ -293,14 +293,14 @@ def test_what_was_measured_under_a_load_that_has_gone_is_measured_again(clock):
 
 def test_other_requests_in_a_lane_count(clock):
     from adaptive import EASY_LOAD
-    from forecast import RATE_S
+    from service_time import RATE_WINDOW_S
 
     simulation = Simulation(clock)
     simulation.load(50, 4)
     (level,), one = simulation.adaptive._levels.values(), ticket_of(1, clock.now)
     assert simulation.adaptive._fits(level, 0, one, SLO_S, EASY_LOAD)
     before = simulation.adaptive._load(level, 0, one)
-    simulation.lanes["full", ""].other_busy.add(0.6 * RATE_S)  # for a named budget
+    simulation.lanes["full", ""].other_busy.add(0.6 * RATE_WINDOW_S)  # for a named budget
     assert simulation.adaptive._load(level, 0, one) == pytest.approx(before + 0.6)
     assert not simulation.adaptive._fits(level, 0, one, SLO_S, EASY_LOAD)
 

@@ -6,7 +6,7 @@ from test_adaptive import Simulation, clock, routes_of, ticket_of  # noqa: F401
 
 
 def test_the_time_of_a_group(clock):  # noqa: F811
-    from forecast import ServiceTime
+    from service_time import ServiceTime
 
     service = ServiceTime()
     assert service.seconds(8) == 0
@@ -26,10 +26,10 @@ def test_the_time_of_a_group(clock):  # noqa: F811
 
 
 def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):  # noqa: F811
-    from forecast import MOST_SLOW_S, SLOW_S, TRUST, ServiceTime
+    from service_time import AVERAGED_FROM, LONGEST_RETRY_S, RETRY_S, ServiceTime
 
     service = ServiceTime()
-    for _ in range(TRUST):
+    for _ in range(AVERAGED_FROM):
         assert service.unsure
         service.add(1, 1.0)
     rests = []
@@ -39,11 +39,11 @@ def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):  # noqa: F811
             clock.now += 0.25
         rests.append(clock.now - began_s)
         service.add(1, 1.0)
-    assert rests[:3] == pytest.approx([SLOW_S, 2 * SLOW_S, 4 * SLOW_S], abs=0.3)
-    assert rests[-1] == pytest.approx(MOST_SLOW_S, abs=0.3)
-    clock.now += 2 * MOST_SLOW_S
+    assert rests[:3] == pytest.approx([RETRY_S, 2 * RETRY_S, 4 * RETRY_S], abs=0.3)
+    assert rests[-1] == pytest.approx(LONGEST_RETRY_S, abs=0.3)
+    clock.now += 2 * LONGEST_RETRY_S
     service.add(1, 0.1)
-    clock.now += SLOW_S + 0.1
+    clock.now += RETRY_S + 0.1
     assert service.unsure and service.seconds(1) == pytest.approx(0.1, rel=0.1)
 
 
@@ -65,7 +65,7 @@ def test_a_request_of_more_rows_than_a_group_is_a_group_of_its_own(clock):  # no
 
 
 def test_a_rate_forgets_what_was_before_its_window(clock):  # noqa: F811
-    from forecast import RATE_S, Rate
+    from service_time import RATE_WINDOW_S, Rate
 
     rate = Rate()
     assert rate.per_second == 0.0
@@ -73,13 +73,13 @@ def test_a_rate_forgets_what_was_before_its_window(clock):  # noqa: F811
         clock.now += 0.01
         rate.add(2.0)
     assert rate.per_second == pytest.approx(200, rel=0.05)
-    while clock.now < 103 + 2 * RATE_S:
+    while clock.now < 103 + 2 * RATE_WINDOW_S:
         before = rate.per_second
         clock.now += 0.05
         rate.add(0.5)
         assert rate.per_second < before + 1e-6
     assert rate.per_second == pytest.approx(10, rel=0.15)
-    clock.now += 2 * RATE_S
+    clock.now += 2 * RATE_WINDOW_S
     assert rate.per_second == 0.0
 
 
