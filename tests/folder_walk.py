@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,17 +13,15 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from places import PACKAGE
+from places import PACKAGE, TESTS
 
 from saccade.exporter.artefact.folder import _TICK_NS
 
 SOURCES = f"{PACKAGE}{os.sep}"
 # Functions that hash a file; the second reads a checkpoint.
 HASHING = ("core/files.py:sha256_of", "models/checkpoint_format.py:digests")
-# For each command: the maximum number of functions that get the folder, and of their files.
-# Only ever lower these, unless a command has to read something new, as both do with policies.
-# Data files beside ONNX files (two places each) and threads by measured speed raised them by two.
-MOST = {"bench": (49, 20), "deploy": (29, 15)}
+# For each command: the largest number of functions that get the folder, and of their files.
+MOST = tomllib.loads((TESTS / "measures.toml").read_text())["walks"]
 _WALKS: list["FolderWalk"] = []
 
 

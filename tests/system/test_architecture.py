@@ -6,11 +6,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
-from places import LINKED, PACKAGE, ROOT, package_files
+from places import LINKED, PACKAGE, ROOT
+from source_measures import (
+    MODULES,
+    SOURCES,
+    imported_modules,
+    imported_names,
+    statements,
+)
 
 from saccade.exporter.runtimes.runtime import RUNTIMES
 from saccade.models.families import FAMILIES
@@ -47,10 +53,6 @@ ORDER = (
     {"serving.commands"},
 )
 PLACE = {package: line for line, packages in enumerate(ORDER) for package in packages}
-# Both may only fall; the second is a share of all files, which a new package adds to.
-MOST_CIRCLES = 0
-MOST_SINGLE_IMPORTERS = 0.16
-SOURCES = package_files()
 ALL_CODE = sorted({*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")})
 
 
@@ -59,51 +61,11 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else ROOT))
 
 
-def module_of(path: Path) -> str:
-    """The name under which a file is imported, without the package's own."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts).removesuffix("__init__").rstrip(".")
-
-
-MODULES = {module_of(path): path for path in SOURCES if path.parent.name != "router"}
-
-
 def package_of(module: str) -> str:
     """The package with a place in the order; of `saccade` itself, the core."""
     while module and module not in PLACE:
         module = module.rpartition(".")[0]
     return module or "core"
-
-
-def statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """All statements, however deep. They are a fifth of the nodes, and expressions contain none."""
-    left = [tree]
-    while left:
-        node = left.pop()
-        yield node
-        inner = ast.iter_child_nodes(node)
-        left += [each for each in inner if isinstance(each, NESTING)]
-
-
-NESTING = (ast.stmt, ast.excepthandler, ast.match_case)
-
-
-@cache
-def imported_modules(path: Path) -> frozenset[str]:
-    """The modules of saccade that a file imports anywhere in it, late or for its types."""
-    imports = set()
-    for node in statements(ast.parse(path.read_text())):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            assert node.level == 0, f"{name_of(path)}: write imports in full"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            if name.partition(".")[0] == "saccade":
-                module = name.removeprefix("saccade").lstrip(".")
-                imports.add(module if module in MODULES else module.rpartition(".")[0])
-    return frozenset(imports - {""})
 
 
 def test_every_package_has_a_place():
@@ -133,19 +95,8 @@ def may_import(own: str, other: str) -> bool:
 def test_folders_of_the_root_are_imported_as_parts_of_saccade():
     """In a clone, the current folder would let `import serving` load a second copy of a module."""
     bare = {folder.resolve().name for folder in LINKED}
-    wrong = {name_of(path) for path in ALL_CODE if bare & top_level_imports(path)}
-    assert len(bare) == 5 and not wrong
-
-
-def top_level_imports(path: Path) -> set[str]:
-    """The first parts of the names of all modules that a file imports."""
-    names = set()
-    for node in statements(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-    return {name.partition(".")[0] for name in names}
+    first = {path: {name.partition(".")[0] for name in imported_names(path)} for path in ALL_CODE}
+    assert len(bare) == 5 and not [name_of(path) for path in ALL_CODE if bare & first[path]]
 
 
 def test_only_training_and_its_command_import_training():
@@ -154,48 +105,6 @@ def test_only_training_and_its_command_import_training():
         if module and ".training" not in module and not module.startswith("serving.commands"):
             trained = {module for module in imported_modules(path) if ".training" in module}
             assert not trained, f"{module} imports {sorted(trained)}"
-
-
-def test_no_circle_of_imports():
-    """Late imports and those for types count: they hide a circle and do not end it."""
-    graph = {
-        module: {module for module in imported_modules(path) if module in MODULES} - {module}
-        for module, path in MODULES.items()
-    }
-    circles = circles_of(graph)
-    assert len(circles) <= MOST_CIRCLES, circles
-
-
-def circles_of(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
-    """Groups of modules that reach each other."""
-    reached = {module: set(others) for module, others in graph.items()}
-    for middle in graph:
-        for module in graph:
-            if middle in reached[module]:
-                reached[module] |= reached[middle]
-    groups = [sorted(m for m in reached[module] if module in reached[m]) for module in graph]
-    return sorted({tuple(group) for group in groups if group})
-
-
-def test_circles_are_found():
-    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"f"}, "f": {"e"}}
-    assert circles_of(graph) == [("a", "b", "c"), ("e", "f")]
-
-
-def test_files_that_one_other_imports(capsys):
-    """Most have no noun of their own and belong into the file that needs them."""
-    importers: dict[str, set[str]] = {}
-    for module, path in MODULES.items():
-        for other in imported_modules(path) - {module}:
-            importers.setdefault(other, set()).add(module)
-    single = sorted(
-        module
-        for module, importer in importers.items()
-        if len(importer) == 1 and module in MODULES and MODULES[module].stem != "__init__"
-    )
-    with capsys.disabled():
-        print(f" {len(single)} files with one importer", end="")
-    assert len(single) <= MOST_SINGLE_IMPORTERS * len(MODULES), single
 
 
 def compared_texts(tree: ast.AST) -> set[str]:
