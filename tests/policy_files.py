@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Certified policies for artefacts in tests, made in milliseconds from random answers."""
 
-import hashlib
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +23,6 @@ from saccade.exporter.policy.policy import (
     PolicyFile,
     Source,
     policy_of,
-    read_policies,
     with_answers,
     write_policies,
 )
@@ -83,21 +80,6 @@ def write_policy(
     content, arrays = with_answers(replace(content, **fields), answers)
     write_policies(folder, content, arrays)
     return content
-
-
-def as_older(path: Path, *absent: str) -> None:
-    """Leave out what policy files of older releases do not have: these fields, and their copy."""
-    content = read_policies(path)
-    with np.load(path.with_name(content.answers_name)) as arrays:
-        kept = {name: arrays[name] for name in arrays if name != "facts"}
-    file = io.BytesIO()
-    np.savez_compressed(file, **kept)
-    content = replace(
-        content,
-        answers_sha256=hashlib.sha256(file.getvalue()).hexdigest(),
-        **dict.fromkeys(absent),
-    )
-    write_policies(path.parent, content, file.getvalue())
 
 
 def measured(folder: Path, rates: Mapping[str, float], **changes: Any) -> None:

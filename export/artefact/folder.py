@@ -11,7 +11,7 @@ from pathlib import Path
 from saccade.core.errors import SaccadeError
 from saccade.core.files import json_bytes, sha256_of, write_atomically
 from saccade.core.leftovers import only_writer
-from saccade.core.schema import AGAIN, read_json
+from saccade.core.schema import AGAIN
 from saccade.exporter.artefact.frontier import (
     FILE_NAME,
     Entry,
@@ -24,12 +24,11 @@ from saccade.exporter.artefact.frontier import (
 )
 from saccade.exporter.artefact.manifest import (
     DATA_SUFFIX,
-    SQUASHING,
     SUFFIX,
     DataEntry,
     FileEntry,
     Manifest,
-    manifest_of,
+    read_manifest,
 )
 from saccade.exporter.artefact.variant import known_roles
 from saccade.exporter.artefact.variant_files import VariantFiles, grouped
@@ -52,7 +51,6 @@ class ArtefactFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._hashed: dict[FileEntry | DataEntry, tuple[int, ...]] = {}
-        self._squashing: set[str] = set()  # variants whose manifest has version SQUASHING
         self._load = cache(load)
 
     @classmethod
@@ -85,10 +83,7 @@ class ArtefactFolder:
             raise SaccadeError(f"{self}: {what}. {make}")
         manifests = []
         for path in sorted(self.path.glob("*" + SUFFIX)):
-            content = read_json(path)
-            manifests.append(manifest_of(content, path))
-            if content["version"] == SQUASHING:
-                self._squashing.add(manifests[-1].variant.name)
+            manifests.append(read_manifest(path))
         if not manifests:
             raise SaccadeError(f"{self}: {_described(self.path) or f'no {SUFFIX} in it. {make}'}")
         known = {file.name for manifest in manifests for file in manifest.file.files}
@@ -259,18 +254,8 @@ class ArtefactFolder:
 
     def images_text(self) -> tuple[str, ...]:
         """Describe the preprocessing of images: one line for each kind in the manifests."""
-        lines: dict[str, None] = {}
-        for manifest in self.manifests:
-            if manifest.preprocessing is None:
-                continue
-            text = f"images: {manifest.preprocessing.described()}"
-            if manifest.variant.name in self._squashing:
-                text += (
-                    f". The manifest has version {SQUASHING}, which could only squash images. To "
-                    "keep their aspect ratio, convert or train the model again and export it"
-                )
-            lines[text] = None
-        return tuple(lines)
+        kinds = (manifest.preprocessing for manifest in self.manifests)
+        return tuple(dict.fromkeys(f"images: {kind.described()}" for kind in kinds if kind))
 
 
 def _described(path: Path) -> str:

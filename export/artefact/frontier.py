@@ -67,7 +67,7 @@ class Entry:
     dominated_by: str | None = None
     embedding_bytes: int | None = None  # if the budget saves these instead of time
     memory_bytes: int | None = None  # resident set of a process that loaded it; only from sweeps
-    ops: Ops = None  # how its custom ops ran; None: it has none, or an older release wrote the file
+    ops: Ops = None  # how its custom ops ran; None: it has none
 
     @property
     def key(self) -> tuple[str, str, str, Ops]:
@@ -257,8 +257,6 @@ def _policies(value: Any, where: str) -> list[Any]:
     if typed(int, content.get("version"), f"{where}version: ") != POLICIES_VERSION:
         return []
     entries = content.get("entries")
-    if isinstance(entries, list):  # older files lack this key
-        entries = [{"min_ari": None, **one} if isinstance(one, dict) else one for one in entries]
     for entry in typed(tuple[PolicyEntry, ...], entries, f"{where}entries"):
         _check_inside(entry.in_process, f"{where}{entry.policy:.60}: ")
         _check_points(entry.grpc or {}, f"{where}{entry.policy:.60}: grpc: ")
@@ -277,9 +275,7 @@ def merged(
     """
     entries = tuple(entries)
     present = {variant.sha256: variant for variant in variants}
-    kept = (
-        with_ops(entry, present[entry.sha256]) for entry in old.entries if entry.sha256 in present
-    )
+    kept = (entry for entry in old.entries if entry.sha256 in present)
     by_key = {entry.key: entry for entry in (*kept, *entries)}
 
     def order(entry: Entry) -> tuple[str, str, float, str, str]:
@@ -295,16 +291,6 @@ def merged(
     )
     both = sorted((*still, *(policies or ())), key=lambda one: (one.device, one.runtime, one.risk))
     return Frontier(old.model, tuple(sorted(by_key.values(), key=order)), tuple(both))
-
-
-def with_ops(entry: Entry, variant: VariantFiles) -> Entry:
-    """Fill in how custom ops ran, which older releases did not record: by the function bodies.
-
-    That was the default. Whether `--op-library` was used was not recorded.
-    """
-    if entry.ops is None and any(component.custom_ops for component in variant.components.values()):
-        return replace(entry, ops="bodies")
-    return entry
 
 
 class NarrowerMeasurement(SaccadeError):

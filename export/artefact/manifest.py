@@ -2,7 +2,6 @@
 """The JSON next to each artefact: what it is, where it comes from, what was verified."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,10 @@ from saccade.exporter.artefact.variant import variant_name
 from saccade.models.budget import Budget
 from saccade.models.families import FAMILIES
 from saccade.models.interface import TensorSpec
-from saccade.models.preprocessing import Preprocessing, upgraded, with_crop_rounding
+from saccade.models.preprocessing import Preprocessing, with_crop_rounding
 
 SCHEMA = "saccade.manifest"
 VERSION = 6
-SQUASHING = 3  # the oldest readable version: it predates resize modes and squashed every image
-# Versions before 5 do not record the floor of the gate that they passed. These values are history:
-# do not change them when the gate's own table changes.
-_FLOORS_BEFORE_5 = {"fp32": 1e-2, "fp16": 1e-1, "bf16": 1e-1, "int8": 1e-1}
 SUFFIX = ".manifest.json"
 DATA_SUFFIX = ".data"  # of a file with weights, after the name of the ONNX file
 _FILE_NAME_CHARACTERS = 255  # the limit of common file systems
@@ -197,7 +192,7 @@ class Manifest:
     float32_layers: tuple[str, ...] = ()  # matrix nodes that a narrower variant keeps in float32
     activation_ranges: dict[str, float] = field(default_factory=dict)  # largest |x| by tensor
     inlined_ops: tuple[str, ...] = ()  # custom ops written as standard operators
-    quantization: Quantization | None = None  # of an int8 file; None from releases before it
+    quantization: Quantization | None = None  # of an int8 file
 
     @property
     def is_int8_for_gpu(self) -> bool:
@@ -227,32 +222,18 @@ def read_manifest(path: Path) -> Manifest:
     Raises: SaccadeError for a missing or foreign file, an unknown version, an unknown or
         missing key, a wrong type, and a name that contradicts another or leaves the folder.
     """
-    return manifest_of(read_json(path), path)
-
-
-def manifest_of(given: Mapping[str, Any], path: Path) -> Manifest:
-    """Make a manifest from the JSON object of the file at `path`, with the same checks.
-
-    Raises: as `read_manifest`.
-    """
-    content = dict(given)
+    content = dict(read_json(path))
     schema, version = content.pop("schema", None), content.pop("version", None)
     if schema != SCHEMA:
         raise SaccadeError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}. {AGAIN}")
-    if version not in range(SQUASHING, VERSION + 1) or isinstance(version, bool):
+    if version != VERSION:
         raise SaccadeError(
             f"{path}: manifest version {version!r} is not known to this release, which reads "
-            f"{SQUASHING} to {VERSION}. Use the release that wrote it, or export again."
+            f"{VERSION}. Use the release that wrote it, or export again."
         )
     declared = content.get("preprocessing")
-    if version == SQUASHING:
-        content.setdefault("inlined_ops", [])
-        declared = upgraded(declared) if isinstance(declared, dict) else declared
     if isinstance(declared, dict):
         content["preprocessing"] = with_crop_rounding(declared)
-    if version < VERSION:
-        content.setdefault("quantization", None)
-        _add_gate(content)
     if isinstance(content.get("file"), dict):
         content["file"] = {"data": None, **content["file"]}  # most have none
     manifest: Manifest = typed(Manifest, content, f"{path}: ")
@@ -262,15 +243,6 @@ def manifest_of(given: Mapping[str, Any], path: Path) -> Manifest:
         check_tensors(manifest.inputs, manifest.outputs)
         _check_labels(manifest)
     return manifest
-
-
-def _add_gate(content: dict[str, Any]) -> None:
-    """Add what older releases did not record of the gate, if the manifest's structure is valid."""
-    variant, parity = content.get("variant"), content.get("parity")
-    if isinstance(variant, dict) and isinstance(parity, dict):
-        floor = _FLOORS_BEFORE_5.get(str(variant.get("precision")), 1.0)
-        for key, value in {"floor": floor, "gate": "thorough", "seconds": 0, "score": None}.items():
-            parity.setdefault(key, value)
 
 
 def _check_names(manifest: Manifest, file: str) -> None:

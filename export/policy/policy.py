@@ -24,8 +24,6 @@ from saccade.exporter.policy.options import MOST_STEPS, Against, check_policy_na
 
 SCHEMA = "saccade.policies"
 VERSION = 2
-# Against labels, version 1 was certified by another test; against the full model, nothing changed.
-_EARLIER = 1
 SUFFIX = ".policy.json"
 ANSWERS_SUFFIX = ".policy.npz"
 Measure = Literal["top1", "margin", "entropy"]
@@ -209,18 +207,12 @@ def read_policies(path: Path) -> PolicyFile:
             f"{again}"
         )
     schema, version = content.pop("schema"), content.pop("version")
-    if (schema, version, content.get("against")) == (SCHEMA, _EARLIER, "labels"):
-        raise SaccadeError(
-            f"{path}: is version {version}, whose test against labels was replaced by a more "
-            f"powerful one, so its certificates cannot be computed again. {again} --against "
-            "labels"
-        )
     if schema == SCHEMA and type(version) is int and version > VERSION:
         raise SaccadeError(
             f"{path}: is version {version}, expected at most {VERSION}: a newer saccade wrote it. "
             f"Use that release. {again}"
         )
-    if schema != SCHEMA or version not in (_EARLIER, VERSION):
+    if schema != SCHEMA or version != VERSION:
         raise SaccadeError(
             f"{path}: is {schema!r:.80} version {version!r:.20}, expected {SCHEMA!r} version "
             f"{VERSION}. {again}"
@@ -293,13 +285,12 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
         for name, shape in shapes.items()
         if name in found or name != "labels"
     }
-    if found != expected or not content.learn < n:
+    if found != expected or _FACTS not in arrays or not content.learn < n:
         raise SaccadeError(
             f"{place}: contains {found}, expected {expected}, and fewer than {n} samples to learn "
             f"from. {calibrate_again(place.parent)}"
         )
-    if _FACTS in arrays:  # files of earlier releases do not have them
-        _check_facts(content, arrays[_FACTS], place)
+    _check_facts(content, arrays[_FACTS], place)
     names = tuple(source.variant for source in content.variants)
     return Answers(
         names=names,

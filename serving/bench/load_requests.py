@@ -11,7 +11,7 @@ import numpy as np
 from saccade.core.errors import ServerFailed
 from saccade.serving.client.connection import connect
 from saccade.serving.client.request_sizes import FIRST_S
-from saccade.serving.client.wire import as_texts, is_text
+from saccade.serving.client.wire import TEXTS, as_texts
 
 _DTYPES = {"FP32": np.float32, "INT64": np.int64, "UINT8": np.uint8}
 _NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
@@ -103,4 +103,4 @@ def _png(image: np.ndarray) -> bytes:
 def _values(name: str, values: np.ndarray) -> np.ndarray | list[bytes]:
     if values.dtype == object:
         return list(values.ravel())
-    return list(as_texts(values)[:, 0]) if is_text(name, values) else values
+    return list(as_texts(values)[:, 0]) if name in TEXTS else values

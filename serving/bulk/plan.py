@@ -15,7 +15,6 @@ from saccade.core.files import json_bytes
 from saccade.core.json_text import parse_json
 from saccade.core.leftovers import is_leftover
 from saccade.core.schema import typed
-from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.serving.bulk.answers import Form
 from saccade.serving.bulk.place import Place
 from saccade.serving.bulk.sources import Columns, Wanted
@@ -25,13 +24,6 @@ ANSWERS, ERRORS = "answers", "errors"
 MANIFEST, SUCCESS = "manifest.json", "_SUCCESS"
 REPOSITORY = "_plan/repository.tar"  # for workers on other machines
 _PLAN, _LISTING = "_plan/plan.json", "_plan/listing.parquet"
-# Values for plans without these fields: older releases ran all jobs this way.
-_BEFORE: dict[str, Any] = {
-    "runtime": DEFAULT,
-    "processor": "cpu",
-    "engines": {},
-    "policies_sha256": "",
-}
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ def read_plan(out: Place) -> Plan | None:
         raise SaccadeError(
             f"{out.join(_PLAN)}: is not a plan of this release of saccade. Choose another --out."
         )
-    return typed(Plan, _BEFORE | content, f"{out.join(_PLAN)}: ")
+    return typed(Plan, content, f"{out.join(_PLAN)}: ")
 
 
 def check_same(out: Place, old: Plan, new: Plan) -> None:

@@ -28,8 +28,7 @@ class RouterView:
     _variants: dict[str, dict[str, Any]]
     policies: tuple[str, ...] = ()  # names of the policies that a request may follow
     slo_ms: float | None = None  # objective of requests that adapt to the load; None: none do
-    # If answers depend on a sample's index in its request: the parameter with the first one's, or
-    # "" for a router of an older release, which has none. None: they do not.
+    # If answers depend on a sample's index in its request: the parameter with the first one's.
     first_row: str | None = None
 
     def runtime_metadata(self, variant: str) -> dict[str, Any]:
@@ -179,7 +178,7 @@ def view_of(config: Any, model: str) -> RouterView:
         _variants=_largest_first(content["variants"], models, model),
         policies=tuple(content.get("policies", ())),
         slo_ms=content.get("adaptive", {}).get("slo_ms"),
-        first_row=content.get(FIRST_ROW, "") if entry_of(content["family"]).first_row else None,
+        first_row=content.get(FIRST_ROW),
     )
 
 

@@ -34,8 +34,7 @@ _NO_TLS = re.compile(r"tls handshake failed", re.IGNORECASE)
 # The router's words for a file that it cannot use as an image; of several, it gives the index.
 _IMAGE = re.compile(
     r"(?:image (?P<index>\d+): )?"
-    r"(?P<reason>(?:\w+ )?image (?:of|has|is|declares) .*|not a JPEG.* file \(.*"
-    r"|\d+ bytes starting with .*)"  # of a router that an older release wrote
+    r"(?P<reason>(?:\w+ )?image (?:of|has|is|declares) .*|not a JPEG.* file \(.*)"
 )
 
 

@@ -20,8 +20,7 @@ from saccade.serving.client.images import MAX_IMAGES, MAX_REQUEST_BYTES, Image, 
 
 DEFAULT_URL = "127.0.0.1:8001"
 Budget = BudgetLike  # a fraction of the full model, or the name of a budget, such as fast or t2
-# Outputs of the router that are text. They arrive as rows of UTF-8 bytes, padded with zeros;
-# repositories written by older releases send strings.
+# Outputs of the router that are text. They arrive as rows of UTF-8 bytes, padded with zeros.
 TEXTS = ("variant", "variant_sha256", "caption")
 OBJECTIVE = "max_latency_ms"
 GRACE_S = 0.1
@@ -44,8 +43,7 @@ class Call:
     outputs: tuple[str, ...]  # empty: all outputs
     parameters: Mapping[str, str]
     top: int | None = None  # `probabilities` as this many labels instead of numbers
-    # If answers depend on a sample's index: the parameter with the index of a request's first
-    # sample, or "" for a router of an older release, which has none. None: they do not.
+    # If answers depend on a sample's index: the parameter with that of a request's first sample.
     first_row: str | None = None
     timeout_s: float | None = None
 
@@ -66,9 +64,7 @@ class Call:
         Where answers depend on a sample's index, the index starts again every `MAX_IMAGES` samples.
         """
         index = start % MAX_IMAGES
-        if self.first_row == "":
-            stop = start + MAX_IMAGES
-        elif self.first_row is not None:
+        if self.first_row is not None:
             stop = min(stop, start + MAX_IMAGES - index)
         size, end = 0, start
         while end < min(stop, self.rows):
@@ -269,12 +265,7 @@ def output(result: Any, name: str) -> np.ndarray:
         raise ServerFailed(
             f"The answer contains no {name}. The server needs numpy < 2. Run `saccade doctor`."
         )
-    return as_texts(array) if is_text(name, array) else np.asarray(array)
-
-
-def is_text(name: str, array: np.ndarray) -> bool:
-    """Return True if an output is text in rows of bytes, not strings of an older repository."""
-    return name in TEXTS and array.dtype == np.uint8
+    return as_texts(array) if name in TEXTS else np.asarray(array)
 
 
 def as_texts(rows: np.ndarray) -> np.ndarray:

@@ -18,7 +18,6 @@ from saccade.models.budget import BudgetLike
 from saccade.models.entry import imported
 from saccade.models.training.options import overrides_words, parse_overrides
 
-_EARLIER = {"max_utilization": ("--max-utilisation",)}  # flags of earlier releases
 Way = tyro.constructors.PrimitiveConstructorSpec
 Kind = tyro.constructors.PrimitiveTypeInfo
 Struct = tyro.constructors.StructTypeInfo
@@ -73,7 +72,6 @@ _LISTED: dict[Any, Callable[[str], Any]] = {
 def _one(info: Kind) -> Way[Any] | None:
     """Rule for a single value, which may be optional."""
     kinds = set(get_args(info.type) or (info.type,))
-    optional = NoneType in kinds
     wanted = kinds - {NoneType}
     kind = next(iter(wanted)) if len(wanted) == 1 else BudgetLike if wanted == _BUDGET else None
     if kind not in _READS or get_origin(info.type) not in (None, Union, UnionType):
@@ -82,8 +80,7 @@ def _one(info: Kind) -> Way[Any] | None:
     return Way(
         nargs=1,
         metavar=_METAVARS[kind],
-        # Earlier releases showed the word None and accepted it.
-        instance_from_str=lambda words: None if optional and words[0] == "None" else read(words[0]),
+        instance_from_str=lambda words: read(words[0]),
         is_instance=lambda value: isinstance(value, info.type),
         str_from_instance=lambda value: [_shown(value)],
     )
@@ -147,8 +144,6 @@ def _options_rule() -> Callable[[Struct], Fields | None]:
 
 def _with_help(field: Any) -> Any:
     """Return the field with a help text for its flag, which is `--no-x` if it is on by default."""
-    if aliases := _EARLIER.get(field.name):
-        return replace(field, type=Annotated[field.type, tyro.conf.arg(aliases=aliases)])
     if not (field.default in (None, "", (), {}) or isinstance(field.default, bool)):
         return field
     kind = Annotated[field.type, tyro.conf.arg(help_behavior_hint="")]

@@ -213,8 +213,7 @@ class InProcess:
         answers: SimpleQueue[InferenceResponse] = SimpleQueue()
         self._log.last, self._error, self._unloaded = "", None, None
         request = Request(inputs, outputs, parameters, answers.put)
-        # A router that an older release wrote sends its refusals, and returns nothing.
-        (refusal,) = self._router.execute([request]) or [None]
+        (refusal,) = self._router.execute([request])
         response = answers.get() if refusal is None else refusal
         if self._unloaded is not None:
             # With a policy, the router answers with the previous variant. But here a model that

@@ -9,7 +9,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.exporter.artefact.frontier import Entry, Frontier, with_ops
+from saccade.exporter.artefact.frontier import Entry, Frontier
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
@@ -112,11 +112,7 @@ def measurements(
                 "only."
             )
     place = _place(path, frontier, device, runtime)
-    entries = [
-        with_ops(entry, known[entry.variant])
-        for entry in frontier.entries
-        if (entry.device, entry.runtime) == place
-    ]
+    entries = [entry for entry in frontier.entries if (entry.device, entry.runtime) == place]
     there = {entry.ops for entry in entries}
     counted = ops or next((kind for kind in OPS if kind in there), None)
     return {entry.variant: entry for entry in entries if entry.ops in (None, counted)}

@@ -207,10 +207,7 @@ def _check_labels(content: PolicyFile, path: Path, labelling: Labelling) -> None
 
 
 def labels_problem(content: PolicyFile, path: Path, labelling: Labelling) -> str:
-    """Return how labels or templates differ from those of the calibration; empty if they do not.
-
-    Files of older releases have no hash of them, but the largest class that was answered.
-    """
+    """Return how labels or templates differ from those of the calibration; empty if they do not."""
     labels = labelling.labels
     for kind, texts, expected in (
         ("labels", labels, content.labels_sha256),

@@ -11,10 +11,8 @@ from saccade.exporter.runtimes.gpu import gpus
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.serving.repository.config_text import read_config
 from saccade.serving.repository.installation import Installation
-from saccade.serving.repository.model_config import data_type
 from saccade.serving.repository.runtimes.registry import served_names, served_runtime
 
-MENDED_LINE = "25.08"  # first server that refuses classes of strings (server#8267)
 RELEASE = "26.07"  # NVIDIA's container that docker/Dockerfile pins
 LIBRARIES = PurePosixPath("/opt/saccade/lib")  # folder inside that container
 
@@ -28,7 +26,6 @@ class Requirements:
     runtimes: tuple[str, ...] = ()
     rate_limit: bool = False
     op_libraries: tuple[str, ...] = ()
-    strings: tuple[str, ...] = ()  # outputs that are strings, as in routers of older releases
 
     @property
     def arguments(self) -> list[str]:
@@ -57,7 +54,6 @@ def requirements_of(repository: Path) -> Requirements:
         runtimes=needy,
         rate_limit=any(group.HasField("rate_limiter") for group in groups),
         op_libraries=tuple(sorted(libraries)),
-        strings=tuple(sorted({name for config in configs for name in strings_in(config)})),
     )
 
 
@@ -76,11 +72,6 @@ def _runs(name: str, config: Any) -> bool:
     served = served_runtime(name)
     named_platform = bool(served.platform) and config.platform == served.platform
     return named_platform or bool(config.backend == served.backend)
-
-
-def strings_in(config: Any) -> list[str]:
-    """Return the names of a model's outputs that are strings."""
-    return [tensor.name for tensor in config.output if tensor.data_type == data_type("string")]
 
 
 def refuse_unrunnable(repository: Path, requirements: Requirements, server: Installation) -> None:

@@ -41,7 +41,6 @@ from saccade.serving.server.addresses import (
     numeric,
     refuse_shared,
 )
-from saccade.serving.server.exposure import check_repository
 from saccade.serving.server.process import (
     EXIT_TIMEOUT_S,
     backend_code,
@@ -155,7 +154,6 @@ def _embedded(
     installation = find_installation()
     refuse_unrunnable(repository, requirements, installation)
     refuse_exposure(options, installation)
-    check_repository(repository, requirements, options)
     check_installation(installation, runtime)
     folder = _prepared(installation, repository)
     backends = installation.backends if installation.has_onnxruntime else folder / "backends"

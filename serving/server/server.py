@@ -29,7 +29,7 @@ from saccade.serving.repository.preflight.verb import preflight
 from saccade.serving.repository.requirements import Requirements, refuse_unrunnable, requirements_of
 from saccade.serving.repository.threads import chosen_again
 from saccade.serving.server.addresses import ServeOptions, address, with_ports
-from saccade.serving.server.exposure import check_repository, notices
+from saccade.serving.server.exposure import notices
 from saccade.serving.server.handover import Replacement, Start
 from saccade.serving.server.json_log import JsonFormatter, event
 from saccade.serving.server.log import EscapedFormatter, ServerLog
@@ -70,8 +70,7 @@ class Server:
         deployment = read_repository(self.repository)
         requirements = requirements_of(self.repository)
         refuse_unrunnable(self.repository, requirements, installation)
-        check_repository(self.repository, requirements, wanted)
-        for level, text in notices(self.repository, requirements, wanted):
+        for level, text in notices(wanted):
             LOGGER.log(level, text)
         here = cores()
         for name, threads in chosen_again(deployment.threads, deployment.cores, here).items():
@@ -166,7 +165,6 @@ class Server:
                 "repository."
             )
         refuse_unrunnable(repository, requirements, installation)
-        check_repository(repository, requirements, self.options)
         report = preflight(repository)
         if not report.passed:
             raise SaccadeError(f"The repository is not ready to serve.\n{report.to_text()}")

@@ -114,7 +114,7 @@ REFUSED = {
     "family": (("train", "nacc", "--out", "x"), ("family: found 'nacc'", "Did you mean nac?")),
     "architecture": (("models", "ViT"), ("Models with a vit trunk are of family sot or sparo.",)),
     "earlier flag": (
-        ("plan", "x", "--rps", "1", "--slo-ms", "1", "--max-utilisation", "2"),
+        ("plan", "x", "--rps", "1", "--slo-ms", "1", "--max-utilization", "2"),
         ("--max-utilization is 2.0, expected a share",),
     ),
     "no value": (("serve", "x", "--grpc-port"), ("--grpc-port: found no value, expected N",)),

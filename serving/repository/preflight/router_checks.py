@@ -24,7 +24,6 @@ from saccade.serving.repository.preflight.rendered import (
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.preflight.repository import Repository
 from saccade.serving.repository.preflight.target import Target
-from saccade.serving.repository.requirements import MENDED_LINE, strings_in
 
 
 def check_fields(repository: Repository, target: Target) -> Iterator[str]:
@@ -40,11 +39,6 @@ def check_content(repository: Repository, target: Target) -> Iterator[str]:
 def check_router(repository: Repository, target: Target) -> Iterator[str]:
     """Check that the server can pass on the router's answers, and its variants take its batches."""
     config = repository.router.config
-    if not target.knows(MENDED_LINE) and (strings := strings_in(config)):
-        yield (
-            f"{', '.join(strings)} are strings. One request for their classes crashes a server "
-            f"older than {MENDED_LINE}. Run `saccade repository` again."
-        )
     for model in repository.models:
         if config.max_batch_size > model.config.max_batch_size:
             yield (

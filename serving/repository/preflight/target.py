@@ -29,10 +29,6 @@ class Target:
         """Description of the server for messages."""
         return f"the bundled server ({self.line})" if self.bundled else f"the container {self.line}"
 
-    def knows(self, line: str) -> bool:
-        """Return whether this server is at least as new as a release (YY.MM)."""
-        return _as_numbers(self.line) >= _as_numbers(line)
-
 
 def target_of(
     server_version: str | None, tensorrt: str | None, memory_mib: int | None, runtime: str

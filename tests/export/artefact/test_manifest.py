@@ -7,15 +7,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from saccade.core.errors import SaccadeError
-from saccade.core.files import json_bytes, sha256_of
+from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import (
-    SQUASHING,
     SUFFIX,
     VERSION,
     Cost,
@@ -135,75 +133,6 @@ def test_refuses(case: str, tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(SaccadeError, match=message):
         read_manifest(path)
-
-
-OLD_IMAGES = {
-    "height_px": 8,
-    "width_px": 8,
-    "channels": 1,
-    "mean": [0.3],
-    "std": [0.4],
-    "resize": "bicubic",
-    "max_image_mib": 16,
-    "max_megapixels": 50,
-    "max_side_px": 16384,
-    "max_images": 64,
-}
-
-
-def as_written_by(version: int, folder: Path, precision: str = "fp32") -> Path:
-    """A manifest as an older release wrote it: its path."""
-    new = put(folder)
-    name = new.variant.name.replace("fp32", precision)
-    entry = replace(new.variant, name=name, precision=precision)
-    changed = replace(new, variant=entry, file=replace(new.file, name=f"{name}.onnx"))
-    content = changed.to_dict() | {"version": version}
-    del content["parity"]["floor"], content["quantization"]
-    if version == SQUASHING:
-        content["preprocessing"] = OLD_IMAGES
-    path = folder / (name + SUFFIX)
-    path.write_bytes(json_bytes(content))
-    return path
-
-
-def test_an_older_manifest_squashes_and_says_so(tmp_path: Path) -> None:
-    put(tmp_path)
-    assert "cropped at the center" in ArtefactFolder(tmp_path).images_text()[0]
-    as_written_by(SQUASHING, tmp_path)
-    folder = ArtefactFolder(tmp_path)
-    (old,) = folder.manifests
-    assert old.preprocessing == Preprocessing(
-        8, 8, 1, (0.3,), (0.4,), resize_mode="squash", interpolation="bicubic", min_side_px=1
-    )
-    (said,) = folder.images_text()
-    assert "squashed to 8 x 8 px (bicubic), aspect ratio not kept" in said
-    assert "The manifest has version 3, which could only squash images" in said
-
-
-@pytest.mark.parametrize("version", [3, 4])
-@pytest.mark.parametrize(
-    ("precision", "floor"), [("fp32", 0.01), ("fp16", 0.1), ("bf16", 0.1), ("int8", 0.1)]
-)
-def test_an_older_manifest_has_the_floor_that_it_was_proved_with(
-    tmp_path: Path, precision: str, floor: float, version: int
-) -> None:
-    path = as_written_by(version, tmp_path, precision)
-    # Whatever the table says by now: what was proved stays what it was.
-    with mock.patch.dict(FLOORS, dict.fromkeys(FLOORS, 0.5)):
-        assert read_manifest(path).parity.floor == floor
-
-
-def test_written_anew_an_older_manifest_gains_what_is_new_and_no_more(tmp_path: Path) -> None:
-    path = as_written_by(4, tmp_path, "fp16")
-    before = path.read_text()
-    assert "floor" not in before
-    write_manifest(tmp_path, read_manifest(path))
-    after = path.read_text()
-    assert after.count('  "floor": 0.1,\n') == 1
-    assert after.count(' "quantization": null,\n') == 1
-    for new in ('  "floor": 0.1,\n', ' "quantization": null,\n'):
-        after = after.replace(new, "")
-    assert after.replace(f'"version": {VERSION}', '"version": 4') == before
 
 
 @pytest.mark.parametrize("key", ["schema", "version", "file", "parity"])

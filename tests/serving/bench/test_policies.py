@@ -212,12 +212,6 @@ def test_the_file_has_policies_only_if_there_are_any(folder: Path) -> None:
     content["policies"] = {"version": 2, "other": []}
     path.write_text(json.dumps(content))
     assert read_frontier(path).policies == ()
-    # An earlier file of this version does not have the key.
-    earlier = {"version": 1, "entries": [asdict(entry())]}
-    del earlier["entries"][0]["min_ari"]
-    content["policies"] = earlier
-    path.write_text(json.dumps(content))
-    assert [one.policy for one in read_frontier(path).policies] == ["auto"]
     content["policies"] = {"version": 1, "entries": [{"policy": "auto"}]}
     path.write_text(json.dumps(content))
     with pytest.raises(SaccadeError, match=r"policies: entries\[0\].*missing keys"):

@@ -339,17 +339,6 @@ def test_a_job_by_the_cuda_provider(
         job(artefact, images, out, workers="1")
 
 
-def test_a_plan_of_before_gpus_goes_on(artefact: Path, images: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    job(artefact, images, out, workers="1")
-    path = out / "_plan" / "plan.json"
-    content = json.loads(path.read_text())
-    for key in ("runtime", "processor", "engines"):
-        del content[key]
-    path.write_text(json.dumps(content))
-    assert job(artefact, images, out, workers="1").kept == COUNT
-
-
 class Rows:
     """What the driver asks of Ray Data, with one shard that is done."""
 

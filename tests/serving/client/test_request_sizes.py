@@ -157,9 +157,6 @@ def test_where_the_index_counts_each_request_says_its_own():
         server.ask(images(150, first_row="first"))
         seen = [index for call in server.sent for index in indices(call)]
         assert seen == [index % 64 for index in range(150)]
-    old = Server(VIT_B_S)
-    old.ask(images(150, first_row=""))  # a router of an older release has no such parameter
-    assert old.sizes == [64, 64, 22] and all("" not in call.parameters for call in old.sent)
 
 
 def test_a_bad_image_is_left_out_and_the_others_keep_their_index():

@@ -177,24 +177,6 @@ def test_one_bad_request_is_refused_by_index_and_the_next_one_answered(folder):
         assert len(answer.labels) == 3
 
 
-def test_a_router_that_returns_no_refusals_answers_too(folder):
-    """As older releases wrote it: bulk jobs run the router of their repository."""
-    with load_artefact(folder) as model:
-        expected = model.infer({"image": IMAGES}, ["logits"])["logits"]
-        router = model._opened._router._router
-        current = router.execute
-
-        def execute(requests):
-            for request, refusal in zip(requests, current(requests), strict=True):
-                if refusal is not None:
-                    request.send(refusal, flags=1)
-
-        router.execute = execute
-        assert np.array_equal(model.infer({"image": IMAGES}, ["logits"])["logits"], expected)
-        with pytest.raises(SaccadeError, match="budget is 7"):
-            model.classify(IMAGES, budget=7)
-
-
 def test_images_of_pillow_are_those_of_their_files(folder, tmp_path):
     files = picture_files(tmp_path)
     opened = [Image.open(file) for file in files]

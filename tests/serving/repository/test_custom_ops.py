@@ -130,15 +130,13 @@ def entry(folder, name, ops, speed):
         "score": score, "grpc": None, "dominated_by": None,
         "in_process": {"threads": 1, "best_batch": 4, "batch_4": point},
     }  # fmt: skip
-    return entry_of(content if ops == "unsaid" else content | {"ops": ops})
+    return entry_of(content | {"ops": ops})
 
 
 def test_kernels_are_not_routed_by_figures_of_bodies(folder, library, tmp_path, capsys):
-    # As an older release leaves the file: it does not say which ran, and the bodies did.
     ArtefactFolder(folder).merge(
-        [entry(folder, FULL, "unsaid", 9.0), entry(folder, HALF, None, 90.0)]
+        [entry(folder, FULL, "bodies", 9.0), entry(folder, HALF, None, 90.0)]
     )
-    assert [entry.ops for entry in read_frontier(folder / "frontier.json").entries] == [None, None]
     deployment = deploy(folder, RepositoryOptions(tmp_path / "kernels"))
     assert deployment.unmeasured == (FULL,)
     assert "custom ops run by bodies, but the repository runs them by kernels" in (

@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 import tiny_artefacts as tiny
 from family_folders import family_folder
-from policy_files import as_older, measured, write_policy
+from policy_files import measured, write_policy
 from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.core.errors import SaccadeError
@@ -273,14 +273,6 @@ def test_images_without_labels_calibrate_a_zero_shot_model_if_its_classes_are_na
     assert after.labels_sha256 == before.labels_sha256 and after.samples == before.samples
     with pytest.raises(SaccadeError, match=r"images.npz: has no labels, expected one folder"):
         evaluate(folder, EvaluateOptions(asked.data, labels=asked.labels), progress=None)
-
-
-def test_of_labels_without_a_hash_only_the_number_is_checked(labelled, out, tmp_path):
-    folder = shutil.copytree(labelled, tmp_path / "old")
-    as_older(folder / "auto.policy.json", "labels_sha256", "templates_sha256")
-    assert with_labels(folder, out, ("circle", "blue", "square"), "{}").policies == ("auto",)
-    with pytest.raises(SaccadeError, match=r"labels or more, found 1. .*--no-policies"):
-        with_labels(folder, out, WORDS[:1], "{}")
 
 
 def in_step(at: int, **values: Any) -> Callable[[Any], None]:
