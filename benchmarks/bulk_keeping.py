@@ -7,7 +7,7 @@ KEPT_BYTES = 4096
 _kept: list[bytes] = []
 
 
-def main(request: shard.Request) -> shard.Done:
+def main(request: shard.ShardRequest) -> shard.FinishedShard:
     """Run one shard and keep some memory for each image."""
     done = shard.main(request)
     _kept.extend(bytes(range(256)) * (KEPT_BYTES // 256) for _ in range(done.answers))

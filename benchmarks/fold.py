@@ -42,8 +42,8 @@ from saccade.models.slot_attention.rounds import SlotAttention
 from saccade.models.sot.config import PRESETS as SOT_MODELS
 from saccade.models.sparo.config import PRESETS as SPARO_MODELS
 from saccade.models.sparo.config import ReadOutShape
-from saccade.models.sparo.fold import FoldedReadOut
-from saccade.models.sparo.readout import ReadOut
+from saccade.models.sparo.fold import FoldedSlotReadOut
+from saccade.models.sparo.readout import SlotReadOut
 from saccade.models.vqa.config import PRESETS as VQA_MODELS
 
 RESULT = Path(__file__).with_name("results") / "fold_families.json"
@@ -90,9 +90,9 @@ def read_outs() -> dict[str, Any]:
             share_kv=True,
         )
         torch.manual_seed(0)
-        source = ReadOut(shape).eval()
+        source = SlotReadOut(shape).eval()
         assert source.query is not None
-        folded, x = FoldedReadOut(source, source.query), torch.randn(8, tokens, width)
+        folded, x = FoldedSlotReadOut(source, source.query), torch.randn(8, tokens, width)
         rows[name] = ratio(lambda f=source, x=x: f(x), lambda f=folded, x=x: f(x), aim)
     return rows
 

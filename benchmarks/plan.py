@@ -33,7 +33,7 @@ from saccade.exporter.evaluation.load_inputs import inputs_of
 from saccade.serving.bench.bench import BenchOptions, bench
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.open_load import Arrivals, OpenLoad, quantiles
-from saccade.serving.bench.plan import Plan, PlanOptions, plan
+from saccade.serving.bench.plan import CapacityPlan, PlanOptions, plan
 from saccade.serving.bench.served import encoded_request
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
@@ -109,7 +109,7 @@ def _on(cores: Sequence[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _plan_of_two(folder: ArtefactFolder, slo_ms: float) -> Plan:
+def _plan_of_two(folder: ArtefactFolder, slo_ms: float) -> CapacityPlan:
     """Plan for the highest rate that two replicas can carry."""
     one = plan(folder, PlanOptions(rps=1.0, slo_ms=slo_ms))
     rate = REPLICAS * one.allowed / one.mix.service_s
@@ -121,7 +121,7 @@ def _plan_of_two(folder: ArtefactFolder, slo_ms: float) -> Plan:
 def _measured(
     folder: Path,
     repository: Path,
-    plans: dict[str, Plan],
+    plans: dict[str, CapacityPlan],
     cores: Sequence[int],
     options: argparse.Namespace,
 ) -> dict[str, dict[str, Any]]:
@@ -147,7 +147,7 @@ def _measured(
     }
 
 
-def _benched(folder: Path, made: Plan) -> float:
+def _benched(folder: Path, made: CapacityPlan) -> float:
     """Return requests per core second of server and generator in the benchmark of one replica."""
     ((part, _),) = made.mix.parts
     entries = ArtefactFolder(folder).frontier.entries
@@ -160,7 +160,7 @@ def _generator(url: str) -> LoadGenerator:
     return LoadGenerator(url, server_pid=os.getpid())
 
 
-def _requests(folder: Path, made: Plan) -> tuple[bytes, ...]:
+def _requests(folder: Path, made: CapacityPlan) -> tuple[bytes, ...]:
     ((part, _),) = made.mix.parts
     (variant,) = (each for each in ArtefactFolder(folder).variants if each.name == part.variant)
     ((role, inputs),) = inputs_of(variant, DATA, 64).items()
@@ -173,7 +173,7 @@ def _round(
     alone: Sequence[LoadGenerator],
     together: LoadGenerator,
     arriving: OpenLoad,
-    made: Plan,
+    made: CapacityPlan,
     requests: tuple[bytes, ...],
     seconds: float,
     turn: int,
@@ -211,7 +211,7 @@ def _window(
     }
 
 
-def _summary(made: Plan, rounds: Sequence[dict[str, Any]], benched: float) -> dict[str, Any]:
+def _summary(made: CapacityPlan, rounds: Sequence[Any], benched: float) -> dict[str, Any]:
     predicted = made.to_dict()
     together = [one["together"]["per_s"] for one in rounds]
     of_alone = {

@@ -35,14 +35,14 @@ from saccade.exporter.gate.reference import Expected, Reference, unbound
 from saccade.exporter.gate.report import VariantReport, loosened
 from saccade.exporter.graph.samples import calibration_inputs, gate_sizes, samples_of
 from saccade.exporter.graph.trial import made_here
-from saccade.exporter.quantization.recipes import Recipe, recipes_for
+from saccade.exporter.quantization.recipes import QuantizationRecipe, recipes_for
 from saccade.exporter.runtimes.runners import Runner
 from saccade.models.budget import ComputeBudget
 from saccade.models.interface import Arrays, Component, component_named
 
 if TYPE_CHECKING:
     from saccade.exporter.graph.precision import TypedGraph
-    from saccade.exporter.quantization.source import Source
+    from saccade.exporter.quantization.source import QuantizationSource
 
 _TOOLS = ("saccade", "torch", "onnx", "onnxscript", "onnxruntime")
 
@@ -223,7 +223,7 @@ def copied_component(
         yield copied
 
 
-def _traced(job: _Job, scratch: Path) -> tuple[dict[str, _Written], "Source | None"]:
+def _traced(job: _Job, scratch: Path) -> tuple[dict[str, _Written], "QuantizationSource | None"]:
     """Trace the folded model and write it in each precision; for int8, write what is quantized."""
     from saccade.exporter.graph.precision import typed_graph
     from saccade.exporter.graph.tracing import trace_component
@@ -263,7 +263,7 @@ def _traced(job: _Job, scratch: Path) -> tuple[dict[str, _Written], "Source | No
     return files, source
 
 
-def _int8_file(job: _Job, source: "Source") -> tuple[_Written, Parity, Quantization]:
+def _int8_file(job: _Job, source: "QuantizationSource") -> tuple[_Written, Parity, Quantization]:
     """Return the first int8 file that passes the gate and pays, with its figures.
 
     Raises: GateFailed, with the reason for each recipe, if there is none.
@@ -309,7 +309,7 @@ def _int8_file(job: _Job, source: "Source") -> tuple[_Written, Parity, Quantizat
 
 
 def _int8_candidates(
-    job: _Job, entry: VariantEntry, quantized: Iterator[tuple[Recipe, Any]]
+    job: _Job, entry: VariantEntry, quantized: Iterator[tuple[QuantizationRecipe, Any]]
 ) -> Iterator[tuple[str, _Written | SaccadeError]]:
     """Yield the file of each recipe; an error if its islands leave too little in int8."""
     from saccade.exporter.graph.cost import count_of

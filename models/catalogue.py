@@ -22,7 +22,7 @@ _READ_WHILE_LISTING = 100_000  # largest tensor (in numbers) that a description 
 
 
 @dataclass(frozen=True)
-class Row:
+class CatalogueRow:
     """One named size of a family."""
 
     family: str
@@ -70,7 +70,7 @@ def known_sizes() -> dict[str, dict[str, Any]]:
     return known
 
 
-def catalogue(family: str | None = None) -> list[Row]:
+def catalogue(family: str | None = None) -> list[CatalogueRow]:
     """Return a row per named size of one family or of all; no weights are created.
 
     Torch is needed only for sizes that are not in `known_sizes`.
@@ -88,12 +88,12 @@ def catalogue(family: str | None = None) -> list[Row]:
     ]
 
 
-def _known_row(family: str, name: str, known: dict[str, Any]) -> Row:
+def _known_row(family: str, name: str, known: dict[str, Any]) -> CatalogueRow:
     tensors = {
         field: {role: tuple(names) for role, names in known[field].items()}
         for field in ("inputs", "outputs", "optional")
     }
-    return Row(
+    return CatalogueRow(
         family=family,
         name=name,
         parameters=known["parameters"],
@@ -105,7 +105,7 @@ def _known_row(family: str, name: str, known: dict[str, Any]) -> Row:
     )
 
 
-def row(family: str, name: str, multiply_adds: Mapping[str, int] | None = None) -> Row:
+def row(family: str, name: str, multiply_adds: Mapping[str, int] | None = None) -> CatalogueRow:
     """Return the table row of one size, from an outline of its model.
 
     Raises: SaccadeError if there is no such family or size, MissingPackage without torch.
@@ -114,7 +114,7 @@ def row(family: str, name: str, multiply_adds: Mapping[str, int] | None = None) 
     model: Any = _outline(family, preset_of(family, name))
     components: tuple[Component, ...] = model.components()
     budgets = model.budgets()
-    return Row(
+    return CatalogueRow(
         family=family,
         name=name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),

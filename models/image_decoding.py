@@ -31,7 +31,7 @@ class ImageRefused(Exception):
     """An image is refused; the message (found, allowed, what to do) is sent to the caller."""
 
 
-class Wanted(NamedTuple):
+class ImageInput(NamedTuple):
     """The model's input, how an image is turned into it, and the caps on images."""
 
     height_px: int
@@ -54,13 +54,13 @@ class Wanted(NamedTuple):
     crop_rounding: str = "even"
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Wanted":
+    def from_dict(cls, values: dict[str, Any]) -> "ImageInput":
         """Read `preprocessing` of routes.json, without what the graph itself does."""
         values = cls._field_defaults | values
         return cls(**{field: values[field] for field in cls._fields})
 
 
-def decode(data: bytes, wanted: Wanted) -> np.ndarray:
+def decode(data: bytes, wanted: ImageInput) -> np.ndarray:
     """Decode one image into the model's input.
 
     Accepts JPEG, PNG and WebP; 16 bits become 8, palettes and CMYK become RGB.
@@ -70,7 +70,7 @@ def decode(data: bytes, wanted: Wanted) -> np.ndarray:
     return opened(data, wanted, fit)
 
 
-def opened(data: bytes, wanted: Wanted, use: Callable[[Image.Image, Wanted], T]) -> T:
+def opened(data: bytes, wanted: ImageInput, use: Callable[[Image.Image, ImageInput], T]) -> T:
     """Decode one image and return what `use` makes of it.
 
     Raises: as `decode`.
@@ -97,7 +97,7 @@ def opened(data: bytes, wanted: Wanted, use: Callable[[Image.Image, Wanted], T])
         ) from error
 
 
-def fit(image: Image.Image, wanted: Wanted) -> np.ndarray:
+def fit(image: Image.Image, wanted: ImageInput) -> np.ndarray:
     """Convert an open image of any mode and size into the model's input.
 
     Shapes: -> uint8 [h w c].
@@ -114,7 +114,7 @@ def fit(image: Image.Image, wanted: Wanted) -> np.ndarray:
     return np.ascontiguousarray(_padded(pixels, wanted))
 
 
-def upright(image: Image.Image, wanted: Wanted) -> Image.Image:
+def upright(image: Image.Image, wanted: ImageInput) -> Image.Image:
     """Return the rotated, opaque image that will be resized, or its cut.
 
     Raises: ImageRefused if it is smaller than the region to cut out.
@@ -128,7 +128,7 @@ def upright(image: Image.Image, wanted: Wanted) -> Image.Image:
     return _converted(image, mode) if wanted.conversion == "before" else image
 
 
-def _open(data: bytes, wanted: Wanted) -> Image.Image:
+def _open(data: bytes, wanted: ImageInput) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
@@ -151,7 +151,7 @@ def _start(data: bytes) -> str:
     return f"it starts with {data[:8].hex(' ')}" if data else "it has 0 bytes"
 
 
-def _check_size(image: Image.Image, wanted: Wanted) -> None:
+def _check_size(image: Image.Image, wanted: ImageInput) -> None:
     width, height = image.size
     megapixels = width * height / 1e6
     if max(width, height) > wanted.max_side_px or megapixels > wanted.max_megapixels:
@@ -211,7 +211,7 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
 _Window = tuple[int, int, int, int]  # left, top, right, bottom of the kept part
 
 
-def _geometry(size: tuple[int, int], wanted: Wanted) -> tuple[tuple[int, int], _Window]:
+def _geometry(size: tuple[int, int], wanted: ImageInput) -> tuple[tuple[int, int], _Window]:
     """Return the width and height to resize to, and what the center crop keeps of them."""
     width, height = _resized(size, wanted)
     kept_w, kept_h = min(width, wanted.width_px), min(height, wanted.height_px)
@@ -221,7 +221,7 @@ def _geometry(size: tuple[int, int], wanted: Wanted) -> tuple[tuple[int, int], _
     return (width, height), (left, top, left + kept_w, top + kept_h)
 
 
-def _resized(size: tuple[int, int], wanted: Wanted) -> tuple[int, int]:
+def _resized(size: tuple[int, int], wanted: ImageInput) -> tuple[int, int]:
     """Return width and height by the rules of torchvision, timm and OpenCLIP, to the pixel."""
     width, height = size
     to_height, to_width = wanted.resize_px
@@ -311,7 +311,7 @@ def _sampled(
     return Image.frombytes(image.mode, kept_size, np.rint(pixels).astype(np.uint8).tobytes())
 
 
-def _padded(pixels: np.ndarray, wanted: Wanted) -> np.ndarray:
+def _padded(pixels: np.ndarray, wanted: ImageInput) -> np.ndarray:
     """Center in an image of the model's size; an odd pixel goes below or to the right."""
     height, width = pixels.shape[:2]
     if (height, width) == (wanted.height_px, wanted.width_px):

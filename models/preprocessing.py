@@ -11,7 +11,7 @@ from saccade.core.schema import Count, Natural, Range
 from saccade.models.config_values import ConfigValues
 
 if TYPE_CHECKING:
-    from saccade.models.image_decoding import Wanted
+    from saccade.models.image_decoding import ImageInput
 
 ResizeMode = Literal["shortest", "squash", "longest"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -139,11 +139,11 @@ class Preprocessing(ConfigValues):
         size = (config.height_px, config.width_px, config.channels)
         return cls(*size, tuple(config.mean), tuple(config.std), **others)
 
-    def wanted(self) -> "Wanted":
+    def wanted(self) -> "ImageInput":
         """Return the settings that `image_decoding` needs."""
-        from saccade.models.image_decoding import Wanted
+        from saccade.models.image_decoding import ImageInput
 
-        return Wanted.from_dict(asdict(self))
+        return ImageInput.from_dict(asdict(self))
 
     def described(self) -> str:
         """Describe the steps from the opened image to normalized numbers, for reports."""
@@ -165,12 +165,6 @@ class Preprocessing(ConfigValues):
             f"{_by((self.height_px, self.width_px))} px {kind}: {resized}; "
             f"mean {_numbers(self.mean)}, std {_numbers(self.std)}"
         )
-
-    def _require(self, holds: bool, name: str, expected: str) -> None:
-        if not holds:
-            raise SaccadeError(
-                f"Preprocessing: {name} is {getattr(self, name)!r:.200}, expected {expected}."
-            )
 
 
 def with_crop_rounding(values: dict[str, Any]) -> dict[str, Any]:

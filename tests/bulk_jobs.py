@@ -23,7 +23,7 @@ class Here(worker.Worker):
         said: Callable[[Any], None] | None = None,
     ) -> worker.T:
         assert not self._environment, "its variables are for a process of its own"
-        done = shard.main(typed(shard.Request, _sent(request), "the request to a worker: "))
+        done = shard.main(typed(shard.ShardRequest, _sent(request), "the request to a worker: "))
         return typed(kind, _sent(done), "the answer of a worker: ")
 
     def close(self) -> None:

@@ -106,7 +106,7 @@ def install() -> None:
         onnxruntime.InferenceSession = Session
 
 
-def main(request: shard.Request) -> shard.Done:
+def main(request: shard.ShardRequest) -> shard.FinishedShard:
     """Run one shard as a worker does."""
     install()
     return shard.main(request)

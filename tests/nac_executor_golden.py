@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.models.nac.execution import execute_layers
-from saccade.models.nac.generator import Circuit, Given, link_distances
+from saccade.models.nac.generator import Circuit, CircuitInputs, link_distances
 from saccade.models.nac.kernel import Kernel
 from saccade.models.nac.layers import Propagator, initial_state, norm_where
 from saccade.models.nac.model import NAC, NACConfig
@@ -218,7 +218,7 @@ def run_graph(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors
     def call(model: Any) -> Tensors:
         # The authors draw around the initial states in evaluation too.
         model.initial_state.train(bool(case.get("draws")))
-        given = Given(model.norm(inputs["tokens"]), None, None, None)
+        given = CircuitInputs(model.norm(inputs["tokens"]), None, None, None)
         read, theta, states = execute_layers(model, given, model.generator())
         if config.confidence == "first":
             states = model._logits(states)
@@ -235,7 +235,7 @@ def run_model(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors
     weights = {name: weight for name, weight in converted.weights.items() if name != "module_order"}
 
     def call(model: Any) -> Tensors:
-        given = Given(model.tokenizer(pixels), None, None, None)
+        given = CircuitInputs(model.tokenizer(pixels), None, None, None)
         read, theta, states = execute_layers(model, given, model.generator())
         pixel = pixels / 255
         return {

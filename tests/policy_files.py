@@ -20,8 +20,8 @@ from saccade.exporter.policy.answers import VariantAnswers, answers_of
 from saccade.exporter.policy.certify import Certified, certify
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import (
+    CalibratedVariant,
     PolicyFile,
-    Source,
     policy_of,
     with_answers,
     write_policies,
@@ -70,7 +70,7 @@ def write_policy(
         runtime=runtime,
         device="here",
         full=there[-1].name,
-        variants=tuple(Source(*row) for row in zip(*columns, strict=True)),
+        variants=tuple(CalibratedVariant(*row) for row in zip(*columns, strict=True)),
         answers_sha256="",
         policies=tuple(
             policy_of(name if len(risks) == 1 else f"{name}-{one.risk:g}", one, answers)

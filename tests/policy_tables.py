@@ -9,9 +9,9 @@ import numpy as np
 from tiny_artefacts import FULL, HALF
 
 from saccade.exporter.artefact.frontier import PolicyEntry
-from saccade.exporter.policy.policy import Policy, Step
+from saccade.exporter.policy.policy import CalibratedStep, Policy
 from saccade.models.scores.results import EvaluationResult, proportion
-from saccade.serving.bench.in_process import Calls, InProcess
+from saccade.serving.bench.in_process import Calls, InProcessLoad
 from saccade.serving.bench.policies import entry_of_policy
 from saccade.serving.bench.policy_works import Classified, PolicyWork
 
@@ -32,7 +32,10 @@ def chain(rows_seen: list[int]) -> PolicyWork:
 
         return run
 
-    steps = (Step(HALF, "a" * 64, 0.9, 1.0, 0.5), Step(FULL, "b" * 64, None, 1.0, 0.5))
+    steps = (
+        CalibratedStep(HALF, "a" * 64, 0.9, 1.0, 0.5),
+        CalibratedStep(FULL, "b" * 64, None, 1.0, 0.5),
+    )
     policy = Policy("auto", 0.05, 0.04, 0.02, "top1", steps, 0.001, 0.004)
     content: Any = SimpleNamespace(
         min_ari=None, full=FULL, against="full", confidence=0.95,
@@ -51,8 +54,8 @@ def entry(*, data_sha256: str = "e" * 64, **changes: Any) -> PolicyEntry:
     right = LARGE.argmax(-1) == LABELS
     result = EvaluationResult(FULL, "top1", "drawn", "e" * 64, (proportion("top-1", right),), right)
     measured = {
-        (FULL, ""): InProcess({1: Calls(1, [0.01, 0.01], rounds=[100.0, 50.0])}),
-        work.key: InProcess({1: Calls(1, [0.005, 0.005], rounds=[200.0, 110.0])}),
+        (FULL, ""): InProcessLoad({1: Calls(1, [0.01, 0.01], rounds=[100.0, 50.0])}),
+        work.key: InProcessLoad({1: Calls(1, [0.005, 0.005], rounds=[200.0, 110.0])}),
     }
     machine: Any = SimpleNamespace(runtime="onnxruntime 1", device="here")
     return replace(entry_of_policy(work, answered, result, measured, machine, None), **changes)

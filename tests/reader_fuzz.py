@@ -32,7 +32,7 @@ from saccade.models.data.pairs import load_contrasts
 from saccade.models.data.samples.point_clouds import read_points
 from saccade.models.data.samples.questions import open_questions
 from saccade.models.data.samples.sentences import open_captions
-from saccade.models.data.samples.source import Given, RowUnreadable
+from saccade.models.data.samples.source import DataDescription, RowUnreadable
 from saccade.models.data.segmented import segmented_images
 from saccade.models.data.token_states import token_states
 from saccade.models.families import FAMILIES, family_class
@@ -114,7 +114,7 @@ def _mask_set(form: str) -> Callable[[Path], Any]:
 
 
 def _captioned(path: Path) -> Any:
-    source = open_captions(str(path), Given())
+    source = open_captions(str(path), DataDescription())
     data = captioned_split(source, path.name, "all", preprocessing=_FITTED, asked=DataAsked())
     return data.sha256
 
@@ -128,7 +128,7 @@ _QUESTIONS = "v2_OpenEnded_mscoco_train2014_questions.json"
 
 
 def _asked(path: Path) -> Any:
-    source = open_questions(str(path.with_name(_QUESTIONS)), Given())
+    source = open_questions(str(path.with_name(_QUESTIONS)), DataDescription())
     data = asked_split(source, path.name, "all", preprocessing=_FITTED, asked=DataAsked())
     return data.sha256
 

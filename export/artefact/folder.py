@@ -14,8 +14,8 @@ from saccade.core.leftovers import only_writer
 from saccade.core.schema import AGAIN
 from saccade.exporter.artefact.frontier import (
     FILE_NAME,
-    Entry,
     Frontier,
+    FrontierEntry,
     NarrowerMeasurement,
     PolicyEntry,
     merged,
@@ -199,7 +199,7 @@ class ArtefactFolder:
 
     def merge(
         self,
-        entries: Iterable[Entry],
+        entries: Iterable[FrontierEntry],
         *,
         policies: Iterable[PolicyEntry] | None = None,
         over_larger: bool = True,
@@ -231,7 +231,7 @@ class ArtefactFolder:
         return frontier
 
     def only(
-        self, variants: Iterable[VariantFiles], entries: Iterable[Entry] | None = None
+        self, variants: Iterable[VariantFiles], entries: Iterable[FrontierEntry] | None = None
     ) -> "ArtefactFolder":
         """Return a view of the folder with only these variants. Do not call `merge` on it.
 

@@ -34,7 +34,7 @@ _MUCH_SHORTER = 0.5
 
 
 @dataclass(frozen=True)
-class Score:
+class MeasuredScore:
     """The score of a variant: value, interval, and the data that it was computed on."""
 
     name: str
@@ -48,7 +48,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Entry:
+class FrontierEntry:
     """The measurements of one variant on one runtime and device; the hash identifies the file."""
 
     variant: str
@@ -57,7 +57,7 @@ class Entry:
     precision: str
     runtime: str
     device: str
-    score: Score
+    score: MeasuredScore
     top5: float | None
     # threads, by_threads, best_batch, a point per batch_<n>; for other components the same under
     # their role
@@ -172,13 +172,13 @@ class PolicyEntry:
     runtime: str
     device: str
     ops: Ops
-    score: Score
+    score: MeasuredScore
     gain: float  # score minus the full model's on the same samples, with its paired interval
     gain_interval: tuple[float, float]
     agreement: Share  # share of the samples with the full model's answer, with its interval
     agreement_interval: tuple[float, float]
     calibrated: bool  # whether the policy was calibrated on these samples
-    in_process: dict[str, Any]  # as of an `Entry`
+    in_process: dict[str, Any]  # as of an `FrontierEntry`
     grpc: dict[str, Any] | None  # a point per router_concurrency_<n>
     times_full: Ratio  # throughput over the full model's, each in process at its best batch
     times_full_served: Ratio | None  # the same through the router, at the most clients
@@ -200,7 +200,7 @@ class Frontier:
     """All measurements of the variants of one model, and of its policies."""
 
     model: str
-    entries: tuple[Entry, ...]
+    entries: tuple[FrontierEntry, ...]
     policies: tuple[PolicyEntry, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _policies(value: Any, where: str) -> list[Any]:
 
 def merged(
     old: Frontier,
-    entries: Iterable[Entry],
+    entries: Iterable[FrontierEntry],
     variants: Iterable[VariantFiles],
     policies: Iterable[PolicyEntry] | None = None,
 ) -> Frontier:
@@ -278,7 +278,7 @@ def merged(
     kept = (entry for entry in old.entries if entry.sha256 in present)
     by_key = {entry.key: entry for entry in (*kept, *entries)}
 
-    def order(entry: Entry) -> tuple[str, str, float, str, str]:
+    def order(entry: FrontierEntry) -> tuple[str, str, float, str, str]:
         return entry.device, entry.runtime, -entry.budget, entry.variant, entry.ops or ""
 
     policies = None if policies is None else tuple(policies)
@@ -304,7 +304,7 @@ class NarrowerMeasurement(SaccadeError):
         self.less = less
 
 
-def narrower(old: Frontier, entries: Iterable[Entry]) -> tuple[str, ...]:
+def narrower(old: Frontier, entries: Iterable[FrontierEntry]) -> tuple[str, ...]:
     """Describe what new measurements lack compared with those they would replace, per variant."""
     there = {entry.key: entry for entry in old.entries}
     both = [(entry, there[entry.key]) for entry in entries if entry.key in there]
@@ -312,7 +312,7 @@ def narrower(old: Frontier, entries: Iterable[Entry]) -> tuple[str, ...]:
     return tuple(f"{variant}: {words}" for variant, words in less if words)
 
 
-def _narrower(new: Entry, old: Entry) -> str | None:
+def _narrower(new: FrontierEntry, old: FrontierEntry) -> str | None:
     # Where a measurement stops by itself, another one may stop a little earlier.
     if new.score.n < _MUCH_SHORTER * old.score.n:
         return f"{new.score.n:,} instead of {old.score.n:,} test samples"
@@ -326,13 +326,13 @@ def _narrower(new: Entry, old: Entry) -> str | None:
 
 
 @dataclass(frozen=True)
-class Cost:
+class CostFigure:
     """One cost of a variant; lower is better."""
 
     value: float
     rounds: tuple[float, ...] | None = None  # the value in each round; None: known exactly
 
-    def over(self, other: "Cost") -> Interval:
+    def over(self, other: "CostFigure") -> Interval:
         """Return the 95 % interval of how much more this costs; above 0 means surely more.
 
         For costs measured in rounds, it is the interval of the logarithm of their ratio.
@@ -343,8 +343,8 @@ class Cost:
 
 
 def mark_dominated(
-    entries: Iterable[Entry], values: Mapping[str, np.ndarray], *, seed: int = 0
-) -> tuple[Entry, ...]:
+    entries: Iterable[FrontierEntry], values: Mapping[str, np.ndarray], *, seed: int = 0
+) -> tuple[FrontierEntry, ...]:
     """Return the entries with `dominated_by` set.
 
     The cost is time per inference, or the bytes of an embedding if the budget saves no time.
@@ -356,9 +356,9 @@ def mark_dominated(
 
 
 def dominators(
-    entries: Sequence[Entry],
+    entries: Sequence[FrontierEntry],
     values: Mapping[str, np.ndarray],
-    costs: Sequence[Callable[[Entry], Cost]],
+    costs: Sequence[Callable[[FrontierEntry], CostFigure]],
     *,
     seed: int = 0,
 ) -> list[dict[str, str | None]]:
@@ -374,7 +374,7 @@ def dominators(
     """
     surely: dict[tuple[str, str], bool] = {}
 
-    def is_better(b: Entry, a: Entry) -> bool:
+    def is_better(b: FrontierEntry, a: FrontierEntry) -> bool:
         if (b.variant, a.variant) not in surely:
             better, worse = values[b.variant], values[a.variant]
             if not b.score.higher_is_better:
@@ -385,14 +385,14 @@ def dominators(
             )
         return surely[b.variant, a.variant]
 
-    def dominates(b: Entry, a: Entry, saving: Interval) -> bool:
+    def dominates(b: FrontierEntry, a: FrontierEntry, saving: Interval) -> bool:
         if (b.runtime, b.device) != (a.runtime, a.device) or b is a or saving[0] < 0:
             return False
         if np.array_equal(values[b.variant], values[a.variant]):
             return saving[0] > 0
         return is_better(b, a)
 
-    def strongest(a: Entry, cost: Callable[[Entry], Cost]) -> str | None:
+    def strongest(a: FrontierEntry, cost: Callable[[FrontierEntry], CostFigure]) -> str | None:
         above = [b for b in entries if dominates(b, a, cost(a).over(cost(b)))]
         if not above:
             return None
@@ -401,26 +401,26 @@ def dominators(
     return [{a.variant: strongest(a, cost) for a in entries} for cost in costs]
 
 
-def own_cost(entry: Entry) -> Cost:
+def own_cost(entry: FrontierEntry) -> CostFigure:
     """Return the bytes of an embedding if the budget saves these, else seconds per inference."""
     if entry.embedding_bytes is not None:
-        return Cost(entry.embedding_bytes)
-    return Cost(1 / entry.speed, tuple(1 / rate for rate in entry.speed_rounds))
+        return CostFigure(entry.embedding_bytes)
+    return CostFigure(1 / entry.speed, tuple(1 / rate for rate in entry.speed_rounds))
 
 
-def _goodness(entry: Entry) -> float:
+def _goodness(entry: FrontierEntry) -> float:
     return entry.score.value if entry.score.higher_is_better else -entry.score.value
 
 
 _AGAIN = "Measure again with: saccade bench FOLDER"
 
 
-def entry_of(value: Any) -> Entry:
+def entry_of(value: Any) -> FrontierEntry:
     """Read one entry from its JSON object and check every key.
 
     Raises: SaccadeError that names the key.
     """
-    entry: Entry = typed(Entry, _completed(value), "entry: ")
+    entry: FrontierEntry = typed(FrontierEntry, _completed(value), "entry: ")
     _check_entry(entry, "entry: ")
     return entry
 
@@ -431,7 +431,7 @@ def _completed(value: Any) -> Any:
     return {**older, **value} if isinstance(value, dict) else value
 
 
-def _check_entry(entry: Entry, where: str) -> None:
+def _check_entry(entry: FrontierEntry, where: str) -> None:
     if len(entry.score.interval) != 2:
         raise SaccadeError(f"{where}score: interval: is {entry.score.interval}. {AGAIN}")
     _check_inside(entry.in_process, where)

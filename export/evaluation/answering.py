@@ -13,7 +13,7 @@ from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.classification import logits_of
 from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
-from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
+from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import QUESTIONS_A_SCENE, asked_scenes
@@ -256,4 +256,4 @@ def vqa_examples(
         answers.append(labelled_answers(model, model.labels, outputs))
     truths = [asked.truths[index] for index in chosen]
     best = [max(truth, key=lambda answer: truth[answer]) for truth in truths]
-    return Samples(images, texts, best), answers
+    return ExampleSamples(images, texts, best), answers

@@ -10,9 +10,9 @@ from typing import Any
 from saccade.core.errors import SaccadeError, require
 from saccade.core.progress import Report, bar, reporting
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.variant import PRECISIONS
-from saccade.exporter.evaluation.calibration_samples import Answered, Variants, answered
+from saccade.exporter.evaluation.calibration_samples import AnsweredSamples, Variants, answered
 from saccade.exporter.evaluation.decisions import Decisions, Segments
 from saccade.exporter.evaluation.evaluated_model import (
     subjects_of_folder,
@@ -23,9 +23,9 @@ from saccade.exporter.policy.answers import Answers
 from saccade.exporter.policy.certify import Certified, NotCertified, certify
 from saccade.exporter.policy.options import MIN_ARI, CalibrateOptions
 from saccade.exporter.policy.policy import (
+    CalibratedVariant,
     Policy,
     PolicyFile,
-    Source,
     policy_of,
     texts_sha256,
     with_answers,
@@ -119,8 +119,8 @@ def _content(
     folder: ArtefactFolder,
     options: CalibrateOptions,
     task: str,
-    asked: Answered,
-    entry: Entry,
+    asked: AnsweredSamples,
+    entry: FrontierEntry,
     passed: Sequence[Certified],
 ) -> PolicyFile:
     """Return the policies without their answers' hash; `entry` is the full model's measurement."""
@@ -226,7 +226,7 @@ def _check_choice(folder: ArtefactFolder) -> None:
         )
 
 
-def _measured(folder: ArtefactFolder, options: CalibrateOptions) -> dict[str, Entry]:
+def _measured(folder: ArtefactFolder, options: CalibrateOptions) -> dict[str, FrontierEntry]:
     """What was measured of each variant with one runtime on one machine, by the variant's name.
 
     Raises: SaccadeError if nothing was measured with the runtime that answers, or on several
@@ -269,7 +269,9 @@ def _bench_command(folder: ArtefactFolder, options: CalibrateOptions) -> str:
     return f"saccade bench {measured} --out {shlex.quote(str(report))}"
 
 
-def _full(folder: ArtefactFolder, measured: Mapping[str, Entry], options: CalibrateOptions) -> str:
+def _full(
+    folder: ArtefactFolder, measured: Mapping[str, FrontierEntry], options: CalibrateOptions
+) -> str:
     """The variant that the others are compared with: of the largest budget, the most precise.
 
     Raises: SaccadeError if it was not measured.
@@ -287,6 +289,6 @@ def _full(folder: ArtefactFolder, measured: Mapping[str, Entry], options: Calibr
     return full.name
 
 
-def _sources(answers: Answers) -> tuple[Source, ...]:
+def _sources(answers: Answers) -> tuple[CalibratedVariant, ...]:
     columns = (answers.names, answers.sha256, answers.seconds, answers.temperatures)
-    return tuple(Source(*row) for row in zip(*columns, strict=True))
+    return tuple(CalibratedVariant(*row) for row in zip(*columns, strict=True))

@@ -10,7 +10,7 @@ import numpy as np
 from saccade.core.errors import SaccadeError
 from saccade.core.progress import progress_of
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.evaluation.decisions import Decide, Decisions, Segment, Segments
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.options import EvaluateOptions
@@ -33,7 +33,7 @@ _BY_CHANCE = 0.01  # share of samples
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredSamples:
     """What all variants answer, and what one does: on the data, and on other data that chose."""
 
     answers: Answers
@@ -47,7 +47,7 @@ class Variants:
 
     folder: ArtefactFolder
     models: tuple[EvaluatedModel, ...]
-    measured: Mapping[str, Entry]
+    measured: Mapping[str, FrontierEntry]
     full: str
 
     @property
@@ -61,7 +61,9 @@ class Variants:
         return model.name, files.sha256, _seconds(self.measured[model.name])
 
 
-def answered(variants: Variants, task: EvaluationTask, options: CalibrateOptions) -> Answered:
+def answered(
+    variants: Variants, task: EvaluationTask, options: CalibrateOptions
+) -> AnsweredSamples:
     """Run all variants on the data.
 
     Raises: SaccadeError if the data cannot certify anything, or shares samples with what chooses.
@@ -69,7 +71,9 @@ def answered(variants: Variants, task: EvaluationTask, options: CalibrateOptions
     return (_segmented if task.segments else _classified)(variants, task, options)
 
 
-def _classified(variants: Variants, task: EvaluationTask, options: CalibrateOptions) -> Answered:
+def _classified(
+    variants: Variants, task: EvaluationTask, options: CalibrateOptions
+) -> AnsweredSamples:
     """What variants that choose one of several classes answer, and the data."""
     decide: Decide = imported(task.decide)
     deciders = [
@@ -98,10 +102,12 @@ def _classified(variants: Variants, task: EvaluationTask, options: CalibrateOpti
     answers = answers_of(
         compared, joined[0].labels, full=variants.full, seed=options.seed, apart=apart
     )
-    return Answered(answers, data, found[0][0] if apart else None)
+    return AnsweredSamples(answers, data, found[0][0] if apart else None)
 
 
-def _segmented(variants: Variants, task: EvaluationTask, options: CalibrateOptions) -> Answered:
+def _segmented(
+    variants: Variants, task: EvaluationTask, options: CalibrateOptions
+) -> AnsweredSamples:
     """What variants that segment images answer, and the data."""
     segment: Segment = imported(task.segments)
     parts = _parts(options)
@@ -136,7 +142,7 @@ def _segmented(variants: Variants, task: EvaluationTask, options: CalibrateOptio
         min_ari=options.min_ari or MIN_ARI,
         apart=apart,
     )
-    return Answered(answers, data, found[0][0] if apart else None)
+    return AnsweredSamples(answers, data, found[0][0] if apart else None)
 
 
 def _parts(options: CalibrateOptions) -> list[tuple[str | None, str]]:
@@ -259,7 +265,7 @@ def _check_samples(data: str, found: int, options: CalibrateOptions) -> None:
         )
 
 
-def _seconds(entry: Entry) -> float:
+def _seconds(entry: FrontierEntry) -> float:
     """Time per sample in the batch that is fastest."""
     point = entry.in_process[f"batch_{entry.best_batch}"]
     return 1 / float(point["inferences_per_second"])

@@ -8,7 +8,7 @@ import numpy as np
 
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
-from saccade.exporter.evaluation.examples import Answer, Asked, Samples
+from saccade.exporter.evaluation.examples import Asked, ExampleSamples, VariantAnswer
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import (
@@ -17,7 +17,7 @@ from saccade.exporter.evaluation.scenes import (
     references,
     scenes_sha256,
 )
-from saccade.models.captioner.caption_search import Caption, best_captions, step_of
+from saccade.models.captioner.caption_search import SearchedCaption, best_captions, step_of
 from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.own_texts import own_captions
 from saccade.models.data.scene_statements import is_true
@@ -112,7 +112,7 @@ def caption(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult
     )
 
 
-def _captions(model: EvaluatedModel, images: np.ndarray) -> list[Caption]:
+def _captions(model: EvaluatedModel, images: np.ndarray) -> list[SearchedCaption]:
     """Generate captions with the default beam size.
 
     Shapes: images uint8 [n h w c].
@@ -151,7 +151,7 @@ def _repetition(texts: Sequence[str], truth: Sequence[Sequence[str]]) -> list[fl
     ]
 
 
-def _attention_scores(captions: list[Caption]) -> list[Score]:
+def _attention_scores(captions: list[SearchedCaption]) -> list[Score]:
     """Score the attention of captions with at least one word; others have no attention."""
     maps = [caption.attention for caption in captions if len(caption.attention)]
     moving = [jensen_shannon(weights) for weights in maps if len(weights) > 1]
@@ -182,11 +182,11 @@ def caption_examples(
         words = WordVocabulary(model.runtime_metadata["words"])
         answers.append(
             [
-                Answer(
+                VariantAnswer(
                     words.decode(caption.tokens),
                     focus=caption.attention.mean(0) if len(caption.attention) else None,
                 )
                 for caption in _captions(model, images)
             ]
         )
-    return Samples(images, (), [truths[index] for index in chosen]), answers
+    return ExampleSamples(images, (), [truths[index] for index in chosen]), answers

@@ -11,7 +11,7 @@ from saccade.core.errors import SaccadeError, ShapeError
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.decisions import Decider, Run
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
-from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
+from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.data.datasets import HELD_OUT, Dataset, joined_sha256, load_data
@@ -25,7 +25,7 @@ from saccade.models.data.listops import (
     most_tokens,
 )
 from saccade.models.data.samples.images import pixels_sha256
-from saccade.models.data.samples.source import Given
+from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.sequence_rows import Takes
 from saccade.models.data.sequences import sequences
 from saccade.models.data.splits import SPLITS, drawn_rows
@@ -152,7 +152,7 @@ def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str)
 def _sequences(path: str, split: str, taken: Takes, options: EvaluateOptions) -> Labelled:
     """Return `limit` samples of one split; token states stay in their file if large."""
     if taken.plain_tokens and Path(path).suffix.lower() in SUFFIXES:
-        given = Given.of(options.labels, options.data_root)
+        given = DataDescription.of(options.labels, options.data_root)
         texts = token_states(path, split, given)
         if texts.tokens.shape[1:] != (taken.most, taken.width):
             raise ShapeError(
@@ -286,7 +286,7 @@ def labelled_examples(
     data = of_model(models[0], test_inputs(models[0], options))
     inputs = {name: array[chosen] for name, array in data.inputs.items()}
     truths = [data.class_names[label] for label in data.labels[chosen]]
-    samples = Samples(inputs.get("image"), _as_text(models[0], inputs), truths)
+    samples = ExampleSamples(inputs.get("image"), _as_text(models[0], inputs), truths)
     answers = [
         labelled_answers(model, data.class_names, model.component("")(inputs)) for model in models
     ]

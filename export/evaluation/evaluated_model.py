@@ -27,7 +27,7 @@ _BATCH = 32
 
 
 @dataclass(frozen=True)
-class Function:
+class EvaluatedFunction:
     """One component of a model, run by torch or a runtime."""
 
     inputs: tuple[TensorSpec, ...]
@@ -48,10 +48,10 @@ class EvaluatedModel:
     runtime_metadata: dict[str, Any]
     labels: tuple[str, ...]
     preprocessing: Preprocessing | None
-    components: dict[str, Function]
+    components: dict[str, EvaluatedFunction]
     ops: Ops = None  # how its custom ops run
 
-    def component(self, *roles: str) -> Function:
+    def component(self, *roles: str) -> EvaluatedFunction:
         """Return the component with the first of these roles that the model has.
 
         Raises: SaccadeError if it has none of them.
@@ -130,7 +130,7 @@ def _exported(
     first = manifests[0]
     runners = loaded(runtime, folder, manifests, ops, threads=threads)
     components = {
-        manifest.variant.role: Function(manifest.inputs, runners[manifest.variant.role])
+        manifest.variant.role: EvaluatedFunction(manifest.inputs, runners[manifest.variant.role])
         for manifest in manifests
     }
     entry = first.variant
@@ -149,7 +149,7 @@ def _exported(
 def _built(checkpoint: Checkpoint, model: Family, name: str) -> EvaluatedModel:
     folded = model.fold()
     components = {
-        component.role: Function(
+        component.role: EvaluatedFunction(
             component.inputs,
             torch_runner(folded, component.role, (*component.outputs, *component.optional)),
         )

@@ -16,7 +16,7 @@ _DISAGREED, _AGREED = 8, 4  # samples of each kind, at most
 
 
 @dataclass(frozen=True)
-class Answer:
+class VariantAnswer:
     """The answer of one variant; the text is empty if the answer is only known by its score.
 
     Shapes: focus [h w], the attention weight of each position, or the index of its slot if the type
@@ -39,11 +39,11 @@ class Example:
     image: np.ndarray | None
     question: str
     truth: str
-    answers: tuple[Answer, ...]
+    answers: tuple[VariantAnswer, ...]
 
 
 @dataclass(frozen=True)
-class Samples:
+class ExampleSamples:
     """The chosen samples in the form of one task.
 
     Shapes: images uint8 [n h w c]; questions and truths n strings each, or empty.
@@ -54,7 +54,7 @@ class Samples:
     truths: Sequence[str]
 
 
-Asked = tuple[Samples, Sequence[Sequence[Answer]]]
+Asked = tuple[ExampleSamples, Sequence[Sequence[VariantAnswer]]]
 
 
 def examples_of(
@@ -101,7 +101,7 @@ def chosen_samples(values: Sequence[np.ndarray]) -> np.ndarray:
 
 def labelled_answers(
     model: EvaluatedModel, labels: Sequence[str], outputs: Mapping[str, np.ndarray]
-) -> list[Answer]:
+) -> list[VariantAnswer]:
     """Return the most probable label of each sample, with its probability.
 
     Shapes: outputs["logits"] [n labels].
@@ -111,7 +111,7 @@ def labelled_answers(
     likely = odds / odds.sum(-1, keepdims=True)
     focus = focus_of(model, outputs)
     return [
-        Answer(
+        VariantAnswer(
             labels[int(row.argmax())],
             round(float(row.max()), 4),
             None if focus is None else focus[place],

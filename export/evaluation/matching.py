@@ -13,7 +13,7 @@ from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.classification import labelled_images
 from saccade.exporter.evaluation.decisions import Decider, Run
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
-from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
+from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import described_scenes
@@ -279,4 +279,4 @@ def zero_shot_examples(
         outputs = model.component("image")({"image": images})
         logits = _classifier(model, options, names)(outputs["embedding"])
         answers.append(labelled_answers(model, names, {**outputs, "logits": logits}))
-    return Samples(images, (), [names[label] for label in data.labels[chosen]]), answers
+    return ExampleSamples(images, (), [names[label] for label in data.labels[chosen]]), answers

@@ -101,7 +101,7 @@ def require_test_split(options: EvaluateOptions) -> None:
         )
 
 
-class ImageFields(Protocol):
+class SceneImages(Protocol):
     """Scenes of any kind: images and true masks."""
 
     @property
@@ -121,7 +121,7 @@ class ImageFields(Protocol):
         ...
 
 
-def scenes_sha256(drawn: ImageFields, texts: Sequence[str] = ()) -> str:
+def scenes_sha256(drawn: SceneImages, texts: Sequence[str] = ()) -> str:
     """Return a hash of the images, their masks and their sentences."""
     digest = hashlib.sha256(drawn.images.tobytes())
     digest.update(drawn.masks.tobytes())

@@ -13,11 +13,11 @@ from saccade.core.verbosity import note_once
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.decisions import Segmenter
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
-from saccade.exporter.evaluation.examples import Answer, Asked, Samples, focus_of
+from saccade.exporter.evaluation.examples import Asked, ExampleSamples, VariantAnswer, focus_of
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import (
-    ImageFields,
+    SceneImages,
     drawn_scenes,
     require_test_split,
     scenes_sha256,
@@ -259,7 +259,7 @@ def masked_images(preprocessing: Preprocessing, options: EvaluateOptions) -> Seg
         return _own_masked(name, preprocessing, options)
     require_test_split(options)
     side_px, positions = preprocessing.height_px, options.positions
-    drawn: ImageFields
+    drawn: SceneImages
     if name == "shapes":
         drawn = drawn_scenes(preprocessing, options, TEST_SCENES)
     else:
@@ -334,8 +334,10 @@ def _examples(models: Sequence[EvaluatedModel], scored: Segmenter, chosen: np.nd
     for model in models:
         focus = focus_of(model, model.component("")(inputs))
         count = len(chosen)
-        answers.append([Answer(focus=None if focus is None else focus[i]) for i in range(count)])
-    return Samples(images, (), ()), answers
+        answers.append(
+            [VariantAnswer(focus=None if focus is None else focus[i]) for i in range(count)]
+        )
+    return ExampleSamples(images, (), ()), answers
 
 
 def _with_objects(data: SegmentedImages) -> np.ndarray:

@@ -10,9 +10,9 @@ from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.policy.certify import Certified, certify
 from saccade.exporter.policy.policy import (
+    CalibratedStep,
     Policy,
     PolicyFile,
-    Step,
     calibrate_again,
     check_variants,
     policy_files,
@@ -86,7 +86,9 @@ def _again(content: PolicyFile, path: Path) -> list[CertificateReport]:
 
 def _difference(found: Policy, expected: Policy) -> str:
     """Return the first field in which two policies differ, with both values."""
-    pairs: list[tuple[str, Policy | Step, Policy | Step]] = [("", found, expected)]
+    pairs: list[tuple[str, Policy | CalibratedStep, Policy | CalibratedStep]] = [
+        ("", found, expected)
+    ]
     pairs += [
         (f"step {number}, {own.variant}: ", own, other)
         for number, (own, other) in enumerate(zip(found.steps, expected.steps, strict=False), 1)

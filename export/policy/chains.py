@@ -56,7 +56,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ChainCandidate:
     """A chain with what it costs and loses on the samples that choose."""
 
     chain: Chain
@@ -71,7 +71,7 @@ def front(answers: Answers, table: np.ndarray, most_steps: int) -> list[Chain]:
     thresholds so high that hardly a sample stops early.
     Shapes: table [v n], the loss of each variant on each sample.
     """
-    found: list[Candidate] = []
+    found: list[ChainCandidate] = []
     for steps in _orders(answers, most_steps):
         for measure in MEASURES if len(steps) > 1 else MEASURES[:1]:
             found += _Grid(answers, table, steps, measure).front()
@@ -107,7 +107,7 @@ class _Grid:
             for levels, step in zip(self.levels, steps, strict=False)
         ]
 
-    def front(self) -> list[Candidate]:
+    def front(self) -> list[ChainCandidate]:
         """The undominated ones of this chain."""
         loss, seconds = self._sums()
         flat = np.flatnonzero(_is_undominated(seconds.ravel(), loss.ravel()))
@@ -116,7 +116,7 @@ class _Grid:
             for at in flat
         ]
 
-    def above(self, thresholds: Sequence[float]) -> list[Candidate]:
+    def above(self, thresholds: Sequence[float]) -> list[ChainCandidate]:
         """The chains with thresholds raised level by level, up to one that never stops early."""
         start = [
             int(np.flatnonzero(levels == threshold)[0])
@@ -131,9 +131,11 @@ class _Grid:
         unique = dict.fromkeys(places)
         return [self._candidate(place, loss[place], seconds[place]) for place in unique]
 
-    def _candidate(self, place: Sequence[int], loss: float, seconds: float) -> Candidate:
+    def _candidate(self, place: Sequence[int], loss: float, seconds: float) -> ChainCandidate:
         thresholds = tuple(float(levels[at]) for levels, at in zip(self.levels, place, strict=True))
-        return Candidate(Chain(self.steps, self.measure, thresholds), float(seconds), float(loss))
+        return ChainCandidate(
+            Chain(self.steps, self.measure, thresholds), float(seconds), float(loss)
+        )
 
     def _sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean loss and mean seconds for all thresholds.
@@ -190,7 +192,7 @@ def _is_undominated(seconds: np.ndarray, loss: np.ndarray) -> np.ndarray:
     return kept
 
 
-def _undominated(found: Sequence[Candidate]) -> list[Candidate]:
+def _undominated(found: Sequence[ChainCandidate]) -> list[ChainCandidate]:
     seconds = np.array([one.seconds for one in found])
     loss = np.array([one.loss for one in found])
     return [found[at] for at in np.flatnonzero(_is_undominated(seconds, loss))]

@@ -31,7 +31,7 @@ Risk = Annotated[float, Range(0, 1, below=True)]
 
 
 @dataclass(frozen=True)
-class Step:
+class CalibratedStep:
     """One variant of a chain: it answers if its confidence is at least the threshold."""
 
     variant: str
@@ -53,13 +53,13 @@ class Policy:
     bound: Annotated[float, Range(-1, 1)]  # upper confidence bound on the samples that certify
     observed: Annotated[float, Range(-1, 1)]  # mean loss of the samples that certify
     measure: Measure
-    steps: tuple[Step, ...]
+    steps: tuple[CalibratedStep, ...]
     seconds: Positive
     full_seconds: Positive
 
 
 @dataclass(frozen=True)
-class Source:
+class CalibratedVariant:
     """A variant that took part in the calibration."""
 
     variant: str
@@ -87,7 +87,7 @@ class PolicyFile:
     runtime: str
     device: str
     full: str  # the variant that the others are compared with
-    variants: tuple[Source, ...]  # the cheapest first
+    variants: tuple[CalibratedVariant, ...]  # the cheapest first
     answers_sha256: str
     policies: tuple[Policy, ...]
     labels_sha256: str | None = None  # `texts_sha256` of zero-shot labels and of their templates
@@ -132,7 +132,7 @@ def policy_of(name: str, certified: Certified, answers: Answers) -> Policy:
     chain = certified.chain
     thresholds = (*chain.thresholds, None)
     steps = tuple(
-        Step(
+        CalibratedStep(
             answers.names[at],
             answers.sha256[at],
             threshold,

@@ -12,8 +12,8 @@ from onnx import helper, numpy_helper
 from saccade.core.machine import cores
 from saccade.exporter.graph.canonical import tidy
 from saccade.exporter.quantization.ranges import percentiles_of
-from saccade.exporter.quantization.recipes import Recipe
-from saccade.exporter.quantization.source import Layer, Source
+from saccade.exporter.quantization.recipes import QuantizationRecipe
+from saccade.exporter.quantization.source import Layer, QuantizationSource
 from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
 from saccade.models.interface import Arrays
 
@@ -21,7 +21,9 @@ _TRIED_SAMPLES = 8  # for errors of layers, which differ by orders of magnitude
 
 
 def quantized(
-    source: Source, ranges: Mapping[str, tuple[float, float]], recipe: Recipe
+    source: QuantizationSource,
+    ranges: Mapping[str, tuple[float, float]],
+    recipe: QuantizationRecipe,
 ) -> onnx.ModelProto:
     """Add QuantizeLinear and DequantizeLinear around the layers of a model, with ONNX Runtime.
 
@@ -72,7 +74,10 @@ def _taken_out(proto: onnx.ModelProto, layers: tuple[Layer, ...]) -> dict[str, o
 
 
 def _put_in(
-    graph: onnx.GraphProto, source: Source, weights: Mapping[str, onnx.TensorProto], bits: int
+    graph: onnx.GraphProto,
+    source: QuantizationSource,
+    weights: Mapping[str, onnx.TensorProto],
+    bits: int,
 ) -> None:
     """Quantize weights symmetrically, and give each to its DequantizeLinear with its scales."""
     makers = {name: node for node in graph.node for name in node.output}
@@ -105,7 +110,10 @@ def _in_integers(weight: np.ndarray, axis: int, bits: int) -> tuple[np.ndarray, 
 
 
 def ranges_of(
-    source: Source, extremes: Mapping[str, tuple[float, float]], recipe: Recipe, samples: Arrays
+    source: QuantizationSource,
+    extremes: Mapping[str, tuple[float, float]],
+    recipe: QuantizationRecipe,
+    samples: Arrays,
 ) -> Mapping[str, tuple[float, float]]:
     """Return the range of each activation that a recipe represents."""
     if recipe.percentile == 100:
@@ -114,7 +122,7 @@ def ranges_of(
 
 
 def worst_layers(
-    source: Source, proto: onnx.ModelProto, share: float, samples: Arrays
+    source: QuantizationSource, proto: onnx.ModelProto, share: float, samples: Arrays
 ) -> frozenset[str]:
     """Return the share of layers with the largest errors; the first ones, rounded up.
 

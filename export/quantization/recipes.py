@@ -11,7 +11,7 @@ Target = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class QuantizationRecipe:
     """One way to quantize a graph. Weights are symmetric with one scale per output channel.
 
     Units: `percentile` of an activation's values are within its range, 100 are all of them.
@@ -25,13 +25,13 @@ class Recipe:
     weight_bits: int = 8
 
 
-_SMOOTH = Recipe("smooth", smooth=True)
-_SIGNED = Recipe("symmetric", unsigned=False)
+_SMOOTH = QuantizationRecipe("smooth", smooth=True)
+_SIGNED = QuantizationRecipe("symmetric", unsigned=False)
 _SIGNED_SMOOTH = replace(_SIGNED, name="symmetric-smooth", smooth=True)
 # Each recipe is at least as fast as the ones after it.
-RECIPES: dict[Target, tuple[Recipe, ...]] = {
+RECIPES: dict[Target, tuple[QuantizationRecipe, ...]] = {
     "cpu": (
-        Recipe("unsigned"),
+        QuantizationRecipe("unsigned"),
         _SMOOTH,
         replace(_SMOOTH, name="smooth-percentile", percentile=99.99),
         replace(_SMOOTH, name="smooth-islands", float_share=0.1),
@@ -46,7 +46,9 @@ RECIPES: dict[Target, tuple[Recipe, ...]] = {
 }
 
 
-def recipes_for(target: Target, instruction_sets: tuple[str, ...]) -> tuple[Recipe, ...]:
+def recipes_for(
+    target: Target, instruction_sets: tuple[str, ...]
+) -> tuple[QuantizationRecipe, ...]:
     """Return the recipes for a target, in the order to try; a CPU's depend on its instructions.
 
     AVX2 alone sums two products in 16 bits, which saturates unless the weights have only 7 bits.

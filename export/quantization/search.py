@@ -15,8 +15,8 @@ from saccade.exporter.artefact.manifest import Parity, TriedRecipe
 from saccade.exporter.gate.report import VariantReport, loosened
 from saccade.exporter.quantization.quantize import quantized, ranges_of, worst_layers
 from saccade.exporter.quantization.ranges import extremes_of
-from saccade.exporter.quantization.recipes import Recipe
-from saccade.exporter.quantization.source import Source, smoothed
+from saccade.exporter.quantization.recipes import QuantizationRecipe
+from saccade.exporter.quantization.source import QuantizationSource, smoothed
 from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
 from saccade.models.interface import Arrays
 from saccade.plugins.native.library import available_library
@@ -30,8 +30,8 @@ Graph = TypeVar("Graph")
 
 
 def candidates(
-    plain: Source, recipes: Collection[Recipe], samples: Arrays
-) -> Iterator[tuple[Recipe, onnx.ModelProto]]:
+    plain: QuantizationSource, recipes: Collection[QuantizationRecipe], samples: Arrays
+) -> Iterator[tuple[QuantizationRecipe, onnx.ModelProto]]:
     """Quantize a float32 model by one recipe after the other, each when it is asked for.
 
     Products of two computed matrices do not change.
@@ -51,7 +51,10 @@ def candidates(
 
 
 def _made(
-    source: Source, ends: Mapping[str, tuple[float, float]], recipe: Recipe, samples: Arrays
+    source: QuantizationSource,
+    ends: Mapping[str, tuple[float, float]],
+    recipe: QuantizationRecipe,
+    samples: Arrays,
 ) -> onnx.ModelProto:
     ranges = ranges_of(source, ends, recipe, samples)
     made = quantized(source, ranges, recipe)

@@ -32,7 +32,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Source:
+class QuantizationSource:
     """A float32 graph whose large weights stay in a data file beside it."""
 
     path: Path
@@ -46,10 +46,10 @@ class Source:
         """Read one of the graph's weights."""
         return numpy_helper.to_array(tensor, str(self.path.parent))
 
-    def without(self, nodes: Collection[str]) -> "Source":
+    def without(self, nodes: Collection[str]) -> "QuantizationSource":
         """Return the same model with fewer layers to quantize."""
         layers = tuple(layer for layer in self.layers if layer.node not in nodes)
-        return Source(self.path, layers)
+        return QuantizationSource(self.path, layers)
 
     @property
     def inputs(self) -> list[Activation]:
@@ -59,7 +59,7 @@ class Source:
 
 def source_of(
     proto: onnx.ModelProto, weights: Weights, float32: Collection[str], folder: Path
-) -> Source:
+) -> QuantizationSource:
     """Write a graph to `folder` with its weights in a data file; each Gemm becomes MatMul and Add.
 
     Layers in `float32` are left out. The graph's large weights are in `weights`.
@@ -83,7 +83,7 @@ def source_of(
         raise SaccadeError(
             "the model has no layer that can be computed in int8. Export with --precision fp32."
         )
-    return Source(path, tuple(layers))
+    return QuantizationSource(path, tuple(layers))
 
 
 def _layer(node: onnx.NodeProto, weight: tuple[int, ...]) -> Layer:
@@ -100,7 +100,9 @@ def _layer(node: onnx.NodeProto, weight: tuple[int, ...]) -> Layer:
     return Layer(node.name, ends[0], node.input[1], ends[1], channels)
 
 
-def smoothed(source: Source, extremes: dict[str, Extremes]) -> tuple[Source, dict[str, Extremes]]:
+def smoothed(
+    source: QuantizationSource, extremes: dict[str, Extremes]
+) -> tuple[QuantizationSource, dict[str, Extremes]]:
     """Divide normalized activations by a factor per channel, and multiply the weights by it.
 
     The function is the same in exact arithmetic: the factors go into the weight and bias of the
@@ -142,7 +144,7 @@ def smoothed(source: Source, extremes: dict[str, Extremes]) -> tuple[Source, dic
     again = [
         replace(layer, weight=weights.get(layer.node, layer.weight)) for layer in source.layers
     ]
-    return Source(path, tuple(again)), changed
+    return QuantizationSource(path, tuple(again)), changed
 
 
 def _other(node: onnx.NodeProto, name: str, layers: dict[str, Layer]) -> bool:

@@ -7,7 +7,7 @@ from saccade.core.errors import MissingPackage, SaccadeError
 from saccade.core.progress import Report, bar, reporting
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.runtimes.options import BuildOptions
-from saccade.exporter.runtimes.runtime import Built, Runtime, engine_names, runtime_named
+from saccade.exporter.runtimes.runtime import BuiltFolder, Runtime, engine_names, runtime_named
 
 
 def build(
@@ -15,7 +15,7 @@ def build(
     options: BuildOptions,
     *,
     progress: Report | None = bar,
-) -> Built:
+) -> BuiltFolder:
     """Build every variant of an artefact folder for one runtime.
 
     The output folder is created only when every variant was built.

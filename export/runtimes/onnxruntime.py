@@ -11,7 +11,7 @@ from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.gpu import gpu_at_hand
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runners import CUDA, Runner, onnx_runner, onnx_session
-from saccade.exporter.runtimes.runtime import Built, Packages
+from saccade.exporter.runtimes.runtime import BuiltFolder, Packages
 from saccade.plugins.execution import Ops
 from saccade.plugins.native.library import available_library
 
@@ -47,7 +47,7 @@ class OnnxRuntime:
     def has_kernels(self) -> bool:
         return available_library() is not None
 
-    def build(self, artefact: ArtefactFolder, options: BuildOptions) -> Built:
+    def build(self, artefact: ArtefactFolder, options: BuildOptions) -> BuiltFolder:
         raise SaccadeError(f"{self.title} runs exported files: there is nothing to build.")
 
     def load(

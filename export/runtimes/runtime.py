@@ -45,7 +45,7 @@ class Packages:
     conflict: str = ""  # what to do if several are installed
 
 
-class Built(Protocol):
+class BuiltFolder(Protocol):
     """The output folder of a build."""
 
     @property
@@ -90,7 +90,7 @@ class Runtime(Protocol):
     def has_kernels(self) -> bool:
         """True if custom ops run as kernels here; otherwise they run as function bodies."""
 
-    def build(self, artefact: ArtefactFolder, options: BuildOptions) -> Built:
+    def build(self, artefact: ArtefactFolder, options: BuildOptions) -> BuiltFolder:
         """Build a file for each variant.
 
         Raises: SaccadeError for what cannot be built, MissingPackage if it is not installed.

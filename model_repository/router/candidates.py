@@ -12,7 +12,7 @@ from policies import MAX_RISK, POLICY, Followed, full_policy, policy_of, steps_o
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from routes import Policy, Route, Routes
+    from routes import PolicyRoute, Route, Routes
 
 MAX_LATENCY = "max_latency_ms"
 
@@ -90,14 +90,14 @@ def by_quality(routes: Routes) -> tuple[Candidate, ...]:
     )
 
 
-def _cheaper(policies: Iterable[Policy]) -> list[Policy]:
+def _cheaper(policies: Iterable[PolicyRoute]) -> list[PolicyRoute]:
     """Return the policies by risk, without those that save nothing over a safer one."""
-    kept: list[Policy] = []
+    kept: list[PolicyRoute] = []
     for policy in sorted(policies, key=lambda one: (one.risk, one.seconds)):
         if not kept or policy.seconds < kept[-1].seconds:
             kept.append(policy)
     return kept
 
 
-def _chain(routes: Routes, policy: Policy) -> Candidate:
+def _chain(routes: Routes, policy: PolicyRoute) -> Candidate:
     return Candidate(policy.name, steps_of(routes, policy), policy)

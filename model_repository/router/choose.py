@@ -35,7 +35,7 @@ class RequestRefused(Exception):
     """Raised for a request that cannot be answered; the message goes to the caller."""
 
 
-class Range(NamedTuple):
+class ParameterRange(NamedTuple):
     """The allowed values of a parameter, as a function and as text for messages."""
 
     holds: Callable[[float], bool]
@@ -50,8 +50,8 @@ class Rule(NamedTuple):
     best: Callable[[Route], tuple[float, ...]]  # the fitting variant with the largest is chosen
     best_words: str
     words: str  # what a fitting variant has
-    range: Range
-    share_range: Range | None = None  # replaces `range` if scores are shares
+    range: ParameterRange
+    share_range: ParameterRange | None = None  # replaces `range` if scores are shares
     measured: str | None = None  # what `saccade bench` has to measure first
     compared: Callable[[float], float] = float
     by_speed: bool = False  # the best is the fastest, whose measured speed has an interval
@@ -202,7 +202,7 @@ RULES = {
         best=lambda route: (compared(route.budget), route.quickness),
         best_words="the largest budget (if tied, the fastest)",
         words="a budget of at most {value:g}",
-        range=Range(
+        range=ParameterRange(
             lambda value: 0 < value <= 1, "a number above 0 and at most 1, or a budget's name"
         ),
         compared=compared,
@@ -214,8 +214,8 @@ RULES = {
         best_words="the fastest",
         by_speed=True,
         words="a {score} whose lower 95 % bound is at least {value:g}",
-        range=Range(math.isfinite, "a finite number"),
-        share_range=Range(lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+        range=ParameterRange(math.isfinite, "a finite number"),
+        share_range=ParameterRange(lambda value: 0 <= value <= 1, "a number from 0 to 1"),
         measured="scores",
     ),
     "max_latency_ms": Rule(
@@ -224,7 +224,7 @@ RULES = {
         best=lambda route: (route.score or 0, -(route.p95_ms or 0), route.quickness),
         best_words="the best score (if tied, the fastest)",
         words="a p95 of at most {value:g} ms",
-        range=Range(lambda value: 0 < value < math.inf, "a finite number above 0"),
+        range=ParameterRange(lambda value: 0 < value < math.inf, "a finite number above 0"),
         measured="latencies",
     ),
 }

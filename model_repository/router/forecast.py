@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from lane import Lane
-    from routes import Policy, Route, Routes
+    from routes import PolicyRoute, Route, Routes
     from ticket import Ticket
 
 # Seconds after its last measurement from which a lane has rested.
@@ -51,7 +51,7 @@ class Candidate(NamedTuple):
 
     name: str
     routes: tuple[Route, ...]
-    policy: Policy | None = None
+    policy: PolicyRoute | None = None
     certified: bool = True  # whether the answer is the full model's, or covered by a certificate
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 from choose import RequestRefused
-from routes import Component, Routes
+from routes import ComponentRoute, Routes
 
 
-def component_for(components: dict[str, Component], given: set[str]) -> str:
+def component_for(components: dict[str, ComponentRoute], given: set[str]) -> str:
     """Return the role of the component that takes these inputs.
 
     Raises: RequestRefused with the inputs found and expected.

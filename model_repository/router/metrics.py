@@ -5,7 +5,7 @@ The server itself counts a refused request as answered. No label's value comes f
 """
 
 from outcomes import ANSWERED, FAILED, REFUSALS
-from routes import Policy
+from routes import PolicyRoute
 from tally import Counter, Tally
 
 REQUESTS = "Requests by outcome"
@@ -26,7 +26,7 @@ class Metrics:
         self,
         model: str,
         variants: list[str],
-        policies: tuple[Policy, ...] = (),
+        policies: tuple[PolicyRoute, ...] = (),
         choices: tuple[str, ...] = (),
     ) -> None:
         """`choices` are the variants and policies of requests that adapt to the load."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from limits import check_numbers, largest
-from routes import Component, Route, Routes
+from routes import ComponentRoute, Route, Routes
 from ticket import Ticket
 
 FILE = "family.py"
@@ -30,7 +30,7 @@ class PlainFamily:
     def __init__(self, routes: Routes) -> None:
         self.routes = routes
 
-    def components(self) -> dict[str, Component]:
+    def components(self) -> dict[str, ComponentRoute]:
         """Return the components that a request may be for, by role."""
         return self.routes.components
 

@@ -9,7 +9,7 @@ import math
 from typing import Any, NamedTuple
 
 from choose import RULES, RequestRefused, choice_of
-from routes import Policy, Route, Routes, Step
+from routes import PolicyRoute, Route, Routes, StepRoute
 
 POLICY, MAX_RISK, STRICT = "policy", "max_risk", "strict"
 # The policy of a request that allows no risk, or less than any policy is certified for. No
@@ -24,7 +24,7 @@ NEEDS_POLICIES = (
 class Followed(NamedTuple):
     """The policy of a request."""
 
-    policy: Policy
+    policy: PolicyRoute
     strict: bool  # refuse if an answer would not be certified
 
 
@@ -53,7 +53,7 @@ def policy_of(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...]) 
     return Followed(named, strict)
 
 
-def by_risk(routes: Routes, risk: float) -> Policy:
+def by_risk(routes: Routes, risk: float) -> PolicyRoute:
     """Return the cheapest policy that is certified for at most this risk, or the full model.
 
     For a risk of 0 it is always the full model, even if a policy is certified for 0.
@@ -64,21 +64,21 @@ def by_risk(routes: Routes, risk: float) -> Policy:
     return min(fitting, key=lambda policy: policy.seconds)
 
 
-def all_policies(routes: Routes) -> tuple[Policy, ...]:
+def all_policies(routes: Routes) -> tuple[PolicyRoute, ...]:
     """Return every policy that a request can follow; none in a repository without policies."""
     return (*routes.policies, full_policy(routes)) if routes.policies else ()
 
 
-def full_policy(routes: Routes) -> Policy:
+def full_policy(routes: Routes) -> PolicyRoute:
     """Return the chain of one step: the variant with which all policies are compared."""
     first = routes.policies[0]
     full = route_named(routes, first.full)
     return first._replace(
-        name=FULL, risk=0.0, bound=0.0, steps=(Step(full.name, full.sha256, None, 1.0),)
+        name=FULL, risk=0.0, bound=0.0, steps=(StepRoute(full.name, full.sha256, None, 1.0),)
     )
 
 
-def steps_of(routes: Routes, policy: Policy) -> tuple[Route, ...]:
+def steps_of(routes: Routes, policy: PolicyRoute) -> tuple[Route, ...]:
     """Return the variants of a policy, in the order in which they run."""
     return tuple(route_named(routes, step.variant) for step in policy.steps)
 

@@ -9,7 +9,7 @@ SCHEMA = "saccade.routes"
 VERSION = 3
 
 
-class Tensor(NamedTuple):
+class TensorRoute(NamedTuple):
     """One input or output: its name, the names or sizes of its axes, and its type."""
 
     name: str
@@ -17,10 +17,10 @@ class Tensor(NamedTuple):
     dtype: str
 
 
-class Component(NamedTuple):
+class ComponentRoute(NamedTuple):
     """One component of the model."""
 
-    inputs: tuple[Tensor, ...]
+    inputs: tuple[TensorRoute, ...]
     outputs: tuple[str, ...]
     optional: tuple[str, ...]  # inputs that the router fills in if a request lacks them
     encoded: tuple[str, ...]  # inputs that arrive as image files
@@ -63,7 +63,7 @@ class Route(NamedTuple):
         return self.inferences_per_second or 1 / max(1, self.multiply_adds)
 
 
-class Step(NamedTuple):
+class StepRoute(NamedTuple):
     """One variant of a policy: its answer is final if its confidence reaches the threshold."""
 
     variant: str
@@ -72,7 +72,7 @@ class Step(NamedTuple):
     temperature: float
 
 
-class Policy(NamedTuple):
+class PolicyRoute(NamedTuple):
     """A chain of variants that `saccade calibrate` certified.
 
     Units: risk and bound are shares of samples, seconds are per sample.
@@ -86,10 +86,10 @@ class Policy(NamedTuple):
     measure: str
     full: str  # the variant with which the chain was compared
     seconds: float
-    steps: tuple[Step, ...]
+    steps: tuple[StepRoute, ...]
 
 
-class Adaptive(NamedTuple):
+class AdaptiveRules(NamedTuple):
     """The load-adaptive choice of requests that name no budget.
 
     `shares` are the shares of the calibration's samples that end at each step, by policy.
@@ -106,10 +106,10 @@ class Routes(NamedTuple):
     model: str
     family: str
     preprocessing: dict[str, Any] | None
-    components: dict[str, Component]
+    components: dict[str, ComponentRoute]
     variants: tuple[Route, ...]
-    policies: tuple[Policy, ...] = ()
-    adaptive: Adaptive | None = None  # None: only a request's own objective adapts
+    policies: tuple[PolicyRoute, ...] = ()
+    adaptive: AdaptiveRules | None = None  # None: only a request's own objective adapts
 
 
 def read_routes(path: Path) -> Routes:
@@ -124,8 +124,8 @@ def read_routes(path: Path) -> Routes:
             f"routes.json has schema and version {version}, expected {(SCHEMA, VERSION)}"
         )
     components = {
-        role: Component(
-            inputs=tuple(Tensor(**spec) for spec in part["inputs"]),
+        role: ComponentRoute(
+            inputs=tuple(TensorRoute(**spec) for spec in part["inputs"]),
             outputs=tuple(spec["name"] for spec in part["outputs"]),
             optional=tuple(part["optional"]),
             encoded=tuple(part["encoded"]),
@@ -139,8 +139,8 @@ def read_routes(path: Path) -> Routes:
         components=components,
         variants=tuple(Route(**variant) for variant in content["variants"]),
         policies=tuple(
-            Policy(**{**policy, "steps": tuple(Step(**step) for step in policy["steps"])})
+            PolicyRoute(**{**policy, "steps": tuple(StepRoute(**step) for step in policy["steps"])})
             for policy in content.get("policies", ())
         ),
-        adaptive=Adaptive(**content["adaptive"]) if "adaptive" in content else None,
+        adaptive=AdaptiveRules(**content["adaptive"]) if "adaptive" in content else None,
     )

@@ -20,7 +20,7 @@ class WrongSearch(ValueError):
 
 
 @dataclass(frozen=True)
-class Caption:
+class SearchedCaption:
     """A caption: its words as tokens, without start and end.
 
     Shapes: attention [t h w], the map at each word.
@@ -65,7 +65,7 @@ def step_of(run: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]) ->
 
 def best_captions(
     step: Step, state: State, *, beam: int, start: int, end: int, max_length: int
-) -> list[Caption]:
+) -> list[SearchedCaption]:
     """Return the best caption of each image; a beam of 1 is the greedy search over all images.
 
     Shapes: state arrays [n ...], one row per image -> n captions.
@@ -81,7 +81,7 @@ def best_captions(
 
 def greedy_search(
     step: Step, state: State, *, start: int, end: int, max_length: int
-) -> list[Caption]:
+) -> list[SearchedCaption]:
     """Choose the likeliest token at each position, for many images; ties go to the lowest token.
 
     Shapes: state arrays [n ...], one row per image -> n captions.
@@ -104,7 +104,7 @@ def greedy_search(
             break
     tokens, attentions = np.stack(words, 1), np.stack(maps, 1)
     return [
-        Caption(
+        SearchedCaption(
             tuple(int(token) for token in tokens[i, : lengths[i]]),
             float(scores[i]),
             not going[i],
@@ -116,7 +116,7 @@ def greedy_search(
 
 def beam_search(
     step: Step, state: State, *, start: int, end: int, beam: int, max_length: int
-) -> list[Caption]:
+) -> list[SearchedCaption]:
     """Return the likeliest captions of one image that a beam finds, best first, at most `beam`.
 
     Each round keeps the `beam` best unfinished hypotheses. A hypothesis may only end among the
@@ -164,10 +164,10 @@ def _best(values: np.ndarray, count: int) -> np.ndarray:
     return places[np.argsort(-values[places], kind="stable")][:count]
 
 
-def _caption(hypothesis: dict[str, Any], ended: bool, grid: tuple[int, ...]) -> Caption:
+def _caption(hypothesis: dict[str, Any], ended: bool, grid: tuple[int, ...]) -> SearchedCaption:
     maps = hypothesis["maps"]
     attention = np.stack(maps) if maps else np.zeros((0, *grid), np.float32)
-    return Caption(hypothesis["tokens"], hypothesis["score"], ended, attention)
+    return SearchedCaption(hypothesis["tokens"], hypothesis["score"], ended, attention)
 
 
 def _checked(logs: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.models.captioner.caption_search import (
-    Caption,
+    SearchedCaption,
     Step,
     WrongSearch,
     best_captions,
@@ -146,7 +146,7 @@ class Captioner(nn.Module, Family):
     @torch.no_grad()
     def caption(
         self, images: np.ndarray, *, beam: int | None = None, max_length: int | None = None
-    ) -> list[Caption]:
+    ) -> list[SearchedCaption]:
         """Return the best caption of each image; a beam of 1 is the greedy search over all images.
 
         Shapes: images [b ...] as in `encode`.
@@ -164,7 +164,7 @@ class Captioner(nn.Module, Family):
         except WrongSearch as error:
             raise SaccadeError(f"caption: {error}") from error
 
-    def texts(self, captions: Sequence[Caption]) -> list[str]:
+    def texts(self, captions: Sequence[SearchedCaption]) -> list[str]:
         """Return the captions in words."""
         vocabulary = WordVocabulary(self.config.words)
         return [vocabulary.decode(caption.tokens) for caption in captions]

@@ -11,7 +11,7 @@ from choose import RequestRefused
 from intake import whole
 from outcomes import INVALID_REQUEST
 from plain_family import PlainFamily
-from routes import Component, Route, Routes
+from routes import ComponentRoute, Route, Routes
 from texts import text_rows
 from ticket import Ticket
 
@@ -25,7 +25,7 @@ class Family(PlainFamily):
     parameters = ("beam", "max_length", "end")
     together = False  # each request's search ends at a different time
 
-    def components(self) -> dict[str, Component]:
+    def components(self) -> dict[str, ComponentRoute]:
         """Return the encoder."""
         return {"encode": self.routes.components["encode"]}
 

@@ -17,7 +17,7 @@ from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
 from saccade.models.data.own_texts import captioned_split
 from saccade.models.data.samples.images import own_images, read_ahead
 from saccade.models.data.samples.sentences import open_captions
-from saccade.models.data.samples.source import Given
+from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.scene_statements import is_true
 from saccade.models.data.splits import calibration_rows
 from saccade.models.families import new_model
@@ -202,7 +202,7 @@ class OwnCaptionTask(CaptionTask):
         self.recipe = own_recipe(
             options, quick=QUICK, shipped=SHIPPED, extra=OWN, counts=tuple(COUNTS)
         )
-        given = Given.of(options.labels, options.data_root)
+        given = DataDescription.of(options.labels, options.data_root)
         source = open_captions(str(options.data), given)
         self.training, self.validation = own_splits(
             options, source, captioned_split, CaptionerConfig.encoder

@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from saccade.core.errors import SaccadeError
 from saccade.core.spelling import did_you_mean
-from saccade.models.image_decoding import Wanted, fit
+from saccade.models.image_decoding import ImageInput, fit
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _sample(images: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Change:
+class AugmentWord:
     """A word of `--augment`: its number if none is given, and what the number means."""
 
     usual: float
@@ -85,12 +85,12 @@ class Change:
 
 
 CHANGES = {
-    "affine": Change(1.0, 3.0, "factor on the family's small shifts, rotations and zooms"),
-    "crop": Change(0.08, 1.0, "least share of the image's area"),
-    "flip": Change(0.5, 1.0, "share of the images"),
-    "jitter": Change(0.4, 1.0, "greatest change of brightness, contrast and saturation"),
-    "randaugment": Change(9.0, 10.0, "magnitude"),
-    "erasing": Change(0.25, 1.0, "share of the images"),
+    "affine": AugmentWord(1.0, 3.0, "factor on the family's small shifts, rotations and zooms"),
+    "crop": AugmentWord(0.08, 1.0, "least share of the image's area"),
+    "flip": AugmentWord(0.5, 1.0, "share of the images"),
+    "jitter": AugmentWord(0.4, 1.0, "greatest change of brightness, contrast and saturation"),
+    "randaugment": AugmentWord(9.0, 10.0, "magnitude"),
+    "erasing": AugmentWord(0.25, 1.0, "share of the images"),
 }
 NO_CHANGE = "none"
 
@@ -147,7 +147,7 @@ class Augment:
         return self._after_crop(pixels, rng)
 
     def from_original(
-        self, image: Image.Image, wanted: Wanted, rng: np.random.Generator
+        self, image: Image.Image, wanted: ImageInput, rng: np.random.Generator
     ) -> np.ndarray:
         """Change one image whose size is that of its file: the crop is cut from all its pixels.
 

@@ -17,7 +17,7 @@ from saccade.models.data.asked import DataAsked
 from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.images import Images, fitting, is_gray, of_all_images
-from saccade.models.data.samples.source import Source
+from saccade.models.data.samples.source import SampleSource
 from saccade.models.data.splits import (
     SPLITS,
     calibration_rows,
@@ -195,7 +195,7 @@ def _own(
 ) -> Dataset:
     """Load the user's data; images that do not fit into KEPT_BYTES stay in their files."""
     from saccade.models.data.samples.formats import EXPECTED, is_data, open_source
-    from saccade.models.data.samples.source import Given
+    from saccade.models.data.samples.source import DataDescription
 
     if not is_data(name):
         kind = "a file of another kind" if Path(name).is_file() else "neither a name nor a path"
@@ -204,7 +204,7 @@ def _own(
             f"data '{name}': found {kind}.{did_you_mean(name, names)} "
             f"Pass {', '.join(names)}, {EXPECTED}."
         )
-    source = open_source(name, Given.of(asked.labels, asked.data_root))
+    source = open_source(name, DataDescription.of(asked.labels, asked.data_root))
     if preprocessing is None and len(source.class_names) < 2:
         raise SaccadeError(
             f"{name}: found the class {source.class_names[0]}, expected at least two. A folder "
@@ -214,7 +214,7 @@ def _own(
 
 
 def split_of_source(
-    source: Source,
+    source: SampleSource,
     name: str,
     split: str,
     preprocessing: Preprocessing | None,
@@ -270,7 +270,7 @@ def readable_rows(name: str, split: str, images: Images, most: int) -> np.ndarra
     return np.delete(images.rows, [place for place, _ in unreadable])
 
 
-def _few(source: Source, rows: np.ndarray, asked: DataAsked, split: str) -> np.ndarray:
+def _few(source: SampleSource, rows: np.ndarray, asked: DataAsked, split: str) -> np.ndarray:
     """Return the rows of `asked.most`, or of `asked.shots` per class of the training split."""
     if asked.most is not None:
         return np.sort(rows[calibration_rows(len(rows), min(asked.most, len(rows)))])
@@ -281,14 +281,19 @@ def _few(source: Source, rows: np.ndarray, asked: DataAsked, split: str) -> np.n
 
 
 def _kept(
-    images: np.ndarray, source: Source, rows: np.ndarray, name: str, split: str, skipped: int = 0
+    images: np.ndarray,
+    source: SampleSource,
+    rows: np.ndarray,
+    name: str,
+    split: str,
+    skipped: int = 0,
 ) -> Dataset:
     labels, names = source.labels[rows], source.class_names
     sha256 = _digest(images, labels, names)
     return Dataset(images, labels, names, name, lambda: sha256, split, skipped)
 
 
-def plain_preprocessing(source: Source, side_px: int) -> Preprocessing:
+def plain_preprocessing(source: SampleSource, side_px: int) -> Preprocessing:
     """Return how images are resized for a new model, whose checkpoint resizes them likewise."""
     channels = 1 if all(is_gray(source, row) for row in range(len(source))) else 3
     return Preprocessing(side_px, side_px, channels, (0.0,) * channels, (1.0,) * channels)

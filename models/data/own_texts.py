@@ -12,7 +12,7 @@ from saccade.models.data.datasets import Dataset, split_of_source
 from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.questions import AskedImages, open_questions
 from saccade.models.data.samples.sentences import open_captions
-from saccade.models.data.samples.source import Given, Source
+from saccade.models.data.samples.source import DataDescription, SampleSource
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.answers import soft_scores
 
@@ -72,7 +72,7 @@ def own_captions(
 
     Raises: SaccadeError as `open_captions` and `split_of_source` do.
     """
-    source = open_captions(name, Given.of(asked.labels, asked.data_root))
+    source = open_captions(name, DataDescription.of(asked.labels, asked.data_root))
     return captioned_split(source, name, split, preprocessing=preprocessing, asked=asked)
 
 
@@ -84,12 +84,12 @@ def own_questions(
 
     Raises: SaccadeError as `open_questions` and `split_of_source` do.
     """
-    source = open_questions(name, Given.of(asked.labels, asked.data_root))
+    source = open_questions(name, DataDescription.of(asked.labels, asked.data_root))
     return asked_split(source, name, split, preprocessing=preprocessing, asked=asked)
 
 
 def captioned_split(
-    source: Source,
+    source: SampleSource,
     name: str,
     split: str,
     *,

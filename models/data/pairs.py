@@ -17,7 +17,7 @@ from saccade.models.data.samples.images import Images
 from saccade.models.data.samples.manifests import table_rows, told_by
 from saccade.models.data.samples.negatives import Negative, open_negatives
 from saccade.models.data.samples.sentences import has_lists, open_captions
-from saccade.models.data.samples.source import Given, Source, Texts
+from saccade.models.data.samples.source import DataDescription, SampleSource, Texts
 from saccade.models.preprocessing import Preprocessing
 
 _LISTED = (".json", ".csv", ".jsonl", ".ndjson")
@@ -145,7 +145,7 @@ def _told(
     name: str,
     split: str,
     asked: DataAsked,
-    source: Source,
+    source: SampleSource,
     preprocessing: Preprocessing | None,
     side_px: int,
     text_of: Callable[[int], str],
@@ -164,13 +164,13 @@ def _told(
     return Told(data.images, rows, data.name, data.split, data.skipped, digest, originals=files)
 
 
-def _given(name: str, asked: DataAsked) -> Given:
+def _given(name: str, asked: DataAsked) -> DataDescription:
     if asked.labels is not None:
         raise SaccadeError(
             f"--labels {asked.labels}: {name} has sentences, which need no names of classes. "
             "Leave it out."
         )
-    return Given(root=asked.data_root)
+    return DataDescription(root=asked.data_root)
 
 
 def has_sentences(name: str) -> bool:
@@ -188,7 +188,7 @@ def has_sentences(name: str) -> bool:
         return False  # the reader of labels says what is wrong
 
 
-def _open(name: str, asked: DataAsked) -> Source:
+def _open(name: str, asked: DataAsked) -> SampleSource:
     """Return the images with their sentences."""
     given = _given(name, asked)
     if Path(name).suffix.lower() not in _LISTED and not is_data(name):

@@ -32,7 +32,7 @@ from saccade.models.data.samples.masks import (
     MaskSource,
     mask_folders,
 )
-from saccade.models.data.samples.source import Given, Source
+from saccade.models.data.samples.source import DataDescription, SampleSource
 from saccade.models.data.splits import chosen_rows, held_out
 from saccade.models.data.user_data import ImageFiles, is_unlabelled
 from saccade.models.preprocessing import Preprocessing
@@ -143,9 +143,9 @@ def _of_arrays(
     return SegmentedImages(images, masks, name, digests, split)
 
 
-def _opened(name: str, asked: DataAsked, also: Sequence[str]) -> Source:
+def _opened(name: str, asked: DataAsked, also: Sequence[str]) -> SampleSource:
     path = Path(name)
-    given = replace(Given.of(asked.labels, asked.data_root), beside="mask")
+    given = replace(DataDescription.of(asked.labels, asked.data_root), beside="mask")
     if path.is_dir():
         if parts := mask_folders(path):
             return MaskFolders(path, parts)
@@ -166,7 +166,7 @@ def _opened(name: str, asked: DataAsked, also: Sequence[str]) -> Source:
     return open_source(name, given)
 
 
-def _arrays(path: Path, asked: DataAsked, given: Given) -> MaskArrays | ArrayFile:
+def _arrays(path: Path, asked: DataAsked, given: DataDescription) -> MaskArrays | ArrayFile:
     """Read MNIST's and other labeled arrays by their own names, images and masks by ours."""
     from saccade.core.archives import array_names
 

@@ -15,14 +15,19 @@ from saccade.models.data.asked import DataAsked
 from saccade.models.data.samples.arrays import check_whole, checked_images, npz_arrays
 from saccade.models.data.samples.formats import tables_of
 from saccade.models.data.samples.labels import numbered_classes
-from saccade.models.data.samples.manifests import Manifest
+from saccade.models.data.samples.manifests import PathTable
 from saccade.models.data.samples.point_clouds import (
     FILE_BYTES,
     READERS,
     in_unit_sphere,
     read_points,
 )
-from saccade.models.data.samples.source import Given, RowUnreadable, Source, numbered
+from saccade.models.data.samples.source import (
+    DataDescription,
+    RowUnreadable,
+    SampleSource,
+    numbered,
+)
 from saccade.models.data.samples.texts import ClassFiles, TextTable
 from saccade.models.data.token_states import SUFFIXES, split_indices, state_arrays
 
@@ -76,7 +81,7 @@ class Takes:
         return self.kind == "image" and self.sets == 1 and not self.conditioned
 
 
-class Rows(ABC):
+class SequenceRows(ABC):
     """Labeled samples of any source.
 
     Shapes: labels [n] int64, split_of [n] int8 or None.
@@ -112,8 +117,8 @@ class Rows(ABC):
         )
 
 
-def open_rows(name: str, takes: Takes, asked: DataAsked) -> Rows:
-    path, given = Path(name), Given.of(asked.labels, asked.data_root)
+def open_rows(name: str, takes: Takes, asked: DataAsked) -> SequenceRows:
+    path, given = Path(name), DataDescription.of(asked.labels, asked.data_root)
     suffix = path.suffix.lower()
     if suffix == ".npz" and path.exists():
         return _ArrayRows(path, takes, given)
@@ -123,7 +128,7 @@ def open_rows(name: str, takes: Takes, asked: DataAsked) -> Rows:
         if path.is_dir():
             return PointRows(ClassFiles(path, READERS, given), takes.kind)
         if path.is_file() and suffix in _TABLES:
-            return PointRows(Manifest(path, given), takes.kind)
+            return PointRows(PathTable(path, given), takes.kind)
     if takes.kind in ("bytes", "characters"):
         tables = tables_of(name)
         if tables or (path.is_file() and suffix in _TABLES):
@@ -164,7 +169,7 @@ def _array_names(takes: Takes) -> tuple[str, ...]:
     return (*names, *(("condition",) if takes.conditioned else ()), "labels")
 
 
-class _ArrayRows(Rows):
+class _ArrayRows(SequenceRows):
     """The samples of an .npz; an array `split` of text may name the split of each.
 
     Shapes: images [n h w c] uint8; points [n m 3 or more]; tokens [n m d] float32; bytes [n m]
@@ -172,7 +177,7 @@ class _ArrayRows(Rows):
             [n m c] float32, condition_lengths [n]; second inputs of pairs end in _b.
     """
 
-    def __init__(self, path: Path, takes: Takes, given: Given) -> None:
+    def __init__(self, path: Path, takes: Takes, given: DataDescription) -> None:
         self.path, self._kind = path, takes.kind
         names = _array_names(takes)
         also = ("lengths", "lengths" + SECOND, "condition_lengths", "split")
@@ -264,10 +269,10 @@ class _ArrayRows(Rows):
         return more, replace(takes, condition_most=most)
 
 
-class _StateRows(Rows):
+class _StateRows(SequenceRows):
     """The samples of a file of token states."""
 
-    def __init__(self, path: Path, given: Given) -> None:
+    def __init__(self, path: Path, given: DataDescription) -> None:
         self.path = path
         self._states = states = state_arrays(path, given)
         self.labels, self.class_names = states.labels, states.class_names
@@ -285,10 +290,10 @@ class _StateRows(Rows):
         return SaccadeError(f"{self.path}: {numbered(row)}: {reason}")
 
 
-class _FileRows(Rows):
+class _FileRows(SequenceRows):
     """The samples of a source whose rows are read one by one."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SampleSource) -> None:
         self._source, self.path, self.notes = source, source.path, source.notes
         self.labels, self.class_names = source.labels, source.class_names
         self.split_of = source.split_of
@@ -301,7 +306,7 @@ class _FileRows(Rows):
 class PointRows(_FileRows):
     """Files of points; for points their coordinates, for tokens also the further columns."""
 
-    def __init__(self, source: Source, kind: str) -> None:
+    def __init__(self, source: SampleSource, kind: str) -> None:
         super().__init__(source)
         self._most = 3 if kind == "points" else None
 

@@ -17,7 +17,7 @@ from saccade.models.data.samples.source import RowUnreadable
 from saccade.models.data.sequence_rows import (
     SECOND,
     PointRows,
-    Rows,
+    SequenceRows,
     Takes,
     open_rows,
     padded,
@@ -81,7 +81,7 @@ def sequences(
 
 
 def _read(
-    name: str, split: str, rows_of: Rows, rows: np.ndarray, most: int
+    name: str, split: str, rows_of: SequenceRows, rows: np.ndarray, most: int
 ) -> tuple[np.ndarray, list[tuple[Any, ...]]]:
     """Return the rows that can be read, and their samples."""
     samples, bad = [], list[int]()
@@ -103,7 +103,7 @@ def _read(
 
 
 def _together(
-    name: str, samples: list[tuple[Any, ...]], takes: Takes, rows_of: Rows
+    name: str, samples: list[tuple[Any, ...]], takes: Takes, rows_of: SequenceRows
 ) -> tuple[dict[str, np.ndarray], Takes]:
     """Return the samples as padded arrays by input name, and what they decide."""
     if takes.kind == "image":

@@ -17,7 +17,7 @@ from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.arrays import check_whole, npz_arrays
 from saccade.models.data.samples.images import KEPT_BYTES
 from saccade.models.data.samples.labels import LabelColumn, numbered_classes
-from saccade.models.data.samples.source import Given, numbered, split_in, split_named
+from saccade.models.data.samples.source import DataDescription, numbered, split_in, split_named
 from saccade.models.data.splits import chosen_rows, held_out
 
 _LENGTHS, _MASKS = "lengths", ("mask", "attention_mask")
@@ -127,7 +127,7 @@ class TokenStates:
 
 
 @keeps_loaded
-def token_states(path: str | Path, split: str, given: Given | None = None) -> TokenStates:
+def token_states(path: str | Path, split: str, given: DataDescription | None = None) -> TokenStates:
     """Load one split of texts as states of a language model.
 
     Without given splits, they are drawn per class as for images: 70 % train, 10 % validation, 20 %
@@ -143,7 +143,7 @@ def token_states(path: str | Path, split: str, given: Given | None = None) -> To
             f"data '{path}': is not a file. A model of token states needs an .npz, .safetensors "
             f"or .parquet file with {_WRITE}. docs/data.md shows how to write one."
         )
-    states = state_arrays(path, given or Given())
+    states = state_arrays(path, given or DataDescription())
     if len(states.class_names) < 2:
         raise SaccadeError(
             f"{path}: found the class {states.class_names[0]}, expected at least two. Add samples "
@@ -171,7 +171,7 @@ def token_states(path: str | Path, split: str, given: Given | None = None) -> To
     return TokenStates(tokens, length, labels, names, path.name, digest.hexdigest(), split)
 
 
-def state_arrays(path: Path, given: Given) -> StateArrays:
+def state_arrays(path: Path, given: DataDescription) -> StateArrays:
     """Read a file of token states: an .npz, .safetensors or .parquet.
 
     Shapes: tokens [n t d] float32 or float16; lengths [n], or mask [n t] of 0 and 1; labels [n];
@@ -183,7 +183,7 @@ def state_arrays(path: Path, given: Given) -> StateArrays:
     return readers.get(path.suffix.lower(), _npz)(path, given)
 
 
-def _npz(path: Path, given: Given) -> StateArrays:
+def _npz(path: Path, given: DataDescription) -> StateArrays:
     try:
         names = set(array_names(path))
     except (OSError, ValueError):
@@ -195,7 +195,7 @@ def _npz(path: Path, given: Given) -> StateArrays:
     return _states(path, arrays, lambda rows: tokens[rows], tokens.shape, given)
 
 
-def _safetensors(path: Path, given: Given) -> StateArrays:
+def _safetensors(path: Path, given: DataDescription) -> StateArrays:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -236,7 +236,7 @@ def _words(path: Path, text: str) -> np.ndarray:
     return np.array(words)
 
 
-def _parquet(path: Path, given: Given) -> StateArrays:
+def _parquet(path: Path, given: DataDescription) -> StateArrays:
     from saccade.models.data.samples.columnar import ParquetFile, class_names_in, readable
 
     table = ParquetFile(path, split_in(path.name))
@@ -312,7 +312,7 @@ def _states(
     arrays: dict[str, np.ndarray],
     read: Callable[[np.ndarray], np.ndarray],
     shape: tuple[int, ...],
-    given: Given,
+    given: DataDescription,
 ) -> StateArrays:
     """Check what belongs to the tokens: their number per text, labels, names and splits."""
     count, most = shape[:2]

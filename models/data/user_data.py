@@ -14,7 +14,7 @@ from saccade.models.data.samples.arrays import checked_images, npz_arrays
 from saccade.models.data.samples.folders import is_image, visible
 from saccade.models.data.samples.images import Images, fitting
 from saccade.models.data.samples.labels import numbered_classes
-from saccade.models.data.samples.source import Source, left_out
+from saccade.models.data.samples.source import SampleSource, left_out
 from saccade.models.data.splits import calibration_rows, chosen_rows
 from saccade.models.preprocessing import Preprocessing
 
@@ -64,7 +64,7 @@ def _rows(total: int, most: int | None) -> np.ndarray:
     return np.arange(total) if most is None else calibration_rows(total, min(most, total))
 
 
-class ImageFiles(Source):
+class ImageFiles(SampleSource):
     """The images in a folder without sub-folders; all are of one class without a name."""
 
     def __init__(self, path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Rows:
+class BatchRows:
     """The rows of a part: `count` of `total`, beginning at `first`."""
 
     first: int
@@ -24,16 +24,16 @@ class Rows:
 
 
 # Not a context variable: autograd recomputes layers in threads of its own.
-_current: Rows | None = None
+_current: BatchRows | None = None
 
 
-def current_rows() -> Rows | None:
+def current_rows() -> BatchRows | None:
     """Return the rows of the part in work; None if it is the whole batch."""
     return _current
 
 
 @contextmanager
-def rows_of_batch(rows: Rows | None) -> Iterator[None]:
+def rows_of_batch(rows: BatchRows | None) -> Iterator[None]:
     """Draw noise for these rows inside the block."""
     global _current
     before, _current = _current, rows

@@ -17,7 +17,7 @@ SECOND = "_b"  # suffix of the names of a pair's second input and its length
 _DTYPES = {"image": "uint8", "bytes": "uint8", "characters": "int64"}
 
 
-class Detailed(Protocol):
+class DetailedNAC(Protocol):
     """A NAC or its folded form."""
 
     config: NACConfig
@@ -33,7 +33,7 @@ class Detailed(Protocol):
         ...
 
 
-def nac_component(model: Detailed) -> Component:
+def nac_component(model: DetailedNAC) -> Component:
     """Return the only component of a NAC: its input, a length if that varies, and its condition.
 
     Raises: SaccadeError if the configuration leaves open an axis that a file has to fix.

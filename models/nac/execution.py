@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.models.nac.generator import Circuit, Given, link_distances
+from saccade.models.nac.generator import Circuit, CircuitInputs, link_distances
 
 
 def reading_codes(circuit: Circuit) -> Tensor:
@@ -25,7 +25,7 @@ def heard_codes(circuit: Circuit, beside: bool) -> Tensor:
     return torch.cat((circuit.codes, reading_codes(circuit))) if beside else circuit.codes
 
 
-def execute(model: Any, given: Given, circuit: Circuit) -> Tensor:
+def execute(model: Any, given: CircuitInputs, circuit: Circuit) -> Tensor:
     """Return the confidence-weighted state of a NAC's read-out.
 
     Shapes: -> [b d].
@@ -34,7 +34,9 @@ def execute(model: Any, given: Given, circuit: Circuit) -> Tensor:
     return state
 
 
-def execute_layers(model: Any, given: Given, circuit: Circuit) -> tuple[Tensor, Tensor, Tensor]:
+def execute_layers(
+    model: Any, given: CircuitInputs, circuit: Circuit
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the states after the read-in, after the propagators, and of the read-out modules.
 
     Shapes: -> [b u d] or [b m d], [b u d], [b r d].

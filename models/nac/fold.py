@@ -15,7 +15,13 @@ from saccade.models.nac.folded_layers import (
     FoldedReadOut,
     folded_head,
 )
-from saccade.models.nac.generator import Circuit, Given, check_condition, generate, link_distances
+from saccade.models.nac.generator import (
+    Circuit,
+    CircuitInputs,
+    check_condition,
+    generate,
+    link_distances,
+)
 from saccade.models.nac.layers import without_padding
 from saccade.models.nac.model import NAC
 from saccade.models.nac.read_in import mean_of_heads
@@ -172,7 +178,7 @@ class FoldedNAC(nn.Module):
         theta: Tensor | None = None
         code: Tensor | None = None
         if self.config.conditional:
-            given = Given(tokens, length, condition, condition_length)
+            given = CircuitInputs(tokens, length, condition, condition_length)
             circuit = generate(self.generator, self.config, given)
             between, to_read_out = link_distances(circuit, self.read_out_signatures)
             link_bias = self.kernel.constant(between)

@@ -24,7 +24,7 @@ class Circuit(NamedTuple):
     read_in_signatures: Tensor | None = None  # [m s] of separate read-in modules
 
 
-class Given(NamedTuple):
+class CircuitInputs(NamedTuple):
     """The inputs that a circuit may depend on."""
 
     tokens: Tensor  # [b n d], after the tokenizer, zero beyond the length
@@ -100,11 +100,11 @@ class ConditionalGenerator(nn.Module):
         self.condition = linear(self.width, dim)
         self.norm_condition = nn.LayerNorm(dim)
         self.norm_queries = nn.LayerNorm(dim)
-        self.cross = Attention(dim, config.heads)
+        self.cross = PlainAttention(dim, config.heads)
         self.norm_ffn = nn.LayerNorm(dim)
         self.ffn = feed_forward(dim, config.ffn_dim, dim)
         self.norm_self = nn.LayerNorm(dim)
-        self.mix = Attention(dim, config.heads)
+        self.mix = PlainAttention(dim, config.heads)
         self.norm_out = nn.LayerNorm(dim)
         self.to_signature: nn.Module | None = None
         if config.connectivity != "dense":
@@ -146,7 +146,7 @@ def first_signatures(config: NACConfig, fresh: bool) -> Tensor | None:
 
 
 def generate(
-    generator: nn.Module, config: NACConfig, given: Given, modules: Tensor | None = None
+    generator: nn.Module, config: NACConfig, given: CircuitInputs, modules: Tensor | None = None
 ) -> Circuit:
     """Generate the circuit of these samples, or only these modules of it.
 
@@ -196,7 +196,7 @@ def link_distances(
     return signature_distance(signatures, heard), signature_distance(read_out_signatures, heard)
 
 
-class Attention(nn.Module):
+class PlainAttention(nn.Module):
     """Plain multi-head attention.
 
     Shapes: x [b i d], seen [b j d], length [b] or [b 2] (of seen) -> [b i d].

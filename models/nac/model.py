@@ -14,8 +14,8 @@ from saccade.models.nac.components import input_names, length_names, nac_compone
 from saccade.models.nac.config import NACConfig as NACConfig
 from saccade.models.nac.execution import execute, reading_codes
 from saccade.models.nac.generator import (
+    CircuitInputs,
     ConditionalGenerator,
-    Given,
     UnconditionalGenerator,
     first_signatures,
     generate,
@@ -146,9 +146,9 @@ class NAC(nn.Module, Family):
         length: Tensor | None,
         condition: Tensor | None,
         condition_length: Tensor | None,
-    ) -> Given:
+    ) -> CircuitInputs:
         tokens = without_padding(self.tokenizer(x, length), length)
-        return Given(tokens, length, condition, condition_length)
+        return CircuitInputs(tokens, length, condition, condition_length)
 
     def _logits(self, state: Tensor) -> Tensor:
         x = self.head_norm(state)

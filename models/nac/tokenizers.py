@@ -78,7 +78,7 @@ class Stage(nn.Module):
         side = 4 if first else 2
         self.norm = ChannelNorm(outputs if first else inputs)
         self.merge = nn.Conv2d(inputs, outputs, side, stride=side)
-        self.blocks = nn.Sequential(*(Block(outputs) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(ConvNeXtBlock(outputs) for _ in range(blocks)))
         self.first = first
         nn.init.trunc_normal_(self.merge.weight, std=0.02)
         nn.init.zeros_(self.merge.bias)  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ class Stage(nn.Module):
         return self.blocks(merged)
 
 
-class Block(nn.Module):
+class ConvNeXtBlock(nn.Module):
     """A block: x + gamma * narrow(gelu(widen(LayerNorm(depthwise 7 x 7 convolution of x)))).
 
     Shapes: x [b c h w] -> same.

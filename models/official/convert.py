@@ -117,7 +117,7 @@ def with_source(error: SaccadeError, source: str, names: Iterable[str]) -> Sacca
 
 
 @dataclass(frozen=True)
-class Source:
+class ConverterSource:
     """A code base whose checkpoints can be read: its converter and its options."""
 
     module: str  # of this package or in full; `:name` if it is not `convert`
@@ -130,18 +130,18 @@ OPTIONAL = ("labels", "vocabulary", "attention", "lam", "backbone", "determinist
 _TRUNK = ("labels", "backbone")
 
 SOURCES = {
-    "nac": Source("nac", ("labels", "deterministic"), checkpoint_key="model"),
-    "sparo-clip": Source("sparo_clip", ("labels", "vocabulary"), hub="open-clip"),
-    "open-clip": Source("open_clip", ("labels", "vocabulary"), hub="open-clip"),
-    "sparo-dino": Source("sparo_dino", checkpoint_key="teacher"),
-    "sot": Source("sot"),
-    "tvmax-vqa": Source("tvmax_vqa", ("labels", "vocabulary", "attention", "lam")),
-    "invariant-slot-attention": Source("invariant_slot_attention", ()),
-    "vit": Source("vit", _TRUNK, hub="timm"),
-    "deit": Source("vit:convert_deit", _TRUNK, hub="timm"),
-    "swin": Source("swin", _TRUNK, hub="timm"),
-    "resnet": Source("resnet", hub="timm"),
-    "transformers": Source("hugging_face", ("labels", "vocabulary"), hub="transformers"),
+    "nac": ConverterSource("nac", ("labels", "deterministic"), checkpoint_key="model"),
+    "sparo-clip": ConverterSource("sparo_clip", ("labels", "vocabulary"), hub="open-clip"),
+    "open-clip": ConverterSource("open_clip", ("labels", "vocabulary"), hub="open-clip"),
+    "sparo-dino": ConverterSource("sparo_dino", checkpoint_key="teacher"),
+    "sot": ConverterSource("sot"),
+    "tvmax-vqa": ConverterSource("tvmax_vqa", ("labels", "vocabulary", "attention", "lam")),
+    "invariant-slot-attention": ConverterSource("invariant_slot_attention", ()),
+    "vit": ConverterSource("vit", _TRUNK, hub="timm"),
+    "deit": ConverterSource("vit:convert_deit", _TRUNK, hub="timm"),
+    "swin": ConverterSource("swin", _TRUNK, hub="timm"),
+    "resnet": ConverterSource("resnet", hub="timm"),
+    "transformers": ConverterSource("hugging_face", ("labels", "vocabulary"), hub="transformers"),
 }
 _PLAIN = "resnet"  # its tensors tell the whole configuration
 AUTO = "auto"  # for a folder of a model hub, whose JSON tells the source

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class _Kind(NamedTuple):
+class _ModelType(NamedTuple):
     """What distinguishes one model type."""
 
     usual: dict[str, Any]  # the defaults of its configuration that are read here
@@ -64,9 +64,9 @@ _GATED_LAYERS = {"widen": "mlp.weights_in", "narrow": "mlp.weights_out"}
 _DINO_USUAL = {"layer_norm_eps": 1e-6, "patch_size": 14, "mlp_ratio": 4, "use_swiglu_ffn": False}
 _DINO_SCALES = {"attention.out": "layer_scale1.lambda1", "narrow": "layer_scale2.lambda1"}
 _KINDS = {
-    "vit": _Kind(_USUAL, LAYERS, {}, ("cls_token",), False),
-    "deit": _Kind(_USUAL, LAYERS, {}, ("cls_token", "distillation_token"), False),
-    "dinov2": _Kind(_USUAL | _DINO_USUAL, _DINO_LAYERS, _DINO_SCALES, ("cls_token",), True),
+    "vit": _ModelType(_USUAL, LAYERS, {}, ("cls_token",), False),
+    "deit": _ModelType(_USUAL, LAYERS, {}, ("cls_token", "distillation_token"), False),
+    "dinov2": _ModelType(_USUAL | _DINO_USUAL, _DINO_LAYERS, _DINO_SCALES, ("cls_token",), True),
 }
 _KINDS["dinov2_with_registers"] = _KINDS["dinov2"]._replace(
     usual=_KINDS["dinov2"].usual | {"patch_size": 16, "num_register_tokens": 4},
@@ -125,7 +125,7 @@ def convert(official: Official) -> Converted:
 class _Conversion:
     """The conversion of one model, after its configuration has been checked."""
 
-    def __init__(self, official: Official, name: str, kind: _Kind, values: Values) -> None:
+    def __init__(self, official: Official, name: str, kind: _ModelType, values: Values) -> None:
         self.official, self.name, self.kind, self.values = official, name, kind, values
         self.reading = Reading(official.path, official.tensors)
         self.registers = values.count("num_register_tokens") if kind.registers else 0

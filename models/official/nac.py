@@ -18,7 +18,7 @@ from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.given_files import whole_number
 from saccade.models.official.nac_forms import (
     GRAPH,
-    Form,
+    NACForm,
     bandwidths,
     check_told,
     circuit_fields,
@@ -96,12 +96,12 @@ def _name(key: str) -> str:
     return key
 
 
-def perceiver_form(official: Official) -> Form:
+def perceiver_form(official: Official) -> NACForm:
     """Return the form of the baseline: no kernel, heads of 64 unless --config has others."""
     config = hint(official.config, "model", "kwargs", default=official.config)
     wide = whole_number(hint(config, "latent_dim_head", default=64), "latent_dim_head")
     read = whole_number(hint(config, "cross_dim_head", default=64), "cross_dim_head")
-    return Form(head_dim=wide, read_in_head_dim=read, read_out_head_dim=read, dense=True)
+    return NACForm(head_dim=wide, read_in_head_dim=read, read_out_head_dim=read, dense=True)
 
 
 CONVNEXT = (
@@ -350,7 +350,7 @@ def order_of(weights: dict[str, Tensor], config: NACConfig) -> Tensor:
         return circuit_order(Circuit(signatures, codes), kernel)
 
 
-def _notes(form: Form) -> tuple[str, ...]:
+def _notes(form: NACForm) -> tuple[str, ...]:
     """Return notes on what was assumed because the tensor names are those of a template."""
     if not form.template:
         return ()
@@ -363,7 +363,7 @@ def _notes(form: Form) -> tuple[str, ...]:
     )
 
 
-def _draws(official: Official, config: NACConfig, form: Form) -> tuple[str, ...]:
+def _draws(official: Official, config: NACConfig, form: NACForm) -> tuple[str, ...]:
     """Return notes on the draws that the authors' code makes in evaluation and ours does not.
 
     Raises: SaccadeError if there are such draws and --deterministic was not given.

@@ -18,7 +18,7 @@ GRAPH = "latent_graphs.0."
 
 
 @dataclass(frozen=True)
-class Form:
+class NACForm:
     """The form of a NAC: how two files with the same tensors may differ."""
 
     template: str = ""  # the authors' template, if the tensor names showed it
@@ -42,10 +42,10 @@ class Form:
     size: tuple[int, int] | None = None  # of the image, if no grid of positions tells it
 
 
-PAPER = Form(template="INET-110E-NC-*")
-PERCEIVER = Form(template="TINET-PIOLIKE-X", dense=True)
+PAPER = NACForm(template="INET-110E-NC-*")
+PERCEIVER = NACForm(template="TINET-PIOLIKE-X", dense=True)
 _SOFT = {"one": False, "union": True, "truncate": 0.9, "epsilon_learned": True, "tau": 1.0}
-TINY = Form(
+TINY = NACForm(
     template="TINY-INET-NC-X",
     read_in_residual=False,
     read_out_residual=True,
@@ -62,7 +62,7 @@ FULL = replace(
 )
 
 
-def form_of(official: Official) -> Form:
+def form_of(official: Official) -> NACForm:
     """Return the form given by --config, or by the template that the tensor names show.
 
     Raises: SaccadeError if neither tells the form.
@@ -72,7 +72,7 @@ def form_of(official: Official) -> Form:
     return recognised(official)
 
 
-def recognised(official: Official) -> Form:
+def recognised(official: Official) -> NACForm:
     """Return the form of the template that has these tensor names.
 
     Raises: SaccadeError if it is not a template that the authors ship.
@@ -137,7 +137,7 @@ def check_told(path: str, config: Mapping[str, Any] | None, fields: Mapping[str,
     check_stated(path, checks)
 
 
-def told(path: str, arguments: Mapping[str, Any]) -> Form:
+def told(path: str, arguments: Mapping[str, Any]) -> NACForm:
     """Return the form that a configuration describes, with the defaults of the authors' code.
 
     Raises: SaccadeError if it sets something that has no counterpart here.
@@ -150,7 +150,7 @@ def told(path: str, arguments: Mapping[str, Any]) -> Form:
     _check_kernels(path, kernel, hint(read_out, "kernel_kwargs", default={}) or {})
     pooled = arguments.get("output_tokenizer_type") == "OutputLatentPooling"
     kind = hint(arguments, "output_tokenizer_kwargs", "softmax_type", default="gumbel")
-    return Form(
+    return NACForm(
         head_dim=head_dim,
         read_in_head_dim=hint(graph, "read_in_kwargs", "head_dim", default=head_dim),
         read_out_head_dim=hint(graph, "read_out_kwargs", "head_dim", default=head_dim),
@@ -239,7 +239,7 @@ BACKBONE = "input_tokenizer.backbone."
 GRID = "input_tokenizer.positional_grid.grid"
 
 
-def circuit_fields(reading: Reading, form: Form, graph: str) -> dict[str, Any]:
+def circuit_fields(reading: Reading, form: NACForm, graph: str) -> dict[str, Any]:
     """Return the fields of the circuit's tables, widths and layers.
 
     Raises: SaccadeError if a width is not a multiple of a head's, or the tables do not fit.
@@ -269,7 +269,7 @@ def circuit_fields(reading: Reading, form: Form, graph: str) -> dict[str, Any]:
     }
 
 
-def table_fields(reading: Reading, form: Form, graph: str, *, plain: bool) -> dict[str, Any]:
+def table_fields(reading: Reading, form: NACForm, graph: str, *, plain: bool) -> dict[str, Any]:
     """Return the fields of modules, codes and signatures, and of their initial state.
 
     Raises: SaccadeError if the two tables do not fit.
@@ -301,7 +301,7 @@ def table_fields(reading: Reading, form: Form, graph: str, *, plain: bool) -> di
     }
 
 
-def head_widths(reading: Reading, form: Form, graph: str, weight: str) -> dict[str, Any]:
+def head_widths(reading: Reading, form: NACForm, graph: str, weight: str) -> dict[str, Any]:
     """Return the heads of the propagators, and of read-in and read-out, which must be equal.
 
     Raises: SaccadeError if a width is not a multiple of a head's.
@@ -339,7 +339,7 @@ def bandwidths(reading: Reading, graph: str) -> list[str]:
     return [key for key in keys if key in reading.tensors]
 
 
-def kernel_fields(reading: Reading, form: Form, graph: str) -> dict[str, Any]:
+def kernel_fields(reading: Reading, form: NACForm, graph: str) -> dict[str, Any]:
     """Return the fields of bandwidth and cutoff, and of their training."""
     values = [reading.tensors[key] for key in bandwidths(reading, graph)]
     known = (

@@ -86,7 +86,7 @@ class ResidualBlock(nn.Module):
         return (self.second_norm(self.second(y)) + self.shortcut(x)).relu()
 
 
-class ResNet(nn.Module):
+class SmallResNet(nn.Module):
     """A ResNet for small inputs: stride 1 and no pooling at the root, no ReLU after its norm.
 
     Shapes: [b c h w] -> [b channels h' w'], h' = ceil(h / 2 ** (stages - 1)).
@@ -153,7 +153,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: SlotConfig) -> None:
         super().__init__()
-        trunk = SimpleCNN if config.encoder == "simple-cnn" else ResNet
+        trunk = SimpleCNN if config.encoder == "simple-cnn" else SmallResNet
         self.trunk = trunk(config)
         cells = (-(-side // self.trunk.stride) for side in (config.height_px, config.width_px))
         self.height, self.width = cells

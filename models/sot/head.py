@@ -145,7 +145,7 @@ def square_root(covariance: Tensor, steps: int) -> Tensor:
     return y * trace.clamp(min=0).sqrt()
 
 
-class PoolingOutput(NamedTuple):
+class PooledHead(NamedTuple):
     """The output of a pooling; only cross-covariances have the matrices.
 
     Shapes: vector [b r], covariance and normalized [b heads m n].
@@ -211,7 +211,7 @@ class MultiHeadCrossCovariance(nn.Module):
         self.dropout = nn.Dropout(config.pool_dropout)
         self.width = self.heads * self.m * self.n
 
-    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> PoolingOutput:
+    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> PooledHead:
         b, n, _ = tokens.shape
         split = [self.heads * self.m, self.heads * self.n]
         x, y = self.project(tokens).split(split, -1)
@@ -222,7 +222,7 @@ class MultiHeadCrossCovariance(nn.Module):
             mask, count = mask[:, None] if mask is not None else None, count[:, None]
         covariance = cross_covariance(x, y, count, mask, self.mean_removal)
         normalized = self.norm(covariance)
-        return PoolingOutput(self.dropout(normalized.flatten(1)), covariance, normalized)
+        return PooledHead(self.dropout(normalized.flatten(1)), covariance, normalized)
 
 
 class Average(nn.Module):
@@ -236,12 +236,10 @@ class Average(nn.Module):
         self.dropout = nn.Dropout(config.pool_dropout)
         self.width = config.width
 
-    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> PoolingOutput:
+    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> PooledHead:
         mask, count = token_mask(tokens, kept)
         total = tokens.sum(1) if mask is None else (tokens * mask).sum(1)
-        return PoolingOutput(
-            self.dropout(total / (count if isinstance(count, int) else count[:, 0]))
-        )
+        return PooledHead(self.dropout(total / (count if isinstance(count, int) else count[:, 0])))
 
 
 class Covariance(nn.Module):
@@ -264,14 +262,14 @@ class Covariance(nn.Module):
         self.register_buffer("places", rows * config.gcp_dim + columns, persistent=False)
         self.width = config.gcp_dim * (config.gcp_dim + 1) // 2
 
-    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> PoolingOutput:
+    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> PooledHead:
         x = self.reduce(tokens)
         mask, count = token_mask(tokens, kept)
         covariance = cross_covariance(x, x, count, mask, self.mean_removal)
         if self.by_channels:
             covariance = covariance * (count / x.shape[-1])
         root = square_root(covariance, self.steps)
-        return PoolingOutput(self.dropout(root.flatten(1).index_select(1, self.places)))
+        return PooledHead(self.dropout(root.flatten(1).index_select(1, self.places)))
 
 
 def pooling(config: SoTConfig) -> MultiHeadCrossCovariance | Average | Covariance:
@@ -289,17 +287,17 @@ def unit(x: Tensor) -> Tensor:
     return F.normalize(x, dim=-1)
 
 
-class Answer(NamedTuple):
+class HeadOutput(NamedTuple):
     """The output of the head.
 
     Shapes: logits of the class token and of the word tokens [b classes], if the fusion has them;
-            state [b s] before the last linear layers; pooled as `PoolingOutput`.
+            state [b s] before the last linear layers; pooled as `PooledHead`.
     """
 
     class_logits: Tensor | None
     word_logits: Tensor | None
     state: Tensor
-    pooled: PoolingOutput | None
+    pooled: PooledHead | None
 
 
 class Head(nn.Module):
@@ -330,7 +328,7 @@ class Head(nn.Module):
 
     def forward(
         self, class_tokens: Tensor | None, words: Tensor, kept: Tensor | None = None
-    ) -> Answer:
+    ) -> HeadOutput:
         fusion = self.config.fusion
         if fusion == "aggr-all" and class_tokens is not None:
             words = torch.cat((class_tokens, words), 1)
@@ -346,8 +344,8 @@ class Head(nn.Module):
         if fusion in ("sum", "late", "class"):
             assert self.class_fc is not None
             by_words = None if pooled is None else self._words(pooled.vector)
-            return Answer(self.class_fc(states[0]), by_words, state, pooled)
-        return Answer(None, self._words(state), state, pooled)
+            return HeadOutput(self.class_fc(states[0]), by_words, state, pooled)
+        return HeadOutput(None, self._words(state), state, pooled)
 
     def _words(self, vector: Tensor) -> Tensor:
         assert self.word_fc is not None
@@ -362,7 +360,7 @@ class Head(nn.Module):
         return state
 
 
-def head_outputs(answer: Answer, fusion: str) -> dict[str, Tensor]:
+def head_outputs(answer: HeadOutput, fusion: str) -> dict[str, Tensor]:
     """Return the named outputs; with late fusion, logits are the log of the probabilities.
 
     Shapes: -> logits, probabilities [b classes], embedding [b s] of length 1; with

@@ -19,7 +19,7 @@ from saccade.models.layers.vit import Tokens
 from saccade.models.shapes_only import Undrawn
 from saccade.models.sot.components import sot_components
 from saccade.models.sot.config import SoTConfig as SoTConfig
-from saccade.models.sot.head import Answer, Head, head_outputs
+from saccade.models.sot.head import Head, HeadOutput, head_outputs
 from saccade.models.sot.tokens import token_embedding
 
 INIT_STD = 0.02
@@ -80,7 +80,7 @@ class SoT(nn.Module, Family):
         """
         return self.outputs(x, length)["logits"]
 
-    def answer(self, x: Tensor, length: Tensor | None = None) -> Answer:
+    def answer(self, x: Tensor, length: Tensor | None = None) -> HeadOutput:
         """Return the logits of both kinds of tokens, which training with late fusion needs."""
         return answer_of(self, x, length)[0]
 
@@ -143,7 +143,7 @@ class SoT(nn.Module, Family):
         return metadata
 
 
-def answer_of(model: Any, x: Tensor, length: Tensor | None) -> tuple[Answer, Tensor | None]:
+def answer_of(model: Any, x: Tensor, length: Tensor | None) -> tuple[HeadOutput, Tensor | None]:
     """Return the head's output and the trunk's attention, for a model or its folded form."""
     if model.config.input == "tokens":
         if length is None:

@@ -17,7 +17,7 @@ from saccade.models.budget import ComputeBudget
 from saccade.models.data.augment import Augmentation
 from saccade.models.data.datasets import load_data, pixel_moments
 from saccade.models.data.samples.images import Own
-from saccade.models.data.samples.source import Given
+from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
 from saccade.models.data.splits import calibration_rows
@@ -36,7 +36,7 @@ _ONE = (1, 1)  # objects per scene
 
 
 @dataclass(frozen=True)
-class Source:
+class SoTData:
     """A source of training and validation samples.
 
     `draw` needs the images of the rows that this process owns only.
@@ -73,7 +73,7 @@ def _image_fields(images: np.ndarray, seen: np.ndarray, classes: int) -> dict[st
 
 def image_source(
     options: TrainOptions, recipe: Recipe, *, validation: int, calibration: int
-) -> Source:
+) -> SoTData:
     """Return the source that the options name: `shapes` (default), digits, a folder or an .npz.
 
     Raises: SaccadeError if there is no such data.
@@ -98,7 +98,7 @@ def image_source(
         return {"image": drawn}, targets
 
     some = calibration_rows(len(labels), calibration)
-    return Source(
+    return SoTData(
         name=training.name,
         sha256={"train": training.sha256, "validation": held_out.sha256},
         class_names=training.class_names,
@@ -120,7 +120,7 @@ def patch_side(height: int, width: int) -> int:
     return min(divisors, key=lambda side: abs(side - max(height, width) / 8))
 
 
-def _shapes(recipe: Recipe, validation: int, calibration: int) -> Source:
+def _shapes(recipe: Recipe, validation: int, calibration: int) -> SoTData:
     held_out = scenes("validation", validation, side_px=SCENE_PX, objects=_ONE)
     known = scenes("train", calibration, side_px=SCENE_PX, objects=_ONE)
 
@@ -131,7 +131,7 @@ def _shapes(recipe: Recipe, validation: int, calibration: int) -> Source:
         images, targets = changes.batch(drawn["image"], labels, rng, own)
         return {"image": images}, targets
 
-    return Source(
+    return SoTData(
         name="shapes",
         sha256={"train": _digest(known.images), "validation": _digest(held_out.images)},
         class_names=SCENE_LABELS,
@@ -155,7 +155,7 @@ def _rows(data: TokenStates, rows: np.ndarray) -> Labelled:
     return {name: array[rows] for name, array in data.inputs.items()}, data.labels[rows]
 
 
-def text_source(options: TrainOptions, *, calibration: int) -> Source:
+def text_source(options: TrainOptions, *, calibration: int) -> SoTData:
     """Return the token states in the file that the options name.
 
     Raises: SaccadeError if there is none, if it cannot be used, or `--set` contradicts it.
@@ -166,7 +166,7 @@ def text_source(options: TrainOptions, *, calibration: int) -> Source:
             "does not generate. Pass --data with an .npz, .safetensors or .parquet of tokens, "
             "lengths and labels."
         )
-    given = Given.of(options.labels, options.data_root)
+    given = DataDescription.of(options.labels, options.data_root)
     splits = ("train", "validation")
     train, held_out = (token_states(options.data, split, given) for split in splits)
     _, most, width = train.tokens.shape
@@ -183,7 +183,7 @@ def text_source(options: TrainOptions, *, calibration: int) -> Source:
                 f"--set {name}={options.set[name]}: the data has {fields[name]}. Leave it out."
             )
     total = len(train.labels)
-    return Source(
+    return SoTData(
         name=train.name,
         sha256={"train": train.sha256, "validation": held_out.sha256},
         class_names=train.class_names,
@@ -223,7 +223,7 @@ class SoTTask(Task):
     family = "sot"
     model: SoT
 
-    def __init__(self, options: TrainOptions, recipe: Recipe, source: Source) -> None:
+    def __init__(self, options: TrainOptions, recipe: Recipe, source: SoTData) -> None:
         config = chosen_config(SoTConfig, options, recipe.config, source.fields)
         self.recipe, self.source, self.shots = recipe, source, source.shots
         self.data, self.data_sha256 = source.name, source.sha256

@@ -12,11 +12,11 @@ from saccade.models.layers.trunk import fold_trunks
 from saccade.models.sparo.components import components_of
 from saccade.models.sparo.model import Sparo, encode_image, encode_text
 from saccade.models.sparo.pooling import AttentionPool, MapPool, PoolingOutput
-from saccade.models.sparo.readout import ReadOut, attend
+from saccade.models.sparo.readout import SlotReadOut, attend
 from saccade.models.sparo.towers import ImageTower, passed
 
 
-class FoldedReadOut(nn.Module):
+class FoldedSlotReadOut(nn.Module):
     """A read-out that pools the tokens first and then projects the result.
 
     The query is constant, so a slot's logits are one product of the tokens with K'q / sqrt(D).
@@ -33,7 +33,7 @@ class FoldedReadOut(nn.Module):
     offset: Tensor
 
     @torch.no_grad()
-    def __init__(self, source: ReadOut, query: Tensor) -> None:
+    def __init__(self, source: SlotReadOut, query: Tensor) -> None:
         super().__init__()
         shape = source.shape
         heads = torch.tensor(shape.head_of, device=query.device)
@@ -133,12 +133,12 @@ class FoldedSparo(nn.Module):
 
     def _fold_read_outs(self) -> None:
         pools = [self.image_pool, *([self.text_pool] if self.config.text else [])]
-        sources = [pool.read_out for pool in pools if isinstance(pool.read_out, ReadOut)]
+        sources = [pool.read_out for pool in pools if isinstance(pool.read_out, SlotReadOut)]
         shared = sources[0].query
         for pool, source in zip(pools, sources, strict=True):
             query = shared if source.query is None else source.query
             assert query is not None
-            pool.read_out = FoldedReadOut(source, query)
+            pool.read_out = FoldedSlotReadOut(source, query)
 
     def encode_image(self, image: Tensor) -> PoolingOutput:
         """Do the same as Sparo.encode_image."""

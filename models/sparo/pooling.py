@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from saccade.models.layers.transformer import ACTIVATIONS, widened
 from saccade.models.sparo.config import SparoConfig
-from saccade.models.sparo.readout import ReadOut, attend, unit_code
+from saccade.models.sparo.readout import SlotReadOut, attend, unit_code
 from saccade.plugins.ops import sparsemax
 
 
@@ -38,7 +38,7 @@ class SlotPool(nn.Module):
         shape = config.read_out(tower)
         own_query = tower == "image" or not config.share_queries
         self.norm = nn.LayerNorm(shape.dim, eps=config.eps)
-        self.read_out: nn.Module = ReadOut(shape, own_query=own_query)
+        self.read_out: nn.Module = SlotReadOut(shape, own_query=own_query)
         self.kind = config.sparo_type
 
     def forward(

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from saccade.models.sparo.config import ReadOutShape
 
 
-class ReadOut(nn.Module):
+class SlotReadOut(nn.Module):
     """Single-head attention per slot; all slots share the last projection of the values.
 
     Shapes: tokens [b n dim], end [b] int64 (the last valid position), query [k attn_dim] instead

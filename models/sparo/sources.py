@@ -32,7 +32,7 @@ from saccade.models.word_tokens import split_words
 TEMPLATES = ("a {}",)
 
 
-class Source(Protocol):
+class SPAROData(Protocol):
     """Images, sentences about them, and scores on validation data.
 
     Shapes: images [n h w c] uint8.

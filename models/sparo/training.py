@@ -21,7 +21,7 @@ from saccade.models.sparo.codes import image_slots, text_slots
 from saccade.models.sparo.config import SMALL, SparoConfig
 from saccade.models.sparo.model import Sparo
 from saccade.models.sparo.ranking import rank_slots
-from saccade.models.sparo.sources import LabelsSource, PairsSource, ShapesSource, Source
+from saccade.models.sparo.sources import LabelsSource, PairsSource, ShapesSource, SPAROData
 from saccade.models.sparo.text_tokens import text_encoder
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.regularization import ImageChanges
@@ -183,7 +183,7 @@ class SparoTask(ComparingTask):
         return arrays | ({"labels": labels} if self.source.labels else {})
 
 
-def _source(options: TrainOptions, recipe: Recipe) -> Source:
+def _source(options: TrainOptions, recipe: Recipe) -> SPAROData:
     count = recipe.extra["validation_images"]
     if options.data in (None, "shapes"):
         side_px = options.value("height_px", recipe.config["height_px"])

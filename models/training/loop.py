@@ -187,7 +187,7 @@ class Run:
         if self.auxiliary is not None:
             named += list(self.auxiliary.to(self.device).train().named_parameters())
         self.optimizer = adamw(recipe, named, layers=task.model.parameter_layers())
-        self.average = Average(task.model, recipe.ema) if recipe.ema else None
+        self.average = ParameterAverage(task.model, recipe.ema) if recipe.ema else None
         self.rng = np.random.default_rng(options.seed)
         self.log = TrainingLog(options.log_path)
         self.done, self.best_step, self.best_score = 0, 0, -math.inf
@@ -418,7 +418,7 @@ def rate_at(recipe: Recipe, step: int) -> float:
     return recipe.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * behind))
 
 
-class Average:
+class ParameterAverage:
     """Exponential moving average of the parameters; the first updates form a plain mean."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:

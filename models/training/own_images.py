@@ -9,7 +9,7 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.models.data.datasets import pixel_moments
-from saccade.models.data.samples.source import Source
+from saccade.models.data.samples.source import SampleSource
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.resnet_sizes import BLOCKS, MEAN, STD, STRIDE, sizes_of
 from saccade.models.training.options import TrainOptions, chosen_recipe, with_counts
@@ -37,7 +37,7 @@ def own_recipe(
 
 
 def own_splits(
-    options: TrainOptions, source: Source, split_of: Callable[..., Split], encoder: str
+    options: TrainOptions, source: SampleSource, split_of: Callable[..., Split], encoder: str
 ) -> tuple[Split, Split]:
     """Return the training and validation split of a source.
 

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from saccade.core.errors import SaccadeError
-from saccade.models.layers.batch_rows import Rows, current_rows, rows_of_batch
+from saccade.models.layers.batch_rows import BatchRows, current_rows, rows_of_batch
 from saccade.models.training.processes import Group, ProcessLost
 from saccade.models.training.task import ComparingTask, Task
 
@@ -34,7 +34,7 @@ class Part:
     """A part of a batch, its rows, and its share of the mean that the loss is."""
 
     batch: Any
-    rows: Rows
+    rows: BatchRows
     share: float
 
 
@@ -54,7 +54,7 @@ def parts_of(task: Task, batch: Any, count: int) -> list[Part]:
     weights = [task.weight(part) for part in cut]
     firsts = [0, *accumulate(sizes)]
     return [
-        Part(part, Rows(first, size, firsts[-1]), weight / sum(weights))
+        Part(part, BatchRows(first, size, firsts[-1]), weight / sum(weights))
         for part, first, size, weight in zip(cut, firsts, sizes, weights, strict=False)
     ]
 
@@ -85,7 +85,7 @@ class Gradients:
         count = self.group.size * self.accumulate
         with _recomputed(self.blocks, self.group):
             if count == 1:
-                return self._mean(step, Part(batch, Rows(0, 1, 1), 1.0))
+                return self._mean(step, Part(batch, BatchRows(0, 1, 1), 1.0))
             parts = parts_of(self.task, batch, count)
             own = parts[self.group.rank * self.accumulate :][: self.accumulate]
             with _OfWholeBatch(self.group):
@@ -107,7 +107,7 @@ class Gradients:
             return task.codes(self.move(part.batch))
 
     def _compared(self, task: ComparingTask, batch: Any, own: list[Part], step: int) -> float:
-        rows = Rows(own[0].rows.first, sum(part.rows.count for part in own), own[0].rows.total)
+        rows = BatchRows(own[0].rows.first, sum(part.rows.count for part in own), own[0].rows.total)
         codes = partial(self._codes, task)
         before = _random_states()
         if whole_pass := len(own) == 1:
@@ -191,7 +191,7 @@ def all_sum(group: Group, x: Tensor) -> Tensor:
     return total
 
 
-def gathered(group: Group, x: Tensor, rows: Rows) -> Tensor:
+def gathered(group: Group, x: Tensor, rows: BatchRows) -> Tensor:
     """Return the rows of all processes, with their gradient.
 
     Shapes: x [rows.count ...] -> [rows.total ...].

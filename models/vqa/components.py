@@ -14,7 +14,7 @@ from saccade.models.vqa.config import VQAConfig
 _ZERO_ROW_SHARE = 0.05  # share of all-zero rows in random features
 
 
-class Detailed(Protocol):
+class DetailedVQA(Protocol):
     """A VQA or its folded form."""
 
     config: VQAConfig
@@ -24,7 +24,7 @@ class Detailed(Protocol):
         ...
 
 
-def vqa_component(model: Detailed) -> Component:
+def vqa_component(model: DetailedVQA) -> Component:
     """Return the only component; its inputs are the image, its size, and the question."""
     config = model.config
 

@@ -95,7 +95,7 @@ class FoldedDecoderLayer(FoldedEncoderLayer):
         return self.norm_feed(x + self.feed(x))
 
 
-class FoldedDecoder(nn.Module):
+class FoldedMCANDecoder(nn.Module):
     """The layers of a decoder with its pooling; one product computes all reads of the question.
 
     `constant` is what its pooling always adds to the answer's state.
@@ -218,12 +218,14 @@ class FoldedVQA(nn.Module):
                 self.cells = cells.folded() if isinstance(cells, PlacedCells) else cells
                 position = source.grid_linear(source.cells.position)
                 self.register_buffer("position", position)
-            self.grid = FoldedDecoder(
+            self.grid = FoldedMCANDecoder(
                 source.grid_linear, source.grid_decoder, source.grid_pool, last
             )
             bias = bias + self.grid.constant
         if self.config.has_boxes:
-            self.boxes = FoldedDecoder(source.box_linear, source.box_decoder, source.box_pool, last)
+            self.boxes = FoldedMCANDecoder(
+                source.box_linear, source.box_decoder, source.box_pool, last
+            )
             bias = bias + self.boxes.constant
         self.bias = nn.Parameter(bias)
         self.norm = BareNorm(source.norm)

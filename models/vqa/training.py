@@ -25,7 +25,7 @@ from saccade.models.data.questions import (
 )
 from saccade.models.data.samples.images import own_images, read_ahead
 from saccade.models.data.samples.questions import open_questions
-from saccade.models.data.samples.source import Given
+from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.splits import calibration_rows
 from saccade.models.families import new_model
 from saccade.models.scores.answers import KINDS, normalized, usual_answer
@@ -271,7 +271,7 @@ class OwnQuestionTask(QuestionTask):
             options, quick=QUICK, shipped=SHIPPED, extra=OWN, counts=tuple(COUNTS)
         )
         name = str(options.data)
-        given = Given.of(options.labels, options.data_root)
+        given = DataDescription.of(options.labels, options.data_root)
         source = open_questions(name, given)
         self.training, self.validation = own_splits(options, source, asked_split, VQAConfig.encoder)
         self.data = self.training.dataset.name

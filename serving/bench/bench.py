@@ -15,7 +15,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import (
     POLICIES,
-    Entry,
+    FrontierEntry,
     NarrowerMeasurement,
     PolicyEntry,
     mark_dominated,
@@ -24,7 +24,7 @@ from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.loaded_once import loaded_once
 from saccade.serving.bench import in_process, report, served
 from saccade.serving.bench.expected import by_clock, inside_s, served_s
-from saccade.serving.bench.in_process import InProcess, Measured
+from saccade.serving.bench.in_process import InProcessLoad, Measured
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import (
@@ -176,13 +176,13 @@ def _bench(workload: Workload, options: BenchOptions) -> BenchReport:
 class _Figures:
     """The figures of variants and policies, and their raw samples by variant or policy title."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[FrontierEntry, ...]
     policies: tuple[PolicyEntry, ...]
     samples: Samples
 
 
 def _figures(
-    workload: Workload, measured: Mapping[tuple[str, str], InProcess], machine: Machine
+    workload: Workload, measured: Mapping[tuple[str, str], InProcessLoad], machine: Machine
 ) -> _Figures:
     """Return the figures without a server."""
     results, variants = workload.results, workload.folder.variants
@@ -229,7 +229,9 @@ def _round_s(
     return within, through + policies * served_s(full, alone, window)
 
 
-def _with_threads(key: tuple[str, str], measured: InProcess, workload: Workload) -> InProcess:
+def _with_threads(
+    key: tuple[str, str], measured: InProcessLoad, workload: Workload
+) -> InProcessLoad:
     threads = workload.threads
     if key not in threads.rates:  # a policy, whose variants have their own
         return measured

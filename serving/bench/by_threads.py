@@ -10,7 +10,7 @@ import numpy as np
 from saccade.core.machine import cores
 from saccade.exporter.artefact.frontier import enough_threads
 from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, Function
+from saccade.exporter.evaluation.evaluated_model import EvaluatedFunction, EvaluatedModel
 from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import Runtime
 from saccade.models.interface import Arrays
@@ -107,6 +107,6 @@ def opened_with(
         for role, manifest in variant.components.items():
             count = threads.of((model.name, "" if manifest is variant.main else role))
             if count != threads.share:
-                parts[role] = Function(parts[role].inputs, load(variant, count)[role])
+                parts[role] = EvaluatedFunction(parts[role].inputs, load(variant, count)[role])
         opened.append(replace(model, components=parts))
     return opened

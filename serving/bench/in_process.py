@@ -107,7 +107,7 @@ def _batch(inputs: Arrays, size: int, index: int) -> dict[str, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class InProcess:
+class InProcessLoad:
     """Calls of one kind of request without a server, by batch size.
 
     Units: by_threads in inferences per second, by number of threads.
@@ -156,7 +156,7 @@ def measure(
     rounds: int,
     advance: Advance,
     deadline: Deadline | None = None,
-) -> dict[_Key, InProcess]:
+) -> dict[_Key, InProcessLoad]:
     """Measure the speed of each work at each batch size, in turn, until the rounds suffice.
 
     If a call takes more than a second, larger batches are left out. Without a deadline, all rounds
@@ -174,7 +174,7 @@ def measure(
                 if size in calls[key]:
                     own = calls[key][size]
                     sample(work.run, work.inputs, own, seconds=seconds, varied=work.varied)
-        found = {key: InProcess(one_calls) for key, one_calls in calls.items()}
+        found = {key: InProcessLoad(one_calls) for key, one_calls in calls.items()}
         rates = {str(key): one.rounds for key, one in found.items()}
         if deadline and rounds_suffice(rates, deadline.left):
             break

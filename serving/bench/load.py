@@ -64,7 +64,7 @@ class LoadResult:
 
 
 @dataclass(frozen=True)
-class Order:
+class LoadOrder:
     """The order that the process receives: one window of load."""
 
     url: str
@@ -109,7 +109,9 @@ class LoadGenerator(LoadWorker):
 
         Raises: ServerFailed if the process stops.
         """
-        order = Order(self.url, self.server_pid, self.timeout_s, seconds, warmup_s, tuple(streams))
+        order = LoadOrder(
+            self.url, self.server_pid, self.timeout_s, seconds, warmup_s, tuple(streams)
+        )
         return self.load(order, LoadResult)
 
 
@@ -132,7 +134,7 @@ def refuse_errors(result: LoadResult, url: str) -> LoadResult:
 class _Clients:
     """All clients of one stream on one connection."""
 
-    def __init__(self, stream: Stream, order: Order) -> None:
+    def __init__(self, stream: Stream, order: LoadOrder) -> None:
         import grpc
         from tritonclient.grpc import service_pb2
 
@@ -213,12 +215,12 @@ class _Clients:
         )
 
 
-def main(order: Order) -> LoadResult:
+def main(order: LoadOrder) -> LoadResult:
     """Put load on the server. Runs in the separate process."""
     return asyncio.run(_measure(order))
 
 
-async def _measure(order: Order) -> LoadResult:
+async def _measure(order: LoadOrder) -> LoadResult:
     groups = [_Clients(stream, order) for stream in order.streams]
     running = True
     server = family_of(order.server_pid) if order.server_pid else []

@@ -58,7 +58,7 @@ class OpenLoadResult:
 
 
 @dataclass(frozen=True)
-class Order:
+class OpenLoadOrder:
     """The order that the process receives."""
 
     url: str
@@ -76,13 +76,13 @@ class OpenLoad(LoadWorker):
 
         Raises: ServerFailed if the process stops.
         """
-        return self.load(Order(self.url, arrivals), OpenLoadResult)
+        return self.load(OpenLoadOrder(self.url, arrivals), OpenLoadResult)
 
 
 class _Run:
     """One order: its channels, and the results so far."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: OpenLoadOrder) -> None:
         import grpc
 
         self.arrivals = order.arrivals
@@ -123,12 +123,12 @@ class _Run:
             self.failed_ms.setdefault(status, []).append(waited_ms)
 
 
-def main(order: Order) -> OpenLoadResult:
+def main(order: OpenLoadOrder) -> OpenLoadResult:
     """Put load on the server. Runs in the separate process."""
     return asyncio.run(_load(order))
 
 
-async def _load(order: Order) -> OpenLoadResult:
+async def _load(order: OpenLoadOrder) -> OpenLoadResult:
     run, rng, arrivals = _Run(order), random.Random(order.arrivals.seed), order.arrivals
     for channel in run.channels:
         await channel.channel_ready()

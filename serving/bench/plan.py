@@ -20,7 +20,7 @@ from saccade.core.errors import GateFailed, SaccadeError
 from saccade.core.path_fields import PathFields
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.serving.bench.figures import score_text
 from saccade.serving.bench.sweep.choice import measured_folder, measured_on
 from saccade.serving.repository.checks import measurements
@@ -67,7 +67,7 @@ class PlanOptions(PathFields):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlanCandidate:
     """The figures of one variant that a plan uses.
 
     Units: capacity is requests per second of one replica; idle_ms is the percentile of a request's
@@ -90,7 +90,7 @@ class Candidate:
 class Mix:
     """Variants, and the share of the requests that each one answers."""
 
-    parts: tuple[tuple[Candidate, float], ...]
+    parts: tuple[tuple[PlanCandidate, float], ...]
 
     @property
     def service_s(self) -> float:
@@ -142,7 +142,7 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CapacityPlan:
     """What a load needs, and how that was computed.
 
     Units: cores is the number of cores of the measured machine times the replicas; gpus is one per
@@ -158,7 +158,7 @@ class Plan:
     on_gpu: bool
     measured_on: str
     samples: int
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[PlanCandidate, ...]
     left_out: tuple[str, ...]
 
     @property
@@ -211,7 +211,7 @@ class Plan:
         return _rendered(self)
 
 
-def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> Plan:
+def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> CapacityPlan:
     """Return the fewest replicas that carry the load, and the best-scoring mix that needs so few.
 
     Raises: SaccadeError for a folder that was not measured through a router under load, GateFailed
@@ -230,7 +230,7 @@ def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> Plan:
     first = entries[0]
     within_slo = mix.utilisation_within(options.slo_ms, options.percentile)
     found = _CORES.search(first.device)
-    return Plan(
+    return CapacityPlan(
         options=options,
         mix=mix,
         needed=needed,
@@ -246,8 +246,8 @@ def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> Plan:
 
 
 def _candidates(
-    folder: ArtefactFolder, entries: Sequence[Entry], percentile: int
-) -> tuple[list[Candidate], list[str]]:
+    folder: ArtefactFolder, entries: Sequence[FrontierEntry], percentile: int
+) -> tuple[list[PlanCandidate], list[str]]:
     """Return the variants measured through the router under load, and the names of the others."""
     full = max(entries, key=lambda entry: (entry.budget, _goodness(entry)))
     if full.score.value <= 0:
@@ -271,7 +271,7 @@ def _candidates(
     return candidates, left_out
 
 
-def _candidate(entry: Entry, full: Entry, percentile: int) -> Candidate | None:
+def _candidate(entry: FrontierEntry, full: FrontierEntry, percentile: int) -> PlanCandidate | None:
     points = entry.grpc or {}
     counts = [
         int(name.removeprefix(_UNDER_LOAD)) for name in points if name.startswith(_UNDER_LOAD)
@@ -286,7 +286,7 @@ def _candidate(entry: Entry, full: Entry, percentile: int) -> Candidate | None:
     rate = float(point["inferences_per_second"])
     cpu_ms, share = point.get("core_ms_per_request"), point.get("client_cpu_share")
     lost = (_goodness(full) - _goodness(entry)) / full.score.value
-    return Candidate(
+    return PlanCandidate(
         variant=entry.variant,
         budget=entry.budget,
         score=score_text(asdict(entry.score)),
@@ -302,11 +302,11 @@ def _candidate(entry: Entry, full: Entry, percentile: int) -> Candidate | None:
     )
 
 
-def _goodness(entry: Entry) -> float:
+def _goodness(entry: FrontierEntry) -> float:
     return entry.score.value if entry.score.higher_is_better else -entry.score.value
 
 
-def _best(candidates: Sequence[Candidate], options: PlanOptions) -> tuple[Mix, int]:
+def _best(candidates: Sequence[PlanCandidate], options: PlanOptions) -> tuple[Mix, int]:
     found = []
     for mix in _mixes(candidates, options.max_risk):
         allowed = min(
@@ -322,7 +322,7 @@ def _best(candidates: Sequence[Candidate], options: PlanOptions) -> tuple[Mix, i
     return best[3], best[0]
 
 
-def _mixes(candidates: Sequence[Candidate], max_risk: float) -> Iterator[Mix]:
+def _mixes(candidates: Sequence[PlanCandidate], max_risk: float) -> Iterator[Mix]:
     """Yield each variant alone and each mix of two variants that lose no more than `max_risk`.
 
     A mix of more than two is never needed: there is one condition on shares that add up to one.
@@ -336,7 +336,7 @@ def _mixes(candidates: Sequence[Candidate], max_risk: float) -> Iterator[Mix]:
     yield from (mix for mix in (*alone, *pairs) if mix.lost <= max_risk + 1e-12)
 
 
-def _why_none(candidates: Sequence[Candidate], options: PlanOptions) -> str:
+def _why_none(candidates: Sequence[PlanCandidate], options: PlanOptions) -> str:
     allowed = [each for each in candidates if each.lost <= options.max_risk]
     if not allowed:
         least = min(candidates, key=lambda each: each.lost)
@@ -359,7 +359,7 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _arithmetic(made: Plan) -> list[str]:
+def _arithmetic(made: CapacityPlan) -> list[str]:
     """Return each step of the calculation with its numbers."""
     options, mix = made.options, made.mix
     lines = [
@@ -396,7 +396,7 @@ def _arithmetic(made: Plan) -> list[str]:
     return lines
 
 
-def _rendered(made: Plan) -> Any:
+def _rendered(made: CapacityPlan) -> Any:
     """Return the answer, the calculation, and every variant's figures."""
     import rich.box
     from rich.console import Group

@@ -11,10 +11,10 @@ from saccade.core.machine import Machine
 from saccade.core.verbosity import note
 from saccade.exporter.artefact.frontier import (
     ROUNDS,
+    MeasuredScore,
     PolicyEntry,
     PolicyStep,
     Ratio,
-    Score,
 )
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.policy.policy import (
@@ -28,7 +28,7 @@ from saccade.models.scores.intervals import (
 )
 from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
-from saccade.serving.bench.in_process import InProcess
+from saccade.serving.bench.in_process import InProcessLoad
 from saccade.serving.bench.policy_works import Answered, PolicyWork, PolicyWorks, ends_of
 from saccade.serving.client.zero_shot import Labelling
 from saccade.serving.repository.policies import ServedPolicy, served_policy
@@ -53,7 +53,7 @@ def entry_of_policy(
     work: PolicyWork,
     answered: Answered,
     result: EvaluationResult,
-    measured: Mapping[tuple[str, str], InProcess],
+    measured: Mapping[tuple[str, str], InProcessLoad],
     machine: Machine,
     ops: Ops,
 ) -> PolicyEntry:
@@ -155,13 +155,13 @@ def ratio(rates: Sequence[float], others: Sequence[float]) -> Ratio:
     return Ratio(round(times, 4), interval)
 
 
-def _over(policy: InProcess, full: InProcess) -> Ratio:
+def _over(policy: InProcessLoad, full: InProcessLoad) -> Ratio:
     return ratio(policy.calls[policy.best_batch].rounds, full.calls[full.best_batch].rounds)
 
 
-def _score(result: EvaluationResult, values: np.ndarray, answered: Answered) -> Score:
+def _score(result: EvaluationResult, values: np.ndarray, answered: Answered) -> MeasuredScore:
     first = result.scores[0]
-    return Score(
+    return MeasuredScore(
         name=first.name,
         value=round(float(values.mean()), 6),
         higher_is_better=first.higher_is_better,

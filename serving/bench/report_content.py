@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from saccade.exporter.artefact.frontier import POLICIES, Entry, PolicyEntry
+from saccade.exporter.artefact.frontier import POLICIES, FrontierEntry, PolicyEntry
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.models.scores.results import EvaluationResult
 from saccade.serving.bench import served
-from saccade.serving.bench.in_process import InProcess
+from saccade.serving.bench.in_process import InProcessLoad
 from saccade.serving.bench.load import LoadResult, Stream
 from saccade.serving.bench.options import MeasureOptions
 from saccade.serving.bench.report import SCHEMA, VERSION
@@ -27,7 +27,7 @@ class Measurement:
 
     variant: VariantFiles
     result: EvaluationResult
-    entry: Entry
+    entry: FrontierEntry
     samples: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def content(measured: Sequence[Measurement], options: MeasureOptions) -> dict[st
 
 
 def raw_samples(
-    result: EvaluationResult, inside: Mapping[tuple[str, str], InProcess]
+    result: EvaluationResult, inside: Mapping[tuple[str, str], InProcessLoad]
 ) -> dict[str, Any]:
     """Return the raw values of one variant that were measured without a server."""
     values = result.samples
@@ -77,7 +77,7 @@ def raw_samples(
     return samples
 
 
-def calls_of(figures: InProcess) -> dict[str, list[float]]:
+def calls_of(figures: InProcessLoad) -> dict[str, list[float]]:
     """Return the seconds of each call, by batch size."""
     return {str(size): calls.seconds for size, calls in figures.calls.items()}
 

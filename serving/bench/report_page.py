@@ -22,7 +22,7 @@ from saccade.core.escaped import escaped
 from saccade.serving.bench.figures import is_share, split_text
 from saccade.serving.bench.report_charts import charts, short_name
 from saccade.serving.bench.report_policies import sentences
-from saccade.serving.bench.report_tables import WORDS, Table, tables
+from saccade.serving.bench.report_tables import WORDS, ReportTable, tables
 
 # Styles for maps, which plotly.js adds unless an element with that id exists. No map is drawn.
 _STYLE_ID = re.compile(r'getElementById\("([0-9a-f]{64})"\)')
@@ -127,7 +127,7 @@ def _shown(content: Any) -> Any:
     return [_shown(item) for item in content] if isinstance(content, list | tuple) else content
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     head = "".join(
         f'<th scope="col"{_aligned(column)}>{escape(column)}</th>' for column in table.columns
     )

@@ -22,7 +22,7 @@ from saccade.serving.bench.report_policies import policies_of, policy_rows, step
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Headings and cells as text; the first column names the variant."""
 
     title: str
@@ -37,7 +37,7 @@ WORDS = (_DOMINATED, "score", "on the frontier of", "stage", "reason", "by")
 _BATCHES = ("batch_1", "batch_64")
 
 
-def tables(report: dict[str, Any]) -> list[Table]:
+def tables(report: dict[str, Any]) -> list[ReportTable]:
     """Return the report's tables in reading order."""
     variants = report["variants"]
     tables = [_score(variants)]
@@ -52,7 +52,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
     return [*swept_tables(report), *tables]
 
 
-def _score(variants: Sequence[dict[str, Any]]) -> Table:
+def _score(variants: Sequence[dict[str, Any]]) -> ReportTable:
     first = variants[0]
     top5 = any(variant["top5"] is not None for variant in variants)
     columns = [
@@ -69,10 +69,10 @@ def _score(variants: Sequence[dict[str, Any]]) -> Table:
             row.append("-" if variant["top5"] is None else f"{100 * variant['top5']:.2f}")
         rows.append((*row, variant["dominated_by"] or ""))
     note = "Bytes: size of one embedding, which the budget reduces." if saves_bytes(first) else ""
-    return Table("Score", tuple(columns), tuple(rows), note)
+    return ReportTable("Score", tuple(columns), tuple(rows), note)
 
 
-def _further(variants: Sequence[dict[str, Any]]) -> Table:
+def _further(variants: Sequence[dict[str, Any]]) -> ReportTable:
     rows = [
         (
             variant["variant"],
@@ -84,10 +84,10 @@ def _further(variants: Sequence[dict[str, Any]]) -> Table:
         for variant in variants
         for score in variant["scores"]
     ]
-    return Table("Further scores", ("variant", "score", "value", "95 %", "n"), tuple(rows))
+    return ReportTable("Further scores", ("variant", "score", "value", "95 %", "n"), tuple(rows))
 
 
-def _policies(report: dict[str, Any]) -> list[Table]:
+def _policies(report: dict[str, Any]) -> list[ReportTable]:
     note = (
         "Chains of variants. Same: answers equal to the full model's; risk: the certified limit "
         "of lost answers. Per second: in process, at the best batch; x full: times the full "
@@ -96,12 +96,12 @@ def _policies(report: dict[str, Any]) -> list[Table]:
     if any(policy["times_full_served"] for policy in policies_of(report)):
         note += " x served: times the full model's through the router, with the most clients."
     return [
-        Table("Policies", *policy_rows(report), note),
-        Table("Steps of the policies", *step_rows(report)),
+        ReportTable("Policies", *policy_rows(report), note),
+        ReportTable("Steps of the policies", *step_rows(report)),
     ]
 
 
-def _throughput(variants: Sequence[dict[str, Any]], ops: str) -> Table:
+def _throughput(variants: Sequence[dict[str, Any]], ops: str) -> ReportTable:
     served = _served_points(variants)
     rows = tuple(
         (
@@ -121,7 +121,7 @@ def _throughput(variants: Sequence[dict[str, Any]], ops: str) -> Table:
     if served:
         kind = "router" if served[0].startswith("router") else "gRPC"
         note += f" {kind} xN: N clients, one sample per request."
-    return Table("Inferences per second", columns, rows, note)
+    return ReportTable("Inferences per second", columns, rows, note)
 
 
 def _by_threads(variants: Sequence[dict[str, Any]]) -> str:
@@ -145,7 +145,7 @@ def _span(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _latency(variants: Sequence[dict[str, Any]]) -> Table:
+def _latency(variants: Sequence[dict[str, Any]]) -> ReportTable:
     every = [
         (title, grpc)
         for variant in variants
@@ -162,10 +162,10 @@ def _latency(variants: Sequence[dict[str, Any]]) -> Table:
         f"The load generator used {min(shares):.0f} to {max(shares):.0f} % of all CPU time."
     )
     columns = ("variant", *map(_clients, names))
-    return Table("Latency in milliseconds", columns, tuple(rows), note)
+    return ReportTable("Latency in milliseconds", columns, tuple(rows), note)
 
 
-def _cost(variants: Sequence[dict[str, Any]]) -> Table:
+def _cost(variants: Sequence[dict[str, Any]]) -> ReportTable:
     columns = ("file", "MiB", "parameters", "multiply-adds", "peak MiB", "SHA-256")
     rows = tuple(
         (
@@ -180,7 +180,7 @@ def _cost(variants: Sequence[dict[str, Any]]) -> Table:
         for file in variant["files"]
     )
     note = "Peak: the most memory that the activations of one sample occupy at any time."
-    return Table("Cost of one sample", columns, rows, note)
+    return ReportTable("Cost of one sample", columns, rows, note)
 
 
 def _served_points(variants: Sequence[dict[str, Any]]) -> list[str]:
@@ -228,7 +228,7 @@ _COSTS = {
 }
 
 
-def swept_tables(report: dict[str, Any]) -> list[Table]:
+def swept_tables(report: dict[str, Any]) -> list[ReportTable]:
     """Return the tables of a sweep in reading order; a benchmark has none."""
     tables = []
     if any("costs" in variant for variant in report["variants"]):
@@ -240,7 +240,7 @@ def swept_tables(report: dict[str, Any]) -> list[Table]:
     return tables
 
 
-def _frontiers(variants: Sequence[dict[str, Any]]) -> Table:
+def _frontiers(variants: Sequence[dict[str, Any]]) -> ReportTable:
     names = _told_apart(variants)
     rows = []
     for variant in variants:
@@ -262,7 +262,7 @@ def _frontiers(variants: Sequence[dict[str, Any]]) -> Table:
         f"{by_rounds}In parentheses: the lowest and highest value of single rounds. "
         f"Costs: {'; '.join(of)}."
     )
-    return Table("Frontiers", columns, tuple(rows), note)
+    return ReportTable("Frontiers", columns, tuple(rows), note)
 
 
 def _standing(costs: dict[str, Any], names: Sequence[str]) -> str:
@@ -286,16 +286,16 @@ def _told_apart(variants: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(names, key=lambda name: name != _BYTES) if saves_bytes(variants[0]) else names
 
 
-def _failed(failed: Sequence[dict[str, Any]]) -> Table:
+def _failed(failed: Sequence[dict[str, Any]]) -> ReportTable:
     rows = tuple((failure["variant"], failure["stage"], failure["reason"]) for failure in failed)
     note = (
         "To try these points again, pass --retry. The gate's limits are options of `saccade "
         "export`; to measure what it writes, run `saccade bench`."
     )
-    return Table("Failed", ("variant", "stage", "reason"), rows, note)
+    return ReportTable("Failed", ("variant", "stage", "reason"), rows, note)
 
 
-def _engines(engines: Sequence[dict[str, Any]]) -> Table:
+def _engines(engines: Sequence[dict[str, Any]]) -> ReportTable:
     rows = tuple(
         (
             engine["name"],
@@ -307,7 +307,7 @@ def _engines(engines: Sequence[dict[str, Any]]) -> Table:
         for engine in engines
     )
     columns = ("plan", "engine", "compute capability", "MiB", "build seconds")
-    return Table("Engines", columns, rows, "Built but not run: that needs a GPU.")
+    return ReportTable("Engines", columns, rows, "Built but not run: that needs a GPU.")
 
 
 def _spread(cost: dict[str, Any], divisor: float, form: str) -> str:

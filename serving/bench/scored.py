@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from saccade.core.machine import Machine
-from saccade.exporter.artefact.frontier import Entry, Score
+from saccade.exporter.artefact.frontier import FrontierEntry, MeasuredScore
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.runtimes.runtime import has_custom_ops
@@ -17,7 +17,7 @@ from saccade.models.families import entry_of
 from saccade.models.scores.intervals import bootstrap
 from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
-from saccade.serving.bench.in_process import InProcess
+from saccade.serving.bench.in_process import InProcessLoad
 
 _BESIDE_THE_SCORE = "top-5"
 
@@ -25,10 +25,10 @@ _BESIDE_THE_SCORE = "top-5"
 def entry_of_result(
     variant: VariantFiles,
     result: EvaluationResult,
-    measured: Mapping[tuple[str, str], InProcess],
+    measured: Mapping[tuple[str, str], InProcessLoad],
     machine: Machine,
     ops: Ops,
-) -> Entry:
+) -> FrontierEntry:
     """Return the frontier's entry with the measurements without a server."""
     inside = measured[variant.name, ""].summary()
     for name, role in measured:
@@ -37,7 +37,7 @@ def entry_of_result(
     top5 = [score.value for score in result.scores if score.name == _BESIDE_THE_SCORE]
     entry = variant.main.variant
     saved = entry_of(entry.family).embedding_saved
-    return Entry(
+    return FrontierEntry(
         variant=variant.name,
         sha256=variant.sha256,
         budget=entry.budget,
@@ -81,10 +81,10 @@ def cost(variant: VariantFiles) -> dict[str, Any]:
     }
 
 
-def _score(result: EvaluationResult) -> Score:
+def _score(result: EvaluationResult) -> MeasuredScore:
     first = result.scores[0]
     low, high = first.interval or bootstrap(result.samples)
-    return Score(
+    return MeasuredScore(
         name=first.name,
         value=round(first.value, 6),
         higher_is_better=first.higher_is_better,

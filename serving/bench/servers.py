@@ -19,7 +19,7 @@ from saccade.core.leftovers import temporary_folder
 from saccade.core.machine import this_machine
 from saccade.core.progress import Advance, progress_of
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import ROUNDS, Entry
+from saccade.exporter.artefact.frontier import ROUNDS, FrontierEntry
 from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.models.data.datasets import HELD_OUT, load_data
 from saccade.models.scores.intervals import wilson
@@ -72,7 +72,9 @@ class ServerUnderLoad:
         return {place: results[place] for place in places}
 
 
-def by_precision(folder: ArtefactFolder, entries: Sequence[Entry]) -> dict[str, ArtefactFolder]:
+def by_precision(
+    folder: ArtefactFolder, entries: Sequence[FrontierEntry]
+) -> dict[str, ArtefactFolder]:
     """Split a folder by precision: the variants of these entries, with these as the frontier."""
     folders = {}
     for precision in sorted({entry.precision for entry in entries}):

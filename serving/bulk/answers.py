@@ -21,7 +21,7 @@ _SEGMENTS = ("slots", "positions", "scales")
 
 
 @dataclass(frozen=True)
-class Form:
+class AnswerForm:
     """The form of the answers: the kind of answer, and its columns."""
 
     ask: str
@@ -81,7 +81,7 @@ class Form:
 
 def form_of(
     view: RouterView, ask: Ask | None, top: int, dtype: Precision, *, by_policy: bool = False
-) -> Form:
+) -> AnswerForm:
     """Return the form of this model's answers; without `ask`, of its main kind of answer.
 
     Raises: SaccadeError if the model does not give this kind of answer.
@@ -105,7 +105,7 @@ def form_of(
         shapes["owners"] = shapes["masks"][1:]
     known = {name: shape for name, shape in shapes.items() if shape}
     names = (*NAMES, STEPS) if by_policy else NAMES
-    return Form(chosen, (*wanted, *names), known, top, dtype)
+    return AnswerForm(chosen, (*wanted, *names), known, top, dtype)
 
 
 def _texts(rows: np.ndarray) -> list[str]:

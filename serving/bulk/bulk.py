@@ -27,7 +27,7 @@ from saccade.serving.bulk.plan import (
     SCHEMA,
     SUCCESS,
     VERSION,
-    Plan,
+    BulkPlan,
     check_same,
     index_of,
     part_name,
@@ -40,8 +40,8 @@ from saccade.serving.bulk.policy import (
     policies_sha256,
     without_policy,
 )
-from saccade.serving.bulk.shard import QUESTION, Done, Job
-from saccade.serving.bulk.sources import Columns, Source, Wanted
+from saccade.serving.bulk.shard import QUESTION, BulkJob, FinishedShard
+from saccade.serving.bulk.sources import BulkSource, Columns, ModelInputs
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import choice
 from saccade.serving.local.in_process import view_in
@@ -121,7 +121,7 @@ def bulk(
         repository = _repository(artefact, place / "repository", options, runner)
         plan = _planned(artefact, repository, out, options)
         left, kept = _left(out, plan)
-        job = Job(options.out, str(repository))
+        job = BulkJob(options.out, str(repository))
         counts = _run(job, plan, left, kept, options, runner)
         return _finished(out, plan, counts, sum(kept), began)
 
@@ -148,7 +148,9 @@ def _engines(repository: Path) -> dict[str, str]:
     }
 
 
-def _planned(artefact: ArtefactFolder, repository: Path, out: Place, options: BulkOptions) -> Plan:
+def _planned(
+    artefact: ArtefactFolder, repository: Path, out: Place, options: BulkOptions
+) -> BulkPlan:
     view = view_in(repository / artefact.model)
     routes, parameters = _routes(repository, artefact.model), _parameters(options)
     followed = without_policy(parameters) != parameters
@@ -157,8 +159,8 @@ def _planned(artefact: ArtefactFolder, repository: Path, out: Place, options: Bu
     old = read_plan(out)
     columns = Columns(options.column, options.id_column, options.question_column)
     wanted = _wanted(view, form.ask)
-    listed = Source(Place(options.input), columns, wanted).entries()
-    plan = Plan(
+    listed = BulkSource(Place(options.input), columns, wanted).entries()
+    plan = BulkPlan(
         schema=SCHEMA,
         version=VERSION,
         model=artefact.model,
@@ -186,8 +188,8 @@ def _planned(artefact: ArtefactFolder, repository: Path, out: Place, options: Bu
 
 
 def _run(
-    job: Job,
-    plan: Plan,
+    job: BulkJob,
+    plan: BulkPlan,
     left: list[int],
     kept: tuple[int, int],
     options: BulkOptions,
@@ -202,7 +204,7 @@ def _run(
     with progress_of("bulk", plan.inputs) as advance, closing(runner.run(job, left)) as results:
         advance(answers + errors)
         for done in results:
-            if isinstance(done, Done):
+            if isinstance(done, FinishedShard):
                 answers, errors = answers + done.answers, errors + done.errors
                 inputs = done.answers + done.errors - begun.pop(done.shard, 0)
             else:
@@ -223,7 +225,7 @@ def _check_errors(errors: int, options: BulkOptions) -> None:
         )
 
 
-def _left(out: Place, plan: Plan) -> tuple[list[int], tuple[int, int]]:
+def _left(out: Place, plan: BulkPlan) -> tuple[list[int], tuple[int, int]]:
     """Return the shards without a file of answers, and the answers and errors of the others."""
     done = {index_of(name) for name, _ in out.join(ANSWERS).files() if name.startswith("part-")}
     wrong = {index_of(name) for name, _ in out.join(ERRORS).files() if name.startswith("part-")}
@@ -240,7 +242,7 @@ def _errors(out: Place, index: int) -> int:
 
 
 def _finished(
-    out: Place, plan: Plan, counts: tuple[int, int], kept: int, began: float
+    out: Place, plan: BulkPlan, counts: tuple[int, int], kept: int, began: float
 ) -> BulkReport:
     answers, errors = counts
     if answers + errors != plan.inputs:
@@ -287,14 +289,14 @@ def _given(options: BulkOptions) -> list[str]:
     return [name for name in _OWN if getattr(options, name) is not None]
 
 
-def _wanted(view: RouterView, ask: str) -> Wanted:
+def _wanted(view: RouterView, ask: str) -> ModelInputs:
     component = view.components[view.main_role]
     names = [spec["name"] for spec in component["inputs"]]
     encoded = tuple(name for name in names if name in component["encoded"])
     optional = component.get("optional", ())
     question = QUESTION in names and ask == "answer"
     beside = {*encoded, *optional, *([QUESTION] if question else [])}
-    return Wanted(encoded, tuple(name for name in names if name not in beside), question)
+    return ModelInputs(encoded, tuple(name for name in names if name not in beside), question)
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from saccade.core.files import json_bytes
 from saccade.core.json_text import parse_json
 from saccade.core.leftovers import is_leftover
 from saccade.core.schema import typed
-from saccade.serving.bulk.answers import Form
+from saccade.serving.bulk.answers import AnswerForm
 from saccade.serving.bulk.place import Place
-from saccade.serving.bulk.sources import Columns, Wanted
+from saccade.serving.bulk.sources import Columns, ModelInputs
 
 SCHEMA, VERSION = "saccade.bulk", 1
 ANSWERS, ERRORS = "answers", "errors"
@@ -27,7 +27,7 @@ _PLAN, _LISTING = "_plan/plan.json", "_plan/listing.parquet"
 
 
 @dataclass(frozen=True)
-class Plan:
+class BulkPlan:
     """Everything that the answers depend on."""
 
     schema: str
@@ -45,9 +45,9 @@ class Plan:
     shard: int  # inputs per shard
     batch: int
     parameters: dict[str, str]  # parameters of each request
-    form: Form
+    form: AnswerForm
     columns: Columns
-    wanted: Wanted
+    wanted: ModelInputs
 
     @property
     def shards(self) -> int:
@@ -55,7 +55,7 @@ class Plan:
         return -(-self.inputs // self.shard)
 
 
-def write_plan(out: Place, plan: Plan, listing: Any) -> None:
+def write_plan(out: Place, plan: BulkPlan, listing: Any) -> None:
     """Write the listing, then the plan: a folder without a plan is not a job."""
     import pyarrow.parquet as pq
 
@@ -65,7 +65,7 @@ def write_plan(out: Place, plan: Plan, listing: Any) -> None:
     out.join(_PLAN).write(json_bytes(asdict(plan)))
 
 
-def read_plan(out: Place) -> Plan | None:
+def read_plan(out: Place) -> BulkPlan | None:
     """Return the plan at `out`, or None if there is nothing.
 
     Raises: SaccadeError if `out` has other content.
@@ -86,10 +86,10 @@ def read_plan(out: Place) -> Plan | None:
         raise SaccadeError(
             f"{out.join(_PLAN)}: is not a plan of this release of saccade. Choose another --out."
         )
-    return typed(Plan, content, f"{out.join(_PLAN)}: ")
+    return typed(BulkPlan, content, f"{out.join(_PLAN)}: ")
 
 
-def check_same(out: Place, old: Plan, new: Plan) -> None:
+def check_same(out: Place, old: BulkPlan, new: BulkPlan) -> None:
     """Check that a job is resumed with the options that it was started with.
 
     Raises: SaccadeError that names the difference.

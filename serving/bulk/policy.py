@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import json_bytes
-from saccade.serving.bulk.answers import Form
+from saccade.serving.bulk.answers import AnswerForm
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.repository.policies import ServedPolicy
 
@@ -14,7 +14,7 @@ ASKS = ("classify", "answer", "segment")  # answers of different variants can be
 _PARAMETERS = ("policy", "max_risk", "strict")
 
 
-def check_followed(parameters: Mapping[str, str], view: RouterView, form: Form) -> None:
+def check_followed(parameters: Mapping[str, str], view: RouterView, form: AnswerForm) -> None:
     """Check that the named policy exists and that this kind of answer can follow one.
 
     Raises: SaccadeError if not.

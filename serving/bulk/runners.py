@@ -28,7 +28,7 @@ from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.place import EXTRA, Place
 from saccade.serving.bulk.plan import REPOSITORY
-from saccade.serving.bulk.shard import Begun, Done, Job, Request, main
+from saccade.serving.bulk.shard import Begun, BulkJob, FinishedShard, ShardRequest, main
 
 TRIES = 3  # attempts at a shard whose process dies: its content may kill every process
 ON_CPUS = f"--runtime {DEFAULT} --instances cpu"
@@ -42,7 +42,7 @@ class Runner(Protocol):
     def gpus(self) -> Sequence[Gpu]:
         """The GPUs of this machine that the workers use."""
 
-    def run(self, job: Job, shards: Sequence[int]) -> Generator[Done | Begun]:
+    def run(self, job: BulkJob, shards: Sequence[int]) -> Generator[FinishedShard | Begun]:
         """Yield each shard when it is finished, in any order, and before how far it is, if known.
 
         Raises: SaccadeError if a shard fails.
@@ -89,7 +89,7 @@ class Local:
     environments: tuple[Mapping[str, str], ...] = ({},)
     gpus: tuple[Gpu, ...] = ()
 
-    def run(self, job: Job, shards: Sequence[int]) -> Generator[Done | Begun]:
+    def run(self, job: BulkJob, shards: Sequence[int]) -> Generator[FinishedShard | Begun]:
         pool = _Processes(job, shards)
         count = min(self.workers, len(shards))
         with ThreadPoolExecutor(count) as threads:
@@ -101,7 +101,7 @@ class Local:
                     outcome = pool.outcomes.get()
                     if isinstance(outcome, BaseException):
                         raise outcome
-                    left -= isinstance(outcome, Done)
+                    left -= isinstance(outcome, FinishedShard)
                     yield outcome
             finally:
                 pool.stop()
@@ -125,8 +125,8 @@ def _local(options: BulkOptions) -> Local:
 class _Processes:
     """Processes that take shards from a shared queue; one thread waits for each process."""
 
-    def __init__(self, job: Job, shards: Sequence[int]) -> None:
-        self.outcomes: SimpleQueue[Done | Begun | BaseException] = SimpleQueue()
+    def __init__(self, job: BulkJob, shards: Sequence[int]) -> None:
+        self.outcomes: SimpleQueue[FinishedShard | Begun | BaseException] = SimpleQueue()
         self._job, self._waiting = job, SimpleQueue[int]()
         for shard in shards:
             self._waiting.put(shard)
@@ -151,13 +151,13 @@ class _Processes:
         for worker in self._running:
             worker.close()
 
-    def _done(self, worker: Worker, shard: int) -> Done:
+    def _done(self, worker: Worker, shard: int) -> FinishedShard:
         def said(inputs: Any) -> None:
             self.outcomes.put(Begun(shard, int(inputs)))
 
         for left in reversed(range(TRIES)):
             try:
-                return worker.ask(Request(self._job, shard), Done, said=said)
+                return worker.ask(ShardRequest(self._job, shard), FinishedShard, said=said)
             except (WorkerEnded, WorkerNotStarted) as ended:
                 if left == 0 or self._stopped.is_set():
                     last_words = getattr(ended, "last_words", "")
@@ -180,7 +180,7 @@ class Ray:
     resources: Mapping[str, int]  # resources of each actor
     gpus: tuple[Gpu, ...] = ()  # empty: only the actors see the GPUs of their nodes
 
-    def run(self, job: Job, shards: Sequence[int]) -> Generator[Done | Begun]:
+    def run(self, job: BulkJob, shards: Sequence[int]) -> Generator[FinishedShard | Begun]:
         Place(job.out).join(REPOSITORY).write(_packed(Path(job.repository)))
         rows = self.data.from_items(
             [{"shard": shard} for shard in shards], override_num_blocks=len(shards)
@@ -193,7 +193,7 @@ class Ray:
         )
         try:
             for row in rows.iter_rows():
-                yield Done(int(row["shard"]), int(row["answers"]), int(row["errors"]))
+                yield FinishedShard(int(row["shard"]), int(row["answers"]), int(row["errors"]))
         except self.core.exceptions.RayError as error:
             raise _refusal(error) from error
 
@@ -234,10 +234,10 @@ class _Actor:
         self._folder = tempfile.TemporaryDirectory(prefix="saccade-bulk-")
         with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
             tar.extractall(self._folder.name, filter="data")
-        self._job = Job(out, self._folder.name)
+        self._job = BulkJob(out, self._folder.name)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
-        done = [main(Request(self._job, int(shard))) for shard in batch["shard"]]
+        done = [main(ShardRequest(self._job, int(shard))) for shard in batch["shard"]]
         names = ("shard", "answers", "errors")
         return {name: [getattr(one, name) for one in done] for name in names}
 

@@ -17,12 +17,12 @@ import numpy as np
 from saccade.core.errors import SaccadeError
 from saccade.core.worker import say
 from saccade.serving.bulk.place import Place
-from saccade.serving.bulk.plan import ANSWERS, ERRORS, Plan, part_name, read_plan, read_shard
-from saccade.serving.bulk.sources import Source, Unreadable
+from saccade.serving.bulk.plan import ANSWERS, ERRORS, BulkPlan, part_name, read_plan, read_shard
+from saccade.serving.bulk.sources import BulkSource, Unreadable
 from saccade.serving.client.operations import as_arrays
 from saccade.serving.client.text_tokens import question_tokens
 from saccade.serving.local.in_process import (
-    InProcess,
+    InProcessRouter,
     InputRefused,
     labels_in,
     models_of,
@@ -34,7 +34,7 @@ Answered = tuple[list[str], dict[str, list[Any]]]
 
 
 @dataclass(frozen=True)
-class Job:
+class BulkJob:
     """The folders of a job, for its workers."""
 
     out: str
@@ -42,15 +42,15 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Request:
+class ShardRequest:
     """One shard of a job."""
 
-    job: Job
+    job: BulkJob
     shard: int
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedShard:
     """One finished shard."""
 
     shard: int
@@ -66,21 +66,21 @@ class Begun:
     inputs: int
 
 
-class Shards:
+class JobShards:
     """The shards of one job, run one after the other in this process."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: BulkJob) -> None:
         self._out, repository = Place(job.out), Path(job.repository)
         plan = read_plan(self._out)
         assert plan is not None, "the plan is written before workers start"
-        self._plan: Plan = plan
-        self._source = Source(Place(plan.input), plan.columns, plan.wanted)
+        self._plan: BulkPlan = plan
+        self._source = BulkSource(Place(plan.input), plan.columns, plan.wanted)
         router = repository / plan.model
         self._view = view_in(router)
         self._labels = labels_in(router)
-        self._model = InProcess(router, models_of(repository))
+        self._model = InProcessRouter(router, models_of(repository))
 
-    def run(self, shard: int) -> Done:
+    def run(self, shard: int) -> FinishedShard:
         """Write the answers of a shard.
 
         Raises: SaccadeError if the model fails, or the answers cannot be written.
@@ -96,7 +96,7 @@ class Shards:
         self._out.join(f"{ANSWERS}/{part_name(shard)}").write(
             _parquet({"id": ids} | columns, schema)
         )
-        return Done(shard, len(ids), len(errors))
+        return FinishedShard(shard, len(ids), len(errors))
 
     def close(self) -> None:
         """Close the files and the model before the process exits."""
@@ -175,13 +175,13 @@ class Shards:
         place.write(_parquet({"id": list(ids), "reason": list(reasons)}, schema))
 
 
-_here: dict[Job, Shards] = {}
+_here: dict[BulkJob, JobShards] = {}
 
 
-def main(request: Request) -> Done:
+def main(request: ShardRequest) -> FinishedShard:
     """Run one shard. The job stays open for the next one."""
     if request.job not in _here:
-        _here[request.job] = Shards(request.job)
+        _here[request.job] = JobShards(request.job)
         atexit.register(_here[request.job].close)
     return _here[request.job].run(request.shard)
 

@@ -39,7 +39,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ModelInputs:
     """Inputs of the model: for encoded images, for numbers, and for a question."""
 
     encoded: tuple[str, ...]
@@ -55,7 +55,7 @@ class Wanted:
 class Kind(ABC):
     """One kind of file. An instance is one file, opened on first use."""
 
-    def __init__(self, place: Place, columns: Columns, wanted: Wanted) -> None:
+    def __init__(self, place: Place, columns: Columns, wanted: ModelInputs) -> None:
         self.place, self.columns, self.wanted = place, columns, wanted
         self._file: Any = None
 
@@ -91,7 +91,7 @@ class ImageFile(Kind):
         return {_only_image(self.place, self.wanted): _bytes_of(self.place)}
 
 
-class Table(Kind):
+class ImageTable(Kind):
     """CSV or JSON lines: each row names an image file, relative to the table or by address."""
 
     def entries(self, name: str) -> Any:
@@ -144,7 +144,7 @@ class Table(Kind):
         return name
 
 
-class Parquet(Table):
+class Parquet(ImageTable):
     """Parquet: a column with bytes or paths of image files, or one column per model input."""
 
     _groups: RowGroups | None = None
@@ -305,17 +305,17 @@ class Arrays(Kind):
 
 _KINDS: dict[str, type[Kind]] = {
     **dict.fromkeys(listing.SUFFIXES, ImageFile),
-    **dict.fromkeys((".csv", ".jsonl", ".ndjson"), Table),
+    **dict.fromkeys((".csv", ".jsonl", ".ndjson"), ImageTable),
     ".parquet": Parquet,
     ".tar": Tar,
     ".npz": Arrays,
 }
 
 
-class Source:
+class BulkSource:
     """A file, or all files of one kind in a folder."""
 
-    def __init__(self, place: Place, columns: Columns, wanted: Wanted) -> None:
+    def __init__(self, place: Place, columns: Columns, wanted: ModelInputs) -> None:
         self.place, self._columns, self._wanted = place, columns, wanted
         self._open: dict[str, Kind] = {}
 
@@ -393,7 +393,7 @@ class Source:
             ) from error
 
 
-def _only_image(place: Place, wanted: Wanted) -> str:
+def _only_image(place: Place, wanted: ModelInputs) -> str:
     """Return the model's input if it takes one image and nothing else.
 
     Raises: SaccadeError otherwise.

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.client.images import MAX_IMAGES
-from saccade.serving.client.rpc_errors import ImageRefused
+from saccade.serving.client.rpc_errors import ServerRefusedImage
 from saccade.serving.client.wire import Call, Steps
 
 FIRST_ROWS = 1  # samples of the first request of a kind
@@ -68,7 +68,7 @@ class Watch:
     """
 
     answered: Callable[[int], None] = lambda rows: None
-    refused: Callable[[int, ImageRefused], None] | None = None
+    refused: Callable[[int, ServerRefusedImage], None] | None = None
 
 
 UNWATCHED = Watch()
@@ -111,7 +111,7 @@ class _Split:
         self._call, self._sizes, self._watch, self._clock = call, sizes, watch, clock
         self._began_s = clock()
         self._at = 0  # index of the next sample
-        self._refused: dict[int, ImageRefused] = {}
+        self._refused: dict[int, ServerRefusedImage] = {}
 
     def requests(self) -> Generator[Call, Any, list[Any]]:
         results = []
@@ -123,7 +123,7 @@ class _Split:
             sent_s = self._clock()
             try:
                 answer = yield part
-            except ImageRefused as error:
+            except ServerRefusedImage as error:
                 self._leave_out(error)
                 continue
             except SaccadeError as error:
@@ -141,10 +141,12 @@ class _Split:
         part = self._call.part(self._at, min(end, self._at + self._sizes.rows))
         return replace(part, timeout_s=self._sizes.limit_s(part.rows))
 
-    def _leave_out(self, error: ImageRefused) -> None:
+    def _leave_out(self, error: ServerRefusedImage) -> None:
         index = self._at + error.index
         if self._call.rows > 1:
-            error = ImageRefused(error.where, f"image {index}: {error.reason}", index, error.reason)
+            error = ServerRefusedImage(
+                error.where, f"image {index}: {error.reason}", index, error.reason
+            )
         if self._watch.refused is None:
             raise error
         self._watch.refused(index, error)

@@ -38,7 +38,7 @@ _IMAGE = re.compile(
 )
 
 
-class ImageRefused(SaccadeError):
+class ServerRefusedImage(SaccadeError):
     """The server cannot read or does not accept an image: its index in the request, and why."""
 
     def __init__(self, where: str, said: str, index: int, reason: str) -> None:
@@ -116,7 +116,7 @@ def refusal(where: str, message: str) -> SaccadeError:
     lines = [" ".join(line.split()) for line in message.strip().splitlines()]
     said = " ".join(message.split())
     if image := _IMAGE.fullmatch(said):
-        return ImageRefused(where, said, int(image["index"] or 0), image["reason"])
+        return ServerRefusedImage(where, said, int(image["index"] or 0), image["reason"])
     return SaccadeError(f"{where} refuses the request: " + "\n".join(lines))
 
 

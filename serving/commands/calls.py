@@ -27,7 +27,13 @@ from saccade.serving.client.call_options import (
 from saccade.serving.client.client import Classification, Client
 from saccade.serving.client.text_tokens import unknown_words
 from saccade.serving.commands.command import Answer, Image, Images, Result
-from saccade.serving.commands.image_files import Answered, answered, image_files, named, watching
+from saccade.serving.commands.image_files import (
+    ImageAnswers,
+    answered,
+    image_files,
+    named,
+    watching,
+)
 from saccade.serving.commands.slot_picture import (
     edited_picture,
     image_png,
@@ -247,7 +253,7 @@ def _client(options: CallOptions) -> Client:
     return Client(options.url, options.model, timeout_s=options.timeout_s)
 
 
-def _labelled(done: Answered[list[Classification]], **more: Any) -> Answer:
+def _labelled(done: ImageAnswers[list[Classification]], **more: Any) -> Answer:
     def words(one: Classification) -> str:
         return ", ".join(
             f"{escaped_line(label)} {100 * share:.1f} %" for label, share in one.labels
@@ -265,7 +271,7 @@ def _answered_by(one: Classification | Segmentation) -> str:
 
 
 def _of_images(
-    done: Answered[list[Any]],
+    done: ImageAnswers[list[Any]],
     words: Callable[[Any], str],
     by: Callable[[Any], str] = attrgetter("variant"),
     **more: Any,

@@ -205,10 +205,10 @@ def _print_text(text: Any) -> None:
     # rich reads a table's title with the settings of the console, not with those of `print`.
     console = Console(width=width, markup=False, emoji=False, highlight=False)
     wrap = isinstance(text, str)
-    console.print(_Escaped(text), highlight=False, soft_wrap=wrap, markup=False, emoji=False)
+    console.print(_EscapedText(text), highlight=False, soft_wrap=wrap, markup=False, emoji=False)
 
 
-class _Escaped:
+class _EscapedText:
     """Text or a table that may contain foreign text, with terminal commands in it escaped.
 
     Only the commands that the table itself makes reach the terminal.

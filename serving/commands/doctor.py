@@ -47,7 +47,7 @@ _MEANING = {
 
 
 @dataclass(frozen=True)
-class Row:
+class Requirement:
     """One requirement of a use: what was found, and what to do if that is not enough."""
 
     what: str
@@ -62,7 +62,7 @@ class Row:
 class DoctorReport:
     """Requirements found on this machine, and the server's answers if one was queried."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Requirement, ...]
     instruction_sets: tuple[str, ...] | None  # None: the system does not list them
     url: str | None = None
     readiness: tuple[Readiness, ...] = ()
@@ -86,7 +86,7 @@ class DoctorReport:
                 uses[use] = uses.get(use, True) and row.good
         return uses
 
-    def lacking(self, use: str) -> list[Row]:
+    def lacking(self, use: str) -> list[Requirement]:
         """Return the requirements of a use that are not met."""
         return [row for row in self.rows if use in row.needed_for.split(", ") and not row.good]
 
@@ -149,15 +149,17 @@ def doctor(url: str | None = None) -> DoctorReport:
         return replace(report, url=url, trouble=str(error), trouble_code=error.exit_code)
 
 
-def _system() -> list[Row]:
+def _system() -> list[Requirement]:
     glibc = glibc_version()
     python = platform.python_version()
     supported = (3, 11) <= sys.version_info[:2] <= (3, 13)
     serves = sys.platform == "linux" and glibc is not None and glibc >= OLDEST_GLIBC
     libc = f"glibc {'.'.join(map(str, glibc))}" if glibc else "no glibc"
     return [
-        Row("Python", python, "core", supported, "" if supported else "Use Python 3.11 to 3.13."),
-        Row(
+        Requirement(
+            "Python", python, "core", supported, "" if supported else "Use Python 3.11 to 3.13."
+        ),
+        Requirement(
             "system",
             f"{platform.system()} {platform.machine()}, {libc}",
             "serve",
@@ -167,13 +169,13 @@ def _system() -> list[Row]:
     ]
 
 
-def _packages() -> list[Row]:
+def _packages() -> list[Requirement]:
     rows = [_package(name, use) for use, names in PACKAGES.items() for name in names]
     needed = [runtime.packages for runtime in reversed(runtimes()) if runtime.packages]
     return [*rows, *map(_runtime, needed)]
 
 
-def _runtime(packages: Packages) -> Row:
+def _runtime(packages: Packages) -> Requirement:
     """Check a runtime's packages: one distribution, not two that write the same files."""
     names = packages.distributions
     versions = {name: version for name in names if (version := _version(name))}
@@ -182,30 +184,32 @@ def _runtime(packages: Packages) -> Row:
     # The first one is the row's name.
     shown = versions.values() if list(versions) == [names[0]] else map(" ".join, versions.items())
     text = ", ".join(shown) or "no"
-    return Row(names[0], text, packages.needed_for, good, "" if good else advice, packages.optional)
+    return Requirement(
+        names[0], text, packages.needed_for, good, "" if good else advice, packages.optional
+    )
 
 
-def _package(name: str, use: str) -> Row:
+def _package(name: str, use: str) -> Requirement:
     version = _version(name)
     # Every extra brings the core packages.
     advice = "" if version else f"pip install {name}" if use == "core" else install(use)
-    return Row(name, version or "no", use, version is not None, advice)
+    return Requirement(name, version or "no", use, version is not None, advice)
 
 
-def _server() -> list[Row]:
+def _server() -> list[Requirement]:
     try:
         installation = find_installation()
         check_installation(installation)
     except SaccadeError as error:
-        return [Row("tritonserver", "does not start", "serve", False, str(error))]
+        return [Requirement("tritonserver", "does not start", "serve", False, str(error))]
     found = f"{BUNDLED_LINE}, bundled" if installation.bundled else str(installation.binary)
-    return [Row("tritonserver", found, "serve", True)]
+    return [Requirement("tritonserver", found, "serve", True)]
 
 
-def _compiler() -> Row:
+def _compiler() -> Requirement:
     compiler = next((name for name in ("c++", "g++", "clang++", "cl") if shutil.which(name)), None)
     advice = "" if compiler else "Optional, for speed. On Debian or Ubuntu: apt-get install g++"
-    return Row(
+    return Requirement(
         "C++ compiler", compiler or "no", "native kernels", bool(compiler), advice, optional=True
     )
 

@@ -16,7 +16,7 @@ from saccade.core.progress import pace, progress_of
 from saccade.serving.bulk.listing import SUFFIXES
 from saccade.serving.client.images import encoded
 from saccade.serving.client.request_sizes import Watch
-from saccade.serving.client.rpc_errors import ImageRefused
+from saccade.serving.client.rpc_errors import ServerRefusedImage
 from saccade.serving.client.wire import Steps
 
 MOST_FILES = 1000  # in folders; more are a bulk job, which can resume after an interruption
@@ -31,7 +31,7 @@ class Runs(Protocol):
 
 
 @dataclass(frozen=True)
-class Answered(Generic[_T]):
+class ImageAnswers(Generic[_T]):
     """Answers to images, whose paths are in the same order, and why others were refused."""
 
     paths: tuple[Path, ...]
@@ -89,7 +89,7 @@ def _images_in(folder: Path) -> Iterator[Path]:
 
 def answered(
     paths: Sequence[Path], ask: Callable[[list[bytes]], Steps[_T]], connection: Runs
-) -> Answered[_T]:
+) -> ImageAnswers[_T]:
     """Ask about all images and show the progress; report bad ones and leave them out.
 
     `ask` returns the operation on the files.
@@ -99,7 +99,7 @@ def answered(
     readable = list(_readable(paths, refused))
     left = dict(enumerate(path for path, _ in readable))
 
-    def leave_out(index: int, error: ImageRefused) -> None:
+    def leave_out(index: int, error: ServerRefusedImage) -> None:
         refused[left.pop(index)] = error.reason
 
     if not readable:
@@ -108,17 +108,17 @@ def answered(
     with watching("images", len(readable), leave_out) as watch:
         try:
             answers = connection.run(steps, watch)
-        except ImageRefused as error:
+        except ServerRefusedImage as error:
             raise SaccadeError("\n".join(_reasons(refused))) from error
     in_order = {path: refused[path] for path in paths if path in refused}
     for line in _reasons(in_order):
         print(escaped_message(f"saccade: {line}"), file=sys.stderr)
-    return Answered(tuple(left.values()), answers, in_order)
+    return ImageAnswers(tuple(left.values()), answers, in_order)
 
 
 @contextmanager
 def watching(
-    what: str, total: int, refused: Callable[[int, ImageRefused], None] | None = None
+    what: str, total: int, refused: Callable[[int, ServerRefusedImage], None] | None = None
 ) -> Iterator[Watch]:
     """Show the progress of an operation on `total` samples, with samples per second."""
     began_s, done = time.monotonic(), 0
@@ -129,7 +129,7 @@ def watching(
             done += rows
             advance(rows, f"{done:,} of {total:,}, {pace(done, began_s)} {what}/s")
 
-        def leave_out(index: int, error: ImageRefused) -> None:
+        def leave_out(index: int, error: ServerRefusedImage) -> None:
             assert refused is not None
             refused(index, error)
             note(1)
@@ -156,5 +156,5 @@ def named(path: Path) -> Iterator[None]:
     """Name the file if the server refuses the image in the block."""
     try:
         yield
-    except ImageRefused as error:
+    except ServerRefusedImage as error:
         raise SaccadeError(f"{path}: {error.reason}") from error

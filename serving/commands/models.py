@@ -22,7 +22,7 @@ from saccade.models.training.recipe_file import read_recipe, recipe_example
 from saccade.serving.commands.command import Answer, Result
 
 if TYPE_CHECKING:
-    from saccade.models.catalogue import Row
+    from saccade.models.catalogue import CatalogueRow
 
     FamilyName = str
 else:
@@ -193,7 +193,7 @@ _NOTE = (
 _COLUMNS = 80
 
 
-def models_table(rows: "Sequence[Row]") -> Any:
+def models_table(rows: "Sequence[CatalogueRow]") -> Any:
     """Return a table per family, with a row per size, that fits into 80 columns.
 
     What the sizes of a family share is printed once.
@@ -206,7 +206,7 @@ def models_table(rows: "Sequence[Row]") -> Any:
     return Group(*parts, Text(_NOTE))
 
 
-def _family_table(rows: "Sequence[Row]") -> Any:
+def _family_table(rows: "Sequence[CatalogueRow]") -> Any:
     from rich import box
     from rich.table import Table
     from rich.text import Text

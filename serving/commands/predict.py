@@ -70,19 +70,19 @@ class PredictOptions(PathFields):
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _AnswerKind:
     """One kind of answer: the options of its command, and how to get it over a connection."""
 
     options: type[CallOptions]
     ask: Callable[[Sequence[Path], Any, calls.Connect], Answer]
 
 
-_KINDS: Mapping[str, _Kind] = {
-    "classify": _Kind(ClassifyOptions, calls.classified),
-    "answer": _Kind(AnswerOptions, calls.questioned),
-    "caption": _Kind(CaptionOptions, calls.captioned),
-    "segment": _Kind(SegmentOptions, calls.segmented),
-    "embed": _Kind(EmbedOptions, calls.embedded),
+_KINDS: Mapping[str, _AnswerKind] = {
+    "classify": _AnswerKind(ClassifyOptions, calls.classified),
+    "answer": _AnswerKind(AnswerOptions, calls.questioned),
+    "caption": _AnswerKind(CaptionOptions, calls.captioned),
+    "segment": _AnswerKind(SegmentOptions, calls.segmented),
+    "embed": _AnswerKind(EmbedOptions, calls.embedded),
 }
 _OF_THE_MODEL = ("runtime", "engines", "instances", "precisions", "device", "threads", "max_images")
 

@@ -24,7 +24,7 @@ from saccade.serving.client.rpc_errors import refusal
 from saccade.serving.client.wire import Call, Steps
 from saccade.serving.client.zero_shot import read_labelling
 from saccade.serving.local.in_process import (
-    InProcess,
+    InProcessRouter,
     InputRefused,
     labels_in,
     outputs_in,
@@ -169,7 +169,7 @@ class _Opened:
             write_router(router, self._plan.router)
             self.view, self._labels = view_in(router), labels_in(router)
             self._outputs = outputs_in(router)
-            self._router = InProcess(router, self._find)
+            self._router = InProcessRouter(router, self._find)
             stack.callback(self._router.close)
             self._resources = stack.pop_all()
 

@@ -182,7 +182,7 @@ class InputRefused(SaccadeError):
     """Raised for an input that the model refuses, and would refuse again."""
 
 
-class InProcess:
+class InProcessRouter:
     """The router of a repository, for one request at a time; variants load when first called.
 
     `find` returns the folder of a model in front of its first call.
@@ -269,10 +269,10 @@ class InProcess:
             run = model.served.runner(model)
         except NotChecked as error:
             raise SaccadeError(f"{model.folder}: {error}. Run the command again.") from error
-        return _Variant(Function(run, int(config["max_batch_size"])), config)
+        return _Variant(ComponentBackend(run, int(config["max_batch_size"])), config)
 
 
-class Function:
+class ComponentBackend:
     """A component that its runtime runs, with the interface of a backend."""
 
     def __init__(self, run: Runner, most_rows: int) -> None:

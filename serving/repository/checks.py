@@ -9,7 +9,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.exporter.artefact.frontier import Entry, Frontier
+from saccade.exporter.artefact.frontier import Frontier, FrontierEntry
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
@@ -88,7 +88,7 @@ def join(specs: Sequence[TensorSpec], where: str) -> TensorSpec:
 
 def measurements(
     folder: ArtefactFolder, device: str | None, runtime: str = DEFAULT, ops: Ops = None
-) -> dict[str, Entry]:
+) -> dict[str, FrontierEntry]:
     """Return the measurements of one device and runtime version by variant; empty without any.
 
     Measurements of custom ops count only if the ops ran as `ops` says, since figures of function

@@ -10,7 +10,7 @@ from saccade.core.files import json_bytes, new_folder, refuse_existing
 from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.graph.trial import refuse_untried
@@ -186,7 +186,9 @@ def _hold_to_rules(folder: Path) -> None:
         raise SaccadeError(f"A server would not load this repository: {broken[0]} Export again.")
 
 
-def _measurements(folder: ArtefactFolder, options: RepositoryOptions, ops: Ops) -> dict[str, Entry]:
+def _measurements(
+    folder: ArtefactFolder, options: RepositoryOptions, ops: Ops
+) -> dict[str, FrontierEntry]:
     """Return the measurements to route by; note if those of custom ops do not apply."""
     entries, every = (
         measurements(folder, options.device, options.runtime, wanted) for wanted in (ops, None)
@@ -223,7 +225,7 @@ def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
 
 def _run_batch(
     variant: VariantFiles,
-    entry: Entry | None,
+    entry: FrontierEntry | None,
     options: RepositoryOptions,
     served: Mapping[str, ServedFiles],
 ) -> int:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from saccade.core.errors import SaccadeError
 
 
-class Entry(NamedTuple):
+class RepositoryEntry(NamedTuple):
     """An entry of a repository that is not a folder."""
 
     name: str  # as in the description, with slashes
@@ -17,7 +17,7 @@ class Entry(NamedTuple):
     kind: Literal["file", "link", "other"]
 
 
-def entries(folder: Path) -> Iterator[Entry]:
+def entries(folder: Path) -> Iterator[RepositoryEntry]:
     """Yield the entries of a folder and its subfolders in a fixed order, without following links.
 
     Raises: OSError if a folder cannot be read.
@@ -30,12 +30,12 @@ def entries(folder: Path) -> Iterator[Entry]:
                 path = Path(item.path)
                 name = path.relative_to(folder).as_posix()
                 if item.is_symlink():
-                    yield Entry(name, path, "link")
+                    yield RepositoryEntry(name, path, "link")
                 elif item.is_dir(follow_symlinks=False):
                     waiting.append(path)
                 else:
                     plain = item.is_file(follow_symlinks=False)
-                    yield Entry(name, path, "file" if plain else "other")
+                    yield RepositoryEntry(name, path, "file" if plain else "other")
 
 
 def regular_files(folder: Path) -> dict[str, Path]:
@@ -54,7 +54,7 @@ def regular_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def fault_of(entry: Entry) -> str:
+def fault_of(entry: RepositoryEntry) -> str:
     """Return why an entry that is not a regular file is refused, and what to do about it."""
     if entry.kind != "link":
         return "is neither a file nor a folder. Remove it."

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from saccade.core.files import json_bytes
-from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.variant_files import VariantFiles, encoded, filled
 from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of
@@ -48,7 +48,7 @@ class RouterPlan:
     preprocessing: Preprocessing | None
     labels: tuple[str, ...]
     classes: dict[str, np.ndarray]
-    measured: dict[str, Entry]
+    measured: dict[str, FrontierEntry]
     run_batch: dict[str, int]
     max_images: int = MAX_BATCH
     policies: tuple[ServedPolicy, ...] = ()
@@ -153,7 +153,7 @@ def route_fields(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
     }
 
 
-def _as_fast(plan: RouterPlan, entry: Entry) -> Iterator[str]:
+def _as_fast(plan: RouterPlan, entry: FrontierEntry) -> Iterator[str]:
     """Yield the other variants whose measured speed is not significantly different."""
     for other in plan.measured.values():
         rounds = entry.speed_rounds, other.speed_rounds

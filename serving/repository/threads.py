@@ -7,7 +7,7 @@ from typing import Any
 
 from saccade.core.machine import cores
 from saccade.core.schema import typed
-from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.serving.repository.options import RepositoryOptions
 
@@ -46,7 +46,7 @@ class ThreadRule:
 
 def thread_rules(
     variants: Sequence[VariantFiles],
-    measured: Mapping[str, Entry],
+    measured: Mapping[str, FrontierEntry],
     options: RepositoryOptions,
 ) -> dict[str, ThreadRule]:
     """Return the rule of each component, by its name."""

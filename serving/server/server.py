@@ -29,7 +29,6 @@ from saccade.serving.repository.preflight.verb import preflight
 from saccade.serving.repository.requirements import Requirements, refuse_unrunnable, requirements_of
 from saccade.serving.repository.threads import chosen_again
 from saccade.serving.server.addresses import ServeOptions, address, with_ports
-from saccade.serving.server.exposure import notices
 from saccade.serving.server.handover import Replacement, Start
 from saccade.serving.server.json_log import JsonFormatter, event
 from saccade.serving.server.log import EscapedFormatter, ServerLog
@@ -46,6 +45,17 @@ from saccade.serving.server.tracing import trace_notices
 LOGGER = logging.getLogger("saccade.serve")
 
 __all__ = ["ServeOptions", "Server", "serve"]
+
+# Weaknesses of the server that saccade cannot fix, reported when it starts.
+_HTTP = (
+    "HTTP is on: one request with a million small chunks can crash the server, and web pages in a "
+    "browser on this machine can send requests. Put docker/proxy in front of it, or use gRPC."
+)
+_MESSAGES = (
+    "A message may be up to 2 GiB large, and the server needs several times that in memory. Limit "
+    "the message with the proxy in docker/proxy, or the server with `systemd-run --user --scope -p "
+    "MemoryMax=4G saccade serve ...`."
+)
 
 
 class Server:
@@ -309,6 +319,13 @@ def _logged_end(error: BaseException) -> int:
         code = 128 + (interruption.received() or signal.SIGINT)
         LOGGER.warning("Interrupted.", **event("interrupted", exit_code=code))
     return code
+
+
+def notices(options: ServeOptions) -> Iterator[tuple[int, str]]:
+    """Yield notices about remaining risks, each with a log level."""
+    if options.http:
+        yield logging.WARNING, _HTTP
+    yield logging.INFO, _MESSAGES
 
 
 def refuse_exposure(options: ServeOptions, installation: Installation) -> None:

@@ -20,7 +20,7 @@ from saccade.serving.client.client import Classification
 from saccade.serving.commands import calls as call_commands
 from saccade.serving.commands import cli
 from saccade.serving.commands.command import Answer
-from saccade.serving.commands.image_files import Answered
+from saccade.serving.commands.image_files import ImageAnswers
 from saccade.serving.commands.map_picture import maps_png
 from saccade.serving.server.log import EscapedFormatter
 
@@ -84,7 +84,7 @@ def test_texts_and_tables(
 
 def test_labels_of_a_server_stay_on_their_line(tmp_path: Path) -> None:
     found = Classification(labels=(("cat\nsaccade: verified", 0.5),), variant=f"v{NASTY}\nx")
-    done = Answered((tmp_path / f"i{NASTY}\n.png",), (found,), {})
+    done = ImageAnswers((tmp_path / f"i{NASTY}\n.png",), (found,), {})
     answer = call_commands._labelled(done)
     assert answer.text.isprintable()
     # For a machine it is exact.

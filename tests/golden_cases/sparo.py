@@ -16,7 +16,7 @@ from saccade.models.official import open_clip, sparo_clip
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.sparo.config import ReadOutShape
 from saccade.models.sparo.model import Sparo
-from saccade.models.sparo.readout import ReadOut, unit_code
+from saccade.models.sparo.readout import SlotReadOut, unit_code
 
 # Our name of a read-out's parameter -> the authors'.
 PARAMETERS = {
@@ -75,7 +75,7 @@ def run_module(
 ) -> dict[str, np.ndarray]:
     """Slots, attention and all gradients of one read-out in float64."""
     shape = module_shape(case["config"], case["shapes"])
-    model = ReadOut(shape).double()
+    model = SlotReadOut(shape).double()
     state = {ours: weights[theirs] for ours, theirs in PARAMETERS.items() if theirs in weights}
     state["query"] = state["query"].reshape(-1, shape.attn_dim)
     if shape.share_kv:

@@ -137,7 +137,7 @@ def _shards_in_this_process() -> None:
     def local(job: Any, shards: list[int], _: int) -> Iterator[Any]:
         work = import_module("saccade.serving.bulk.shard")
         for shard in shards:
-            yield work.main(work.Request(job, shard))
+            yield work.main(work.ShardRequest(job, shard))
 
     import_module("saccade.serving.bulk.runners").local = local  # type: ignore[attr-defined]
 

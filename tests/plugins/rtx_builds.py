@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from saccade.exporter.runtimes.tensorrt.child import Built, Job, build_in_child
+from saccade.exporter.runtimes.tensorrt.child import BuildJob, BuiltPlan, build_in_child
 
 needs_rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None,
@@ -16,7 +16,7 @@ needs_rtx = pytest.mark.skipif(
 )
 
 
-def build(path: Path) -> Built:
+def build(path: Path) -> BuiltPlan:
     """Build an engine for batches of 1 to 64 and other free axes of 1 to 300."""
     profiles = {}
     for value in onnx.load(path).graph.input:
@@ -26,7 +26,7 @@ def build(path: Path) -> Built:
         ]
         shapes = zip(*ranges, strict=True)
         profiles[value.name] = dict(zip(("min", "opt", "max"), shapes, strict=True))
-    job = Job(path.stem, "tensorrt-rtx", path, profiles, ("8.9",))
+    job = BuildJob(path.stem, "tensorrt-rtx", path, profiles, ("8.9",))
     with tempfile.TemporaryDirectory() as place:
         built = build_in_child(job, Path(place), lambda network: None, lambda share: None)
         assert built.plan.stat().st_size > 0

@@ -17,7 +17,7 @@ from saccade.exporter.runtimes.openvino.model import (
 )
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runners import Runner
-from saccade.exporter.runtimes.runtime import Built, Packages
+from saccade.exporter.runtimes.runtime import BuiltFolder, Packages
 from saccade.plugins.execution import Ops
 
 
@@ -48,7 +48,7 @@ class OpenVino:
     def has_kernels(self) -> bool:
         return False
 
-    def build(self, artefact: ArtefactFolder, options: BuildOptions) -> Built:
+    def build(self, artefact: ArtefactFolder, options: BuildOptions) -> BuiltFolder:
         raise SaccadeError(f"{self.title} runs exported files: there is nothing to build.")
 
     def load(

@@ -22,7 +22,7 @@ from saccade.exporter.artefact.variant import PRECISIONS
 from saccade.exporter.graph.trial import refuse_untried
 from saccade.exporter.runtimes.gpu import gpu_at_hand
 from saccade.exporter.runtimes.options import BuildOptions
-from saccade.exporter.runtimes.tensorrt.child import Built, Job, Network, build_in_child
+from saccade.exporter.runtimes.tensorrt.child import BuildJob, BuiltPlan, Network, build_in_child
 from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     PLAN_SUFFIX,
     EngineManifest,
@@ -166,10 +166,10 @@ def chosen_variants(artefact: ArtefactFolder, wanted: tuple[str, ...]) -> list[M
 def build_all(
     artefact: ArtefactFolder,
     manifests: Sequence[Manifest],
-    jobs: Sequence[Job],
+    jobs: Sequence[BuildJob],
     folder: Path,
     timing_cache: Path | None,
-) -> list[Built]:
+) -> list[BuiltPlan]:
     """Build each job into `<folder>/<variant>.plan`, after its network's types were verified.
 
     Every build extends the timing cache, both for the next build and in `timing_cache` itself.
@@ -230,7 +230,7 @@ def _check_symmetric(manifest: Manifest) -> None:
 
 def _jobs(
     artefact: ArtefactFolder, manifests: Sequence[Manifest], options: BuildOptions
-) -> list[Job]:
+) -> list[BuildJob]:
     batch, axes = read_range(options.batch, "--batch"), read_axes(options.axis)
     if options.workspace_mib is not None and not 1 <= options.workspace_mib <= _MOST_MIB:
         raise SaccadeError(f"--workspace-mib {options.workspace_mib}: expected 1 to {_MOST_MIB:,}.")
@@ -247,7 +247,7 @@ def _jobs(
         )
     capabilities = chosen_capabilities(engine, options.compute_capability)
     return [
-        Job(
+        BuildJob(
             name=manifest.variant.name,
             engine=engine,
             onnx=artefact.file(manifest),
@@ -267,7 +267,7 @@ def plugins_of(engine: str, manifest: Manifest) -> tuple[Path, ...]:
 
 
 def _manifest(
-    folder: Path, manifest: Manifest, job: Job, built: Built, timing_cache: str | None
+    folder: Path, manifest: Manifest, job: BuildJob, built: BuiltPlan, timing_cache: str | None
 ) -> EngineManifest:
     gpu = gpu_at_hand()
     plan = folder / (job.name + PLAN_SUFFIX)

@@ -34,7 +34,7 @@ _MIB = 2**20
 Tell = Callable[[str, Any], None]
 
 
-class Refused(Exception):
+class StepRefused(Exception):
     """TensorRT refused a step; `kind` is the step."""
 
     def __init__(self, kind: str, text: str) -> None:
@@ -53,7 +53,7 @@ def build(
     plugins = trt.get_plugin_registry()
     for library in request["plugins"]:
         if plugins.load_library(library) is None:
-            raise Refused("plugin", f"{library} cannot be loaded")
+            raise StepRefused("plugin", f"{library} cannot be loaded")
     builder = trt.Builder(logger)
     builder.max_threads = 1
     # TensorRT 10 would otherwise choose types itself; later versions always are strongly typed.
@@ -65,7 +65,7 @@ def build(
     places = [str(model.absolute())] if list(model.parent.glob("*.data")) else []
     if not parser.parse(model.read_bytes(), *places):
         errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]
-        raise Refused("onnx", errors[0] if errors else "no reason given")
+        raise StepRefused("onnx", errors[0] if errors else "no reason given")
     tell("answer", {"version": trt.__version__, **_described(trt, network)})
     if not go():
         return None
@@ -75,7 +75,7 @@ def build(
     plan = builder.build_serialized_network(network, config)
     seconds = time.perf_counter() - started
     if plan is None:
-        raise Refused("build", "no plan")
+        raise StepRefused("build", "no plan")
     data = bytes(plan)
     if request["timing_cache"] is not None:
         Path("timing_cache").write_bytes(bytes(config.get_timing_cache().serialize()))
@@ -96,7 +96,7 @@ def _config(trt: Any, builder: Any, network: Any, request: dict[str, Any], monit
     for name, shapes in request["profiles"].items():
         profile.set_shape(name, *(tuple(shapes[key]) for key in ("min", "opt", "max")))
     if config.add_optimization_profile(profile) < 0:
-        raise Refused("profile", json.dumps(request["profiles"]))
+        raise StepRefused("profile", json.dumps(request["profiles"]))
     if request["engine"] == "tensorrt-rtx":
         wanted = [
             f"SM{capability.replace('.', '')}" for capability in request["compute_capabilities"]
@@ -104,12 +104,12 @@ def _config(trt: Any, builder: Any, network: Any, request: dict[str, Any], monit
         config.num_compute_capabilities = len(wanted)
         for index, name in enumerate(wanted):
             if not config.set_compute_capability(getattr(trt.ComputeCapability, name), index):
-                raise Refused("capability", name)
+                raise StepRefused("capability", name)
     if request["timing_cache"] is not None:
         path = Path(request["timing_cache"])
         cache = config.create_timing_cache(path.read_bytes() if path.exists() else b"")
         if cache is None or not config.set_timing_cache(cache, False):
-            raise Refused("timing cache", "made by another version or for another GPU")
+            raise StepRefused("timing cache", "made by another version or for another GPU")
     return config
 
 
@@ -214,7 +214,7 @@ def main() -> None:
             plan, seconds = built
             Path("plan").write_bytes(plan)
             tell("answer", {"seconds": seconds, "fixed_addresses": _AGAIN in sys.argv})
-    except Refused as refused:
+    except StepRefused as refused:
         tell("error", [refused.kind, str(refused)])
     except OSError as error:
         tell("error", ["file", str(error)])

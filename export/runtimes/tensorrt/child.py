@@ -20,7 +20,7 @@ _KEPT = ("PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "TMPDIR")
 
 
 @dataclass(frozen=True)
-class Job:
+class BuildJob:
     """One engine to build, as requested from the child process."""
 
     name: str  # the variant's
@@ -61,7 +61,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Done:
+class BuildResult:
     """The result of a successful build, as the child reports it."""
 
     seconds: float
@@ -69,7 +69,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltPlan:
     """A finished plan in the work folder, with its network, time and log."""
 
     plan: Path
@@ -81,11 +81,11 @@ class Built:
 
 
 def build_in_child(
-    job: Job,
+    job: BuildJob,
     work: Path,
     proved: Callable[[Network], None],
     progressed: Callable[[float], None],
-) -> Built:
+) -> BuiltPlan:
     """Build one engine in the empty folder `work`.
 
     `proved` is called with the parsed network before the build and may raise. `progressed` is
@@ -111,17 +111,17 @@ def build_in_child(
         try:
             network = worker.ask(job.request(), Network, said=said)
             proved(network)
-            done = worker.ask("build", Done, said=said)
+            done = worker.ask("build", BuildResult, said=said)
         except WorkRefused as refused:
             raise _refusal(job, work, refused.kind, str(refused), messages) from refused
         except WorkerEnded as ended:
             raise _death(job, ended, messages) from ended
     cache = work / "timing_cache" if job.timing_cache is not None else None
     log = "".join(f"{severity}: {text}\n" for severity, text in messages)
-    return Built(work / "plan", cache, network, done.seconds, done.fixed_addresses, log)
+    return BuiltPlan(work / "plan", cache, network, done.seconds, done.fixed_addresses, log)
 
 
-def _link_inputs(job: Job, work: Path) -> None:
+def _link_inputs(job: BuildJob, work: Path) -> None:
     try:
         (work / "model.onnx").symlink_to(job.onnx.resolve())
         data = job.onnx.with_name(job.onnx.name + DATA_SUFFIX)
@@ -140,7 +140,7 @@ def _environment() -> dict[str, str]:
 
 
 def _refusal(
-    job: Job, work: Path, kind: str, text: str, messages: list[tuple[str, str]]
+    job: BuildJob, work: Path, kind: str, text: str, messages: list[tuple[str, str]]
 ) -> SaccadeError:
     module = NAMES[job.engine]
     said = _first_error(messages)
@@ -161,7 +161,7 @@ def _refusal(
     return SaccadeError(f"{job.name}: {reason[kind]}")
 
 
-def _death(job: Job, ended: WorkerEnded, messages: list[tuple[str, str]]) -> SaccadeError:
+def _death(job: BuildJob, ended: WorkerEnded, messages: list[tuple[str, str]]) -> SaccadeError:
     how = str(ended)
     if how.endswith("SIGKILL"):
         how += ", which the system sends when memory runs out"

@@ -13,7 +13,7 @@ from saccade.exporter.runtimes.tensorrt.loading import LoadedEngine, load_engine
 from saccade.models.interface import Arrays
 
 
-class Memory(Protocol):
+class EngineMemory(Protocol):
     """Memory for an engine's tensors; a handle keeps its memory alive."""
 
     def put(self, array: np.ndarray) -> tuple[Any, int]:
@@ -79,7 +79,7 @@ def engine_runner(plan: Path | str, manifest: EngineManifest | None = None) -> R
     return runner_of(load_engine(plan, manifest), CudaMemory())
 
 
-def runner_of(loaded: LoadedEngine, memory: Memory) -> Runner:
+def runner_of(loaded: LoadedEngine, memory: EngineMemory) -> Runner:
     """Return a loaded engine as a function of named arrays.
 
     Raises: ShapeError, when called, for a shape outside the profile.

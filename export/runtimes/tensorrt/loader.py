@@ -18,7 +18,7 @@ class NotLoaded(SaccadeError):
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadedPlan:
     """The bytes of a plan, the module that reads them, and its plugin libraries."""
 
     module: str
@@ -42,7 +42,7 @@ def deserialize(trt: Any, data: bytes, plugins: Sequence[str]) -> tuple[Any, Any
     """
     messages: list[str] = []
 
-    class Logger(trt.ILogger):
+    class LoaderLogger(trt.ILogger):
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 
@@ -53,7 +53,7 @@ def deserialize(trt: Any, data: bytes, plugins: Sequence[str]) -> tuple[Any, Any
     for library in plugins:
         if not _registered(trt, library):
             raise NotLoaded(f"{library} cannot be loaded")
-    runtime = trt.Runtime(Logger())
+    runtime = trt.Runtime(LoaderLogger())
     engine = runtime.deserialize_cuda_engine(data)
     if engine is None:
         raise NotLoaded(messages[0] if messages else "no reason given")
@@ -65,7 +65,7 @@ def _registered(trt: Any, library: str) -> bool:
     return trt.get_plugin_registry().load_library(library) is not None
 
 
-def main(plan: Plan) -> Contents:
+def main(plan: LoadedPlan) -> Contents:
     """Deserialize a plan."""
     trt = import_module(plan.module)
     runtime, engine = deserialize(trt, plan.data, plan.plugins)

@@ -17,7 +17,7 @@ from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     manifest_of,
     plan_bytes,
 )
-from saccade.exporter.runtimes.tensorrt.loader import Contents, NotLoaded, Plan, deserialize
+from saccade.exporter.runtimes.tensorrt.loader import Contents, LoadedPlan, NotLoaded, deserialize
 from saccade.exporter.runtimes.tensorrt.modules import MODULES, NAMES, chosen_engine, module_of
 from saccade.exporter.runtimes.tensorrt.type_proof import check_bindings
 from saccade.plugins.availability import TENSORRT_LIBRARY
@@ -101,7 +101,7 @@ def look_inside(plan: Path, manifest: EngineManifest, data: bytes) -> Contents:
     Raises: SaccadeError if TensorRT refuses it, the process dies or hangs, or the engine has
         other inputs or outputs than its manifest.
     """
-    request = Plan(MODULES[manifest.engine], tuple(_libraries(manifest)), data)
+    request = LoadedPlan(MODULES[manifest.engine], tuple(_libraries(manifest)), data)
     try:
         with Worker(loader.__name__) as worker:
             answer = worker.ask(request, Contents, _SECONDS)

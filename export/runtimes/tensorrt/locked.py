@@ -19,7 +19,7 @@ from saccade.exporter.runtimes.tensorrt.build import (
     default_out,
     plugins_of,
 )
-from saccade.exporter.runtimes.tensorrt.child import Built, Job
+from saccade.exporter.runtimes.tensorrt.child import BuildJob, BuiltPlan
 from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     PLAN_SUFFIX,
     EngineManifest,
@@ -167,7 +167,7 @@ def _folder(artefact: ArtefactFolder, options: BuildOptions) -> Path:
 
 def _job(
     artefact: ArtefactFolder, engine: EngineManifest, manifest: Manifest, options: BuildOptions
-) -> Job:
+) -> BuildJob:
     name = engine.variant.name
     plugins = plugins_of(engine.engine, manifest)
     cache = options.timing_cache
@@ -189,7 +189,7 @@ def _job(
                 f"{name}: found {what} {now}, but the original build had {then}, so the bytes "
                 "cannot be the same. Restore the original, or build it again with --force."
             )
-    return Job(
+    return BuildJob(
         name=name,
         engine=engine.engine,
         onnx=artefact.file(manifest),
@@ -200,7 +200,9 @@ def _job(
     )
 
 
-def _row(folder: Path, again: Path, engine: EngineManifest, built: Built, builds: int) -> Rebuilt:
+def _row(
+    folder: Path, again: Path, engine: EngineManifest, built: BuiltPlan, builds: int
+) -> Rebuilt:
     old = (folder / engine.file.name).read_bytes()
     path = again / (engine.variant.name + PLAN_SUFFIX)
     new = path.read_bytes()

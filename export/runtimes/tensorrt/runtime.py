@@ -13,7 +13,7 @@ from saccade.exporter.artefact.variant import PRECISIONS
 from saccade.exporter.runtimes.gpu import gpu_at_hand
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runners import Runner
-from saccade.exporter.runtimes.runtime import Built, Packages
+from saccade.exporter.runtimes.runtime import BuiltFolder, Packages
 from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     PLAN_SUFFIX,
     EngineManifest,
@@ -71,7 +71,7 @@ class TensorRT:
         """
         return takes_plugins(self.name) and TENSORRT_LIBRARY.exists()
 
-    def build(self, artefact: ArtefactFolder, options: BuildOptions) -> Built:
+    def build(self, artefact: ArtefactFolder, options: BuildOptions) -> BuiltFolder:
         from saccade.exporter.runtimes.tensorrt.build import build
 
         return build(artefact, replace(options, engine=self.name))

@@ -9,7 +9,7 @@ import numpy as np
 from saccade.core.archives import array_names, read_arrays
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.models.data.samples.labels import numbered_classes
-from saccade.models.data.samples.source import Given, Source
+from saccade.models.data.samples.source import DataDescription, SampleSource
 
 # Names of the images and labels of each split (-1: all of them), by whose names they are.
 _SAMPLES = ((-1, "images", "labels"),)
@@ -21,7 +21,7 @@ _MEDMNIST = tuple(
 _LAYOUTS = (_SAMPLES, _MNIST, _MEDMNIST)
 
 
-class ArrayFile(Source):
+class ArrayFile(SampleSource):
     """The samples of an .npz; its arrays are in memory.
 
     Shapes: images [n h w] or [n h w c] uint8, labels [n] or [n 1] of any integer type,
@@ -29,7 +29,7 @@ class ArrayFile(Source):
     Raises: SaccadeError if an array is missing or of the wrong type, ShapeError if shapes differ.
     """
 
-    def __init__(self, path: Path, given: Given) -> None:
+    def __init__(self, path: Path, given: DataDescription) -> None:
         self.path = path
         parts = _parts(path)
         arrays = npz_arrays(path, [name for part in parts for name in part[1:]])

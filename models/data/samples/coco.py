@@ -12,8 +12,8 @@ from saccade.core.errors import SaccadeError
 from saccade.core.json_text import stream_json
 from saccade.models.data.samples.manifests import Root
 from saccade.models.data.samples.masks import MOST_OBJECTS, MaskSource
-from saccade.models.data.samples.source import Given, RowUnreadable, split_in
-from saccade.models.image_decoding import Wanted
+from saccade.models.data.samples.source import DataDescription, RowUnreadable, split_in
+from saccade.models.image_decoding import ImageInput
 
 
 class _Instance(NamedTuple):
@@ -33,7 +33,7 @@ class CocoInstances(MaskSource):
     Raises: SaccadeError if the file or an annotation cannot be used, or its image is not listed.
     """
 
-    def __init__(self, path: Path, given: Given) -> None:
+    def __init__(self, path: Path, given: DataDescription) -> None:
         self.path, self._root = path, Root(given.root or path.parent)
         self._files: list[str] = []
         self._sizes = array("q")  # height and width of each image
@@ -73,7 +73,7 @@ class CocoInstances(MaskSource):
         """Return the id and the file of the image."""
         return f"image {self._ids[row]}: {self._files[row]}"
 
-    def read_mask(self, row: int, wanted: Wanted) -> np.ndarray:
+    def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
         """Return a mask of the size in the JSON, objects numbered from the largest."""
         height, width = self._sizes[2 * row], self._sizes[2 * row + 1]
         if height * width > wanted.max_megapixels * 1e6:

@@ -15,26 +15,26 @@ from saccade.core.files import read_regular
 from saccade.core.json_text import parse_json
 from saccade.core.limits import JSON_BYTES
 from saccade.models.data.samples.labels import LabelColumn
-from saccade.models.data.samples.manifests import Columns
+from saccade.models.data.samples.manifests import TableColumns
 from saccade.models.data.samples.masks import MaskSource, mask_in_file
 from saccade.models.data.samples.source import (
-    Given,
+    DataDescription,
     RowUnreadable,
-    Source,
+    SampleSource,
     Texts,
     numbered,
     sentences_in,
     split_named,
 )
 from saccade.models.data.splits import SPLITS
-from saccade.models.image_decoding import Wanted
+from saccade.models.image_decoding import ImageInput
 
 EXTRA = "bulk"
 IMAGES = ("image", "img", "images", "bytes", "image_bytes", "png", "jpg", "jpeg", "webp")
 _KEPT_GROUPS = 2  # row groups of Parquet in memory
 
 
-class Table:
+class ColumnarTable:
     """One file of rows. Threads may read it at the same time."""
 
     def __init__(self, path: Path, split: int) -> None:
@@ -92,7 +92,7 @@ class RowGroups:
         return found[0]
 
 
-class ParquetFile(Table):
+class ParquetFile(ColumnarTable):
     """A Parquet file, read by groups of rows."""
 
     def __init__(self, path: Path, split: int) -> None:
@@ -122,7 +122,7 @@ class ParquetFile(Table):
         return self._groups.row(row, column)[column]
 
 
-class ArrowFile(Table):
+class ArrowFile(ColumnarTable):
     """An Arrow stream, mapped into memory: the system reads what is used."""
 
     def __init__(self, path: Path, split: int) -> None:
@@ -148,17 +148,17 @@ class ArrowFile(Table):
         return self._table.column(column)[row].as_py()
 
 
-class Tables(Source):
+class Tables(SampleSource):
     """The rows of one or more tables with equal columns: images with labels, sentences or masks.
 
     Raises: SaccadeError if a column is missing, or a row has no label or sentence.
     """
 
-    def __init__(self, path: Path, tables: Sequence[Table], given: Given) -> None:
+    def __init__(self, path: Path, tables: Sequence[ColumnarTable], given: DataDescription) -> None:
         self.path, self._tables = path, tuple(tables)
         with readable(tables[0].path, "a table"):
             first = tables[0].schema()
-            columns = Columns.of(tables[0].path, first.names, IMAGES, beside=given.beside)
+            columns = TableColumns.of(tables[0].path, first.names, IMAGES, beside=given.beside)
         self._columns, labels = columns, LabelColumn()
         self.sentences = sentences = Texts() if given.beside == "sentence" else None
         self._starts: list[int] = []
@@ -215,7 +215,7 @@ class Tables(Source):
             )
         return value
 
-    def _splits_of(self, table: Table, start: int) -> list[int]:
+    def _splits_of(self, table: ColumnarTable, start: int) -> list[int]:
         """Return the split of each row of a table, whose first one is row `start`."""
         column = self._columns.split
         if column is None:
@@ -237,24 +237,24 @@ class Tables(Source):
 class MaskTables(Tables, MaskSource):
     """Such rows, with masks in a column of PNG files if there is one."""
 
-    def __init__(self, path: Path, tables: Sequence[Table], given: Given) -> None:
+    def __init__(self, path: Path, tables: Sequence[ColumnarTable], given: DataDescription) -> None:
         super().__init__(path, tables, given)
         self.masked = bool(self._columns.value)
 
-    def read_mask(self, row: int, wanted: Wanted) -> np.ndarray:
+    def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
         """Return the indices in the PNG of the row."""
         column = self._columns.value
         return mask_in_file(self._bytes(row, column), f"in column {column!r}", wanted)
 
 
-def _check_count(table: Table) -> None:
+def _check_count(table: ColumnarTable) -> None:
     """Check the number of rows that a file declares; a column that is read whole says it too."""
     size = table.path.stat().st_size
     if len(table) > size:
         raise OSError(f"found {len(table):,} rows of images in {size:,} bytes")
 
 
-def _add_sentences(table: Table, column: str, sentences: Texts) -> None:
+def _add_sentences(table: ColumnarTable, column: str, sentences: Texts) -> None:
     for row, value in enumerate(table.column(column).to_pylist()):
         try:
             sentences.append(sentences_in(value))
@@ -265,7 +265,7 @@ def _add_sentences(table: Table, column: str, sentences: Texts) -> None:
             ) from error
 
 
-def _add_labels(table: Table, column: str, labels: LabelColumn) -> None:
+def _add_labels(table: ColumnarTable, column: str, labels: LabelColumn) -> None:
     for row, value in enumerate(table.column(column).to_pylist()):
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             raise SaccadeError(
@@ -275,7 +275,7 @@ def _add_labels(table: Table, column: str, labels: LabelColumn) -> None:
         labels.add(value)
 
 
-def tables_as_source(path: Path, tables: Sequence[Table], given: Given) -> Tables:
+def tables_as_source(path: Path, tables: Sequence[ColumnarTable], given: DataDescription) -> Tables:
     """Return the rows of tables with what is wanted of each image.
 
     Raises: as `Tables`.
@@ -283,7 +283,7 @@ def tables_as_source(path: Path, tables: Sequence[Table], given: Given) -> Table
     return (MaskTables if given.beside == "mask" else Tables)(path, tables, given)
 
 
-def saved_tables(folder: Path) -> list[Table]:
+def saved_tables(folder: Path) -> list[ColumnarTable]:
     """Return the tables of a folder that `save_to_disk` of Hugging Face `datasets` wrote.
 
     Raises: SaccadeError if its files are not as described in it.
@@ -293,7 +293,7 @@ def saved_tables(folder: Path) -> list[Table]:
     splits = _object(folder / "dataset_dict.json").get("splits")
     if not isinstance(splits, list) or not splits:
         raise SaccadeError(f"{folder}: dataset_dict.json names no splits. Save the data again.")
-    tables: list[Table] = []
+    tables: list[ColumnarTable] = []
     for name in splits:
         split = split_named(name) if isinstance(name, str) else None
         if split is None:
@@ -310,7 +310,7 @@ def is_saved(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def _arrow_files(folder: Path, split: int) -> list[Table]:
+def _arrow_files(folder: Path, split: int) -> list[ColumnarTable]:
     state = _object(folder / "state.json")
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise SaccadeError(

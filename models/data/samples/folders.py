@@ -9,8 +9,8 @@ import numpy as np
 from saccade.core.errors import SaccadeError
 from saccade.core.files import check_labels, read_regular
 from saccade.models.data.samples.source import (
-    Given,
-    Source,
+    DataDescription,
+    SampleSource,
     is_hidden,
     left_out,
     split_named,
@@ -31,13 +31,13 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-class ClassFolders(Source):
+class ClassFolders(SampleSource):
     """Images in class folders, in the order of their names; deeper folders belong to the class.
 
     Raises: SaccadeError if there is no class folder or no image.
     """
 
-    def __init__(self, path: Path, given: Given) -> None:
+    def __init__(self, path: Path, given: DataDescription) -> None:
         self.path = path
         self._files: list[str] = []
         stray: list[str] = []
@@ -97,7 +97,7 @@ def _has_folders(entry: os.DirEntry[str]) -> bool:
 
 
 def classes_of(
-    path: Path, found: tuple[str, ...], given: Given
+    path: Path, found: tuple[str, ...], given: DataDescription
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """Return the names of the classes, and the class of each folder.
 

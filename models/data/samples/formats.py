@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from saccade.core.errors import SaccadeError
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.folders import ClassFolders, visible
-from saccade.models.data.samples.manifests import Manifest, told_by
-from saccade.models.data.samples.shards import MaskShards, Shards, has_text
-from saccade.models.data.samples.source import Given, Source, split_in, split_named
+from saccade.models.data.samples.manifests import PathTable, told_by
+from saccade.models.data.samples.shards import MaskShards, TarShards, has_text
+from saccade.models.data.samples.source import DataDescription, SampleSource, split_in, split_named
 
 if TYPE_CHECKING:
-    from saccade.models.data.samples.columnar import Table
+    from saccade.models.data.samples.columnar import ColumnarTable
 
 EXPECTED = (
     "a folder of class folders, an .npz, .csv, .jsonl, .parquet or .tar file, or a folder that "
@@ -36,7 +36,7 @@ def is_data(name: str) -> bool:
     return path.suffix.lower() in _FILES and (path.exists() or bool(_PATTERN.search(name)))
 
 
-def open_source(name: str, given: Given) -> Source:
+def open_source(name: str, given: DataDescription) -> SampleSource:
     """List the samples of a file, a folder, or a pattern such as `data/train-{000..009}.tar`.
 
     Raises: SaccadeError if there is none, or they cannot be used.
@@ -52,7 +52,7 @@ def open_source(name: str, given: Given) -> Source:
         return ArrayFile(path, given)
     if suffix in _PACKED:
         return _packed(path, [path], given)
-    return Manifest(path, given)
+    return PathTable(path, given)
 
 
 def is_packed(name: str) -> bool:
@@ -82,7 +82,7 @@ def has_texts(name: str) -> bool:
     return first.suffix.lower() == ".tar" and has_text(first)
 
 
-def _folder(path: Path, given: Given) -> Source:
+def _folder(path: Path, given: DataDescription) -> SampleSource:
     from saccade.models.data.samples import columnar
 
     if columnar.is_saved(path):
@@ -95,7 +95,7 @@ def _packed_in(path: Path) -> list[Path]:
     return [file for file in _files(path) if file.suffix.lower() in _PACKED]
 
 
-def tables_of(name: str) -> list["Table"]:
+def tables_of(name: str) -> list["ColumnarTable"]:
     """Return the tables of Parquet files, or of a folder of Hugging Face.
 
     Empty if the path is none of these.
@@ -132,7 +132,7 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _packed(path: Path, files: Sequence[Path], given: Given) -> Source:
+def _packed(path: Path, files: Sequence[Path], given: DataDescription) -> SampleSource:
     kinds = {file.suffix.lower() for file in files}
     if len(kinds) != 1:
         raise SaccadeError(
@@ -142,7 +142,7 @@ def _packed(path: Path, files: Sequence[Path], given: Given) -> Source:
     _check_files(files)
     splits = splits_of(path, files)
     if kinds == {".tar"}:
-        return (MaskShards if given.beside == "mask" else Shards)(path, files, splits, given)
+        return (MaskShards if given.beside == "mask" else TarShards)(path, files, splits, given)
     from saccade.models.data.samples import columnar
 
     tables = [columnar.ParquetFile(file, split) for file, split in zip(files, splits, strict=True)]

@@ -15,8 +15,8 @@ import numpy as np
 from PIL import Image
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.samples.source import RowUnreadable, Source
-from saccade.models.image_decoding import FORMATS, ImageRefused, Wanted, fit, opened, upright
+from saccade.models.data.samples.source import RowUnreadable, SampleSource
+from saccade.models.image_decoding import FORMATS, ImageInput, ImageRefused, fit, opened, upright
 
 T = TypeVar("T")
 # Of a batch of that many samples, the rows that this process passes through the model.
@@ -55,7 +55,7 @@ class Images:
     dtype = np.dtype(np.uint8)
     ndim = 4
 
-    def __init__(self, source: Source, rows: np.ndarray, wanted: Wanted) -> None:
+    def __init__(self, source: SampleSource, rows: np.ndarray, wanted: ImageInput) -> None:
         self.source, self.rows, self.wanted = source, rows, wanted
         self.shape: tuple[int, ...] = (len(rows), wanted.height_px, wanted.width_px)
         self.shape += (wanted.channels,)
@@ -156,7 +156,7 @@ class Images:
     def _one(self, row: int) -> np.ndarray:
         return self.opened(row, fit)
 
-    def opened(self, row: int, use: Callable[[Image.Image, Wanted], T]) -> T:
+    def opened(self, row: int, use: Callable[[Image.Image, ImageInput], T]) -> T:
         """Decode a row's image with the router's own code, and return what `use` makes of it."""
         try:
             data = self.source.read(row, self.wanted.max_image_mib * 2**20)
@@ -187,7 +187,7 @@ class Originals:
     def each(
         self,
         places: np.ndarray,
-        use: Callable[[Image.Image, Wanted, np.random.Generator], np.ndarray],
+        use: Callable[[Image.Image, ImageInput, np.random.Generator], np.ndarray],
         numbers: Sequence[np.random.Generator],
     ) -> np.ndarray:
         """Return what `use` makes of each image, with its generator.
@@ -230,7 +230,7 @@ _GRAY_MODES = {"1", "L", "I", "I;16", "I;16B", "F"}
 _HEADER_BYTES = 2**26
 
 
-def is_gray(source: Source, row: int) -> bool:
+def is_gray(source: SampleSource, row: int) -> bool:
     """Return whether a row's image has no colors, or cannot be opened, which decoding reports."""
     try:
         with Image.open(io.BytesIO(source.read(row, _HEADER_BYTES)), formats=FORMATS) as image:

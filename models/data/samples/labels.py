@@ -9,7 +9,7 @@ import numpy as np
 from saccade.core.errors import SaccadeError
 from saccade.core.files import check_labels
 from saccade.core.spelling import did_you_mean
-from saccade.models.data.samples.source import Given
+from saccade.models.data.samples.source import DataDescription
 
 Refused = Callable[[int, str], SaccadeError]  # called with a row and the reason
 
@@ -30,7 +30,7 @@ class LabelColumn:
         self._of_row.append(code)
 
     def classes(
-        self, given: Given, refused: Refused, known: Sequence[str] | None = None
+        self, given: DataDescription, refused: Refused, known: Sequence[str] | None = None
     ) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return the class of each row, and the names of the classes.
 

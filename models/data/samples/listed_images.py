@@ -16,7 +16,7 @@ from saccade.core.spelling import did_you_mean
 from saccade.models.data.samples.folders import visible
 from saccade.models.data.samples.formats import matching, splits_of
 from saccade.models.data.samples.manifests import PATHS, SPLIT_COLUMNS, Root, split_in_row
-from saccade.models.data.samples.source import Given, Source
+from saccade.models.data.samples.source import DataDescription, SampleSource
 from saccade.models.data.splits import SPLITS
 
 TABLES = (".csv", ".jsonl", ".ndjson")
@@ -24,7 +24,7 @@ _COCO_NAME = re.compile(r"COCO_([a-z]+\d{4})_")
 _TRIED = 50  # images that say whether a folder is the right one
 
 
-class ListedImages(Source):
+class ListedImages(SampleSource):
     """Images of one or more folders; an image that is listed again is the same row.
 
     Raises: SaccadeError if an image is in two splits.
@@ -33,7 +33,7 @@ class ListedImages(Source):
     usual: re.Pattern[str]  # names of the JSON files in a folder
     expected: str  # what the data should be, for messages
 
-    def __init__(self, path: Path, given: Given) -> None:
+    def __init__(self, path: Path, given: DataDescription) -> None:
         self.path, self._given = path, given
         self._roots: list[Root] = []
         self._root_of = array("i")
@@ -43,7 +43,7 @@ class ListedImages(Source):
         self._splits = array("b")
 
     @classmethod
-    def opened(cls, name: str, given: Given) -> Self:
+    def opened(cls, name: str, given: DataDescription) -> Self:
         """List the images of a file, a folder, or a pattern of files.
 
         Raises: SaccadeError if there is none, or they cannot be used.
@@ -182,7 +182,7 @@ def checked_id(where: str, value: Any, field: str) -> int | str:
 
 
 def image_folder(
-    path: Path, namings: Sequence[Sequence[str]], given: Given, what: str
+    path: Path, namings: Sequence[Sequence[str]], given: DataDescription, what: str
 ) -> tuple[Path, int]:
     """Return the folder of a JSON file's images, and which of the namings its files have.
 

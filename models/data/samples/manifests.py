@@ -17,9 +17,9 @@ from saccade.models.data.samples.labels import LabelColumn, Refused
 from saccade.models.data.samples.source import (
     SPLIT_NAMES,
     Beside,
-    Given,
+    DataDescription,
     RowUnreadable,
-    Source,
+    SampleSource,
     numbered,
     split_in,
     split_named,
@@ -69,13 +69,13 @@ class Root:
             ) from None
 
 
-class ListedFiles(Source):
+class ListedFiles(SampleSource):
     """Files that a .csv with a header, or a .jsonl, lists: one path per row.
 
     Paths are relative to the table, or to the root that the user gives, and stay inside it.
     """
 
-    def __init__(self, path: Path, given: Given) -> None:
+    def __init__(self, path: Path, given: DataDescription) -> None:
         self.path, self._root = path, Root(given.root or path.parent)
         self._files: list[str] = []
 
@@ -86,9 +86,9 @@ class ListedFiles(Source):
         Raises: SaccadeError if a column is missing, or a row has no path or known split.
         """
         splits = array("b")
-        columns: Columns | None = None
+        columns: TableColumns | None = None
         for row, values in enumerate(table_rows(self.path)):
-            columns = columns or Columns.of(self.path, list(values), beside=beside)
+            columns = columns or TableColumns.of(self.path, list(values), beside=beside)
             self._files.append("")
             self._files[row] = path_in(row, values, columns.image, self.refused)
             yield row, values, columns.value
@@ -113,13 +113,13 @@ class ListedFiles(Source):
         return numbered(row, self._files[row])
 
 
-class Manifest(ListedFiles):
+class PathTable(ListedFiles):
     """A table of paths and labels, and optionally of splits.
 
     Raises: SaccadeError if a column is missing, or a row has no path, label or known split.
     """
 
-    def __init__(self, path: Path, given: Given) -> None:
+    def __init__(self, path: Path, given: DataDescription) -> None:
         super().__init__(path, given)
         labels = LabelColumn()
         for row, values, column in self.rows("label"):
@@ -172,7 +172,7 @@ def split_in_row(row: int, values: Mapping[str, Any], column: str, refused: Refu
 _USUAL: Mapping[Beside, Sequence[str]] = {"label": LABELS, "sentence": SENTENCES, "mask": MASKS}
 
 
-class Columns:
+class TableColumns:
     """The columns of a table that are used; the values are labels, sentences or masks, or empty."""
 
     def __init__(self, image: str, value: str, split: str | None) -> None:
@@ -191,7 +191,7 @@ class Columns:
         images: Sequence[str] = PATHS,
         *,
         beside: Beside = "label",
-    ) -> "Columns":
+    ) -> "TableColumns":
         """Find the columns by their usual names; there may be none of masks.
 
         Raises: SaccadeError if there is none of images, or none of labels or sentences.

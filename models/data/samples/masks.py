@@ -18,14 +18,14 @@ from saccade.models.data.samples.folders import is_image, visible
 from saccade.models.data.samples.images import Images
 from saccade.models.data.samples.manifests import ListedFiles, path_in
 from saccade.models.data.samples.source import (
-    Given,
+    DataDescription,
     RowUnreadable,
-    Source,
+    SampleSource,
     left_out,
     numbered,
     split_named,
 )
-from saccade.models.image_decoding import FORMATS, ImageRefused, Wanted, fit
+from saccade.models.image_decoding import FORMATS, ImageInput, ImageRefused, fit
 
 MOST_OBJECTS = 255
 _IMAGES, _MASKS = "images", "masks"
@@ -39,13 +39,13 @@ _TURNED = {  # the orientations that exchange the sides
 }
 
 
-class MaskSource(Source):
+class MaskSource(SampleSource):
     """Images without classes, whose rows have masks unless `masked` is false."""
 
     masked = True
 
     @abstractmethod
-    def read_mask(self, row: int, wanted: Wanted) -> np.ndarray:
+    def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
         """Return the index of the object of each pixel, as written.
 
         Shapes: -> [h w] of an integer type or bool.
@@ -131,7 +131,7 @@ def numbered_objects(indices: np.ndarray, background: Sequence[int]) -> np.ndarr
     return numbers[places].reshape(indices.shape)
 
 
-def mask_in_file(data: bytes, name: str, wanted: Wanted) -> np.ndarray:
+def mask_in_file(data: bytes, name: str, wanted: ImageInput) -> np.ndarray:
     """Return the indices in a gray or palette PNG.
 
     Shapes: -> [h w] of an integer type or bool.
@@ -218,7 +218,7 @@ class MaskFolders(MaskSource):
         """Return the image's path in the folder."""
         return self._files[row]
 
-    def read_mask(self, row: int, wanted: Wanted) -> np.ndarray:
+    def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
         """Return the indices in the PNG beside the image."""
         name = self._mask_of[row]
         try:
@@ -243,7 +243,7 @@ class MaskManifest(ListedFiles, MaskSource):
     Raises: SaccadeError if no column has images, or a row has no path or an unknown split.
     """
 
-    def __init__(self, path: Path, given: Given) -> None:
+    def __init__(self, path: Path, given: DataDescription) -> None:
         super().__init__(path, given)
         self._mask_of: list[str] = []
         for row, values, column in self.rows("mask"):
@@ -252,7 +252,7 @@ class MaskManifest(ListedFiles, MaskSource):
         self.masked = bool(self._mask_of)
         self.without_classes(len(self._files))
 
-    def read_mask(self, row: int, wanted: Wanted) -> np.ndarray:
+    def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
         """Return the indices in the file that the row names."""
         name = self._mask_of[row]
         try:
@@ -322,7 +322,7 @@ class MaskArrays(MaskSource):
         """Do not call: the images are pixels, not encoded."""
         raise AssertionError("`images` has the pixels")
 
-    def read_mask(self, row: int, wanted: Wanted) -> np.ndarray:
+    def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
         """Do not call: masks are not resized."""
         raise AssertionError("`masks` returns them")
 

@@ -16,7 +16,7 @@ from saccade.models.data.samples.listed_images import (
     table_texts,
 )
 from saccade.models.data.samples.manifests import SENTENCES, table_rows
-from saccade.models.data.samples.source import Given, numbered
+from saccade.models.data.samples.source import DataDescription, numbered
 
 NEGATIVES = ("negative_caption", "negative", "negatives", "negative_captions", "false_caption")
 _KINDS = ("kind", "type", "category")
@@ -42,7 +42,7 @@ class HardNegatives(ListedImages):
 
     usual, expected = _USUAL, EXPECTED
 
-    def __init__(self, path: Path, given: Given) -> None:
+    def __init__(self, path: Path, given: DataDescription) -> None:
         super().__init__(path, given)
         self.negatives: list[Negative] = []
 
@@ -102,7 +102,7 @@ class HardNegatives(ListedImages):
             yield numbered(number), dict(values)
 
 
-def open_negatives(name: str, given: Given) -> HardNegatives:
+def open_negatives(name: str, given: DataDescription) -> HardNegatives:
     """List the images of a file, a folder, or a pattern such as `sugarcrepe/replace_*.json`.
 
     Raises: SaccadeError if there is none, or they cannot be used.

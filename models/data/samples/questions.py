@@ -20,7 +20,7 @@ from saccade.models.data.samples.listed_images import (
     table_texts,
 )
 from saccade.models.data.samples.manifests import table_rows
-from saccade.models.data.samples.source import Given, numbered
+from saccade.models.data.samples.source import DataDescription, numbered
 from saccade.models.scores.answers import KINDS, kind_of, normalized
 
 EXPECTED = (
@@ -44,7 +44,7 @@ class AskedImages(ListedImages):
     usual, expected = _USUAL, EXPECTED
     owner: np.ndarray
 
-    def __init__(self, path: Path, given: Given) -> None:
+    def __init__(self, path: Path, given: DataDescription) -> None:
         super().__init__(path, given)
         self.texts: list[str] = []
         self._owner = array("q")
@@ -156,7 +156,7 @@ class AskedImages(ListedImages):
         return self._known.setdefault(text, len(self._known))
 
 
-def open_questions(name: str, given: Given) -> AskedImages:
+def open_questions(name: str, given: DataDescription) -> AskedImages:
     """List the images and questions of a file, a folder, or a pattern of files.
 
     VQA's annotations are found beside the questions by their name.

@@ -20,7 +20,7 @@ from saccade.models.data.samples.listed_images import (
     table_texts,
 )
 from saccade.models.data.samples.manifests import SENTENCES, table_rows
-from saccade.models.data.samples.source import Given, Source, numbered, split_named
+from saccade.models.data.samples.source import DataDescription, SampleSource, numbered, split_named
 
 EXPECTED = (
     "captions: a COCO captions JSON such as captions_train2014.json, a .csv, .jsonl or .parquet "
@@ -37,7 +37,7 @@ class Sentences(ListedImages):
 
     usual, expected = USUAL, EXPECTED
 
-    def __init__(self, path: Path, given: Given) -> None:
+    def __init__(self, path: Path, given: DataDescription) -> None:
         super().__init__(path, given)
         self._texts: list[list[str]] = []
         self._without = 0  # images of a JSON file that have no sentence
@@ -118,7 +118,7 @@ class Sentences(ListedImages):
                 self._without += 1
 
 
-def open_sentences(name: str, given: Given) -> Sentences:
+def open_sentences(name: str, given: DataDescription) -> Sentences:
     """List the images of a file, a folder, or a pattern such as `captions_{train,val}2014.json`.
 
     Raises: SaccadeError if there is none, or they cannot be used.
@@ -126,7 +126,7 @@ def open_sentences(name: str, given: Given) -> Sentences:
     return Sentences.opened(name, given)
 
 
-def open_captions(name: str, given: Given) -> Source:
+def open_captions(name: str, given: DataDescription) -> SampleSource:
     """List images with sentences in any format: such files, Parquet files, shards.
 
     Raises: SaccadeError if there is none, or they cannot be used.

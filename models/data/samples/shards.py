@@ -17,19 +17,19 @@ from saccade.models.data.samples.manifests import MASKS, SENTENCES
 from saccade.models.data.samples.masks import MaskSource, mask_in_file
 from saccade.models.data.samples.source import (
     Beside,
-    Given,
+    DataDescription,
     RowUnreadable,
-    Source,
+    SampleSource,
     Texts,
     is_hidden,
     sentences_in,
 )
-from saccade.models.image_decoding import Wanted
+from saccade.models.image_decoding import ImageInput
 
 _TEXT_BYTES, _JSON_BYTES = 4096, 2**20
 
 
-class _Kind(NamedTuple):
+class _MemberKind(NamedTuple):
     """What is wanted beside an image: the members that contain it, and the fields of an object.
 
     Without fields, the member is read when it is used.
@@ -40,10 +40,10 @@ class _Kind(NamedTuple):
     fields: tuple[str, ...] = ()
 
 
-_LABEL = _Kind("label", (".cls", ".json"), ("label", "cls", "class", "class_name"))
-_SENTENCE = _Kind("sentence", (".txt", ".json"), SENTENCES)
-_MASK = _Kind("mask", tuple(f".{name}.png" for name in (*MASKS, "seg")))
-_KINDS: Mapping[Beside, _Kind] = {"label": _LABEL, "sentence": _SENTENCE, "mask": _MASK}
+_LABEL = _MemberKind("label", (".cls", ".json"), ("label", "cls", "class", "class_name"))
+_SENTENCE = _MemberKind("sentence", (".txt", ".json"), SENTENCES)
+_MASK = _MemberKind("mask", tuple(f".{name}.png" for name in (*MASKS, "seg")))
+_KINDS: Mapping[Beside, _MemberKind] = {"label": _LABEL, "sentence": _SENTENCE, "mask": _MASK}
 
 
 class Member(NamedTuple):
@@ -83,7 +83,7 @@ class _Places:
         return data
 
 
-class Shards(Source):
+class TarShards(SampleSource):
     """Images with labels, sentences or masks in uncompressed tar files; `splits` are theirs, or -1.
 
     The files are read once from beginning to end, without the images. Then each image is read from
@@ -93,7 +93,7 @@ class Shards(Source):
     """
 
     def __init__(
-        self, path: Path, shards: Sequence[Path], splits: Sequence[int], given: Given
+        self, path: Path, shards: Sequence[Path], splits: Sequence[int], given: DataDescription
     ) -> None:
         self.path, self._shards = path, tuple(shards)
         self._keys: list[str] = []
@@ -163,17 +163,17 @@ class Shards(Source):
         return members[images[0]], members[beside[0]] if kind is _MASK and beside else None
 
 
-class MaskShards(Shards, MaskSource):
+class MaskShards(TarShards, MaskSource):
     """Images with masks in PNG members, if there are any."""
 
     def __init__(
-        self, path: Path, shards: Sequence[Path], splits: Sequence[int], given: Given
+        self, path: Path, shards: Sequence[Path], splits: Sequence[int], given: DataDescription
     ) -> None:
         super().__init__(path, shards, splits, given)
         self.masked = len(self._masks) > 0
         self._suffix = next((one for one in _MASK.suffixes if one in self._form), "")
 
-    def read_mask(self, row: int, wanted: Wanted) -> np.ndarray:
+    def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
         """Return the indices in the PNG beside the image."""
         data = self._masks.read(row, wanted.max_image_mib * 2**20)
         return mask_in_file(data, f"{self._keys[row]}{self._suffix}", wanted)
@@ -182,12 +182,14 @@ class MaskShards(Shards, MaskSource):
 def has_text(shard: Path) -> bool:
     """Return whether the first sample of a shard has sentences.
 
-    Raises: as `Shards`.
+    Raises: as `TarShards`.
     """
     return next((value is not None for _, _, value in _samples_of(shard, _SENTENCE)), False)
 
 
-def _samples_of(shard: Path, kind: _Kind = _LABEL) -> Iterator[tuple[str, dict[str, Member], Any]]:
+def _samples_of(
+    shard: Path, kind: _MemberKind = _LABEL
+) -> Iterator[tuple[str, dict[str, Member], Any]]:
     """Return the key of each sample, its members by suffix, and its label as written or None.
 
     Raises: SaccadeError if the file is not an uncompressed tar file, or a key occurs again.
@@ -243,7 +245,7 @@ def key_and_suffix(member: str) -> tuple[str, str]:
     return folder + slash + key, (point + suffix).lower()
 
 
-def _written(shard: Path, member: Member, file: IO[bytes] | None, kind: _Kind) -> Any:
+def _written(shard: Path, member: Member, file: IO[bytes] | None, kind: _MemberKind) -> Any:
     """Return the label or sentence in a member: text, or the field of an object."""
     most = _JSON_BYTES if member.suffix == ".json" else _TEXT_BYTES
     if file is None or member.size > most:

@@ -32,7 +32,7 @@ class RowUnreadable(Exception):
 
 
 @dataclass(frozen=True)
-class Given:
+class DataDescription:
     """What the user says about the data besides where it is."""
 
     labels: tuple[str, ...] | None = None  # names of the classes, in order
@@ -41,7 +41,7 @@ class Given:
     beside: Beside = "label"
 
     @classmethod
-    def of(cls, labels: Path | None, root: Path | None) -> "Given":
+    def of(cls, labels: Path | None, root: Path | None) -> "DataDescription":
         """Read the file of labels.
 
         Raises: SaccadeError if it cannot be read or has a name twice.
@@ -83,7 +83,7 @@ class Texts:
         return tuple(self._text[a:b].decode() for a, b in pairwise(ends))
 
 
-class Source(ABC):
+class SampleSource(ABC):
     """Labeled samples in the order of their files; a row is read when it is asked for.
 
     If sentences or masks are wanted instead of labels, all rows are of one class without a name.

@@ -10,7 +10,7 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import read_regular
-from saccade.models.data.samples.columnar import Table, class_names_in, readable
+from saccade.models.data.samples.columnar import ColumnarTable, class_names_in, readable
 from saccade.models.data.samples.folders import classes_of
 from saccade.models.data.samples.labels import LabelColumn
 from saccade.models.data.samples.manifests import (
@@ -23,8 +23,8 @@ from saccade.models.data.samples.manifests import (
 )
 from saccade.models.data.samples.masks import files_in
 from saccade.models.data.samples.source import (
-    Given,
-    Source,
+    DataDescription,
+    SampleSource,
     left_out,
     numbered,
     split_in,
@@ -43,7 +43,7 @@ PAIRS = (
 )
 
 
-class ClassFiles(Source):
+class ClassFiles(SampleSource):
     """Files in folders that are called as classes, at any depth.
 
     A folder that is called as a split gives the split, above the class (train/chair/1.off) or in it
@@ -52,7 +52,7 @@ class ClassFiles(Source):
     Raises: SaccadeError if there is no such file, or one is in no class folder.
     """
 
-    def __init__(self, path: Path, suffixes: Collection[str], given: Given) -> None:
+    def __init__(self, path: Path, suffixes: Collection[str], given: DataDescription) -> None:
         self.path = path
         self._files: list[str] = []
         strays, classes, splits = [], list[str](), array("b")
@@ -92,7 +92,7 @@ class ClassFiles(Source):
         return self._files[row]
 
 
-class TextTable(Source):
+class TextTable(SampleSource):
     """Texts, or pairs of texts, with their labels: .csv, JSON lines, or tables of Parquet or Arrow.
 
     Texts are in memory.
@@ -100,7 +100,9 @@ class TextTable(Source):
     Raises: SaccadeError if a column is missing, or a row has no text, label or known split.
     """
 
-    def __init__(self, path: Path, tables: Sequence[Table], sets: int, given: Given) -> None:
+    def __init__(
+        self, path: Path, tables: Sequence[ColumnarTable], sets: int, given: DataDescription
+    ) -> None:
         self.path, self._sets = path, sets
         self.texts: list[tuple[str, ...]] = []
         self._labels, self._splits = LabelColumn(), array("b")
@@ -138,7 +140,7 @@ class TextTable(Source):
         place = int(np.searchsorted(self._starts, row, side="right")) - 1
         return f"{self._tables[place].path.name}: {numbered(row - self._starts[place])}"
 
-    def _rows_of(self, table: Table) -> Iterator[Mapping[str, Any]]:
+    def _rows_of(self, table: ColumnarTable) -> Iterator[Mapping[str, Any]]:
         columns = [name for name in self._columns(table.path, table.schema().names) if name]
         values = [table.column(name).to_pylist() for name in columns]
         for row in zip(*values, strict=True):

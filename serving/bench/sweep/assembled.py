@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from saccade.core.machine import Machine
-from saccade.exporter.artefact.frontier import Cost, Entry, dominators, own_cost
+from saccade.exporter.artefact.frontier import CostFigure, FrontierEntry, dominators, own_cost
 from saccade.plugins.execution import Ops
-from saccade.serving.bench.in_process import Calls, InProcess
+from saccade.serving.bench.in_process import Calls, InProcessLoad
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.report_content import Measurement, add_served, content, raw_samples
 from saccade.serving.bench.scored import embedding_bytes, entry_of_result
@@ -41,10 +41,10 @@ Figures = dict[str, Figure]
 
 def figures(
     ready: ReadyPoint,
-    inside: Sequence[Mapping[str, InProcess]],
+    inside: Sequence[Mapping[str, InProcessLoad]],
     served: Mapping[Place, Sequence[LoadResult]],
     memory: Sequence[Mapping[str, int]],
-    entry: Entry,
+    entry: FrontierEntry,
 ) -> Figures:
     """Return every cost that was measured, or that follows from the file."""
     figures = {THROUGHPUT: _throughput(entry, inside, served)}
@@ -60,8 +60,8 @@ def figures(
 
 
 def frontiers(
-    entries: Sequence[Entry], costs: Mapping[str, Figures], values: Mapping[str, np.ndarray]
-) -> tuple[tuple[Entry, ...], dict[str, dict[str, str | None]]]:
+    entries: Sequence[FrontierEntry], costs: Mapping[str, Figures], values: Mapping[str, np.ndarray]
+) -> tuple[tuple[FrontierEntry, ...], dict[str, dict[str, str | None]]]:
     """Return the entries with `dominated_by` set, and who dominates each variant by each cost.
 
     Only costs that all variants have are compared.
@@ -90,20 +90,20 @@ def as_json(
     }
 
 
-def _cost(name: str, costs: Mapping[str, Figures]) -> Callable[[Entry], Cost]:
-    def cost(entry: Entry) -> Cost:
+def _cost(name: str, costs: Mapping[str, Figures]) -> Callable[[FrontierEntry], CostFigure]:
+    def cost(entry: FrontierEntry) -> CostFigure:
         figure = costs[entry.variant][name]
         values = (figure.value, *(figure.rounds or ()))
         if name == THROUGHPUT:
             values = tuple(1 / value for value in values)
-        return Cost(values[0], None if figure.rounds is None else values[1:])
+        return CostFigure(values[0], None if figure.rounds is None else values[1:])
 
     return cost
 
 
 def _throughput(
-    entry: Entry,
-    inside: Sequence[Mapping[str, InProcess]],
+    entry: FrontierEntry,
+    inside: Sequence[Mapping[str, InProcessLoad]],
     served: Mapping[Place, Sequence[LoadResult]],
 ) -> Figure:
     unit, best = "inferences per second", entry.best_batch
@@ -118,7 +118,7 @@ def _throughput(
     return _figure(entry.speed, rates, unit, "in process, each variant at its best batch")
 
 
-def _latency(entry: Entry, served: Mapping[Place, Sequence[LoadResult]]) -> Figure | None:
+def _latency(entry: FrontierEntry, served: Mapping[Place, Sequence[LoadResult]]) -> Figure | None:
     if entry.p95_ms is None:
         return None
     for point, through in (("router_concurrency_1", "the router"), ("concurrency_1", "gRPC")):
@@ -151,7 +151,7 @@ def _latencies(result: LoadResult) -> Sequence[float]:
 
 def entry_without_server(
     state: SweepFolder, candidate: ReadyPoint, options: SweepOptions, machine: Machine
-) -> Entry:
+) -> FrontierEntry:
     """Return the frontier's entry with the measurements without a server."""
     inside = _joined(state, candidate, in_process_turns(state, candidate, options.rounds))
     return entry_of_result(candidate.variant, candidate.result, inside, machine, _ops(options))
@@ -159,7 +159,7 @@ def entry_without_server(
 
 def assemble(
     state: SweepFolder, ready: Sequence[ReadyPoint], options: SweepOptions, machine: Machine
-) -> tuple[dict[str, Any], tuple[Entry, ...]]:
+) -> tuple[dict[str, Any], tuple[FrontierEntry, ...]]:
     """Return the report, and the frontier's entries with `dominated_by` set."""
     measurements = [_measurement(state, candidate, options, machine) for candidate in ready]
     values = {candidate.variant.name: candidate.result.samples for candidate in ready}
@@ -209,15 +209,15 @@ def _memory(state: SweepFolder, candidate: ReadyPoint, turn: int) -> dict[str, i
 
 
 def _joined(
-    state: SweepFolder, candidate: ReadyPoint, turns: Sequence[Mapping[str, InProcess]]
-) -> dict[tuple[str, str], InProcess]:
+    state: SweepFolder, candidate: ReadyPoint, turns: Sequence[Mapping[str, InProcessLoad]]
+) -> dict[tuple[str, str], InProcessLoad]:
     """Join the rounds; a batch size that one round left out is left out."""
     joined, threads = {}, threads_of(state, candidate)
     for role in turns[0]:
         sizes = [size for size in turns[0][role].calls if all(size in t[role].calls for t in turns)]
         key = candidate.variant.name, role
         calls = {size: _all_calls([turn[role].calls[size] for turn in turns]) for size in sizes}
-        joined[key] = InProcess(calls, threads.of(key), threads.rates[key])
+        joined[key] = InProcessLoad(calls, threads.of(key), threads.rates[key])
     return joined
 
 

@@ -13,7 +13,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.path_fields import PathFields
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.serving.bench.figures import threads_text
 from saccade.serving.bench.sweep.state import FILE_NAME as SWEEP
 from saccade.serving.repository.checks import check_alike, measurements
@@ -136,7 +136,7 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
     )
 
 
-def measured_on(entries: Sequence[Entry]) -> str:
+def measured_on(entries: Sequence[FrontierEntry]) -> str:
     """Return the machine, the runtime and its threads, of measurements of one machine."""
     ops = sorted({entry.ops for entry in entries if entry.ops})
     by = f", custom ops by {' and '.join(ops)}" if ops else ""
@@ -160,7 +160,7 @@ def measured_folder(folder: ArtefactFolder) -> ArtefactFolder:
     return ArtefactFolder(artefacts)
 
 
-def _routes(folder: ArtefactFolder, device: str | None) -> tuple[Any, dict[str, Entry]]:
+def _routes(folder: ArtefactFolder, device: str | None) -> tuple[Any, dict[str, FrontierEntry]]:
     folder.check_files()
     check_alike(folder)
     measured, variants = measurements(folder, device), folder.variants
@@ -240,7 +240,7 @@ def _next(step: float, side: int, compared: Callable[[float], float]) -> float:
     return at if compared(at) != compared(step) else step * (1 + side * _APART)
 
 
-def _figures(route: Any, entry: Entry | None) -> dict[str, Any]:
+def _figures(route: Any, entry: FrontierEntry | None) -> dict[str, Any]:
     return {
         "variant": route.name,
         "budget": route.budget,

@@ -17,7 +17,7 @@ BATCH = 8
 
 
 @dataclass(frozen=True)
-class Task:
+class MemoryTask:
     """A folder with a single variant, and .npy files of samples by role and name."""
 
     folder: str
@@ -27,7 +27,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Memory:
+class ResidentMemory:
     """Resident memory before the variant was loaded, and after it had answered a batch."""
 
     before_bytes: int
@@ -35,7 +35,7 @@ class Memory:
     batch: int = BATCH
 
 
-def main(task: Task) -> Memory:
+def main(task: MemoryTask) -> ResidentMemory:
     """Load the variant, answer a batch, and measure the memory."""
     runtime = runtime_named(task.runtime)
     folder = ArtefactFolder(task.folder)
@@ -50,7 +50,7 @@ def main(task: Task) -> Memory:
     runners = loaded(runtime, folder, folder.manifests, task.ops)
     for work in works_of(variant, inputs, runners):
         work.run({name: np.resize(x, (BATCH, *x.shape[1:])) for name, x in work.inputs.items()})
-    return Memory(before, resident_bytes())
+    return ResidentMemory(before, resident_bytes())
 
 
 def resident_bytes() -> int:

@@ -15,7 +15,7 @@ from saccade.models.scores.results import EvaluationResult
 
 
 @dataclass(frozen=True)
-class Task:
+class PointTask:
     """A point to export and score, and the folders for its files."""
 
     checkpoint: str
@@ -41,7 +41,7 @@ class Refusal:
     reason: str = ""
 
 
-def main(task: Task) -> Refusal:
+def main(task: PointTask) -> Refusal:
     """Do what is missing. A refusal of the point is an answer; any other error is raised."""
     place, folder = Path(task.place), Path(task.folder)
     stage = "export"
@@ -72,7 +72,7 @@ def as_json(result: EvaluationResult) -> dict[str, Any]:
     return {**asdict(result), "samples": [float(value) for value in result.samples]}
 
 
-def _export_options(task: Task, folder: Path) -> ExportOptions:
+def _export_options(task: PointTask, folder: Path) -> ExportOptions:
     return ExportOptions(
         folder,
         name=task.name,

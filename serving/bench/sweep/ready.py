@@ -19,7 +19,7 @@ from saccade.exporter.graph.trial import refuse_untried
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.scores.results import EvaluationResult, Score
 from saccade.serving.bench.sweep.options import SweepOptions
-from saccade.serving.bench.sweep.point_process import Refusal, Task
+from saccade.serving.bench.sweep.point_process import PointTask, Refusal
 from saccade.serving.bench.sweep.points import Point
 from saccade.serving.bench.sweep.state import SweepFolder, link
 
@@ -70,8 +70,10 @@ def prepare(
         raise _crash(crashed)
 
 
-def _task(state: SweepFolder, point: Point, checkpoint: Checkpoint, options: SweepOptions) -> Task:
-    return Task(
+def _task(
+    state: SweepFolder, point: Point, checkpoint: Checkpoint, options: SweepOptions
+) -> PointTask:
+    return PointTask(
         checkpoint=str(checkpoint.path),
         name=options.name,
         slots=str(options.slots) if options.slots else None,

@@ -18,7 +18,7 @@ from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.core.progress import Advance
 from saccade.core.worker import Worker, WorkerEnded
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.load_inputs import inputs_of
 from saccade.exporter.runtimes.runners import Runner
@@ -28,7 +28,7 @@ from saccade.serving.bench import in_process, served
 from saccade.serving.bench.by_threads import Threads, counts, measure_threads, share_of
 from saccade.serving.bench.load import LoadResult, StreamResult
 from saccade.serving.bench.servers import ServerUnderLoad, by_precision, server_under_load
-from saccade.serving.bench.sweep.memory_process import BATCH, Memory, Task
+from saccade.serving.bench.sweep.memory_process import BATCH, MemoryTask, ResidentMemory
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.ready import ReadyPoint
 from saccade.serving.bench.sweep.state import SweepFolder
@@ -155,10 +155,10 @@ def _memory(bench: Bench, candidate: ReadyPoint) -> dict[str, Any]:
         role: {name: _file(values[:BATCH]) for name, values in arrays.items()}
         for role, arrays in bench.inputs[candidate.variant.name].items()
     }
-    task = Task(str(candidate.folder.path), inputs, bench.options.runtime, bench.ops)
+    task = MemoryTask(str(candidate.folder.path), inputs, bench.options.runtime, bench.ops)
     try:
         with Worker(_MEMORY_PROCESS) as worker:
-            return asdict(worker.ask(task, Memory))
+            return asdict(worker.ask(task, ResidentMemory))
     except WorkerEnded as ended:
         raise SaccadeError(
             f"{candidate.variant.name}: the process that loaded it stopped ({ended}): "
@@ -174,7 +174,7 @@ def _file(values: np.ndarray) -> bytes:
 
 def in_process_turns(
     state: SweepFolder, candidate: ReadyPoint, rounds: int
-) -> list[dict[str, in_process.InProcess]]:
+) -> list[dict[str, in_process.InProcessLoad]]:
     """Return the stored samples of each round, by role."""
     turns = []
     for turn in range(rounds):
@@ -182,7 +182,7 @@ def in_process_turns(
         assert content is not None
         turns.append(
             {
-                role: in_process.InProcess(
+                role: in_process.InProcessLoad(
                     {int(size): in_process.Calls(**calls) for size, calls in sizes.items()}
                 )
                 for role, sizes in content.items()
@@ -191,7 +191,7 @@ def in_process_turns(
     return turns
 
 
-def measure_served(bench: Bench, entries: Sequence[Entry], advance: Advance) -> None:
+def measure_served(bench: Bench, entries: Sequence[FrontierEntry], advance: Advance) -> None:
     """Measure every variant through a server, once per round; record failures."""
     options, state = bench.options, bench.state
     if all(_served_turns(state, candidate, options.rounds) for candidate in bench.ready):
@@ -214,7 +214,7 @@ def measure_served(bench: Bench, entries: Sequence[Entry], advance: Advance) -> 
 
 
 def _servers(
-    bench: Bench, entries: Sequence[Entry], stack: ExitStack
+    bench: Bench, entries: Sequence[FrontierEntry], stack: ExitStack
 ) -> dict[str, ServerUnderLoad]:
     """Start one server per precision; if a server does not start, its points fail."""
     running: dict[str, ServerUnderLoad] = {}

@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 from saccade.core.errors import MissingPackage, SaccadeError, require
 from saccade.core.escaped import escaped_message
 from saccade.serving.commands.command import Answer, Result
-from saccade.serving.commands.explore.explorer import MAX_BYTES, Place
+from saccade.serving.commands.explore.explorer import MAX_BYTES, ExploredServer
 from saccade.serving.server.addresses import ServeOptions
 
 # Excludes host names that the owner of another site has pointed at this machine.
@@ -70,12 +70,12 @@ def explore(
 
 
 @contextmanager
-def _place(artefact: Path | None, options: ExploreOptions) -> Iterator[Place]:
+def _place(artefact: Path | None, options: ExploreOptions) -> Iterator[ExploredServer]:
     if artefact is None:
         from saccade.serving.client.client import METADATA_S, routers_at
 
         assert options.url is not None
-        yield Place(options.url, routers_at(options.url, options.timeout_s or METADATA_S))
+        yield ExploredServer(options.url, routers_at(options.url, options.timeout_s or METADATA_S))
         return
     from saccade.serving.commands.explore.frontier_chart import measured
     from saccade.serving.server.server import Server
@@ -85,7 +85,7 @@ def _place(artefact: Path | None, options: ExploreOptions) -> Iterator[Place]:
     with _repository(artefact) as repository:
         _say(f"starting a server for {artefact} ...")
         with Server(repository, free) as server:
-            yield Place(server.url, (server.model,), frontier, _examples(artefact))
+            yield ExploredServer(server.url, (server.model,), frontier, _examples(artefact))
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _serve_page(
-    listener: socket.socket, place: Place, timeout_s: float | None, open_at: str
+    listener: socket.socket, place: ExploredServer, timeout_s: float | None, open_at: str
 ) -> None:
     """Serve the page until Ctrl-C or SIGTERM; `open_at` is an address to open in the browser."""
     import uvicorn

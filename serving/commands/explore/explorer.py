@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Place:
+class ExploredServer:
     """Server behind the page, and what is known about its artefact."""
 
     url: str
@@ -41,7 +41,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Request:
+class ExploreRequest:
     """One image and the request about it.
 
     `text` is a question or a comma-separated list of labels, depending on the model.
@@ -54,7 +54,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Reply:
+class BudgetReply:
     """Answer at one budget: lines with their probability or share, and the latency.
 
     Units: latency_ms is the median of a few calls over gRPC, one at a time.
@@ -120,7 +120,7 @@ class Explorer:
             return "Type a question about the image."
         return ""
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: ExploreRequest) -> BudgetReply:
         """Answer a request and time it.
 
         Raises: SaccadeError if the image or the text cannot be used; ServerFailed.
@@ -129,11 +129,11 @@ class Explorer:
             reply, latency_ms = _timed(lambda: self._asked(request))
         return replace(reply, latency_ms=latency_ms)
 
-    def at_every_budget(self, request: Request) -> list[Reply]:
+    def at_every_budget(self, request: ExploreRequest) -> list[BudgetReply]:
         """Answer the same request at every budget, smallest first."""
         return [self.answer(replace(request, budget=budget)) for budget in self.budgets]
 
-    def picture(self, request: Request) -> bytes:
+    def picture(self, request: ExploreRequest) -> bytes:
         """Return a PNG of what the model looked at, as `saccade show` draws it.
 
         Raises: SaccadeError if the model has nothing to show.
@@ -149,13 +149,13 @@ class Explorer:
             )
         return shown.png if isinstance(shown, Drawing) else maps_png([shown], pixels)
 
-    def segment(self, request: Request) -> Segmentation:
+    def segment(self, request: ExploreRequest) -> Segmentation:
         """Return the slots of the image."""
         with self._lock:
             (found,) = self._client.segment([request.image], request.budget, request.seed)
         return found
 
-    def edit(self, request: Request, change: Change) -> bytes:
+    def edit(self, request: ExploreRequest, change: Change) -> bytes:
         """Return a PNG of the image with one slot changed, as the model draws it.
 
         Raises: SaccadeError if the model cannot make this change.
@@ -163,7 +163,7 @@ class Explorer:
         with self._lock:
             return image_png(self._client.edit(request.image, change, request.budget))
 
-    def _asked(self, request: Request) -> Reply:
+    def _asked(self, request: ExploreRequest) -> BudgetReply:
         image, budget, client = [request.image], request.budget, self._client
         if "answer" in self._calls:
             (answer,) = client.answer(image, [request.text], budget, TOP)
@@ -199,20 +199,20 @@ def pixels_of(image: bytes) -> np.ndarray:
         ) from error
 
 
-def _labelled(answer: Classification, budget: str) -> Reply:
+def _labelled(answer: Classification, budget: str) -> BudgetReply:
     best, confidence = answer.labels[0]
-    return Reply(budget, answer.variant, tuple(answer.labels), best, confidence, 0.0)
+    return BudgetReply(budget, answer.variant, tuple(answer.labels), best, confidence, 0.0)
 
 
-def _text(text: str, variant: str, budget: str) -> Reply:
-    return Reply(budget, variant, ((text, None),), text, None, 0.0)
+def _text(text: str, variant: str, budget: str) -> BudgetReply:
+    return BudgetReply(budget, variant, ((text, None),), text, None, 0.0)
 
 
-def _shares(found: Segmentation, budget: str) -> Reply:
+def _shares(found: Segmentation, budget: str) -> BudgetReply:
     shares = [float(np.mean(found.owners == slot)) for slot in range(len(found.masks))]
     lines = tuple((f"slot {slot}", share) for slot, share in enumerate(shares))
     seen = sum(share > _SEEN for share in shares)
-    return Reply(budget, found.variant, lines, f"{seen} slots with pixels", None, 0.0)
+    return BudgetReply(budget, found.variant, lines, f"{seen} slots with pixels", None, 0.0)
 
 
 def _timed(call: Callable[[], _T]) -> tuple[_T, float]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from saccade.exporter.artefact.frontier import (
     FILE_NAME,
-    Entry,
     Frontier,
+    FrontierEntry,
     PolicyEntry,
     read_frontier,
 )
@@ -127,7 +127,7 @@ def _star(policy: PolicyEntry, cost: float) -> dict[str, Any]:
     }
 
 
-def _point(entry: Entry, by_latency: bool, *, marked: bool) -> dict[str, Any]:
+def _point(entry: FrontierEntry, by_latency: bool, *, marked: bool) -> dict[str, Any]:
     cost = entry.p95_ms if by_latency else entry.speed
     assert cost is not None
     budget = f"budget {entry.budget:g} {entry.precision}"

@@ -14,7 +14,13 @@ from typing import Any
 from nicegui import ui
 
 from saccade.core.errors import SaccadeError
-from saccade.serving.commands.explore.explorer import MAX_BYTES, Explorer, Place, Reply, Request
+from saccade.serving.commands.explore.explorer import (
+    MAX_BYTES,
+    BudgetReply,
+    ExploredServer,
+    Explorer,
+    ExploreRequest,
+)
 from saccade.serving.commands.explore.frontier_chart import chart
 from saccade.serving.commands.explore.slot_board import SlotBoard
 
@@ -39,7 +45,7 @@ _STYLE = """
 """
 
 
-def register(place: Place, timeout_s: float | None) -> None:
+def register(place: ExploredServer, timeout_s: float | None) -> None:
     """Serve the page for these models at /."""
 
     @ui.page("/")
@@ -51,9 +57,9 @@ def register(place: Place, timeout_s: float | None) -> None:
 class Page:
     """The page of one browser tab."""
 
-    def __init__(self, place: Place, timeout_s: float | None) -> None:
+    def __init__(self, place: ExploredServer, timeout_s: float | None) -> None:
         self._place, self._timeout_s, self._measured = place, timeout_s, place.frontier
-        self._request: Request | None = None
+        self._request: ExploreRequest | None = None
         self._turn = 0  # a later request makes the answer to an earlier one stale
         self._explorer: Explorer | None = None
         with ui.column().classes("w-full max-w-6xl mx-auto p-2 md:p-4 gap-4"):
@@ -197,14 +203,14 @@ class Page:
         )
 
     async def _take(self, data: bytes, name: str) -> None:
-        self._request = Request(data, "")
+        self._request = ExploreRequest(data, "")
         self._name.set_text(name)
         if self._board:
             self._board.clear()
         await self._changed()
 
     @cached_property
-    def _kept(self) -> dict[Request, list[Reply]]:
+    def _kept(self) -> dict[ExploreRequest, list[BudgetReply]]:
         """Answers at every budget for the latest image and text."""
         return {}
 
@@ -235,7 +241,7 @@ class Page:
         if turn == self._turn:
             self._busy.set_visibility(False)
 
-    async def _show_more(self, explorer: Explorer, request: Request, turn: int) -> None:
+    async def _show_more(self, explorer: Explorer, request: ExploreRequest, turn: int) -> None:
         if self._board and turn == self._turn:
             await self._board.show(request)
         every = replace(request, budget="")
@@ -248,7 +254,7 @@ class Page:
             self._show_table(explorer, self._kept[every], request.budget)
         await self._show_picture(explorer, request, turn)  # the slowest of them
 
-    async def _show_picture(self, explorer: Explorer, request: Request, turn: int) -> None:
+    async def _show_picture(self, explorer: Explorer, request: ExploreRequest, turn: int) -> None:
         try:
             picture = await asyncio.to_thread(explorer.picture, request)
         except SaccadeError as error:
@@ -278,11 +284,11 @@ class Page:
                     ui.label(f"budget {explorer.title(budget)}").classes("font-medium")
                     _picture(picture, f"what the model looked at with budget {budget}")
 
-    def _show_preview(self, request: Request) -> None:
+    def _show_preview(self, request: ExploreRequest) -> None:
         self._preview.set_source(_data_url(request.image))
         self._preview.set_visibility(True)
 
-    def _show_answer(self, reply: Reply) -> None:
+    def _show_answer(self, reply: BudgetReply) -> None:
         self._answer.clear()
         with self._answer:
             for text, share in reply.lines:
@@ -300,7 +306,7 @@ class Page:
             self._frontier.options.update(chart(self._measured, reply.variant))
             self._frontier.update()
 
-    def _show_table(self, explorer: Explorer, replies: list[Reply], budget: str) -> None:
+    def _show_table(self, explorer: Explorer, replies: list[BudgetReply], budget: str) -> None:
         self._budgets_card.set_visibility(len(replies) > 1)
         sure = any(reply.confidence is not None for reply in replies)
         self._table.columns = [one for one in _COLUMNS if sure or one["name"] != "share"]

@@ -14,7 +14,7 @@ from nicegui import ui
 from saccade.core.errors import SaccadeError
 from saccade.serving.client.answers import Segmentation
 from saccade.serving.client.client import Change
-from saccade.serving.commands.explore.explorer import Explorer, Request, pixels_of
+from saccade.serving.commands.explore.explorer import Explorer, ExploreRequest, pixels_of
 from saccade.serving.commands.slot_picture import COLOURS
 
 SIDE_PX = 320  # minimum side of the picture on which slots are dragged
@@ -26,7 +26,7 @@ class SlotBoard:
 
     def __init__(self, explorer: Explorer, told: Callable[[], AbstractContextManager[None]]):
         self._explorer, self._told = explorer, told
-        self._request: Request | None = None
+        self._request: ExploreRequest | None = None
         self._found: Segmentation | None = None
         self._from: tuple[float, float] | None = None
         self._filling = False  # while a drag sets the sliders, they send no requests
@@ -69,7 +69,7 @@ class SlotBoard:
         self._found = self._request = None
         self._card.set_visibility(False)
 
-    async def show(self, request: Request) -> None:
+    async def show(self, request: ExploreRequest) -> None:
         """Show the slots of this image at this budget.
 
         Raises: SaccadeError if the server refuses.
@@ -139,7 +139,7 @@ class SlotBoard:
             self._drawn.set_source(_png_url(drawn))
 
 
-def _overlay(request: Request, found: Segmentation) -> str:
+def _overlay(request: ExploreRequest, found: Segmentation) -> str:
     """Draw the image under the colors of its slots; return the URL of a PNG."""
     from PIL import Image
 

@@ -21,7 +21,7 @@ RTX = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class EnginePlan:
     """A component's plan for one kind of GPU, and the folder of its file."""
 
     folder: Path
@@ -50,7 +50,7 @@ class SmallProfile(SaccadeError):
     """
 
 
-Plans = Mapping[str, tuple[Plan, ...]]  # by the component's name; the first is the default
+Plans = Mapping[str, tuple[EnginePlan, ...]]  # by the component's name; the first is the default
 
 
 def plan_files(capabilities: Sequence[str]) -> dict[str, str]:
@@ -74,7 +74,7 @@ def read_plans(folders: Sequence[str], manifests: Sequence[Manifest]) -> Plans:
     from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engines
 
     parts = {manifest.variant.name: manifest for manifest in manifests}
-    by_name: dict[str, list[Plan]] = {name: [] for name in parts}
+    by_name: dict[str, list[EnginePlan]] = {name: [] for name in parts}
     for folder in map(Path, folders):
         engines = {engine.variant.name: engine for engine in read_engines(folder)}
         for name, manifest in parts.items():
@@ -83,7 +83,7 @@ def read_plans(folders: Sequence[str], manifests: Sequence[Manifest]) -> Plans:
                     f"{folder}: has no plan of {name}. Build all variants of the artefact with: "
                     "saccade build ARTEFACT --engine tensorrt"
                 )
-            plan = Plan(folder, engines[name])
+            plan = EnginePlan(folder, engines[name])
             check_plan(folder / plan.engine.file.name, plan.engine, manifest)
             by_name[name].append(plan)
     for name, plans in by_name.items():

@@ -20,7 +20,7 @@ from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.requirements import LIBRARIES
 from saccade.serving.repository.runtimes.plans import (
-    Plan,
+    EnginePlan,
     check_batches,
     engine_file,
     plan_files,
@@ -136,7 +136,7 @@ def _plan_for(model: RepositoryModel, gpu: Gpu | None) -> tuple[Path, "EngineMan
     return model.version / plans[capability], model.engines[capability]
 
 
-def _served_files(manifest: Manifest, plans: Sequence[Plan]) -> ServedFiles:
+def _served_files(manifest: Manifest, plans: Sequence[EnginePlan]) -> ServedFiles:
     named = plan_files([plan.capability for plan in plans])
     files = {}
     for plan in plans:

@@ -54,7 +54,7 @@ def log_shown() -> Iterator[None]:
     """Show the log on standard error, including debug messages."""
     logger = logging.getLogger("saccade")
     handler = logging.StreamHandler()
-    handler.setFormatter(_Escaped("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_EscapedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
@@ -65,7 +65,7 @@ def log_shown() -> Iterator[None]:
         logger.setLevel(before)
 
 
-class _Escaped(logging.Formatter):
+class _EscapedFormatter(logging.Formatter):
     """Formatter that escapes foreign text, which could forge log lines or control the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:

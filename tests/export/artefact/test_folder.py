@@ -16,7 +16,7 @@ from tiny_artefacts import ENTRY, FULL, HALF, MODEL, artefacts
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact import folder as module
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import FILE_NAME, Entry, entry_of, read_frontier
+from saccade.exporter.artefact.frontier import FILE_NAME, FrontierEntry, entry_of, read_frontier
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 
@@ -40,7 +40,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def measured(folder: ArtefactFolder, name: str, **changes: Any) -> Entry:
+def measured(folder: ArtefactFolder, name: str, **changes: Any) -> FrontierEntry:
     variant = next(variant for variant in folder.variants if variant.name == name)
     entry = replace(entry_of(ENTRY), variant=name, sha256=variant.sha256)
     return replace(entry, budget=variant.main.variant.budget, **changes)

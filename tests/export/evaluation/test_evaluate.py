@@ -24,15 +24,15 @@ from saccade.exporter.evaluation import (
 )
 from saccade.exporter.evaluation.evaluate import Evaluation, evaluate
 from saccade.exporter.evaluation.evaluated_model import (
+    EvaluatedFunction,
     EvaluatedModel,
-    Function,
     subjects_of_checkpoint,
 )
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.report import render
 from saccade.exporter.evaluation.scenes import asked_scenes, described_scenes
 from saccade.exporter.evaluation.tasks import TASKS, task_asked, task_names, tasks_of
-from saccade.models.captioner.caption_search import Caption
+from saccade.models.captioner.caption_search import SearchedCaption
 from saccade.models.checkpoint import load
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS
 from saccade.models.data.digits import CLASS_NAMES
@@ -53,7 +53,7 @@ FEW = EvaluateOptions(limit=30)
 def knowing(family: str, **parts: Any) -> EvaluatedModel:
     """A model whose components are these functions."""
     spec = (TensorSpec("image", "b 20 20 3", "uint8"),)
-    functions = {role: Function(spec, run) for role, run in parts.items()}
+    functions = {role: EvaluatedFunction(spec, run) for role, run in parts.items()}
     return EvaluatedModel("it", family, "0" * 64, {}, (), SEEN, functions)
 
 
@@ -75,7 +75,7 @@ def test_listops_by_the_truth():
         knowing("nac"),
         labels=CLASS_NAMES,
         runtime_metadata={"max_tokens": 100, "vocabulary": list(VOCABULARY)},
-        components={"": Function((TensorSpec("characters", "b 100", "int64"),), run)},
+        components={"": EvaluatedFunction((TensorSpec("characters", "b 100", "int64"),), run)},
     )
     assert scores(classification.top1(model, FEW)) == {"top-1": 1.0, "top-5": 1.0}
     with pytest.raises(
@@ -134,7 +134,7 @@ def test_slots_by_the_truth():
     model = replace(
         knowing("slot-attention"),
         runtime_metadata={"initial_state": rule, "slots": 4},
-        components={"": Function((*knowing("x", a=run).components["a"].inputs,
+        components={"": EvaluatedFunction((*knowing("x", a=run).components["a"].inputs,
                              TensorSpec("initial_state", "b k 6", "float32")), run)},
     )  # fmt: skip
     assert scores(segmentation.ari(model, FEW)) == {"FG-ARI": 1.0, "ARI": 1.0, "MSE": 0.0}
@@ -193,11 +193,11 @@ def test_captions_by_the_truth(monkeypatch):
     words = WordVocabulary(CAPTION_WORDS)
     said: list[str] = []
 
-    def captions(model: EvaluatedModel, images: np.ndarray) -> list[Caption]:
+    def captions(model: EvaluatedModel, images: np.ndarray) -> list[SearchedCaption]:
         maps = np.zeros((2, 2, 2))
         maps[0, 0, 0] = maps[1, 1, 1] = 1
         ids = [words.encode(text, CAPTION_TOKENS) for text in said]
-        return [Caption(tuple(row[1 : row.argmin() - 1]), 0.0, True, maps) for row in ids]
+        return [SearchedCaption(tuple(row[1 : row.argmin() - 1]), 0.0, True, maps) for row in ids]
 
     def references(objects: Any, rng: np.random.Generator) -> list[str]:
         said.append(
@@ -236,8 +236,8 @@ def test_captions_are_those_of_a_request_without_a_beam(beam, said, monkeypatch)
 
     specs = {name: TensorSpec(name, "b 1", "float32") for name in ("h", "c")}
     components = {
-        "encode": Function((TensorSpec("image", "b 20 20 3", "uint8"),), encode),
-        "step": Function((*specs.values(), TensorSpec("token", "b", "int64")), step),
+        "encode": EvaluatedFunction((TensorSpec("image", "b 20 20 3", "uint8"),), encode),
+        "step": EvaluatedFunction((*specs.values(), TensorSpec("token", "b", "int64")), step),
     }
     metadata = {
         "words": ["square", "circle"],

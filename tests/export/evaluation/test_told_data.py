@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.evaluation import embedding, matching
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, Function
+from saccade.exporter.evaluation.evaluated_model import EvaluatedFunction, EvaluatedModel
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS
 from saccade.models.data.datasets import load_data
@@ -47,7 +47,7 @@ def model(of_image: Callable[[bytes], np.ndarray]) -> EvaluatedModel:
         return {"embedding": np.stack([code(row.tobytes()) for row in inputs["tokens"]])}
 
     spec = (TensorSpec("image", "b 16 16 3", "uint8"),)
-    parts = {"image": Function(spec, images), "text": Function(spec, texts)}
+    parts = {"image": EvaluatedFunction(spec, images), "text": EvaluatedFunction(spec, texts)}
     return EvaluatedModel("it", "sparo", "0" * 64, METADATA, (), SEEN, parts)
 
 
@@ -169,7 +169,7 @@ def test_the_probe_scores_other_samples_than_it_learns_from() -> None:
 
     spec = (TensorSpec("image", "b 8 8 1", "uint8"),)
     gray = Preprocessing(8, 8, 1, (0.0,), (1.0,))
-    parts = {"": Function(spec, run)}
+    parts = {"": EvaluatedFunction(spec, run)}
     # The vocabulary of a text tower is a number.
     seeing = EvaluatedModel("it", "sparo", "0" * 64, METADATA, (), gray, parts)
     given = replace(OPTIONS, data="digits", limit=120)
@@ -186,7 +186,8 @@ def test_the_probe_scores_other_samples_than_it_learns_from() -> None:
     dino = embedding.probe(seeing, replace(given, probe="dino"))
     assert dino.scores[0].value > 0.6 and dino.protocol.startswith("SGD for 100 epochs on 64 feat")
     blind = replace(
-        seeing, components={"": Function(spec, lambda inputs: {"embedding": inputs["image"]})}
+        seeing,
+        components={"": EvaluatedFunction(spec, lambda inputs: {"embedding": inputs["image"]})},
     )
     with pytest.raises(SaccadeError, match="--probe dino: found no output probe_features of it"):
         embedding.probe(blind, replace(given, probe="dino"))

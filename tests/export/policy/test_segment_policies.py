@@ -176,14 +176,14 @@ def test_generated_scenes_of_all_splits(folder, monkeypatch):
 
 
 def test_masks_that_are_not_numbers_are_refused(folder, monkeypatch):
-    from saccade.exporter.evaluation.evaluated_model import Function
+    from saccade.exporter.evaluation.evaluated_model import EvaluatedFunction
 
-    answer = Function.__call__
+    answer = EvaluatedFunction.__call__
 
     def broken(self, inputs):
         outputs = answer(self, inputs)
         return {**outputs, "masks": np.where(outputs["masks"] > 0.5, np.nan, outputs["masks"])}
 
-    monkeypatch.setattr(Function, "__call__", broken)
+    monkeypatch.setattr(EvaluatedFunction, "__call__", broken)
     with pytest.raises(SaccadeError, match="answers some samples with NaN or infinity"):
         calibrated_slots(folder)

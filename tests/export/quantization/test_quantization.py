@@ -23,9 +23,9 @@ from saccade.exporter.gate.reference import Reference
 from saccade.exporter.quantization import search
 from saccade.exporter.quantization.quantize import quantized, quantized_ranges, worst_layers
 from saccade.exporter.quantization.ranges import extremes_of, percentiles_of
-from saccade.exporter.quantization.recipes import RECIPES, Recipe, recipes_for
+from saccade.exporter.quantization.recipes import RECIPES, QuantizationRecipe, recipes_for
 from saccade.exporter.quantization.search import candidates, first_that_passes, speed_over
-from saccade.exporter.quantization.source import Source, smoothed, source_of
+from saccade.exporter.quantization.source import QuantizationSource, smoothed, source_of
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
 from saccade.exporter.runtimes.tensorrt.build import build
@@ -71,7 +71,7 @@ SAMPLES = {"x": np.random.default_rng(1).normal(size=(41, WIDTH)).astype(np.floa
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> QuantizationSource:
     return source_of(two_norms(), {}, (), tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_weights_are_those_of_onnx_runtimes_quantizer(
 
     source = source_of(made(), {}, (), tmp_path)
     ranges = {layer.input.name: (-2.0, 3.0) for layer in source.layers}
-    found = quantized(source, ranges, Recipe("plain", weight_bits=bits))
+    found = quantized(source, ranges, QuantizationRecipe("plain", weight_bits=bits))
     proto = onnx.shape_inference.infer_shapes(onnx.load(source.path))
     given = {name: (np.float32(low), np.float32(high)) for name, (low, high) in ranges.items()}
     theirs = QDQQuantizer(
@@ -149,7 +149,7 @@ def answer(model: Path | onnx.ModelProto) -> np.ndarray:
     return onnx_runner(onnx_session(given))(SAMPLES)["y"]
 
 
-def test_weights_stay_in_the_data_file(source: Source) -> None:
+def test_weights_stay_in_the_data_file(source: QuantizationSource) -> None:
     assert [layer.node for layer in source.layers] == ["first", "second", "third"]
     assert source.path.stat().st_size < 4 * WIDTH**2
     np.testing.assert_allclose(answer(source.path), answer(two_norms()), atol=1e-5)
@@ -157,7 +157,7 @@ def test_weights_stay_in_the_data_file(source: Source) -> None:
         source_of(two_norms(), {}, ("first", "second", "third"), source.path.parent)
 
 
-def test_extremes_are_those_of_all_batches(source: Source) -> None:
+def test_extremes_are_those_of_all_batches(source: QuantizationSource) -> None:
     seen = extremes_of(source.path, source.inputs, SAMPLES)
     proto = two_norms()
     proto.graph.output.append(onnx.ValueInfoProto(name="n"))
@@ -167,13 +167,13 @@ def test_extremes_are_those_of_all_batches(source: Source) -> None:
     assert seen["n"].ends == (seen["n"].low.min(), seen["n"].high.max())
 
 
-def test_a_percentile_leaves_rare_outliers_out(source: Source) -> None:
+def test_a_percentile_leaves_rare_outliers_out(source: QuantizationSource) -> None:
     whole = extremes_of(source.path, source.inputs, SAMPLES)["n"].ends
     ((low, high),) = percentiles_of(source.path, ["n"], SAMPLES, 90).values()
     assert whole[0] < 0.2 * whole[0] < low < 0 < high < 0.2 * whole[1] < whole[1]
 
 
-def test_smoothing_moves_outliers_and_keeps_the_function(source: Source) -> None:
+def test_smoothing_moves_outliers_and_keeps_the_function(source: QuantizationSource) -> None:
     before = extremes_of(source.path, source.inputs, SAMPLES)
     smooth, promised = smoothed(source, before)
     np.testing.assert_allclose(answer(smooth.path), answer(source.path), rtol=1e-3, atol=1e-3)
@@ -188,7 +188,7 @@ def test_smoothing_moves_outliers_and_keeps_the_function(source: Source) -> None
     np.testing.assert_array_equal(promised["m"].high, before["m"].high)
 
 
-def test_each_recipe_is_closer_to_the_model_than_chance(source: Source) -> None:
+def test_each_recipe_is_closer_to_the_model_than_chance(source: QuantizationSource) -> None:
     float32 = answer(source.path)
     errors, bits = {}, {}
     recipes = (*RECIPES["cpu"], *RECIPES["gpu"], *recipes_for("cpu", ()))
@@ -212,7 +212,7 @@ def test_each_recipe_is_closer_to_the_model_than_chance(source: Source) -> None:
     assert errors["symmetric-smooth"] < 0.7 * errors["symmetric"]
 
 
-def test_the_layer_with_the_largest_error_stays_float(source: Source) -> None:
+def test_the_layer_with_the_largest_error_stays_float(source: QuantizationSource) -> None:
     ends = {
         name: each.ends for name, each in extremes_of(source.path, source.inputs, SAMPLES).items()
     }

@@ -92,7 +92,7 @@ def test_a_plan_that_few_builds_give_is_built_again(
     build_in_child = build_module.build_in_child
     builds = 0
 
-    def seldom(*arguments: Any) -> child.Built:
+    def seldom(*arguments: Any) -> child.BuiltPlan:
         nonlocal builds
         builds += 1
         result = build_in_child(*arguments)

@@ -19,9 +19,9 @@ from saccade.models.data.asked import DataAsked
 from saccade.models.data.own_texts import asked_split, captioned_split
 from saccade.models.data.samples.questions import open_questions
 from saccade.models.data.samples.sentences import open_sentences
-from saccade.models.data.samples.source import Given
+from saccade.models.data.samples.source import DataDescription
 
-NOTHING = Given()
+NOTHING = DataDescription()
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_wrong_coco_files(sets, tmp_path, change, message):
     path.write_bytes((sets / "coco/annotations" / path.name).read_bytes())
     changed(path, change)
     with pytest.raises(SaccadeError, match=re.escape(message)):
-        open_sentences(str(path), Given(root=sets / "coco"))
+        open_sentences(str(path), DataDescription(root=sets / "coco"))
 
 
 def test_captions_without_images_are_refused(sets, tmp_path):
@@ -189,14 +189,14 @@ def test_captions_without_images_are_refused(sets, tmp_path):
     ):
         open_sentences(str(path), NOTHING)
     with pytest.raises(SaccadeError, match="found captions, but no images"):
-        open_sentences(str(path), Given(root=tmp_path))
+        open_sentences(str(path), DataDescription(root=tmp_path))
 
 
 def test_images_without_captions_are_counted(sets, tmp_path):
     path = tmp_path / "captions_train2014.json"
     path.write_bytes((sets / "coco/annotations" / path.name).read_bytes())
     changed(path, lambda value: value["annotations"].__delitem__(slice(0, 2)))
-    source = open_sentences(str(path), Given(root=sets / "coco"))
+    source = open_sentences(str(path), DataDescription(root=sets / "coco"))
     assert len(source) == 17
     assert source.notes == (f"{path}: left out 1 images without captions",)
 
@@ -289,7 +289,7 @@ def test_wrong_annotations(sets, tmp_path, change, message):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     changed(tmp_path / "v2_mscoco_train2014_annotations.json", change)
     with pytest.raises(SaccadeError, match=re.escape(message)):
-        open_questions(str(tmp_path), Given(root=sets / "vqa"))
+        open_questions(str(tmp_path), DataDescription(root=sets / "vqa"))
 
 
 def test_questions_without_annotations(sets, tmp_path):
@@ -297,11 +297,11 @@ def test_questions_without_annotations(sets, tmp_path):
     asked, answered = (sets / f"vqa/v2_{name}.json" for name in names)
     (tmp_path / asked.name).write_bytes(asked.read_bytes())
     with pytest.raises(SaccadeError, match="without annotations, expected v2_mscoco_train2014_ann"):
-        open_questions(str(tmp_path), Given(root=sets / "vqa"))
+        open_questions(str(tmp_path), DataDescription(root=sets / "vqa"))
     (tmp_path / answered.name).write_bytes(answered.read_bytes())
     test = tmp_path / asked.name.replace("train2014", "test2015")
     test.write_bytes(asked.read_bytes())
-    source = open_questions(str(tmp_path), Given(root=sets / "vqa"))
+    source = open_questions(str(tmp_path), DataDescription(root=sets / "vqa"))
     assert len(source) == 18
     assert source.notes == (f"{tmp_path}: left out questions without annotations: {test.name}",)
     (tmp_path / asked.name).unlink()

@@ -19,7 +19,7 @@ from saccade.models.data.own_texts import captioned_split
 from saccade.models.data.pairs import Pairs, has_sentences, load_contrasts, load_pairs
 from saccade.models.data.samples import images as image_file
 from saccade.models.data.samples.sentences import open_captions
-from saccade.models.data.samples.source import Given
+from saccade.models.data.samples.source import DataDescription
 from saccade.models.image_decoding import decode
 from saccade.models.preprocessing import Preprocessing
 
@@ -51,7 +51,7 @@ def test_every_format_gives_the_same_pairs(form: str, tmp_path: Path, pairs: lis
         assert texts == [text for one in own for text in one.texts]
         assert owner.tolist() == [place for place, one in enumerate(own) for _ in one.texts]
         # As the captioner reads them.
-        source = open_captions(data, Given())
+        source = open_captions(data, DataDescription())
         images = captioned_split(source, data, split, preprocessing=SEEN, asked=ASKED)
         assert images.captions == [one.texts for one in own]
         assert np.array_equal(images.dataset.images, found.images)

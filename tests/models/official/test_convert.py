@@ -21,7 +21,13 @@ from saccade.models.checkpoint import load
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.official import convert as driver
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.convert import OPTIONAL, SOURCES, ConvertOptions, Source, convert
+from saccade.models.official.convert import (
+    OPTIONAL,
+    SOURCES,
+    ConverterSource,
+    ConvertOptions,
+    convert,
+)
 from saccade.models.official.report import ConversionFailed
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.commands.command import as_command
@@ -60,7 +66,7 @@ def fake_source(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("fake.source")
     module.convert = read  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fake.source", module)
-    monkeypatch.setitem(SOURCES, "fake", Source("fake.source", TAKES, "teacher"))
+    monkeypatch.setitem(SOURCES, "fake", ConverterSource("fake.source", TAKES, "teacher"))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from saccade.exporter.evaluation.evaluate import evaluate  # noqa: E402
 from saccade.exporter.evaluation.options import EvaluateOptions  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.models.data import token_states as text_file  # noqa: E402
-from saccade.models.data.samples.source import Given  # noqa: E402
+from saccade.models.data.samples.source import DataDescription  # noqa: E402
 from saccade.models.data.token_states import token_states  # noqa: E402
 from saccade.models.training.options import TrainOptions  # noqa: E402
 from saccade.models.training.train import train  # noqa: E402
@@ -224,7 +224,7 @@ def test_given_splits_are_kept(tmp_path):
 
 def test_labels_may_be_named(tmp_path):
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
-    given = Given.of(tmp_path / "labels.txt", None)
+    given = DataDescription.of(tmp_path / "labels.txt", None)
     assert token_states(written(tmp_path / "a.npz"), "test", given).class_names == ("a", "b", "c")
 
 

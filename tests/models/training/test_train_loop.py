@@ -16,7 +16,7 @@ from saccade.models.nac.training import circuit_task
 from saccade.models.nac.training import recipes as nac_recipes
 from saccade.models.nac.training.circuit_task import drawn_modules
 from saccade.models.training import loop
-from saccade.models.training.loop import Average, adamw, rate_at
+from saccade.models.training.loop import ParameterAverage, adamw, rate_at
 from saccade.models.training.task import Recipe
 from saccade.models.training.train import TrainOptions, train
 
@@ -141,7 +141,7 @@ def test_vectors_and_named_weights_do_not_decay() -> None:
 def test_the_average_is_in_the_model_only_inside_the_block() -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    average = Average(model, decay=0.5)
+    average = ParameterAverage(model, decay=0.5)
     nn.init.ones_(model.weight)
     average.update()  # the first update counts 2/11 of what was
     with average.in_place():

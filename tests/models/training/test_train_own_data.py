@@ -106,7 +106,7 @@ def test_a_run_that_is_resumed_reads_the_same_images(
 
 def test_files_are_not_opened_to_list_them(folders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from saccade.models.data.samples.formats import open_source
-    from saccade.models.data.samples.source import Given
+    from saccade.models.data.samples.source import DataDescription
 
     monkeypatch.setattr(ClassFolders, "read", lambda *_: pytest.fail("a file was read"))
-    assert len(open_source(folders, Given())) == 30
+    assert len(open_source(folders, DataDescription())) == 30

@@ -11,7 +11,7 @@ from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import (
     FILE_NAME,
-    Entry,
+    FrontierEntry,
     NarrowerMeasurement,
     entry_of,
     mark_dominated,
@@ -211,7 +211,7 @@ def folder(tiny_folder, tmp_path):
     return tmp_path
 
 
-def measured(folder, name, **changes) -> Entry:
+def measured(folder, name, **changes) -> FrontierEntry:
     manifest = json.loads((folder / f"{name}.manifest.json").read_text())
     return entry(name, sha256=manifest["file"]["sha256"], **changes)
 

@@ -14,7 +14,7 @@ import pytest
 from saccade.core.errors import GateFailed, SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import entry_of
-from saccade.serving.bench.plan import Candidate, Mix, Plan, PlanOptions, plan
+from saccade.serving.bench.plan import CapacityPlan, Mix, PlanCandidate, PlanOptions, plan
 from saccade.serving.commands.cli import run
 
 # score, requests per second through the router with 16 clients, p95 ms with one
@@ -69,11 +69,11 @@ def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return measured(Path(shutil.copytree(tiny_folder, tmp_path_factory.mktemp("plan") / "nac")))
 
 
-def planned(folder: Path, **options: Any) -> Plan:
+def planned(folder: Path, **options: Any) -> CapacityPlan:
     return plan(folder, PlanOptions(**{"rps": 1000.0, "slo_ms": 1000.0, **options}))
 
 
-def mix_of(made: Plan) -> dict[str, float]:
+def mix_of(made: CapacityPlan) -> dict[str, float]:
     return {part.variant: share for part, share in made.mix.parts}
 
 
@@ -134,8 +134,8 @@ def test_more_requests_never_need_fewer_replicas_nor_a_longer_slo_more(folder: P
         assert sorted(counts, reverse=True) == counts
 
 
-def candidate(capacity: float, idle_ms: float = 0.0) -> Candidate:
-    return Candidate("v", 1.0, "90 %", 0.0, capacity, 16, (capacity, capacity), idle_ms, None)
+def candidate(capacity: float, idle_ms: float = 0.0) -> PlanCandidate:
+    return PlanCandidate("v", 1.0, "90 %", 0.0, capacity, 16, (capacity, capacity), idle_ms, None)
 
 
 def simulated_waits(utilisation: float, service_s: np.ndarray, seed: int) -> np.ndarray:

@@ -28,7 +28,7 @@ from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.scores.intervals import bootstrap
 from saccade.models.scores.results import EvaluationResult
 from saccade.serving.bench import policy_works as policy_works_module
-from saccade.serving.bench.in_process import Calls, InProcess
+from saccade.serving.bench.in_process import Calls, InProcessLoad
 from saccade.serving.bench.policies import entry_of_policy
 from saccade.serving.bench.policy_works import PolicyWorks, Segmented, ends_of, policy_works
 
@@ -84,7 +84,7 @@ def test_the_figures_are_those_of_the_scored_samples(
     count = len(results[FULL].samples)
     assert len(ends) == count and 0 < ends.sum() < count
     machine: Any = SimpleNamespace(runtime="onnxruntime 1", device="here")
-    speed = InProcess({1: Calls(1, [0.01, 0.01], rounds=[100.0, 50.0])})
+    speed = InProcessLoad({1: Calls(1, [0.01, 0.01], rounds=[100.0, 50.0])})
     speeds = {(FULL, ""): speed, work.key: speed}
     entry = entry_of_policy(work, works.answered, results[FULL], speeds, machine, None)
     scores = np.where(ends == 0, results[SMALL].samples, results[FULL].samples)

@@ -27,7 +27,7 @@ from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.sweep import point_process, ready, turns
 from saccade.serving.bench.sweep.options import SweepOptions
-from saccade.serving.bench.sweep.point_process import Refusal, Task
+from saccade.serving.bench.sweep.point_process import PointTask, Refusal
 from saccade.serving.bench.sweep.sweep import SweepReport, sweep
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.installation import check_installation, find_installation
@@ -46,7 +46,7 @@ def prepared_from(exported: Path) -> Callable[..., Iterator[tuple[str, Refusal]]
     """Exports taken from a folder of fp32 files, which also stand for int8; one point fails."""
 
     def prepared(
-        module: str, tasks: dict[str, Task], kind: type, *, at_a_time: int
+        module: str, tasks: dict[str, PointTask], kind: type, *, at_a_time: int
     ) -> Iterator[tuple[str, Refusal]]:
         assert module == point_process.__name__
         for key, task in tasks.items():
@@ -272,7 +272,7 @@ def test_a_crashed_export_says_nothing_of_the_point(
     asked: SweepOptions, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     def killed(
-        module: str, tasks: dict[str, Task], kind: type, *, at_a_time: int
+        module: str, tasks: dict[str, PointTask], kind: type, *, at_a_time: int
     ) -> Iterator[tuple[str, WorkerEnded]]:
         yield from ((key, WorkerEnded("killed by SIGKILL", "Killed")) for key in tasks)
 

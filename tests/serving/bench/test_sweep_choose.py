@@ -16,7 +16,7 @@ import pytest
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import Entry, entry_of
+from saccade.exporter.artefact.frontier import FrontierEntry, entry_of
 from saccade.serving.bench.load import LoadResult, StreamResult
 from saccade.serving.bench.sweep.assembled import Figure, figures, frontiers
 from saccade.serving.bench.sweep.choice import Choice, ChooseOptions, choose
@@ -40,7 +40,7 @@ def point(rate: float, p95: float) -> dict[str, Any]:
     return {"inferences_per_second": rate, **quantiles, **rounds}
 
 
-def entry(name: str, sha256: str, budget: float, **changes: Any) -> Entry:
+def entry(name: str, sha256: str, budget: float, **changes: Any) -> FrontierEntry:
     score, bound, rate, p95 = FIGURES[name]
     return entry_of(
         {

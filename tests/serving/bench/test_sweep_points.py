@@ -14,7 +14,7 @@ from saccade.core.worker import Worker
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.bench.sweep import point_process, ready
 from saccade.serving.bench.sweep.options import SweepOptions
-from saccade.serving.bench.sweep.point_process import Refusal, Task
+from saccade.serving.bench.sweep.point_process import PointTask, Refusal
 from saccade.serving.bench.sweep.state import differences, open_repository
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
@@ -27,9 +27,9 @@ def task_in(
     data: str | None = None,
     limit: int | None = None,
     split: Any = None,
-) -> Task:
+) -> PointTask:
     """A budget of one half."""
-    return Task(
+    return PointTask(
         checkpoint=str(checkpoint), name=None, slots=None, data=data, split=split, task=None,
         limit=limit, runtime="onnxruntime", op_library=True, place=str(place),
         folder=str(place / "export"), budget="0.5", precision="fp32",

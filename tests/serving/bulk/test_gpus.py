@@ -33,8 +33,8 @@ from saccade.exporter.runtimes.tensorrt.engine_manifest import (
 from saccade.serving.bulk import runners
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
-from saccade.serving.bulk.shard import Job
-from saccade.serving.local.in_process import Function, Request
+from saccade.serving.bulk.shard import BulkJob
+from saccade.serving.local.in_process import ComponentBackend, Request
 from saccade.serving.repository import deploy as deploy_module
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
@@ -250,7 +250,7 @@ def test_a_plan_runs_the_batch_in_parts_that_it_takes(
     image = np.random.default_rng(0).integers(0, 256, (11, 4, 4, 1), dtype=np.uint8)
     with pytest.raises(ShapeError, match=r"expected \[1, 4, 4, 1\] to \[4, 4, 4, 1\]"):
         run({"image": image})
-    (response,) = Function(run, model.config.max_batch_size).execute(
+    (response,) = ComponentBackend(run, model.config.max_batch_size).execute(
         [Request({"image": image}, ["logits"], {})]
     )
     assert set(response.arrays) == {"logits"}
@@ -391,7 +391,7 @@ def test_what_each_actor_of_ray_is_given(
 ) -> None:
     (tmp_path / "repository").mkdir()
     with runners.runner_of(BulkOptions("images", "out", runner="ray", **options)) as runner:
-        list(runner.run(Job(str(tmp_path / "out"), str(tmp_path / "repository")), [0]))
+        list(runner.run(BulkJob(str(tmp_path / "out"), str(tmp_path / "repository")), [0]))
     asked = ray.rows.asked
     assert asked["compute"] == pool
     assert {key: value for key, value in asked.items() if key.startswith("num_")} == each

@@ -10,7 +10,7 @@ from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.client import request_sizes, wire
 from saccade.serving.client.operations import finished
 from saccade.serving.client.request_sizes import FIRST_S, LEAST_S, Pacing, RequestSizes, Watch
-from saccade.serving.client.rpc_errors import ImageRefused
+from saccade.serving.client.rpc_errors import ServerRefusedImage
 from saccade.serving.client.wire import Call, array_call, image_call
 
 TARGET_S, FIRST_ROWS = request_sizes.TARGET_S, request_sizes.FIRST_ROWS
@@ -37,7 +37,7 @@ class Server:
         (rows,) = call.inputs.values()
         for index, row in enumerate(rows[:, 0]):
             if int(row) in self.bad:
-                raise ImageRefused("m", "", index, "is broken")
+                raise ServerRefusedImage("m", "", index, "is broken")
         self.now += self.request_s + self.row_s * call.rows
         if call.timeout_s < self.request_s + self.row_s * call.rows:
             raise ServerFailed("no answer.", status="DEADLINE_EXCEEDED")
@@ -167,11 +167,13 @@ def test_a_bad_image_is_left_out_and_the_others_keep_their_index():
     assert answers == [row for row in numbers(150) if int(row) not in server.bad]
     assert left_out == [(index, "is broken") for index in sorted(server.bad)]
     assert sum(seen) == 146
-    with pytest.raises(ImageRefused, match=r"refuses the request: image 3: is broken") as refused:
+    with pytest.raises(
+        ServerRefusedImage, match=r"refuses the request: image 3: is broken"
+    ) as refused:
         server.bad = {3}
         server.ask(images(10))
     assert refused.value.index == 3
-    with pytest.raises(ImageRefused):  # no image is left
+    with pytest.raises(ServerRefusedImage):  # no image is left
         server.bad = {0, 1}
         server.ask(images(2), watch)
 

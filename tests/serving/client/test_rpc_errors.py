@@ -12,7 +12,7 @@ from saccade.models import image_decoding
 from saccade.serving.client import client as client_module
 from saccade.serving.client.async_client import AsyncClient
 from saccade.serving.client.client import Client
-from saccade.serving.client.rpc_errors import ImageRefused, explain
+from saccade.serving.client.rpc_errors import ServerRefusedImage, explain
 
 URL = "127.0.0.1:9"
 _FAILED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:9: "
@@ -85,7 +85,7 @@ def test_the_decoder_s_words_are_those_of_a_refused_image(data):
     with pytest.raises(image_decoding.ImageRefused) as reason:
         image_decoding._open(data, None)
     error = failure("INVALID_ARGUMENT", f"image 3: {reason.value}")
-    assert isinstance(error, ImageRefused)
+    assert isinstance(error, ServerRefusedImage)
     assert (error.index, error.reason) == (3, str(reason.value))
 
 

@@ -21,7 +21,7 @@ from joined_repository import join
 from saccade.core.errors import SaccadeError
 from saccade.serving.client.client import Change, Client
 from saccade.serving.commands.cli import run
-from saccade.serving.commands.explore.explorer import Explorer, Request
+from saccade.serving.commands.explore.explorer import Explorer, ExploreRequest
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.server.server import ServeOptions, Server
@@ -71,7 +71,7 @@ def png(*shape: int, seed: int = 0) -> bytes:
 def test_answers_are_the_served_ones(explorer, server):
     image = png(16, 16)
     one = explorer("nac")
-    replies = one.at_every_budget(Request(image, ""))
+    replies = one.at_every_budget(ExploreRequest(image, ""))
     with Client(server.url, "nac") as client:
         for reply in replies:
             (expected,) = client.classify([image], reply.budget, top=5)
@@ -85,24 +85,26 @@ def test_each_family_is_asked_in_its_own_way(explorer):
     vqa, slots, captioner, sparo = map(explorer, FAMILIES)
     assert vqa.asks_question and vqa.missing(" ") and not captioner.missing("")
     (budget,) = vqa.budgets
-    asked = vqa.answer(Request(image, budget, "what is left ?"))
+    asked = vqa.answer(ExploreRequest(image, budget, "what is left ?"))
     assert len(asked.lines) == 5 and asked.lines[0] == (asked.best, asked.confidence)
-    assert captioner.answer(Request(image, captioner.budgets[0])).confidence is None
-    assert slots.edits_slots and len(slots.answer(Request(image, "t2")).lines) == 3
-    changed = [slots.edit(Request(image, "t2"), Change(1, remove=gone)) for gone in (True, False)]
+    assert captioner.answer(ExploreRequest(image, captioner.budgets[0])).confidence is None
+    assert slots.edits_slots and len(slots.answer(ExploreRequest(image, "t2")).lines) == 3
+    changed = [
+        slots.edit(ExploreRequest(image, "t2"), Change(1, remove=gone)) for gone in (True, False)
+    ]
     assert changed[0] != changed[1]
-    assert sparo.takes_labels and sparo.answer(Request(image, "b1000")).confidence is None
-    labelled = sparo.answer(Request(image, "b1000", "red circle, blue square,"))
+    assert sparo.takes_labels and sparo.answer(ExploreRequest(image, "b1000")).confidence is None
+    labelled = sparo.answer(ExploreRequest(image, "b1000", "red circle, blue square,"))
     assert {name for name, _ in labelled.lines} == {"red circle", "blue square"}
 
 
 def test_pictures_are_those_of_show(explorer):
     pytest.importorskip("matplotlib")
     one = explorer("vqa")
-    picture = one.picture(Request(png(16, 16), one.budgets[0], "what is left ?"))
+    picture = one.picture(ExploreRequest(png(16, 16), one.budgets[0], "what is left ?"))
     assert picture.startswith(b"\x89PNG")
     with pytest.raises(SaccadeError, match="--outputs attention"):
-        explorer("nac").picture(Request(png(8, 8), "b1000"))
+        explorer("nac").picture(ExploreRequest(png(8, 8), "b1000"))
 
 
 @pytest.mark.parametrize(

@@ -40,15 +40,15 @@ def route_of(name, budget, speed):
 
 
 def policy_of(name, risk, seconds, chain):
-    from routes import Policy, Step
+    from routes import PolicyRoute, StepRoute
 
-    steps = tuple(Step(variant, variant, 0.5 if at else None, 1.0) for at, variant in
+    steps = tuple(StepRoute(variant, variant, 0.5 if at else None, 1.0) for at, variant in
                   enumerate(chain[::-1]))[::-1]  # fmt: skip
-    return Policy(name, "full", 0.95, risk, risk, "top1", "full", seconds, steps)
+    return PolicyRoute(name, "full", 0.95, risk, risk, "top1", "full", seconds, steps)
 
 
 def routes_of(floor=None, slo_ms=1e3 * SLO_S, policies=True):
-    from routes import Adaptive, Routes
+    from routes import AdaptiveRules, Routes
 
     made = (
         policy_of("safe", 0.01, 0.4, ("small", "half", "full")),
@@ -58,7 +58,7 @@ def routes_of(floor=None, slo_ms=1e3 * SLO_S, policies=True):
         model="nac", family="nac", preprocessing=None, components={},
         variants=tuple(route_of(*each) for each in VARIANTS),
         policies=made if policies else (),
-        adaptive=Adaptive(slo_ms, floor, SHARES if policies else {}) if slo_ms else None,
+        adaptive=AdaptiveRules(slo_ms, floor, SHARES if policies else {}) if slo_ms else None,
     )  # fmt: skip
 
 

@@ -8,11 +8,12 @@ from router_code import family_module, router_module
 routing, intake, labels = map(router_module, ("routes", "intake", "labels"))
 Refused = router_module("choose").RequestRefused
 
-IMAGE = routing.Tensor("image", "b 4 4 1", "uint8")
-STATE = routing.Tensor("initial_state", "b k 6", "float32")
-WORDS, COUNT = (routing.Tensor(*each) for each in (("words", "b n", "int64"), ("n", "b", "int64")))
-SLOTS = routing.Component((IMAGE, STATE), ("masks",), ("initial_state",), ("image",))
-TEXT = routing.Component((WORDS, COUNT), ("code",), (), ())
+IMAGE = routing.TensorRoute("image", "b 4 4 1", "uint8")
+STATE = routing.TensorRoute("initial_state", "b k 6", "float32")
+WORDS = routing.TensorRoute("words", "b n", "int64")
+COUNT = routing.TensorRoute("n", "b", "int64")
+SLOTS = routing.ComponentRoute((IMAGE, STATE), ("masks",), ("initial_state",), ("image",))
+TEXT = routing.ComponentRoute((WORDS, COUNT), ("code",), (), ())
 
 
 def route(**changes):
@@ -29,8 +30,8 @@ def routes(**parts):
 def captioner(pb):
     """The captioner's side of the router, and its module."""
     module = family_module("captioner")
-    step = routing.Component((COUNT,), (), (), ())
-    components = routes(encode=routing.Component((IMAGE,), (), (), ("image",)), step=step)
+    step = routing.ComponentRoute((COUNT,), (), (), ())
+    components = routes(encode=routing.ComponentRoute((IMAGE,), (), (), ("image",)), step=step)
     return module.Family(components), module
 
 

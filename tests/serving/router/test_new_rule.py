@@ -30,7 +30,7 @@ def rule(monkeypatch: pytest.MonkeyPatch) -> None:
         best=lambda route: (route.multiply_adds,),
         best_words="the largest",
         words="at most {value:g} multiply-adds",
-        range=ROUTER.Range(lambda value: value > 0, "a number above 0"),
+        range=ROUTER.ParameterRange(lambda value: value > 0, "a number above 0"),
     )
     monkeypatch.setitem(ROUTER.RULES, "max_multiply_adds", entry)
 

@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 from saccade.serving.client.answers import captions
 from saccade.serving.client.wire import texts
 from saccade.serving.server.addresses import ServeOptions
-from saccade.serving.server.exposure import notices
+from saccade.serving.server.server import notices
 
 ROUTER = PACKAGE / "model_repository" / "router"
 sys.path.insert(0, str(ROUTER))
