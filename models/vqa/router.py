@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 from choose import RequestRefused
-from limits import shown
-from plain_family import PlainFamily
+from plain_family import PlainFamily, shown
 
 SPECIAL = 4  # tokens before the first word: padding, start, end, unknown
 METADATA_KEYS = {"sizes": "grid", "box_count": "boxes"}

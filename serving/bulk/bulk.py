@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bulk inference: answer every input of a source once, and write a Parquet data set."""
 
+import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -17,7 +18,7 @@ from saccade.core.leftovers import only_writer, temporary_folder
 from saccade.core.progress import Report, bar, pace, progress_of, reporting
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.bulk import listing, runners
-from saccade.serving.bulk.answers import form_of
+from saccade.serving.bulk.answers import AnswerForm, form_of
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.place import EXTRA, Place
 from saccade.serving.bulk.plan import (
@@ -34,21 +35,18 @@ from saccade.serving.bulk.plan import (
     read_plan,
     write_plan,
 )
-from saccade.serving.bulk.policy import (
-    answered_by,
-    check_followed,
-    policies_sha256,
-    without_policy,
-)
 from saccade.serving.bulk.shard import QUESTION, BulkJob, FinishedShard
 from saccade.serving.bulk.sources import BulkSource, Columns, ModelInputs
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import choice
 from saccade.serving.local.in_process import view_in
 from saccade.serving.repository.deploy import deploy
-from saccade.serving.repository.policies import policies_of
+from saccade.serving.repository.policies import ServedPolicy, policies_of
 from saccade.serving.repository.preflight.repository import open_repository
 from saccade.serving.repository.runtimes.plans import MAX_IMAGES_FLAG, SmallProfile
+
+ASKS = ("classify", "answer", "segment")  # answers of different variants can be compared
+_PARAMETERS = ("policy", "max_risk", "strict")
 
 _OWN = ("beam", "max_length", "slots", "seed")
 
@@ -314,3 +312,50 @@ def _only_one(out: Place) -> Iterator[None]:
         ) from error
     with only_writer(out.path):
         yield
+
+
+def check_followed(parameters: Mapping[str, str], view: RouterView, form: AnswerForm) -> None:
+    """Check that the named policy exists and that this kind of answer can follow one.
+
+    Raises: SaccadeError if not.
+    """
+    name, risk = (parameters.get(key) for key in _PARAMETERS[:2])
+    if name is None and risk is None:
+        return
+    view.require_policies()
+    if name is not None and name not in view.policies:
+        raise SaccadeError(
+            f"--policy: found {name!r:.60}, expected a policy of {view.model}: "
+            f"{', '.join(view.policies)}."
+        )
+    if form.ask not in ASKS:
+        raise SaccadeError(
+            f"--ask {form.ask} cannot follow a policy, because these answers of different variants "
+            "cannot be compared. Drop the policy, or pass --ask classify."
+        )
+    if "slots" in parameters:
+        raise SaccadeError(
+            f"--slots {parameters['slots']} cannot be combined with a policy, which is certified "
+            "for the number of slots of the training. Drop one of them."
+        )
+
+
+def without_policy(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of a request without those of the policy."""
+    return {key: value for key, value in parameters.items() if key not in _PARAMETERS}
+
+
+def policies_sha256(policies: tuple[ServedPolicy, ...]) -> str:
+    """Return the hash of a repository's policies; empty if it has none."""
+    if not policies:
+        return ""
+    return hashlib.sha256(json_bytes([policy.to_dict() for policy in policies])).hexdigest()
+
+
+def answered_by(variant: str, parameters: Mapping[str, str]) -> str:
+    """Return the variant or the policy of a job, in words."""
+    if "policy" in parameters:
+        return f"policy {parameters['policy']}"
+    if "max_risk" in parameters:
+        return f"the policy of risk {parameters['max_risk']}"
+    return variant

@@ -4,7 +4,9 @@
 import io
 import json
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
@@ -29,12 +31,35 @@ from saccade.serving.commands.command import (
     as_command,
     summary_of,
 )
-from saccade.serving.commands.examples import first_example
+from saccade.serving.commands.examples import examples, first_example
 from saccade.serving.commands.explore.explore import explore
-from saccade.serving.commands.overview import epilogue, overview
 from saccade.serving.commands.predict import predict
 from saccade.serving.commands.refusals import flags_of, in_words, known_command
 from saccade.serving.commands.values import ways_to_write
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Make a model": ("train", "convert", "upload", "download", "models", "select", "evaluate"),
+    "Export and verify": ("export", "verify", "build"),
+    "Measure and choose": ("bench", "sweep", "choose", "calibrate", "plan"),
+    "Serve": ("repository", "preflight", "serve", "proxy"),
+    "Answer without a server": ("predict", "bulk"),
+    "Call a server": ("classify", "embed", "segment", "answer", "caption", "edit"),
+    "Inspect": ("show", "explore", "inspect", "demo", "ops", "doctor", "completion"),
+}
+_HEAD = """\
+usage: saccade [--version] [-q] [-v] COMMAND ...
+
+Turn a checkpoint of an attention-structured vision model into a served one.
+"""
+_FOOT = """\
+Options of every command:
+  -h, --help     show the arguments and options, with two examples
+  --json         print machine-readable output on standard output
+  -q, --quiet    print no progress and no notes
+  -v, --verbose  print more logs on standard error
+
+Start with:
+  saccade export shipped:digits-sum --out build/digits-sum"""
 
 _VERBS: tuple[Verb, ...] = (
     models.train, models.convert, models.upload, models.download, models.models,
@@ -241,3 +266,26 @@ def _with_signs(arguments: Sequence[str], flag: str) -> list[str]:
         else:
             words.append(word)
     return words
+
+
+def overview(summaries: Mapping[str, str]) -> str:
+    """Return the grouped list of commands, each with its summary line."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    longest = max(map(len, summaries))
+    lines = [_HEAD]
+    for group, commands in GROUPS.items():
+        lines.append(f"{group}:")
+        for command in commands:
+            lines += textwrap.wrap(
+                summaries[command],
+                width,
+                initial_indent=f"  {command:<{longest}}  ",
+                subsequent_indent=" " * (longest + 4),
+            )
+        lines.append("")
+    return "\n".join([*lines, _FOOT])
+
+
+def epilogue(command: str) -> str:
+    """Return the examples that end the help of a command."""
+    return "examples:\n" + textwrap.indent(examples()[command], "  ")

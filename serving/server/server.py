@@ -7,7 +7,7 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,17 +30,29 @@ from saccade.serving.repository.requirements import Requirements, refuse_unrunna
 from saccade.serving.repository.threads import chosen_again
 from saccade.serving.server.addresses import ServeOptions, address, with_ports
 from saccade.serving.server.handover import Replacement, Start
+from saccade.serving.server.http_endpoint import JSON, Answer, HttpEndpoint, json_line
 from saccade.serving.server.json_log import JsonFormatter, event
 from saccade.serving.server.log import EscapedFormatter, ServerLog
 from saccade.serving.server.metrics_relay import MetricsRelay, Watched
 from saccade.serving.server.new_connection import NewCaller
 from saccade.serving.server.process import ServerProcess
-from saccade.serving.server.ready_endpoint import ReadyEndpoint
 from saccade.serving.server.run_folder import RunFolder
 from saccade.serving.server.served_copy import COPY
 from saccade.serving.server.signals import signals
 from saccade.serving.server.supervisor import Supervisor
 from saccade.serving.server.tracing import trace_notices
+
+
+class ReadyEndpoint(HttpEndpoint):
+    """Answers 200 or 503, with the readiness as JSON."""
+
+    def __init__(self, host: str, port: int, ask: Callable[[], Readiness]) -> None:
+        def answer() -> Answer:
+            readiness = ask()
+            return 200 if readiness else 503, JSON, json_line(readiness.to_dict())
+
+        super().__init__(host, port, "--ready-port", ("/ready", "/"), answer)
+
 
 LOGGER = logging.getLogger("saccade.serve")
 

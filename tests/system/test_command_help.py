@@ -13,7 +13,7 @@ import pytest
 
 from saccade import __version__
 from saccade.core.verbosity import is_quiet, level, note
-from saccade.serving.commands import cli, closings, overview
+from saccade.serving.commands import cli, closings
 from saccade.serving.commands.closings import closing_of
 from saccade.serving.commands.command import Answer
 
@@ -35,14 +35,14 @@ def saccade(capsys, monkeypatch):
 
 
 def test_every_command_is_in_one_group():
-    grouped = [command for group in overview.GROUPS.values() for command in group]
+    grouped = [command for group in cli.GROUPS.values() for command in group]
     assert sorted(grouped) == sorted(cli.COMMANDS)
 
 
 def test_overview_lists_groups_and_fits_80_columns(saccade):
     code, out, err = saccade("--help")
     assert (code, err) == (0, "")
-    assert all(f"{group}:" in out for group in overview.GROUPS)
+    assert all(f"{group}:" in out for group in cli.GROUPS)
     assert max(map(len, out.splitlines())) <= 80
 
 

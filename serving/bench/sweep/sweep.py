@@ -18,7 +18,9 @@ from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.evaluated_model import subjects_of_folder
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.tasks import task_asked
-from saccade.exporter.runtimes.runtime import runtime_named
+from saccade.exporter.runtimes.build import build
+from saccade.exporter.runtimes.options import BuildOptions
+from saccade.exporter.runtimes.runtime import Runtime, runtime_named
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.data.loaded_once import loaded_once
 from saccade.models.sparo.select import selected_checkpoint
@@ -26,16 +28,10 @@ from saccade.serving.bench import report
 from saccade.serving.bench.bench import BenchReport
 from saccade.serving.bench.report_examples import shown_examples
 from saccade.serving.bench.sweep.assembled import assemble, entry_without_server
-from saccade.serving.bench.sweep.engines import (
-    build_engines,
-    collect_engines,
-    forgive_engine,
-    refused_engines,
-)
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.points import Failure, Point, points_of
 from saccade.serving.bench.sweep.ready import ReadyPoint, collected, prepare, ready_points
-from saccade.serving.bench.sweep.state import SweepFolder, open_repository
+from saccade.serving.bench.sweep.state import SweepFolder, link, open_repository
 from saccade.serving.bench.sweep.turns import Bench, measure_in_process, measure_served
 from saccade.serving.bench.workload import check_served_here
 
@@ -208,3 +204,72 @@ def _none_passed(failures: Sequence[Failure]) -> str:
         f"{failure.variant} ({failure.stage}): {failure.reason}" for failure in failures
     )
     return f"no point of the sweep passed, so nothing was measured.\n{reasons}"
+
+
+def build_engines(state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime) -> None:
+    """Build an engine for each point; record a refusal, which does not fail the point itself."""
+    for candidate in ready:
+        out = _folder(state, candidate, runtime)
+        built = out.is_dir() and state.read(candidate.point, _piece(runtime))
+        if built or state.read(candidate.point, _failed(runtime)):
+            continue
+        try:
+            options = BuildOptions(engine=runtime.name, out=out, force=True)
+            made = build(candidate.folder, options)
+        except SaccadeError as error:
+            state.write(candidate.point, _failed(runtime), {"reason": str(error)})
+            continue
+        content = {"engine": runtime.name, "plans": made.files()}
+        state.write(candidate.point, _piece(runtime), content)
+
+
+def collect_engines(
+    state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime
+) -> list[dict[str, Any]]:
+    """Link the engines into the artefact folder, as `saccade build` does; describe each."""
+    rows = []
+    for candidate in ready:
+        built = state.read(candidate.point, _piece(runtime))
+        if built is None:
+            continue
+        capabilities = "+".join(built["plans"][0]["compute_capabilities"])
+        place = state.artefacts / "engines" / f"{runtime.name}-{capabilities}"
+        place.mkdir(parents=True, exist_ok=True)
+        for path in _folder(state, candidate, runtime).iterdir():
+            if path.is_file():
+                link(path, place / path.name)
+        rows += [
+            {"variant": candidate.variant.name, "engine": runtime.name, **one}
+            for one in built["plans"]
+        ]
+    return rows
+
+
+def refused_engines(
+    state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime
+) -> list[Failure]:
+    """Return the engines that were not built, with the reasons."""
+    failures = []
+    for candidate in ready:
+        if refused := state.read(candidate.point, _failed(runtime)):
+            point = candidate.point
+            reason = f"{runtime.name}: {refused['reason']}"
+            failures.append(Failure(point.variant, point.setting, point.precision, "build", reason))
+    return failures
+
+
+def forgive_engine(state: SweepFolder, candidate: ReadyPoint, runtime: Runtime) -> None:
+    """Remove the record that the engine was refused."""
+    (state.place(candidate.point) / f"{_failed(runtime)}.json").unlink(missing_ok=True)
+
+
+def _piece(runtime: Runtime) -> str:
+    return f"engine-{runtime.name}"
+
+
+def _failed(runtime: Runtime) -> str:
+    return f"engine-{runtime.name}-failed"
+
+
+def _folder(state: SweepFolder, candidate: ReadyPoint, runtime: Runtime) -> Path:
+    return state.place(candidate.point) / f"engine-{runtime.name}"

@@ -22,14 +22,13 @@ from saccade.exporter.evaluation import (
     matching,
     segmentation,
 )
-from saccade.exporter.evaluation.evaluate import Evaluation, evaluate
+from saccade.exporter.evaluation.evaluate import Evaluation, evaluate, render
 from saccade.exporter.evaluation.evaluated_model import (
     EvaluatedFunction,
     EvaluatedModel,
     subjects_of_checkpoint,
 )
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.report import render
 from saccade.exporter.evaluation.scenes import asked_scenes, described_scenes
 from saccade.exporter.evaluation.tasks import TASKS, task_asked, task_names, tasks_of
 from saccade.models.captioner.caption_search import SearchedCaption

@@ -61,7 +61,7 @@ def test_the_page_is_whole_from_the_start(server, eventually):
 @pytest.fixture
 def tally(pb, monkeypatch):
     """A tally that tells without waiting; `told` are the server's numbers by name and labels."""
-    import tally as module
+    import metrics as module
 
     monkeypatch.setattr(module, "EVERY_S", 0.01)
     made = module.Tally()

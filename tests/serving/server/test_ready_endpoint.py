@@ -18,7 +18,7 @@ from saccade.serving.server import http_endpoint, new_connection
 from saccade.serving.server.http_endpoint import MAX_CONNECTIONS
 from saccade.serving.server.metrics_relay import MetricsRelay, Watched
 from saccade.serving.server.new_connection import NewCaller, refusal
-from saccade.serving.server.ready_endpoint import ReadyEndpoint
+from saccade.serving.server.server import ReadyEndpoint
 
 READY = Readiness("serving", "m", True, {"m-b1000-fp32": True})
 WATCHED = Watched(READY, restarts=0, replacements=0, reloads={})
