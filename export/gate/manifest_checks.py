@@ -11,7 +11,7 @@ from saccade.core.schema import AGAIN
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.graph.canonical import flaws, tensor_specs
 from saccade.exporter.graph.layer_types import float32_layers, matrix_types, opset_of
-from saccade.exporter.graph.model_file import drop_values, read_model
+from saccade.exporter.graph.model_file import read_model, without_values
 from saccade.models.budget import ComputeBudget
 from saccade.models.checkpoint import Checkpoint
 from saccade.plugins.onnx_model import check_nodes
@@ -29,8 +29,7 @@ def contradictions(
     `facts` are the runtime metadata of the model at that budget.
     """
     try:
-        proto, _ = read_model(path, manifest.file)
-        drop_values(proto)
+        proto = without_values(read_model(path, manifest.file)[0])
         onnx.checker.check_model(proto, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         return (f"{path.name}: not a valid ONNX file ({error}). {AGAIN}",)

@@ -95,15 +95,21 @@ def read_model(
     return proto, weights
 
 
-def drop_values(proto: onnx.ModelProto) -> None:
-    """Remove the values of large weights, for checks that copy the graph and need only shapes.
+def without_values(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy without the values of large weights, for checks that need only shapes.
 
-    Values of a wrong length stay: the ONNX checker refuses them.
+    Those of a wrong length stay: the ONNX checker refuses them.
     """
+    light = without_initializers(proto)
     for tensor in proto.graph.initializer:
+        own = light.graph.initializer.add()
         if len(tensor.raw_data) == (length := _length(tensor)) >= LARGE_BYTES:
-            tensor.ClearField("raw_data")
-            refer(tensor, "#dropped", 0, length)
+            own.name, own.data_type = tensor.name, tensor.data_type
+            own.dims.extend(tensor.dims)
+            refer(own, "#dropped", 0, length)
+        else:
+            own.CopyFrom(tensor)
+    return light
 
 
 def _with_data_file(

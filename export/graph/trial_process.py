@@ -2,7 +2,6 @@
 """The worker of `trial`: reads, checks, loads and runs one ONNX file per request."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,6 @@ from saccade.exporter.runtimes.runners import onnx_session
 
 if TYPE_CHECKING:
     import onnx
-
-    from saccade.exporter.graph.weights import Load
 
 _MEMORY = re.compile(r"alloc|out of memory|MemoryError", re.IGNORECASE)
 try:
@@ -45,13 +42,16 @@ def _tried(path: Path, file: FileEntry) -> tuple[str, str | None]:
     """
     import onnx
 
-    from saccade.exporter.graph.model_file import read_model
+    from saccade.exporter.graph.half_graph import HALF, widened_session
+    from saccade.exporter.graph.model_file import read_model, without_values
 
-    proto, weights = read_model(path, file)
+    proto = without_values(read_model(path, file)[0])  # the checker copies it several times
     digest = sha256_of(path)
+    half = any(tensor.data_type in HALF for tensor in proto.graph.initializer)
     try:
         onnx.checker.check_model(proto, full_check=True)
-        _ask(proto, weights)
+        session = widened_session(path, file) if half else onnx_session(path)
+        session.run(None, _zeros(proto))
     except MissingPackage:
         return digest, None
     except Exception as error:  # the only common base of the libraries' errors
@@ -73,24 +73,19 @@ def _reason(path: Path, error: Exception) -> str | None:
     return _too_large(path) if _MEMORY.search(f"{error!r} {error}") else None
 
 
-def _ask(proto: "onnx.ModelProto", weights: "Mapping[str, Load]") -> None:
-    """Load a model as a command does, and run it on zeros, with size 1 for every free axis."""
+def _zeros(proto: "onnx.ModelProto") -> dict[str, np.ndarray]:
+    """Return the inputs of a model as zeros, with size 1 for every free axis."""
     from onnx.helper import tensor_dtype_to_np_dtype
 
-    from saccade.exporter.graph.half_graph import HALF, widened
-    from saccade.exporter.graph.weights import graph_session
-
-    if any(tensor.data_type in HALF for tensor in proto.graph.initializer):
-        proto, weights = widened(proto, weights)
     given = {tensor.name for tensor in proto.graph.initializer}
-    inputs = [value for value in proto.graph.input if value.name not in given]
-    session = graph_session(proto, weights, optimized=True)
     zeros = {}
-    for value in inputs:
-        tensor = value.type.tensor_type
-        shape = [axis.dim_value if axis.HasField("dim_value") else 1 for axis in tensor.shape.dim]
-        zeros[value.name] = np.zeros(shape, tensor_dtype_to_np_dtype(tensor.elem_type))
-    session.run(None, zeros)
+    for value in proto.graph.input:
+        if value.name not in given:
+            tensor = value.type.tensor_type
+            axes = tensor.shape.dim
+            shape = [axis.dim_value if axis.HasField("dim_value") else 1 for axis in axes]
+            zeros[value.name] = np.zeros(shape, tensor_dtype_to_np_dtype(tensor.elem_type))
+    return zeros
 
 
 def _too_large(path: Path) -> str:

@@ -20,6 +20,7 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip insta
 from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.core.files import sha256_of  # noqa: E402
 from saccade.exporter.artefact.manifest import FileEntry  # noqa: E402
+from saccade.exporter.graph import trial_process  # noqa: E402
 from saccade.exporter.graph.canonical import tidy  # noqa: E402
 from saccade.exporter.graph.half_graph import (  # noqa: E402
     activation_ranges,
@@ -27,8 +28,9 @@ from saccade.exporter.graph.half_graph import (  # noqa: E402
     widened_session,
 )
 from saccade.exporter.graph.limits import check_graph  # noqa: E402
-from saccade.exporter.graph.model_file import drop_values, read_model, write_model  # noqa: E402
+from saccade.exporter.graph.model_file import read_model, without_values, write_model  # noqa: E402
 from saccade.exporter.graph.tracing import fold_constants, trace_module  # noqa: E402
+from saccade.exporter.graph.trial import Trial, Tried  # noqa: E402
 from saccade.exporter.graph.weights import Weights, location_of  # noqa: E402
 from saccade.exporter.runtimes.runners import onnx_session  # noqa: E402
 
@@ -110,15 +112,34 @@ def test_values_that_are_dropped_leave_what_a_check_needs() -> None:
     sizes = {tensor.name: tensor.dims for tensor in proto.graph.initializer}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("saccade.exporter.graph.model_file.LARGE_BYTES", 256)
-        drop_values(proto)
+        proto = without_values(proto)
     assert placeholders(proto) and not any(len(t.raw_data) >= 256 for t in proto.graph.initializer)
     assert {tensor.name: tensor.dims for tensor in proto.graph.initializer} == sizes
     onnx.checker.check_model(proto, full_check=True)
     broken = traced()
     broken.graph.initializer[0].raw_data = broken.graph.initializer[0].raw_data[:-4]
-    drop_values(broken)
     with pytest.raises(onnx.checker.ValidationError):
-        onnx.checker.check_model(broken, full_check=True)
+        onnx.checker.check_model(without_values(broken), full_check=True)
+
+
+@pytest.mark.parametrize("data_file", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+def test_a_file_is_tried_without_a_copy_of_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bool, data_file: bool
+) -> None:
+    proto = half_typed(onnx_model(), "fp16") if half else onnx_model()
+    path, checked, check = tmp_path / "m.onnx", [], onnx.checker.check_model
+    with external_data.small_limits(one_file_bytes=0 if data_file else 2**20):
+        entry = write_model(proto, {}, path)
+        monkeypatch.setattr(
+            onnx.checker,
+            "check_model",
+            lambda given, **options: (checked.append(given), check(given, **options)),
+        )
+        done = trial_process.main(Trial(str(path), entry))
+    assert done == Tried(entry.sha256, None) and bool(entry.data) == data_file
+    (light,) = checked
+    assert placeholders(light) and not any(len(t.raw_data) >= 128 for t in light.graph.initializer)
 
 
 def test_the_hash_of_the_model_is_also_one_of_its_weights(tmp_path: Path) -> None:
