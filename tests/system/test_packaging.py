@@ -4,6 +4,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -79,6 +80,20 @@ def test_wheel_holds_every_source_file(wheel):
         ):
             assert str(path.relative_to(PACKAGE.parent)) in inside
     assert {"saccade/py.typed", "saccade_serving.py"} <= inside
+
+
+@pytest.mark.journey
+def test_a_zip_archive_gives_the_same_wheel(builder, names, wheel, tmp_path):
+    """pip unpacks a link in a zip file as a file that contains the place it leads to."""
+    for name in names:
+        source, copy = ROOT / name, tmp_path / "tree" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            copy.write_text(str(source.readlink()))
+        elif source.is_file():
+            shutil.copyfile(source, copy)
+    made = builder.build(tmp_path / "tree", tmp_path / "built", pure=True, names=names)
+    assert made.read_bytes() == wheel.read_bytes()
 
 
 @pytest.mark.journey
