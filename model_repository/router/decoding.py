@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 from calls import CallerCheck, Refused
-from image_decoding import FORMATS, ImageRefused, Wanted, decode
+from image_decoding import FORMATS, ImageRefused, ImageInput, decode
 from image_size import megapixels
 from lane import Lane
 from outcomes import INVALID_IMAGE
@@ -19,7 +19,7 @@ REQUEST_MEGAPIXELS = 1000
 SLOW_S = 0.05  # per megapixel; several times as long as the slowest format takes
 
 
-def decoded(files: list[bytes], wanted: Wanted, ticket: Ticket, lane: Lane) -> np.ndarray:
+def decoded(files: list[bytes], wanted: ImageInput, ticket: Ticket, lane: Lane) -> np.ndarray:
     """Decode the images of one request.
 
     Shapes: -> uint8 [b h w c].
@@ -51,7 +51,7 @@ def decoded(files: list[bytes], wanted: Wanted, ticket: Ticket, lane: Lane) -> n
     return np.stack(images)
 
 
-def expected_megapixels(files: list[bytes], wanted: Wanted) -> float:
+def expected_megapixels(files: list[bytes], wanted: ImageInput) -> float:
     """Return the megapixels to decode according to the headers; refused files cost nothing."""
     sizes = [megapixels(file) for file in files]
     sizes = [size for size in sizes if size <= wanted.max_megapixels]
@@ -59,12 +59,12 @@ def expected_megapixels(files: list[bytes], wanted: Wanted) -> float:
     return total if total <= most_megapixels(wanted) else IMAGE_MEGAPIXELS * len(files)
 
 
-def most_megapixels(wanted: Wanted) -> int:
+def most_megapixels(wanted: ImageInput) -> int:
     """Return the most megapixels of a request's images together; one allowed image always fits."""
     return max(REQUEST_MEGAPIXELS, wanted.max_megapixels)
 
 
-def check_megapixels(sizes: list[float], wanted: Wanted) -> None:
+def check_megapixels(sizes: list[float], wanted: ImageInput) -> None:
     """Check that the images of a request together do not occupy a lane for too long.
 
     Raises: Refused if they have too many megapixels.

@@ -23,7 +23,7 @@ from calls import ASK_EVERY_S, CallerCheck, Refused, call, fail, refuse, remaini
 from candidates import Wish, by_quality, wish_of
 from choose import RequestRefused, choose, compared
 from decoding import decoded, expected_megapixels
-from image_decoding import Wanted
+from image_decoding import ImageInput
 from instrumentation import Instrumentation
 from intake import check_axes, component_for, count_rows
 from labels import OUTPUTS, Labels
@@ -82,7 +82,7 @@ class TritonPythonModel:
         folder = Path(__file__).parent
         self.routes = read_routes(folder / "routes.json")
         declared = self.routes.preprocessing
-        self.wanted = Wanted.from_dict(declared) if declared else None
+        self.wanted = ImageInput.from_dict(declared) if declared else None
         self.family = family_of(self.routes, folder)
         self.labels = Labels(folder, self.routes.variants)
         policies = all_policies(self.routes)

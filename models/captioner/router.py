@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from calls import CallerCheck, Refused, call, remaining_us
-from caption_search import Caption, WrongSearch, best_captions, check_search, step_of
+from caption_search import SearchedCaption, WrongSearch, best_captions, check_search, step_of
 from choose import RequestRefused
 from intake import whole
 from outcomes import INVALID_REQUEST
@@ -98,7 +98,7 @@ def search(
     inputs: dict[str, np.ndarray],
     settings: dict[str, int],
     step_done: Callable[[], None],
-) -> list[Caption]:
+) -> list[SearchedCaption]:
     """Return the best sentence of each image."""
     encode, components = routes.components["encode"], route.parts
     state = call(components["encode"], inputs, list(encode.outputs), remaining_us([ticket]))
@@ -134,7 +134,7 @@ def token(text: str, words: list[str]) -> int:
     return SPECIAL + words.index(text)
 
 
-def sentence(caption: Caption, words: list[str]) -> str:
+def sentence(caption: SearchedCaption, words: list[str]) -> str:
     """Join the words of a caption with spaces; tokens that are not words become `?`."""
     tokens = [token - SPECIAL for token in caption.tokens]
     return " ".join(words[token] if token >= 0 else "?" for token in tokens)

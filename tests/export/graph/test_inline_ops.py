@@ -101,15 +101,13 @@ def test_a_repository_takes_them_without_a_library(folder: Path, tmp_path: Path)
     assert not parse_config(text).model_operations.op_library_filename
 
 
-def test_a_manifest_of_version_3_has_no_inlined_ops(folder: Path, tmp_path: Path) -> None:
+def test_a_manifest_names_its_inlined_ops(folder: Path, tmp_path: Path) -> None:
     content = json.loads((folder / "sot-exact-fp32.manifest.json").read_text())
     assert content.pop("inlined_ops") == ["SvPN"]
-    older = tmp_path / "sot-exact-fp32.manifest.json"
-    older.write_text(json.dumps(content | {"version": 3}))
-    assert read_manifest(older).inlined_ops == ()
-    older.write_text(json.dumps(content))
+    without = tmp_path / "sot-exact-fp32.manifest.json"
+    without.write_text(json.dumps(content))
     with pytest.raises(SaccadeError, match="inlined_ops"):
-        read_manifest(older)
+        read_manifest(without)
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -291,9 +291,9 @@ def test_many_megapixels_together_are_refused_before_any_is_decoded(router, monk
 
 def test_sixty_four_photographs_are_legal_and_as_many_posters_are_not(pb):
     import decoding
-    from image_decoding import Wanted
+    from image_decoding import ImageInput
 
-    wanted = Wanted.from_dict(PREPROCESSING)
+    wanted = ImageInput.from_dict(PREPROCESSING)
     for count, each in ((64, 12.2), (20, 50.0)):
         decoding.check_megapixels([each] * count, wanted)
     with pytest.raises(decoding.Refused, match="64 images have 3200"):
@@ -384,14 +384,14 @@ def test_the_size_in_a_header_is_what_pillow_reads(pb, mode):
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8" + b"\xff" * 10**6, b"RIFF....WEBPVP8 "])
 def test_a_header_that_is_none_costs_nothing(pb, data):
     from decoding import expected_megapixels
-    from image_decoding import Wanted
+    from image_decoding import ImageInput
     from image_size import megapixels
     from pace import IMAGE_MEGAPIXELS
 
     assert megapixels(data) == 0
     bomb = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + 2 * (2**31 - 1).to_bytes(4, "big")
     assert megapixels(bomb) > 1e12
-    wanted = Wanted.from_dict(PREPROCESSING)
+    wanted = ImageInput.from_dict(PREPROCESSING)
     assert expected_megapixels([bomb, data], wanted) == 2 * IMAGE_MEGAPIXELS
 
 
@@ -413,14 +413,14 @@ def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb):
 
 def test_what_will_be_refused_costs_nothing(pb):
     from decoding import expected_megapixels
-    from image_decoding import Wanted
+    from image_decoding import ImageInput
     from pace import IMAGE_MEGAPIXELS
 
     def header(megapixels):
         sides = int(1000 * megapixels), 1000
         return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"".join(n.to_bytes(4, "big") for n in sides)
 
-    wanted = Wanted.from_dict(PREPROCESSING)  # images of at most 50 megapixels
+    wanted = ImageInput.from_dict(PREPROCESSING)  # images of at most 50 megapixels
     expected = expected_megapixels([header(49), header(1), header(51)], wanted)
     assert expected == pytest.approx(50 + 3 * IMAGE_MEGAPIXELS)
     assert expected_megapixels([header(50)] * 21, wanted) == pytest.approx(21 * IMAGE_MEGAPIXELS)
