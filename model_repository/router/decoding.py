@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 from calls import CallerCheck, Refused
-from image_decoding import FORMATS, ImageRefused, ImageInput, decode
+from image_decoding import FORMATS, ImageInput, ImageRefused, decode
 from image_size import megapixels
 from lane import Lane
 from outcomes import INVALID_IMAGE
