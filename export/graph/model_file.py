@@ -101,14 +101,13 @@ def without_values(proto: onnx.ModelProto) -> onnx.ModelProto:
     Those of a wrong length stay: the ONNX checker refuses them.
     """
     light = without_initializers(proto)
-    for tensor in proto.graph.initializer:
+    for each in proto.graph.initializer:
         own = light.graph.initializer.add()
-        if len(tensor.raw_data) == (length := _length(tensor)) >= LARGE_BYTES:
-            own.name, own.data_type = tensor.name, tensor.data_type
-            own.dims.extend(tensor.dims)
+        if len(each.raw_data) == (length := _length(each)) >= LARGE_BYTES:
+            own.MergeFrom(TensorProto(name=each.name, data_type=each.data_type, dims=each.dims))
             refer(own, "#dropped", 0, length)
         else:
-            own.CopyFrom(tensor)
+            own.CopyFrom(each)
     return light
 
 

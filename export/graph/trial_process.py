@@ -81,10 +81,9 @@ def _zeros(proto: "onnx.ModelProto") -> dict[str, np.ndarray]:
     zeros = {}
     for value in proto.graph.input:
         if value.name not in given:
-            tensor = value.type.tensor_type
-            axes = tensor.shape.dim
-            shape = [axis.dim_value if axis.HasField("dim_value") else 1 for axis in axes]
-            zeros[value.name] = np.zeros(shape, tensor_dtype_to_np_dtype(tensor.elem_type))
+            kind = value.type.tensor_type
+            shape = [axis.dim_value if axis.HasField("dim_value") else 1 for axis in kind.shape.dim]
+            zeros[value.name] = np.zeros(shape, tensor_dtype_to_np_dtype(kind.elem_type))
     return zeros
 
 
