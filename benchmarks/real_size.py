@@ -122,17 +122,17 @@ def _photographs(place: Path) -> Path:
 
 
 class Whole(torch.nn.Module):
-    """One output of a model's component, as a separate module."""
+    """A model's component as a separate module, with all outputs: a peer leaves out no work."""
 
-    def __init__(self, model: Any, role: str, inputs: list[str], output: str) -> None:
+    def __init__(self, model: Any, role: str, inputs: list[str], outputs: list[str]) -> None:
         super().__init__()
-        self.model, self.role, self.inputs, self.output = model, role, inputs, output
+        self.model, self.role, self.inputs, self.outputs = model, role, inputs, outputs
 
-    def forward(self, *arguments: torch.Tensor) -> torch.Tensor:
-        """Return the output for the inputs in their order."""
+    def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the outputs in their order for the inputs in theirs."""
         component = component_named(self.model, self.role)
         outputs = component.run(**dict(zip(self.inputs, arguments, strict=True)))
-        return outputs[self.output]
+        return tuple(outputs[name] for name in self.outputs)
 
 
 def peer_export(path: str, out: str) -> None:
@@ -140,8 +140,8 @@ def peer_export(path: str, out: str) -> None:
     model: Any = load(path).build()
     component = model.components()[0]
     given = random_inputs(component, np.random.default_rng(0), _PEER_IMAGES)
-    names = [spec.name for spec in component.inputs]
-    whole = Whole(model, component.role, names, component.outputs[0]).eval()
+    names, outputs = [spec.name for spec in component.inputs], list(component.outputs)
+    whole = Whole(model, component.role, names, outputs).eval()
     arguments = tuple(torch.from_numpy(given[name][:2].copy()) for name in names)
     torch.onnx.export(
         whole,
@@ -153,9 +153,11 @@ def peer_export(path: str, out: str) -> None:
         external_data=True,
         verbose=False,
     )
-    (answer,) = onnx_session(out, threads=cores()).run(None, {name: given[name] for name in names})
-    expected = torch_runner(model, component.role)(given)[component.outputs[0]]
-    print(float(np.abs(answer - expected).max() / np.abs(expected).max()))
+    answers = onnx_session(out, threads=cores()).run(None, {name: given[name] for name in names})
+    expected = torch_runner(model, component.role)(given)
+    for name, answer in zip(outputs, answers, strict=True):
+        scale = np.abs(expected[name]).max()
+        print(name, float(np.abs(answer - expected[name]).max() / scale))
 
 
 def _peer(path: Path, place: Path) -> dict[str, Any]:
@@ -222,7 +224,8 @@ def _peers(
     """Yield the unchanged torch model, the same compiled, and the file of torch.onnx."""
     main = folder.variants[0].main
     given = _given(checkpoint, main)
-    model = Whole(checkpoint.build(), main.variant.role, list(given), main.outputs[0].name).eval()
+    outputs = [spec.name for spec in main.outputs]
+    model = Whole(checkpoint.build(), main.variant.role, list(given), outputs).eval()
     arguments = tuple(torch.from_numpy(array) for array in given.values())
     yield "torch", _without_grad(model, arguments)
     if _is_large(folder):
