@@ -206,7 +206,7 @@ class Frontier:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object, including schema and version.
 
-        Without policies, the object has no such key, as in earlier releases.
+        Without policies, the object has no such key.
         """
         content = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
         policies = content.pop(POLICIES)
@@ -274,7 +274,7 @@ def merged(
     New policies replace all that were measured in the same place as the entries; None keeps them.
     """
     entries = tuple(entries)
-    present = {variant.sha256: variant for variant in variants}
+    present = {variant.sha256 for variant in variants}
     kept = (entry for entry in old.entries if entry.sha256 in present)
     by_key = {entry.key: entry for entry in (*kept, *entries)}
 
@@ -287,7 +287,7 @@ def merged(
     still = (
         policy
         for policy in old.policies
-        if policy.hashes <= set(present) and (policies is None or policy.place not in places)
+        if policy.hashes <= present and (policies is None or policy.place not in places)
     )
     both = sorted((*still, *(policies or ())), key=lambda one: (one.device, one.runtime, one.risk))
     return Frontier(old.model, tuple(sorted(by_key.values(), key=order)), tuple(both))

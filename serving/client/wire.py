@@ -280,10 +280,7 @@ def as_texts(rows: np.ndarray) -> np.ndarray:
 
 def texts(result: Any, name: str) -> list[str]:
     """Return an output of text as a list of strings, one per row."""
-    return [
-        text.decode() if isinstance(text, bytes) else str(text)
-        for text in output(result, name).reshape(-1)
-    ]
+    return [text.decode() for text in output(result, name).reshape(-1)]
 
 
 def made_by(results: Sequence[Any]) -> tuple[str, str]:

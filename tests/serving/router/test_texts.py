@@ -10,10 +10,6 @@ import numpy as np
 import pytest
 from places import PACKAGE
 
-pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-
 from saccade.serving.client.answers import captions
 from saccade.serving.client.wire import texts
 from saccade.serving.server.addresses import ServeOptions
@@ -27,7 +23,6 @@ finally:
     sys.path.remove(str(ROUTER))
 
 SAID = ["a dog", "", "ein Hündchen, 狗"]
-EXPOSED = ServeOptions(host="0.0.0.0", accept_risk=True)
 
 
 def answered(**outputs):
