@@ -66,14 +66,14 @@ class ShowRequest:
         Raises: SaccadeError if the model was exported without one of them.
         """
         view = self.view
-        served = {name for role in view.components for name in view.outputs(role)}
-        if missing := [name for name in outputs if name not in served]:
+        provided = {name for role in view.components for name in view.outputs(role)}
+        if missing := [name for name in outputs if name not in provided]:
             raise SaccadeError(
                 f"{view.model} was exported without {missing[0]}, so it cannot show where it "
                 f"looked. Export it again with --outputs {','.join(missing)}, then write the "
             )
-        given = {"image": [self.image]} if inputs is None else inputs
-        result = self.client.infer(given, [*outputs, "variant"], self.options.budget)
+        values = {"image": [self.image]} if inputs is None else inputs
+        result = self.client.infer(values, [*outputs, "variant"], self.options.budget)
         return {**result, "by": result["variant"].item(0).decode()}
 
     def grid(self, tokens: int) -> tuple[int, int]:
@@ -82,8 +82,8 @@ class ShowRequest:
         Raises: SaccadeError if that many tokens do not form a grid over the image.
         """
         size = self.view.image_size()
-        if found := patch_grid(tokens, size):
-            return found
+        if grid := patch_grid(tokens, size):
+            return grid
         raise SaccadeError(
             f"{self.view.model}: {tokens} tokens do not form a grid over {size[0]} x {size[1]} "
             "pixels."

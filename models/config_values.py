@@ -81,18 +81,18 @@ class ConfigValues:
     def _check_resnet(self, name: str, grid: tuple[int, int]) -> None:
         """Check that the image and the features of its cells are those of a ResNet."""
         for side, cells in zip(("height_px", "width_px"), grid, strict=True):
-            wanted = f"{STRIDE} px for each of {cells} cells ({name})"
-            self._expect(side, getattr(self, side) == STRIDE * cells, wanted)
+            expected = f"{STRIDE} px for each of {cells} cells ({name})"
+            self._expect(side, getattr(self, side) == STRIDE * cells, expected)
         self._expect("channels", self.channels == 3, f"3 ({name})")  # type: ignore[attr-defined]
         width = sizes_of(name).features
         fits = self.feature_dim == width  # type: ignore[attr-defined]
         self._expect("feature_dim", fits, f"{width} ({name})")
 
-    def _expect(self, name: str, fits: bool, wanted: str) -> None:
+    def _expect(self, name: str, fits: bool, expected: str) -> None:
         if not fits:
             raise SaccadeError(
                 f"{self.called} configuration: {name} is {getattr(self, name)!r:.200}, "
-                f"expected {wanted}. Change that field."
+                f"expected {expected}. Change that field."
             )
 
     def budgets(self) -> tuple[ComputeBudget, ...]:

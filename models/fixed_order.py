@@ -41,16 +41,16 @@ class FixedOrder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(kwargs or {})
+        options = dict(kwargs or {})
         fixed = _FIXED.get(func) if _plain(args) else None
-        result = NotImplemented if fixed is None else fixed(*args, **given)
+        result = NotImplemented if fixed is None else fixed(*args, **options)
         if result is not NotImplemented:
             return result
         name = func.overloadpacket.__name__
-        exact = name in _EXACT and given.get("alpha", 1) == 1
+        exact = name in _EXACT and options.get("alpha", 1) == 1
         if not exact and any(tensor.is_floating_point() for tensor in _tensors(args)):
             self.others.add(name)
-        return func(*args, **given)
+        return func(*args, **options)
 
 
 def product(a: Array, b: Array) -> Array:

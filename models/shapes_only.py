@@ -20,23 +20,23 @@ def _within_bounds(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
     return tensor.zero_()
 
 
-def _drawn(*size: Any, generator: Any = None, **named: Any) -> Tensor:
-    return torch.empty(*size, **named)
+def _drawn(*size: Any, generator: Any = None, **keywords: Any) -> Tensor:
+    return torch.empty(*size, **keywords)
 
 
-def _arange(*ends: Any, dtype: Any = None, **named: Any) -> Tensor:
+def _arange(*ends: Any, dtype: Any = None, **keywords: Any) -> Tensor:
     start, end, step = (0, ends[0], 1) if len(ends) == 1 else (*ends, 1)[:3]
     if dtype is None and all(isinstance(end, int) for end in ends):
         dtype = torch.int64
-    return torch.empty(max(0, -int(-(end - start) // step)), dtype=dtype, **named)
+    return torch.empty(max(0, -int(-(end - start) // step)), dtype=dtype, **keywords)
 
 
-def _linspace(start: Any, end: Any, steps: int, **named: Any) -> Tensor:
-    return torch.empty(steps, **named)
+def _linspace(start: Any, end: Any, steps: int, **keywords: Any) -> Tensor:
+    return torch.empty(steps, **keywords)
 
 
-def _full(size: Sequence[int], value: Any, *, dtype: Any = None, **named: Any) -> Tensor:
-    return torch.empty(size, dtype=dtype or torch.tensor(value).dtype, **named)
+def _full(size: Sequence[int], value: Any, *, dtype: Any = None, **keywords: Any) -> Tensor:
+    return torch.empty(size, dtype=dtype or torch.tensor(value).dtype, **keywords)
 
 
 def _scaled(a: Any, b: Any) -> Tensor:
@@ -82,9 +82,9 @@ class Undrawn(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, function: Any, types: Any, arguments: Any = (), named: Any = None
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
     ) -> Any:
-        return _DRAWING.get(function, function)(*arguments, **(named or {}))
+        return _DRAWING.get(function, function)(*arguments, **(keywords or {}))
 
 
 class ShapesOnly(TorchFunctionMode):
@@ -104,12 +104,12 @@ class ShapesOnly(TorchFunctionMode):
         self._device.__exit__(*ended)
 
     def __torch_function__(
-        self, function: Any, types: Any, arguments: Any = (), named: Any = None
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
     ) -> Any:
-        named = named or {}
-        given = [*arguments, *named.values()]
+        keywords = keywords or {}
+        values = [*arguments, *keywords.values()]
         if function is torch.stack:
-            given += arguments[0]
-        if all(value.is_meta for value in given if isinstance(value, Tensor)):
+            values += arguments[0]
+        if all(value.is_meta for value in values if isinstance(value, Tensor)):
             function = _SHAPES.get(function, function)
-        return function(*arguments, **named)
+        return function(*arguments, **keywords)

@@ -213,27 +213,29 @@ def resnet_port(config_class: Any, network: str, place: str) -> TrunkPort:
     inner = "resnet."  # in the module that `layers.trunk.trunk_of` makes
 
     def read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]") -> Any:
-        own = config_class.from_dict(dict(config))
-        if own.encoder not in BLOCKS:
+        model_config = config_class.from_dict(dict(config))
+        if model_config.encoder not in BLOCKS:
             raise SaccadeError(
-                f"--trunk {name}: this {network} has the encoder '{own.encoder}', not a ResNet. "
-                f"Pass {KNOWN}."
+                f"--trunk {name}: this {network} has the encoder '{model_config.encoder}', not a "
+                f"ResNet. Pass {KNOWN}."
             )
-        sizes = sizes_of(own.encoder)
+        sizes = sizes_of(model_config.encoder)
         shape = TrunkShape(
-            own.height_px,
-            own.width_px,
-            own.channels,
-            own.mean,
-            own.std,
+            model_config.height_px,
+            model_config.width_px,
+            model_config.channels,
+            model_config.mean,
+            model_config.std,
             patch_px=STEM_PX,
             dim=sizes.widths[0],
             trunk="resnet",
             stage_layers=sizes.blocks,
             bottleneck=not sizes.basic,
         )
-        found = {key: value for key, value in weights.items() if key.startswith(place)}
-        return PretrainedTrunk(shape, {inner + k.removeprefix(place): v for k, v in found.items()})
+        tensors = {key: value for key, value in weights.items() if key.startswith(place)}
+        return PretrainedTrunk(
+            shape, {inner + k.removeprefix(place): v for k, v in tensors.items()}
+        )
 
     def fields(shape: TrunkShape) -> dict[str, Any]:
         names = (name for name in BLOCKS if sizes_of(name) == shape.resnet)

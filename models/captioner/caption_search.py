@@ -128,7 +128,7 @@ def beam_search(
     Raises: WrongSearch if a log-probability is not a number.
     """
     live: list[dict[str, Any]] = [{"tokens": (), "score": 0.0, "maps": ()}]
-    done: list[dict[str, Any]] = []
+    finished: list[dict[str, Any]] = []
     token = np.full(1, start, dtype=np.int64)
     for _ in range(max_length):
         logs, attention, state = step(token, state)
@@ -139,21 +139,21 @@ def beam_search(
             parent, word = divmod(int(flat), totals.shape[1])
             score = float(totals[parent, word])
             if word == end:
-                done += [{**live[parent], "score": score}] if rank < beam else []
+                finished += [{**live[parent], "score": score}] if rank < beam else []
             elif len(following) < beam:
                 maps = (*live[parent]["maps"], attention[parent])
                 tokens = (*live[parent]["tokens"], word)
                 following.append({"tokens": tokens, "score": score, "maps": maps})
                 parents.append(parent)
         live = following
-        best = max((beam_state["score"] for beam_state in done), default=-np.inf)
+        best = max((beam_state["score"] for beam_state in finished), default=-np.inf)
         if not live or best >= live[0]["score"]:
             break
         state = {name: value[parents] for name, value in state.items()}
         token = np.array([beam_state["tokens"][-1] for beam_state in live], dtype=np.int64)
     grid = attention.shape[1:]
-    ranked = sorted(done, key=lambda beam_state: -beam_state["score"])
-    return [_caption(beam_state, bool(done), grid) for beam_state in (ranked or live)[:beam]]
+    ranked = sorted(finished, key=lambda beam_state: -beam_state["score"])
+    return [_caption(beam_state, bool(finished), grid) for beam_state in (ranked or live)[:beam]]
 
 
 def _best(values: np.ndarray, count: int) -> np.ndarray:

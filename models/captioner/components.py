@@ -22,9 +22,9 @@ def components_of(model: Any) -> tuple[Component, ...]:
 
 
 def _encode(model: Any) -> Component:
-    def run(**named: Tensor) -> dict[str, Tensor]:
-        (given,) = named.values()
-        return dict(zip(("features", "h", "c"), model.encode(given), strict=True))
+    def run(**inputs: Tensor) -> dict[str, Tensor]:
+        (image,) = inputs.values()
+        return dict(zip(("features", "h", "c"), model.encode(image), strict=True))
 
     return Component("encode", (_source(model.config),), ("features", "h", "c"), run)
 
@@ -50,11 +50,11 @@ def _step(model: Any) -> Component:
     def random(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         shape: Any = (count, *source.shape[1:])
         if source.dtype == "uint8":
-            given = rng.integers(0, 256, shape, dtype=np.uint8)
+            values = rng.integers(0, 256, shape, dtype=np.uint8)
         else:
-            given = rng.standard_normal(shape, dtype=np.float32)
+            values = rng.standard_normal(shape, dtype=np.float32)
         drawn = rng.integers(0, config.vocabulary, count)
-        return _states(model, given) | {"token": drawn}
+        return _states(model, values) | {"token": drawn}
 
     width = config.dim + 2 * config.attention_dim
     bounds = {"tvmax_bound": no_excess} if config.attention == "tvmax" else {}
@@ -81,7 +81,7 @@ def _stepped(
 ) -> dict[str, Tensor]:
     """Predict one word; `attention_excess` is how far TVMax's error exceeds its tolerance."""
     answer = model.step(features, h, c, token)
-    named = {
+    outputs = {
         "logits": answer.logits,
         "log_probabilities": answer.logits.log_softmax(-1),
         "next_h": answer.h,
@@ -92,8 +92,8 @@ def _stepped(
     if answer.error is not None:
         # In float32 the op raises a tolerance that its arithmetic cannot certify.
         allowed = 1.001 * max(model.config.tolerance, SMALLEST_FLOAT32_TOLERANCE)
-        named["attention_excess"] = torch.relu(answer.error - allowed)
-    return named
+        outputs["attention_excess"] = torch.relu(answer.error - allowed)
+    return outputs
 
 
 def _states(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:

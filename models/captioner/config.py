@@ -73,9 +73,9 @@ class CaptionerConfig(ConfigValues):
         for stride in self.strides:
             cell *= stride
         for side in ("height", "width"):
-            wanted = f"{cell} px per cell times grid_{side} ({getattr(self, f'grid_{side}')})"
+            expected = f"{cell} px per cell times grid_{side} ({getattr(self, f'grid_{side}')})"
             pixels = cell * getattr(self, f"grid_{side}")
-            self._expect(f"{side}_px", getattr(self, f"{side}_px") == pixels, wanted)
+            self._expect(f"{side}_px", getattr(self, f"{side}_px") == pixels, expected)
 
     @property
     def takes_pixels(self) -> bool:

@@ -43,10 +43,10 @@ class FoldedCaptioner(nn.Module):
         self.keys = _stacked(source.input_key, source.output_key)
         self.first = _stacked(source.first_h, source.first_c)
         self.input_score, self.output_score = source.input_score, source.output_score
-        word, seen = source.lstm.weight_ih.split([self.config.embedding_dim, self.config.dim], 1)
+        word, visual = source.lstm.weight_ih.split([self.config.embedding_dim, self.config.dim], 1)
         bias = source.lstm.bias_ih + source.lstm.bias_hh
         self.register_buffer("word_gates", source.embedding.weight @ word.T + bias)
-        self.register_buffer("seen_gates", seen.clone())
+        self.register_buffer("seen_gates", visual.clone())
         self.register_buffer(
             "from_previous", torch.cat([source.lstm.weight_hh, source.input_query.weight])
         )
@@ -89,8 +89,8 @@ class FoldedCaptioner(nn.Module):
         recurrent, query = (h @ self.from_previous.T).split([4 * n, a], -1)
         score = scored(input_key, query, self.input_score)
         input_attention = score.flatten(1).softmax(-1).view_as(score)
-        seen = attend(input_attention, visual) @ self.seen_gates.T
-        gates = recurrent + self.word_gates[token] + seen
+        context = attend(input_attention, visual) @ self.seen_gates.T
+        gates = recurrent + self.word_gates[token] + context
         admit, forget, cell, show = gates.chunk(4, -1)
         c = torch.sigmoid(forget) * c + torch.sigmoid(admit) * torch.tanh(cell)
         h = torch.sigmoid(show) * torch.tanh(c)

@@ -98,11 +98,11 @@ class Captioner(nn.Module, Family):
         if self.config.takes_pixels:
             pixels = self.scale(image).permute(0, 3, 1, 2)
             return self.convolutions(pixels).permute(0, 2, 3, 1)
-        wanted = (self.config.grid_height, self.config.grid_width, self.config.feature_dim)
-        if image.dim() != 4 or tuple(image.shape[1:]) != wanted:
+        expected = (self.config.grid_height, self.config.grid_width, self.config.feature_dim)
+        if image.dim() != 4 or tuple(image.shape[1:]) != expected:
             raise ShapeError(
-                f"grid: found shape {list(image.shape)}, expected [b, {', '.join(map(str, wanted))}"
-                "]. Use features of the network that the captioner was trained with."
+                f"grid: found shape {list(image.shape)}, expected {['b', *expected]}. "
+                "Use features of the network that the captioner was trained with."
             )
         return image.to(self.feed_forward.weight.dtype)
 
@@ -120,8 +120,8 @@ class Captioner(nn.Module, Family):
         visual, input_key, output_key = parts
         score = scored(input_key, self.input_query(h), self.input_score)
         input_attention = score.flatten(1).softmax(-1).view_as(score)
-        seen = attend(input_attention, visual)
-        h, c = self.lstm(torch.cat([word, seen], -1), (h, c))
+        context = attend(input_attention, visual)
+        h, c = self.lstm(torch.cat([word, context], -1), (h, c))
         score = scored(output_key, self.output_query(h), self.output_score)
         attention, error = output_weights(score, self.config)
         image = torch.tanh(self.image_layer(attend(attention, visual)))
@@ -176,8 +176,8 @@ class Captioner(nn.Module, Family):
         first = encode.run(**{encode.inputs[0].name: sent})
 
         def run(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            given = {name: torch.from_numpy(array).to(where) for name, array in arrays.items()}
-            return {name: array.cpu().numpy() for name, array in step.run(**given).items()}
+            tensors = {name: torch.from_numpy(array).to(where) for name, array in arrays.items()}
+            return {name: array.cpu().numpy() for name, array in step.run(**tensors).items()}
 
         return {name: array.cpu().numpy() for name, array in first.items()}, step_of(run)
 

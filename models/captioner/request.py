@@ -43,5 +43,5 @@ def router_outputs(
 
 
 def _sentence(tokens: tuple[int, ...], words: Sequence[str]) -> bytes:
-    shown = (words[token - SPECIAL] if token >= SPECIAL else "?" for token in tokens)
-    return " ".join(shown).encode()
+    spelled = (words[token - SPECIAL] if token >= SPECIAL else "?" for token in tokens)
+    return " ".join(spelled).encode()

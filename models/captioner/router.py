@@ -30,7 +30,7 @@ class Family(PlainFamily):
         return {"encode": self.routes.components["encode"]}
 
     def read(
-        self, route: Route, role: str, given: set[str], parameters: dict[str, Any]
+        self, route: Route, role: str, inputs: set[str], parameters: dict[str, Any]
     ) -> dict[str, Any]:
         """Read the beam, length limit and end of a request.
 
@@ -76,16 +76,16 @@ class Family(PlainFamily):
         return {"caption": text_rows(sentences), "attention": maps}
 
 
-def search_settings(metadata: dict[str, Any], given: dict[str, Any]) -> dict[str, int]:
+def search_settings(metadata: dict[str, Any], parameters: dict[str, Any]) -> dict[str, int]:
     """Return beam, length limit and end token, from the request or the model.
 
     Raises: WrongSearch if one is out of range, or not a word of the model.
     """
     words = metadata["words"]
     settings = {
-        "beam": given.get("beam", metadata.get("beam", 1)),
-        "max_length": given.get("max_length", metadata["max_length"]),
-        "end": token(given["end"], words) if "end" in given else metadata["end"],
+        "beam": parameters.get("beam", metadata.get("beam", 1)),
+        "max_length": parameters.get("max_length", metadata["max_length"]),
+        "end": token(parameters["end"], words) if "end" in parameters else metadata["end"],
     }
     check_search(**settings, longest=metadata["max_length"], vocabulary=SPECIAL + len(words))
     return settings
@@ -103,8 +103,8 @@ def search(
     encode, components = routes.components["encode"], route.parts
     state = call(components["encode"], inputs, list(encode.outputs), remaining_us([ticket]))
     waits = CallerCheck(ticket)
-    taken = {spec.name for spec in routes.components["step"].inputs}
-    state = {name: value for name, value in state.items() if name in taken}
+    names = {spec.name for spec in routes.components["step"].inputs}
+    state = {name: value for name, value in state.items() if name in names}
     outputs = list(routes.components["step"].outputs)
 
     def run(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -57,6 +57,6 @@ def drawn(
     rows = _current
     if rows is None or not by_row:
         return draw(tuple(shape), **kind)
-    each = shape[0] // rows.count
-    whole = draw((each * rows.total, *shape[1:]), **kind)
-    return whole[each * rows.first : each * (rows.first + rows.count)]
+    size = shape[0] // rows.count
+    whole = draw((size * rows.total, *shape[1:]), **kind)
+    return whole[size * rows.first : size * (rows.first + rows.count)]

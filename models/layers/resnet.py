@@ -78,10 +78,10 @@ class ResNet(nn.Module):
 
     def folded(self) -> "ResNet":
         """Return a copy for evaluation, each batch norm folded into its convolution."""
-        made = deepcopy(self).eval()
-        for module in [made, *made.modules()]:
+        copied = deepcopy(self).eval()
+        for module in [copied, *copied.modules()]:
             _fold_norms(module)
-        return made.requires_grad_(False)
+        return copied.requires_grad_(False)
 
 
 class ResNetCells(nn.Module):
@@ -102,9 +102,9 @@ class ResNetCells(nn.Module):
 
     def folded(self) -> Self:
         """Return a copy with folded batch norms."""
-        made = copy(self)
-        made._modules = {**self._modules, "resnet": self.resnet.folded()}
-        return made
+        copied = copy(self)
+        copied._modules = {**self._modules, "resnet": self.resnet.folded()}
+        return copied
 
 
 def _convolution(before: int, width: int, size: int, stride: int) -> nn.Conv2d:

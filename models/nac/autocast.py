@@ -20,16 +20,16 @@ def in_float32(function: _Function) -> _Function:
     """
 
     @wraps(function)
-    def wrapped(*arguments: Any, **named: Any) -> Any:
-        given = (*arguments, *named.values())
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        values = (*arguments, *keywords.values())
         kind = next(
-            (argument.device.type for argument in given if isinstance(argument, Tensor)), "cpu"
+            (argument.device.type for argument in values if isinstance(argument, Tensor)), "cpu"
         )
         # A device such as meta, where parameters are only counted, does not support autocast.
         if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
-            return function(*arguments, **named)
+            return function(*arguments, **keywords)
         with torch.autocast(kind, enabled=False):
-            return function(*map(_wide, arguments), **{k: _wide(v) for k, v in named.items()})
+            return function(*map(_wide, arguments), **{k: _wide(v) for k, v in keywords.items()})
 
     return wrapped  # type: ignore[return-value]
 

@@ -102,10 +102,10 @@ class SampleCircuit:
         place = np.zeros((len(self.attention), 2))
         left = len(place)
         for across, size in _LAYERS:
-            own = [next(order) for _ in range(min(size, left))]
-            left -= len(own)
-            for row, module in enumerate(own):
-                place[module] = across, 1 - (row + 0.5) / len(own)
+            column = [next(order) for _ in range(min(size, left))]
+            left -= len(column)
+            for row, module in enumerate(column):
+                place[module] = across, 1 - (row + 0.5) / len(column)
         return place
 
     def to_dict(self, *, least: float = LIKELY, tokens: int = 3) -> dict[str, Any]:

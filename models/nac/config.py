@@ -279,8 +279,8 @@ class NACConfig(ConfigValues):
         self._expect("input_sets", self.input_sets in (1, 2), "1, or 2 for a pair of inputs")
         gated = self.activation == "gelu" or self.ffn_gate == "none"
         self._expect("activation", gated, "'gelu' if ffn_gate is 'geglu'")
-        given = self.condition_dim > 0 or self.condition_tokens == 0
-        self._expect("condition_tokens", given, "0 if condition_dim is 0")
+        fits = self.condition_dim > 0 or self.condition_tokens == 0
+        self._expect("condition_tokens", fits, "0 if condition_dim is 0")
         self._expect("local_width", self.local_width % 2 == 1, "an odd number")
         local = self.local_layers == 0 or self.input in ("characters", "bytes")
         self._expect("local_layers", local, "0 unless input is characters or bytes")
@@ -305,8 +305,8 @@ class NACConfig(ConfigValues):
         self._expect("code_dim", same, f"dim ({self.dim}) if initial_state is 'code'")
         noise = not self.state_noise or self.initial_state == "linear"
         self._expect("state_noise", noise, "False unless initial_state is 'linear'")
-        own = self.read_in_codes == "own" or self.read_in_modules == 0
-        self._expect("read_in_codes", own, "'own' if read_in_modules is above 0")
+        fits = self.read_in_codes == "own" or self.read_in_modules == 0
+        self._expect("read_in_codes", fits, "'own' if read_in_modules is above 0")
         generated = self.conditional and (self.read_in_codes == "own" or self.state_noise)
         self._expect("conditional", not generated, "False with read_in_codes 'own' or state_noise")
         first = self.head == "linear" or self.confidence == "first"
@@ -319,8 +319,8 @@ class NACConfig(ConfigValues):
         blocks, widths = self.convnext_blocks, self.convnext_widths
         self._expect("convnext_blocks", len(blocks) >= 1, "one whole number per stage")
         self._expect("convnext_widths", len(widths) == len(blocks), "one width per stage")
-        behind = self.tokens_width - widths[-1]
-        fits = behind >= 1 if self.positions == "concat" else behind == 0
+        position_width = self.tokens_width - widths[-1]
+        fits = position_width >= 1 if self.positions == "concat" else position_width == 0
         self._expect("token_width", fits, "the last of convnext_widths, or more with concat")
         self._expect("positions", self.positions != "sinusoidal", "learned, concat or none")
 
@@ -341,8 +341,8 @@ class NACConfig(ConfigValues):
     def _check_trunk(self, trunk: TrunkShape) -> None:
         counts = len(self.trunk_layers)
         self._expect("trunk_dim", self.trunk_dim >= 1, f"at least 1 with tokenizer {trunk.trunk}")
-        wanted = "one value" if trunk.is_vit else "one value per stage"
-        self._expect("trunk_layers", counts == 1 if trunk.is_vit else counts >= 1, wanted)
+        expected = "one value" if trunk.is_vit else "one value per stage"
+        self._expect("trunk_layers", counts == 1 if trunk.is_vit else counts >= 1, expected)
         if not trunk.is_resnet:
             self._expect("trunk_heads", len(self.trunk_heads) == counts, f"{counts} values")
             self._expect("trunk_heads", trunk.heads_fit(), "divisors of the widths")

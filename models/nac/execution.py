@@ -25,26 +25,26 @@ def heard_codes(circuit: Circuit, beside: bool) -> Tensor:
     return torch.cat((circuit.codes, reading_codes(circuit))) if beside else circuit.codes
 
 
-def execute(model: Any, given: CircuitInputs, circuit: Circuit) -> Tensor:
+def execute(model: Any, inputs: CircuitInputs, circuit: Circuit) -> Tensor:
     """Return the confidence-weighted state of a NAC's read-out.
 
     Shapes: -> [b d].
     """
-    state: Tensor = model.read_out.pool(execute_layers(model, given, circuit)[-1])
+    state: Tensor = model.read_out.pool(execute_layers(model, inputs, circuit)[-1])
     return state
 
 
 def execute_layers(
-    model: Any, given: CircuitInputs, circuit: Circuit
+    model: Any, inputs: CircuitInputs, circuit: Circuit
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the states after the read-in, after the propagators, and of the read-out modules.
 
     Shapes: -> [b u d] or [b m d], [b u d], [b r d].
     """
-    batch, beside = given.tokens.shape[0], model.config.read_in_modules > 0
+    batch, beside = inputs.tokens.shape[0], model.config.read_in_modules > 0
     reading = reading_codes(circuit)
     first = model.initial_state(reading, batch)
-    read = model.read_in(first, given.tokens, reading, given.length)
+    read = model.read_in(first, inputs.tokens, reading, inputs.length)
     theta, codes = read, heard_codes(circuit, beside)
     if beside:
         theta = model.initial_state(circuit.codes, batch).expand(batch, -1, -1)

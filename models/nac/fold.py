@@ -178,8 +178,8 @@ class FoldedNAC(nn.Module):
         theta: Tensor | None = None
         code: Tensor | None = None
         if self.config.conditional:
-            given = CircuitInputs(tokens, length, condition, condition_length)
-            circuit = generate(self.generator, self.config, given)
+            inputs = CircuitInputs(tokens, length, condition, condition_length)
+            circuit = generate(self.generator, self.config, inputs)
             between, to_read_out = link_distances(circuit, self.read_out_signatures)
             link_bias = self.kernel.constant(between)
             read_out_bias = self.kernel.read_out(to_read_out, tokens.shape[0])

@@ -224,8 +224,8 @@ class FoldedReadIn(nn.Module):
             self.source_norm, self.source_query = source.norm_query, source.query
             self.source_key = source.key
         else:
-            asked = source.asked(theta, code)
-            self.register_buffer("probe", probe(asked, source.key, code, self.heads))
+            query = source.asked(theta, code)
+            self.register_buffer("probe", probe(query, source.key, code, self.heads))
             if self.residual:
                 self.output.add_constant(theta)
 
@@ -243,8 +243,8 @@ class FoldedReadIn(nn.Module):
         if theta is None or code is None:
             scores = F.linear(tokens, self.probe).mT
         else:
-            asked = self.source_query(self.source_norm(theta), code)
-            scores = probe(asked, self.source_key, code, self.heads) @ tokens.mT
+            query = self.source_query(self.source_norm(theta), code)
+            scores = probe(query, self.source_key, code, self.heads) @ tokens.mT
         return masked_softmax(scores, length_mask(length, tokens))
 
     def read(
@@ -258,11 +258,11 @@ class FoldedReadIn(nn.Module):
 
         Shapes: weights [b heads u n], tokens [b n t] -> [b u d].
         """
-        value, taken = self.value, weights @ tokens
+        value, attended = self.value, weights @ tokens
         if self.heads == 1:
-            y = value(taken, code, fresh=True)
+            y = value(attended, code, fresh=True)
         else:
-            y = values_by_head(taken, value.weight.mT, value.gain_of(code), self.heads)
+            y = values_by_head(attended, value.weight.mT, value.gain_of(code), self.heads)
             y = y if value.bias is None else y + value.bias
         y = self.output(y, code, fresh=True)
         y = theta + y if self.residual and theta is not None else y

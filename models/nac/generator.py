@@ -120,10 +120,10 @@ class ConditionalGenerator(nn.Module):
                 f"condition: found shape {list(condition.shape)}, expected [b, n, {self.width}]. "
                 f"Give each condition token {self.width} values."
             )
-        seen = self.norm_condition(self.condition(condition.to(self.queries.dtype)))
-        seen = without_padding(seen, length)
+        context = self.norm_condition(self.condition(condition.to(self.queries.dtype)))
+        context = without_padding(context, length)
         queries = self.queries.expand(condition.shape[0], -1, -1)
-        x = queries + self.cross(self.norm_queries(queries), seen, length)
+        x = queries + self.cross(self.norm_queries(queries), context, length)
         x = x + self.ffn(self.norm_ffn(x))
         kept = self.kept if modules is None else self.kept[modules]
         every = self.norm_self(x)
@@ -146,20 +146,20 @@ def first_signatures(config: NACConfig, fresh: bool) -> Tensor | None:
 
 
 def generate(
-    generator: nn.Module, config: NACConfig, given: CircuitInputs, modules: Tensor | None = None
+    generator: nn.Module, config: NACConfig, inputs: CircuitInputs, modules: Tensor | None = None
 ) -> Circuit:
     """Generate the circuit of these samples, or only these modules of it.
 
     Raises: SaccadeError if a condition is missing, or given to a NAC without one.
     """
-    check_condition(config, given.condition)
+    check_condition(config, inputs.condition)
     if not config.conditional:
         circuit: Circuit = generator(modules)
         return circuit
-    if given.condition is None:
-        circuit = generator(given.tokens, given.length, modules)
+    if inputs.condition is None:
+        circuit = generator(inputs.tokens, inputs.length, modules)
     else:
-        circuit = generator(given.condition, given.condition_length, modules)
+        circuit = generator(inputs.condition, inputs.condition_length, modules)
     return circuit
 
 
@@ -207,12 +207,12 @@ class PlainAttention(nn.Module):
         self.heads = heads
         self.query, self.key, self.value, self.output = (linear(dim, dim) for _ in range(4))
 
-    def forward(self, x: Tensor, seen: Tensor, length: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor, length: Tensor | None = None) -> Tensor:
         q, k, v = (
             y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for y in (self.query(x), self.key(seen), self.value(seen))
+            for y in (self.query(x), self.key(context), self.value(context))
         )
-        mask = length_mask(length, seen)
+        mask = length_mask(length, context)
         mask = None if mask is None else mask.unsqueeze(1)
         weights = masked_softmax(q @ k.mT / math.sqrt(q.shape[-1]), mask)
         return self.output((weights @ v).transpose(1, 2).flatten(2))

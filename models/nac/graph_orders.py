@@ -67,9 +67,9 @@ def hungarian_order(links: Tensor, target: Tensor) -> Tensor:
     Source: Kuhn 1955, on the mean squared distance of rows as in the authors' code.
     """
     assign = require("scipy.optimize", extra="bench").linear_sum_assignment
-    rows, wanted = (matrix.detach().double().cpu().numpy() for matrix in (links, target))
-    squares = np.square(wanted).sum(1)[:, None] + np.square(rows).sum(1)
-    _, order = assign((squares - 2 * wanted @ rows.T) / len(rows))
+    rows, targets = (matrix.detach().double().cpu().numpy() for matrix in (links, target))
+    squares = np.square(targets).sum(1)[:, None] + np.square(rows).sum(1)
+    _, order = assign((squares - 2 * targets @ rows.T) / len(rows))
     return torch.from_numpy(order).to(links.device)
 
 

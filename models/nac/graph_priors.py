@@ -48,10 +48,10 @@ def prior_signatures(config: NACConfig) -> Tensor:
     generator = torch.Generator().manual_seed(config.seed)
     start = torch.randn(config.modules, config.signature_dim, generator=generator)
     if config.graph_prior in SPECTRAL:
-        wanted = 1 + config.epsilon * torch.log(target.clamp_min(config.p_min))
-        wanted = wanted.clamp_min(-1).fill_diagonal_(1)
-        vectors = leading_vectors(wanted, config.signature_dim, seed=config.seed)
-        values = ((wanted @ vectors) * vectors).sum(0).clamp_min(1e-6)
+        cosines = 1 + config.epsilon * torch.log(target.clamp_min(config.p_min))
+        cosines = cosines.clamp_min(-1).fill_diagonal_(1)
+        vectors = leading_vectors(cosines, config.signature_dim, seed=config.seed)
+        values = ((cosines @ vectors) * vectors).sum(0).clamp_min(1e-6)
         signatures = F.normalize(vectors * values.sqrt(), dim=-1)
         start = 0.03 * start
         start[:, : signatures.shape[1]] += signatures
@@ -307,10 +307,8 @@ class GraphStructure:
         return {"aligned": self._aligned, "calls": self._calls}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned, now or formerly (a single matrix or None)."""
-        aligned = state["aligned"]
-        kept = aligned if isinstance(aligned, list) else [aligned]
-        self._aligned = [order for order in kept if order is not None]
+        """Restore what `state` returned."""
+        self._aligned = state["aligned"]
         self._calls = state["calls"]
 
     @torch.no_grad()
@@ -330,11 +328,11 @@ class GraphStructure:
         circular = self.config.graph_prior == "ring-of-cliques"
         order = spectral_order(links, circular=circular, seed=self.config.seed)
         starts = range(min(self.config.graph_group, links.shape[0])) if circular else range(1)
-        tried = [permuted(target, order.roll(start)) for start in starts]
-        tried.append(self._aligned[which].to(links) if self._aligned else target)
+        candidates = [permuted(target, order.roll(start)) for start in starts]
+        candidates.append(self._aligned[which].to(links) if self._aligned else target)
         kind = self.config.structure_loss
         return min(
-            tried,
+            candidates,
             key=lambda candidate: structure_loss(scaled_distance, candidate, kind=kind).item(),
         )
 

@@ -38,9 +38,9 @@ def mod_ffn(config: NACConfig, *, scale: float = 1.0) -> ModFFN:
     return ModFFN(config.dim, config.ffn_dim, modulation_of(config), scale=scale, **kind)
 
 
-def norm_where(wanted: bool, width: int) -> nn.Module:
+def norm_where(normalize: bool, width: int) -> nn.Module:
     """Create a LayerNorm, or the identity."""
-    return nn.LayerNorm(width) if wanted else nn.Identity()
+    return nn.LayerNorm(width) if normalize else nn.Identity()
 
 
 def optional_norm(config: NACConfig) -> nn.Module:

@@ -110,9 +110,9 @@ class NAC(nn.Module, Family):
 
         Shapes: -> [b classes].
         """
-        given = self._given(x, length, condition, condition_length)
-        circuit = generate(self.generator, self.config, given, modules)
-        return self._logits(execute(self, given, circuit))
+        inputs = self._given(x, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, inputs, modules)
+        return self._logits(execute(self, inputs, circuit))
 
     def details(
         self,
@@ -127,17 +127,17 @@ class NAC(nn.Module, Family):
                 [b u n] of the read-in, and link [b u u], the probabilities of links (absent if
                 links are dense).
         """
-        given = self._given(x, length, condition, condition_length)
-        circuit = generate(self.generator, self.config, given)
-        answer = head_outputs(self._logits, execute(self, given, circuit))
+        inputs = self._given(x, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, inputs)
+        answer = head_outputs(self._logits, execute(self, inputs, circuit))
         codes = reading_codes(circuit)
         theta = self.initial_state(codes)
-        answer["attention"] = self.read_in.weights(theta, given.tokens, codes, length)
+        answer["attention"] = self.read_in.weights(theta, inputs.tokens, codes, length)
         between, _ = link_distances(circuit, self.read_out_signatures)
         biases = self.kernel.constant(between)
         if biases is not None:
             links = self.kernel.links(biases)[..., : circuit.codes.shape[-2]]
-            answer["link"] = links.expand(given.tokens.shape[0], -1, -1)
+            answer["link"] = links.expand(inputs.tokens.shape[0], -1, -1)
         return answer
 
     def _given(
@@ -178,8 +178,8 @@ class NAC(nn.Module, Family):
                 "rank_modules: found no samples, but the circuit of a conditional NAC depends on "
                 "them. Pass calibration samples (and their condition)."
             )
-        given = self._given(x, length, condition, condition_length)
-        circuit = generate(self.generator, self.config, given)
+        inputs = self._given(x, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, inputs)
         self.module_order.copy_(circuit_order(circuit, self.kernel))
         return self.module_order
 

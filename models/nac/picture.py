@@ -39,34 +39,34 @@ def circuit_png(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = circuit.strongest(min(most, _ROWS))
+    drawn = circuit.strongest(min(most, _ROWS))
     figure = Figure(figsize=(11.0, 5.6), dpi=130, layout="constrained", facecolor=_PAPER)
     FigureCanvasAgg(figure)
     halves = figure.add_gridspec(1, 2, width_ratios=(1.0, 1.7))
     read, graph = figure.add_subplot(halves[0]), figure.add_subplot(halves[1])
-    place = shown.layers()
-    _draw_graph(graph, shown, place, answer, least)
+    place = drawn.layers()
+    _draw_graph(graph, drawn, place, answer, least)
     if circuit.grid is None:
-        _draw_reading(read, shown)
+        _draw_reading(read, drawn)
     else:
-        _draw_image(read, shown, image)
-        _draw_arrows(figure, read, graph, shown, place, image)
+        _draw_image(read, drawn, image)
+        _draw_arrows(figure, read, graph, drawn, place, image)
     figure.suptitle(title or "Circuit", x=0.01, ha="left", fontsize=13, color=_INK, weight="bold")
-    figure.supxlabel(_caption(circuit, shown, least), x=0.01, ha="left", fontsize=8, color=_QUIET)
+    figure.supxlabel(_caption(circuit, drawn, least), x=0.01, ha="left", fontsize=8, color=_QUIET)
     buffer = io.BytesIO()
     # Without the version in the file, the same circuit gives the same bytes.
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 
-def _caption(whole: SampleCircuit, shown: SampleCircuit, least: float) -> str:
-    total, count = len(whole.attention), len(shown.attention)
+def _caption(whole: SampleCircuit, part: SampleCircuit, least: float) -> str:
+    total, count = len(whole.attention), len(part.attention)
     which = f"{count} modules" if count == total else f"the {count} best linked of {total} modules"
     drawn = f"Drawn: {which}, from left to right by their number of links"
     read_out = "The read-out reads every module."
     if whole.link is None:
         return f"{drawn}. Every module reads every other, so no links are drawn. {read_out}"
-    every, links = len(whole.edges(least)), len(shown.backbone(least))
+    every, links = len(whole.edges(least)), len(part.backbone(least))
     return f"{drawn}, and {links} of {every:,} links of probability {least:g} and more. {read_out}"
 
 
@@ -90,9 +90,9 @@ def _draw_graph(
             LineCollection(ends, colors=_EDGE, alpha=alphas, linewidths=1.4, zorder=1)
         )
     degree = circuit.degree / max(circuit.degree.max(), 1e-9)
-    for own, strength in zip(place, degree, strict=True):
+    for position, strength in zip(place, degree, strict=True):
         arrow = {"arrowstyle": "->", "color": _OUT, "alpha": 0.25 + 0.6 * strength, "lw": 1.2}
-        axes.annotate("", _ANSWER, own, arrowprops={**arrow, "shrinkA": 16, "shrinkB": 22})
+        axes.annotate("", _ANSWER, position, arrowprops={**arrow, "shrinkA": 16, "shrinkB": 22})
     axes.annotate(
         answer or "answer", _ANSWER, ha="center", va="center", fontsize=10, color=_INK, zorder=4,
         weight="bold", bbox={"boxstyle": "round,pad=0.4", "fc": _PAPER, "ec": _OUT, "lw": 1.5},
@@ -115,10 +115,10 @@ def _draw_arrows(
 
     maps = _maps(circuit)
     height, width = maps[0].shape if image is None else image.shape[:2]
-    for own, end in zip(maps, place, strict=True):
-        row, column = np.unravel_index(own.argmax(), own.shape)
-        start = ((column + 0.5) * width / own.shape[1] - 0.5,
-                 (row + 0.5) * height / own.shape[0] - 0.5)  # fmt: skip
+    for attention, end in zip(maps, place, strict=True):
+        row, column = np.unravel_index(attention.argmax(), attention.shape)
+        start = ((column + 0.5) * width / attention.shape[1] - 0.5,
+                 (row + 0.5) * height / attention.shape[0] - 0.5)  # fmt: skip
         figure.add_artist(
             ConnectionPatch(
                 start,
@@ -195,8 +195,8 @@ def _draw_image(axes: Any, circuit: SampleCircuit, image: np.ndarray | None) -> 
 def _draw_reading(axes: Any, circuit: SampleCircuit) -> None:
     best = np.argsort(-circuit.degree, kind="stable")[:_ROWS]
     # The root of the weights: a module that reads twenty tokens has 0.05 for each.
-    shown = np.sqrt(circuit.attention[best].T)
-    axes.imshow(shown, cmap=_HEAT, vmin=0, vmax=1, aspect="auto", interpolation="none")
+    shares = np.sqrt(circuit.attention[best].T)
+    axes.imshow(shares, cmap=_HEAT, vmin=0, vmax=1, aspect="auto", interpolation="none")
     axes.set_xticks(range(len(best)), [str(circuit.names[k]) for k in best], fontsize=7)
     axes.set_title("what the best connected modules read", fontsize=9, loc="left", color=_INK)
     axes.set_xlabel("module", fontsize=8, color=_QUIET)

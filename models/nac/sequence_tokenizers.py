@@ -89,8 +89,8 @@ class LocalLayer(nn.Module):
         self.output = linear(config.tokens_width, config.tokens_width)
 
     def forward(self, x: Tensor, length: Tensor | None = None) -> Tensor:
-        seen = without_padding(self.norm(x), length)
-        return x + self.output(F.gelu(self.convolution(seen.mT).mT))
+        normed = without_padding(self.norm(x), length)
+        return x + self.output(F.gelu(self.convolution(normed.mT).mT))
 
 
 class SymbolTokenizer(nn.Module):

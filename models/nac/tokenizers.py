@@ -42,8 +42,8 @@ class ConvNeXtTokenizer(nn.Module):
             )
         )
         self.concat = config.positions == "concat"
-        own = config.tokens_width - (config.convnext_widths[-1] if self.concat else 0)
-        position = POSITION_STD * torch.randn(config.tokens or 1, own)
+        position_width = config.tokens_width - (config.convnext_widths[-1] if self.concat else 0)
+        position = POSITION_STD * torch.randn(config.tokens or 1, position_width)
         absent = config.positions == "none"
         self.register_parameter("position", None if absent else nn.Parameter(position))
         self.norm = nn.LayerNorm(config.tokens_width)
@@ -240,9 +240,9 @@ IMAGES: dict[str, type[nn.Module]] = {
 
 def tokenizer(config: NACConfig) -> nn.Module:
     """Create the tokenizer that the configuration names."""
-    made: nn.Module
+    module: nn.Module
     if config.input == "image":
-        made = IMAGES[config.tokenizer](config)
+        module = IMAGES[config.tokenizer](config)
     else:
-        made = sequence_tokenizer(config)
-    return made if config.input_sets == 1 else PairTokenizer(made, config)
+        module = sequence_tokenizer(config)
+    return module if config.input_sets == 1 else PairTokenizer(module, config)

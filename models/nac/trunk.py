@@ -20,17 +20,17 @@ _IMAGE_FIELDS = ("height_px", "width_px", "channels", "mean", "std", "patch_px")
 
 
 def _read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]") -> PretrainedTrunk:
-    own = NACConfig.from_dict(dict(config))
-    if own.trunk is None:
+    nac = NACConfig.from_dict(dict(config))
+    if nac.trunk is None:
         raise SaccadeError(
             f"--trunk {name}: this NAC reads its input through the tokenizer "
-            f"'{own.tokenizer}', not a trunk. Pass {KNOWN}."
+            f"'{nac.tokenizer}', not a trunk. Pass {KNOWN}."
         )
-    place = _place(own)
+    place = _place(nac)
     tensors = {
         key.removeprefix(place): value for key, value in weights.items() if key.startswith(place)
     }
-    return PretrainedTrunk(own.trunk, tensors)
+    return PretrainedTrunk(nac.trunk, tensors)
 
 
 def _fields(shape: TrunkShape) -> dict[str, Any]:

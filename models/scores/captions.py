@@ -34,35 +34,39 @@ def cider(captions: Sequence[str], references: Sequence[Sequence[str]]) -> np.nd
     """
     _check(captions, references)
     words = [[_words(text) for text in reference] for reference in references]
-    seen: Grams = Counter()
+    documents: Grams = Counter()
     for word in words:
-        seen.update({gram for text in word for n in _LENGTHS for gram in _grams(text, n)})
+        documents.update({gram for text in word for n in _LENGTHS for gram in _grams(text, n)})
     total = math.log(len(captions))
     scores = []
     for text, others in zip(captions, words, strict=True):
         candidate = _words(text)
-        against = [_similarity(candidate, other, seen, total) for other in others]
+        against = [_similarity(candidate, other, documents, total) for other in others]
         scores.append(10 * sum(against) / len(against))
     return np.array(scores)
 
 
-def _similarity(candidate: list[str], other: list[str], seen: Grams, total: float) -> float:
+def _similarity(candidate: list[str], other: list[str], documents: Grams, total: float) -> float:
     penalty = math.exp(-((len(candidate) - len(other)) ** 2) / (2 * _SIGMA**2))
     similar = 0.0
     for n in _LENGTHS:
-        one = _weighted(_grams(candidate, n), seen, total)
-        two = _weighted(_grams(other, n), seen, total)
-        norms = math.hypot(*one.values()) * math.hypot(*two.values())
+        first = _weighted(_grams(candidate, n), documents, total)
+        second = _weighted(_grams(other, n), documents, total)
+        norms = math.hypot(*first.values()) * math.hypot(*second.values())
         if norms > 0:
             both = sum(
-                min(value, two[gram]) * two[gram] for gram, value in one.items() if gram in two
+                min(value, second[gram]) * second[gram]
+                for gram, value in first.items()
+                if gram in second
             )
             similar += penalty * both / norms
     return similar / len(_LENGTHS)
 
 
-def _weighted(grams: Grams, seen: Grams, total: float) -> dict[tuple[str, ...], float]:
-    return {gram: count * (total - math.log(max(1, seen[gram]))) for gram, count in grams.items()}
+def _weighted(grams: Grams, documents: Grams, total: float) -> dict[tuple[str, ...], float]:
+    return {
+        gram: count * (total - math.log(max(1, documents[gram]))) for gram, count in grams.items()
+    }
 
 
 def bleu4(captions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
@@ -74,12 +78,12 @@ def bleu4(captions: Sequence[str], references: Sequence[Sequence[str]]) -> float
     Source: Papineni et al. 2002, section 2.
     """
     _check(captions, references)
-    right, given = np.zeros(4), np.zeros(4)
-    length = wanted = 0
+    right, counts = np.zeros(4), np.zeros(4)
+    length = reference_length = 0
     for text, others in zip(captions, references, strict=True):
         candidate, known = _words(text), [_words(other) for other in others]
         length += len(candidate)
-        wanted += min(
+        reference_length += min(
             (abs(len(reference) - len(candidate)), len(reference)) for reference in known
         )[1]
         for n in _LENGTHS:
@@ -87,11 +91,11 @@ def bleu4(captions: Sequence[str], references: Sequence[Sequence[str]]) -> float
             for reference in known:
                 allowed |= _grams(reference, n)
             right[n - 1] += (_grams(candidate, n) & allowed).total()
-            given[n - 1] += max(0, len(candidate) - n + 1)
+            counts[n - 1] += max(0, len(candidate) - n + 1)
     if not right.all():
         return 0.0
-    brevity = 1.0 if length >= wanted else math.exp(1 - wanted / length)
-    return float(brevity * math.exp(np.log(right / given).mean()))
+    brevity = 1.0 if length >= reference_length else math.exp(1 - reference_length / length)
+    return float(brevity * math.exp(np.log(right / counts).mean()))
 
 
 def rouge_l(captions: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
@@ -125,9 +129,9 @@ def _grams(words: list[str], n: int) -> Grams:
     return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
 
 
-def _common(one: list[str], other: list[str]) -> int:
+def _common(words: list[str], other: list[str]) -> int:
     row = [0] * (len(other) + 1)
-    for word in one:
+    for word in words:
         before = 0
         for place, theirs in enumerate(other, start=1):
             above = row[place]

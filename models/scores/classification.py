@@ -23,9 +23,9 @@ def correct(scores: np.ndarray, labels: np.ndarray, *, top: int = 1) -> np.ndarr
     _check_labels("scores", scores, labels)
     if top < 1:
         raise SaccadeError(f"top-k accuracy: top is {top}, expected at least 1.")
-    own = np.take_along_axis(scores, labels[:, None], axis=1)
+    label_scores = np.take_along_axis(scores, labels[:, None], axis=1)
     # Written so that NaN is never right.
-    return (~(scores < own)).sum(1) <= top
+    return (~(scores < label_scores)).sum(1) <= top
 
 
 def knn_predict(

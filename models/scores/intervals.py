@@ -96,8 +96,8 @@ def paired_log_ratio(a: Sequence[float], b: Sequence[float]) -> Interval:
 
 def _resamples(n: int, samples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
     rows = max(1, _AT_ONCE // n)
-    for done in range(0, samples, rows):
-        yield rng.integers(n, size=(min(rows, samples - done), n))
+    for start in range(0, samples, rows):
+        yield rng.integers(n, size=(min(rows, samples - start), n))
 
 
 def _percentiles(estimates: np.ndarray) -> Interval:

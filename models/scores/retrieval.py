@@ -10,18 +10,18 @@ from saccade.core.errors import SaccadeError, ShapeError
 _BLOCK_VALUES = 2**22  # similarities at a time: 32 MiB, and a few arrays of this size beside them
 
 
-def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def cosines(rows: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return the cosine of every pair of codes.
 
     Shapes: one [n d], other [m d] -> [n m] float64.
     Raises: ShapeError if the codes have different widths.
     """
-    if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1]:
+    if rows.ndim != 2 or other.ndim != 2 or rows.shape[1] != other.shape[1]:
         raise ShapeError(
-            f"codes: found shapes {one.shape} and {other.shape}, expected two matrices of equal "
+            f"codes: found shapes {rows.shape} and {other.shape}, expected two matrices of equal "
             "width. Take both from the same variant."
         )
-    return _unit(one) @ _unit(other).T
+    return _unit(rows) @ _unit(other).T
 
 
 def ranks(similarity: np.ndarray, truth: np.ndarray | Sequence[Collection[int]]) -> np.ndarray:
@@ -39,13 +39,13 @@ def ranks(similarity: np.ndarray, truth: np.ndarray | Sequence[Collection[int]])
         )
     right = np.zeros(similarity.shape, dtype=bool)
     for row, columns in enumerate(truth):
-        wanted = np.atleast_1d(np.array(_listed(columns), dtype=np.int64))
-        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < similarity.shape[1]:
+        flat = np.atleast_1d(np.array(_listed(columns), dtype=np.int64))
+        if len(flat) and not 0 <= flat.min() <= flat.max() < similarity.shape[1]:
             raise SaccadeError(
-                f"retrieval: row {row} has the right answers {wanted.tolist()}, expected columns "
+                f"retrieval: row {row} has the right answers {flat.tolist()}, expected columns "
                 f"from 0 to {similarity.shape[1] - 1}."
             )
-        right[row, wanted] = True
+        right[row, flat] = True
     best = np.where(right, similarity, -np.inf).max(1)
     # Written so that NaN never counts as found.
     before = (~right & ~(similarity < best[:, None])).sum(1)
@@ -54,7 +54,7 @@ def ranks(similarity: np.ndarray, truth: np.ndarray | Sequence[Collection[int]])
 
 
 def nearest_ranks(
-    one: np.ndarray, other: np.ndarray, truth: np.ndarray | Sequence[Collection[int]]
+    queries: np.ndarray, other: np.ndarray, truth: np.ndarray | Sequence[Collection[int]]
 ) -> np.ndarray:
     """Return the rank of each code's best right code among the others, by cosine, as `ranks`.
 
@@ -65,8 +65,8 @@ def nearest_ranks(
     """
     rows = max(1, _BLOCK_VALUES // max(1, len(other)))
     other = _unit(other) if other.ndim == 2 else other  # not once per block
-    starts = range(0, max(1, len(one)), rows)
-    blocks = [(one[start : start + rows], truth[start : start + rows]) for start in starts]
+    starts = range(0, max(1, len(queries)), rows)
+    blocks = [(queries[start : start + rows], truth[start : start + rows]) for start in starts]
     return np.concatenate([ranks(cosines(part, other), right) for part, right in blocks])
 
 
@@ -87,8 +87,8 @@ def ranks_of_pairs(
     for place, text in enumerate(sentences):
         for image in images_of[text]:
             texts_of[image].append(place)
-    own = [images_of[text] for text in sentences]
-    return nearest_ranks(images, texts, texts_of), nearest_ranks(texts, images, own)
+    truth = [images_of[text] for text in sentences]
+    return nearest_ranks(images, texts, texts_of), nearest_ranks(texts, images, truth)
 
 
 def recalls(

@@ -92,10 +92,10 @@ class GridReader(nn.Module):
     def see(self, prepared: Prepared, relative: Tensor | None, *, values: bool) -> Prepared:
         of_keys, of_values = (array[:, None] for array in prepared)
         offset = self.grid(relative)
-        seen = self._encode(of_keys + offset)
+        encoded = self._encode(of_keys + offset)
         if not (values and self.values_see_grid):
-            return seen, of_values
-        return seen, self._encode(of_values + offset)
+            return encoded, of_values
+        return encoded, self._encode(of_values + offset)
 
     def logits(self, keys: Tensor, queries: Tensor) -> Tensor:
         return (keys @ queries[..., None]).squeeze(-1)[:, None]

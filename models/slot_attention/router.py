@@ -31,7 +31,7 @@ class Family(PlainFamily):
     by_policy = ("masks", "slots", "positions", "scales", "attention", "reconstruction")
 
     def read(
-        self, route: Route, role: str, given: set[str], parameters: dict[str, Any]
+        self, route: Route, role: str, inputs: set[str], parameters: dict[str, Any]
     ) -> dict[str, Any]:
         """Read the seed, the number of slots and the index of the first image.
 
@@ -43,10 +43,10 @@ class Family(PlainFamily):
             if name in parameters
         }
         if drawn := sorted(set(numbers) & set(DRAWN)):
-            if role != "" or STATE in given:
+            if role != "" or STATE in inputs:
                 raise RequestRefused(
                     f"parameter {drawn[0]} draws the initial state, but the request "
-                    f"contains {', '.join(sorted(given))}; leave one of them out"
+                    f"contains {', '.join(sorted(inputs))}; leave one of them out"
                 )
             check_slots(route.facts, numbers.get("slots", 1))
         return numbers
@@ -56,10 +56,10 @@ class Family(PlainFamily):
 
         Raises: RequestRefused for slots of the caller's own, or another number of them.
         """
-        given = sorted({*ticket.inputs} - {"image"}) + ["slots"] * ("slots" in ticket.parameters)
-        if given:
+        unused = sorted({*ticket.inputs} - {"image"}) + ["slots"] * ("slots" in ticket.parameters)
+        if unused:
             raise RequestRefused(
-                f"found {given[0]} in a request with a policy, which was certified for images "
+                f"found {unused[0]} in a request with a policy, which was certified for images "
                 "whose initial slots are drawn, as many as in training. Leave it out, or choose "
                 "one variant by budget"
             )

@@ -91,15 +91,15 @@ class SpectrumInvariant:
             before = _spectra(answers["covariance"][:INVARIANT_SAMPLES])
         else:
             before = self._spectra_before(inputs)
-        wanted = self._powers(before)
+        powers = self._powers(before)
         if "pooled" in answers:
             after = _spectra(answers["pooled"][:INVARIANT_SAMPLES])
         else:
             after = _spectra(self._embedded(answers["embedding"][:INVARIANT_SAMPLES]))
-            length = np.sqrt(np.square(wanted).sum((1, 2), keepdims=True))
-            own = np.sqrt(np.square(after).sum((1, 2), keepdims=True))
-            after = after * length / np.maximum(own, np.finfo(np.float64).tiny)
-        roots = wanted ** (1 / alpha)
+            length = np.sqrt(np.square(powers).sum((1, 2), keepdims=True))
+            norm = np.sqrt(np.square(after).sum((1, 2), keepdims=True))
+            after = after * length / np.maximum(norm, np.finfo(np.float64).tiny)
+        roots = powers ** (1 / alpha)
         largest = np.maximum(roots[..., :1], np.finfo(np.float64).tiny)
         return float((np.abs(after ** (1 / alpha) - roots) / largest).max() / INVARIANT_TOLERANCE)
 
@@ -122,9 +122,9 @@ class SpectrumInvariant:
         # Called several times with the same reference, once per way to batch it.
         if self._last is None or self._last[0] is not first:
             names = (spec.name for spec in self._model.components()[0].inputs)
-            given = (np.ascontiguousarray(inputs[name][:INVARIANT_SAMPLES]) for name in names)
+            arrays = (np.ascontiguousarray(inputs[name][:INVARIANT_SAMPLES]) for name in names)
             with torch.no_grad():
-                outputs = self._model.outputs(*map(torch.from_numpy, given))
+                outputs = self._model.outputs(*map(torch.from_numpy, arrays))
             self._last = (first, _spectra(outputs["covariance"].numpy()))
         return self._last[1]
 

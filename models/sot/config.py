@@ -165,8 +165,8 @@ class SoTConfig(ConfigValues):
         self._check_pixels()
         sides = CONVOLUTION_PX.get(self.token_embedding)
         if self.trunk == "vit" and sides is not None:
-            wanted = f"{' or '.join(map(str, sides))} for the {self.token_embedding} embedding"
-            self._expect("patch_px", self.patch_px in sides, wanted)
+            expected = f"{' or '.join(map(str, sides))} for the {self.token_embedding} embedding"
+            self._expect("patch_px", self.patch_px in sides, expected)
 
     def _check_trunk(self) -> None:
         if self.input == "tokens" or self.trunk == "vit":
@@ -178,8 +178,8 @@ class SoTConfig(ConfigValues):
     def _check_head(self) -> None:
         wordy = self.fusion in ("visual", "aggr-all")
         if self.input == "image" and not self.shape.specials:
-            wanted = "visual: this trunk has no class token"
-            self._expect("fusion", self.fusion == "visual", wanted)
+            expected = "visual: this trunk has no class token"
+            self._expect("fusion", self.fusion == "visual", expected)
         self._expect(
             "patches_only",
             not self.patches_only or (self.input == "image" and self.trunk == "vit"),

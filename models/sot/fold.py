@@ -124,8 +124,8 @@ class FoldedViT(nn.Module):
             tokens, attention = _first_tokens(last, x, self.specials)
             tokens = self.norm(tokens)
             return Tokens(tokens, tokens, attention)
-        seen = class_attention(last, x) if self.specials else None
-        return tokens_of(self.norm(last(x)), self.specials, self.words_from, seen)
+        weights = class_attention(last, x) if self.specials else None
+        return tokens_of(self.norm(last(x)), self.specials, self.words_from, weights)
 
 
 class FoldedSwin(nn.Module):
@@ -159,8 +159,8 @@ def _first_tokens(block: Block, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     query = query.reshape(b, count, heads, d // heads).transpose(1, 2)
     key, value = pairs.reshape(b, n, 2, heads, d // heads).permute(2, 0, 3, 1, 4)
     weights = ((query / math.sqrt(d // heads)) @ key.mT).softmax(-1)
-    seen = (weights @ value).transpose(1, 2).reshape(b, count, d)
-    x = x[:, :count] + block.attention.out(seen)
+    attended = (weights @ value).transpose(1, 2).reshape(b, count, d)
+    x = x[:, :count] + block.attention.out(attended)
     hidden = ACTIVATIONS[block.activation](block.widen(block.norm_mlp(x)))
     return x + block.narrow(hidden), weights[:, :, 0]
 

@@ -366,13 +366,13 @@ def head_outputs(answer: HeadOutput, fusion: str) -> dict[str, Tensor]:
     Shapes: -> logits, probabilities [b classes], embedding [b s] of length 1; with
             cross-covariances also covariance and pooled [b heads m n].
     """
-    given = [logits for logits in (answer.class_logits, answer.word_logits) if logits is not None]
-    if fusion == "late" and len(given) == 2:
-        probabilities = (given[0].softmax(-1) + given[1].softmax(-1)) / 2
-        halves = torch.stack([logits.log_softmax(-1) for logits in given])
+    parts = [logits for logits in (answer.class_logits, answer.word_logits) if logits is not None]
+    if fusion == "late" and len(parts) == 2:
+        probabilities = (parts[0].softmax(-1) + parts[1].softmax(-1)) / 2
+        halves = torch.stack([logits.log_softmax(-1) for logits in parts])
         logits = halves.logsumexp(0) - math.log(2)
     else:
-        logits = given[0] if len(given) == 1 else given[0] + given[1]
+        logits = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         probabilities = logits.softmax(-1)
     outputs = {
         "logits": logits,

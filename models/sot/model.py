@@ -98,12 +98,12 @@ class SoT(nn.Module, Family):
         """
         crossed = partial(F.cross_entropy, target=labels, label_smoothing=label_smoothing)
         answer = self.answer(x, length)
-        given = [
+        parts = [
             logits for logits in (answer.class_logits, answer.word_logits) if logits is not None
         ]
         if self.config.fusion == "late":
-            return torch.stack([crossed(logits) for logits in given]).sum()
-        return crossed(torch.stack(given).sum(0))
+            return torch.stack([crossed(logits) for logits in parts]).sum()
+        return crossed(torch.stack(parts).sum(0))
 
     def outputs(self, x: Tensor, length: Tensor | None = None) -> dict[str, Tensor]:
         """Return all exported outputs of one pass."""
@@ -130,8 +130,8 @@ class SoT(nn.Module, Family):
         with Undrawn():
             other = SoT(config, fresh=False)
         weights = self.state_dict()
-        own = {name: weights[name] for name in other.state_dict()}
-        other.load_state_dict(own, assign=True)
+        shared = {name: weights[name] for name in other.state_dict()}
+        other.load_state_dict(shared, assign=True)
         return other.to(next(self.parameters())).train(self.training)
 
     def runtime_metadata(self) -> dict[str, Any]:

@@ -144,8 +144,8 @@ class NonLocalBlock(nn.Module):
         query, key, value = (
             projection(x).flatten(2) for projection in (self.query, self.key, self.value)
         )
-        seen = (value @ (query.mT @ key).softmax(-1).mT).reshape(x.shape)
-        return self.norm(self.widen(seen) + self.shortcut(x))
+        attended = (value @ (query.mT @ key).softmax(-1).mT).reshape(x.shape)
+        return self.norm(self.widen(attended) + self.shortcut(x))
 
 
 class ConvolutionTokens(nn.Module):

@@ -17,8 +17,8 @@ _OF_VIT = ("layers", "heads", "mlp_dim")  # a trunk with stages has them by stag
 
 
 def _read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]") -> PretrainedTrunk:
-    own = SoTConfig.from_dict(dict(config))
-    if own.input != "image":
+    sot = SoTConfig.from_dict(dict(config))
+    if sot.input != "image":
         raise SaccadeError(
             f"--trunk {name}: takes the states of a text, expected a model of images. Pass another."
         )
@@ -27,7 +27,7 @@ def _read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]")
         for key, value in weights.items()
         if key.startswith(_PREFIX)
     }
-    return PretrainedTrunk(own.shape, tensors)
+    return PretrainedTrunk(sot.shape, tensors)
 
 
 def _fields(shape: TrunkShape) -> dict[str, Any]:

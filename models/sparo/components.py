@@ -53,12 +53,12 @@ def components_of(model: Any) -> tuple[Component, ...]:
 
 
 def _named(pooled: "PoolingOutput") -> "dict[str, Tensor]":
-    named = {"embedding": pooled.code}
+    outputs = {"embedding": pooled.code}
     if pooled.slots is not None and pooled.attention is not None:
-        named |= {"slots": pooled.slots, "attention": pooled.attention}
+        outputs |= {"slots": pooled.slots, "attention": pooled.attention}
     if pooled.probe_features is not None:
-        named[PROBE_FEATURES] = pooled.probe_features
-    return named
+        outputs[PROBE_FEATURES] = pooled.probe_features
+    return outputs
 
 
 def random_tokens(config: SparoConfig, rng: np.random.Generator, count: int) -> np.ndarray:

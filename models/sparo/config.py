@@ -200,8 +200,8 @@ class SparoConfig(ConfigValues):
         self._expect("patches_only", fits, "false unless the trunk is a ViT without registers")
         if self.pooling in UNPROJECTED:
             fits = self.embed_dim == self.image_width
-            wanted = f"image_width ({self.image_width}) if pooling is {self.pooling}"
-            self._expect("embed_dim", fits, wanted)
+            expected = f"image_width ({self.image_width}) if pooling is {self.pooling}"
+            self._expect("embed_dim", fits, expected)
         whole = self.pooling in ("sparo", "codebook")
         fits = not whole or self.text_pooling == "same"
         self._expect("text_pooling", fits, f"'same' if pooling is {self.pooling}")
@@ -213,10 +213,10 @@ class SparoConfig(ConfigValues):
             fits = attends or not getattr(self, f"{prefix}mean_of_queries")
             self._expect(f"{prefix}mean_of_queries", fits, "false without an attentional pooler")
             if attends:
-                own = getattr(self, f"{prefix}pooler_heads")
+                heads = getattr(self, f"{prefix}pooler_heads")
                 fits = self.feature_dim % self.pooler(tower).heads == 0
-                wanted = f"a divisor of the pooled width ({self.feature_dim})"
-                self._expect(f"{prefix}pooler_heads" if own else "pooler_heads", fits, wanted)
+                expected = f"a divisor of the pooled width ({self.feature_dim})"
+                self._expect(f"{prefix}pooler_heads" if heads else "pooler_heads", fits, expected)
 
     def _check_slots(self) -> None:
         rep, _, weight = self.sparo_type.partition(":")

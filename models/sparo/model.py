@@ -87,10 +87,10 @@ class Sparo(nn.Module, Family):
     def parameter_layers(self) -> tuple[tuple[str, ...], ...]:
         """Return both towers before their blocks, their blocks by index, and what follows them."""
         towers = ("image", "text") if self.config.text else ("image",)
-        own = [_blocks(self.get_submodule(tower), tower) for tower in towers]
-        most = max(map(len, own))
+        tower_blocks = [_blocks(self.get_submodule(tower), tower) for tower in towers]
+        most = max(map(len, tower_blocks))
         # The shorter tower ends where the longer one does.
-        padded = [((),) * (most - len(blocks)) + blocks for blocks in own]
+        padded = [((),) * (most - len(blocks)) + blocks for blocks in tower_blocks]
         blocks = (sum(parts, ()) for parts in zip(*padded, strict=True))
         return (towers, *blocks, ("image_pool", "text_pool"))
 

@@ -227,8 +227,8 @@ class CodebookPool(nn.Module):
         inner = self.map(tokens if end is not None else tokens[:, self.words_from :]) @ query.mT
         inner = inner / math.sqrt(query.shape[-1])
         if end is not None:
-            behind = torch.arange(tokens.shape[1], device=tokens.device) > end[:, None]
-            inner = inner.masked_fill(behind.unsqueeze(-1), 0.0)
+            padding = torch.arange(tokens.shape[1], device=tokens.device) > end[:, None]
+            inner = inner.masked_fill(padding.unsqueeze(-1), 0.0)
         weights = sparsemax(inner.amax(1) / self.temperature)
         feature = self.widen(weights @ query)
         return PoolingOutput(F.normalize(feature, dim=-1), feature)

@@ -225,8 +225,8 @@ def with_selection(
         state["slot_mask"] = _full_mask(chosen["mask"], (count, config.slot_dim))
     masked = config.masked or chosen["mask"] is not None
     changed = Sparo(replace(config, masked=masked), fresh=False)
-    own = next(model.parameters())
-    changed.to(own.device, own.dtype)
+    parameter = next(model.parameters())
+    changed.to(parameter.device, parameter.dtype)
     changed.load_state_dict(state)
     return changed.train(model.training)
 

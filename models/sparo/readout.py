@@ -67,8 +67,8 @@ def attend(logits: Tensor, end: Tensor | None) -> Tensor:
     Shapes: logits [b k n], end [b] -> [b k n].
     """
     if end is not None:
-        behind = torch.arange(logits.shape[-1], device=logits.device) > end[:, None, None]
-        logits = logits.masked_fill(behind, -torch.inf)
+        padding = torch.arange(logits.shape[-1], device=logits.device) > end[:, None, None]
+        logits = logits.masked_fill(padding, -torch.inf)
     return logits.softmax(-1)
 
 

@@ -73,14 +73,14 @@ def select(path: Path, options: SelectOptions) -> Selected:
     from saccade.models.sparo.ranking import selection, write_selection
 
     model = _model(checkpoint)
-    named: dict[str, Any] = {"data": options.data, "checkpoint_sha256": checkpoint.sha256}
+    record: dict[str, Any] = {"data": options.data, "checkpoint_sha256": checkpoint.sha256}
     if options.masks is None:
         ranked = _by_negatives if options.by == "negatives" else _by_accuracy
         order, scores = ranked(checkpoint, model, options)
-        chosen = selection(kind=options.by, order=order, **named)
+        chosen = selection(kind=options.by, order=order, **record)
     else:
         mask, scores = _masked(checkpoint, model, options)
-        chosen = selection(kind=options.masks, mask=mask, **named)
+        chosen = selection(kind=options.masks, mask=mask, **record)
     write_selection(options.out, chosen, replace=options.force)
     return Selected(chosen, scores)
 
@@ -168,12 +168,13 @@ def _true_and_false(
     from saccade.models.sparo.codes import image_slots, text_slots
 
     if options.data != "shapes":
-        seen = checkpoint.preprocessing
-        assert seen is not None, "a model with an image tower"
-        told = load_contrasts(options.data, "validation", options.asked, seen, None)
-        images = image_slots(model, told.images)[told.owner]
+        preprocessing = checkpoint.preprocessing
+        assert preprocessing is not None, "a model with an image tower"
+        statements = load_contrasts(options.data, "validation", options.asked, preprocessing, None)
+        images = image_slots(model, statements.images)[statements.owner]
         true, false = (
-            text_slots(model, texts, truncate=True) for texts in (told.captions, told.negatives)
+            text_slots(model, texts, truncate=True)
+            for texts in (statements.captions, statements.negatives)
         )
         return images, true, false
     described = captioned(scenes("validation", _SCENES, side_px=model.config.height_px))

@@ -240,12 +240,12 @@ class PairsSource:
         images = image_slots(model, pairs.images).reshape(len(pairs), -1)
         codes = text_slots(model, texts, truncate=True).reshape(len(texts), -1)
         ranks = ranks_of_pairs(images, codes, texts, image_of)
-        found = {
-            f"{name}_r{top}": float(np.mean(own <= top))
-            for name, own in zip(("text", "image"), ranks, strict=True)
+        scores = {
+            f"{name}_r{top}": float(np.mean(tower_ranks <= top))
+            for name, tower_ranks in zip(("text", "image"), ranks, strict=True)
             for top in (1, 5, 10)
         }
-        return {"r1": (found["text_r1"] + found["image_r1"]) / 2} | found
+        return {"r1": (scores["text_r1"] + scores["image_r1"]) / 2} | scores
 
     def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return images of a split, each a separate class, the same on every call."""

@@ -128,8 +128,8 @@ class TextTower(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.02)
         sizes = (width, config.text_heads, config.text_hidden)
         self.blocks = _blocks(config, config.text_layers, *sizes)
-        behind = torch.full((n, n), -torch.inf).triu(1)
-        self.register_buffer("causal", behind, persistent=False)
+        causal = torch.full((n, n), -torch.inf).triu(1)
+        self.register_buffer("causal", causal, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         length = self.position.shape[0]

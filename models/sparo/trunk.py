@@ -34,23 +34,23 @@ def _rules(config: SparoConfig) -> dict[str, str]:
 def _read(name: str, config: Mapping[str, Any], weights: "Mapping[str, Tensor]") -> PretrainedTrunk:
     import torch
 
-    own = SparoConfig.from_dict(dict(config))
+    sparo = SparoConfig.from_dict(dict(config))
     tensors = {
         theirs + key.removeprefix(mine): value
-        for theirs, mine in _rules(own).items()
+        for theirs, mine in _rules(sparo).items()
         for key, value in weights.items()
         if key.startswith(mine)
     }
-    if own.trunk == "vit":
-        if own.first_tokens:
+    if sparo.trunk == "vit":
+        if sparo.first_tokens:
             first = [weights["image.class_token"][None]]
-            if own.registers:
+            if sparo.registers:
                 first.append(weights["image.registers"])
             tensors["class_tokens"] = torch.cat(first)
         tensors["position"] = weights["image.position"]
-        if not own.patch_bias:
-            tensors["embed.project.bias"] = torch.zeros(own.image_width)
-    return PretrainedTrunk(own.shape, tensors)
+        if not sparo.patch_bias:
+            tensors["embed.project.bias"] = torch.zeros(sparo.image_width)
+    return PretrainedTrunk(sparo.shape, tensors)
 
 
 def _fields(shape: TrunkShape) -> dict[str, Any]:

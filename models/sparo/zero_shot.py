@@ -59,8 +59,8 @@ def encode_classes(
     Shapes: encode: texts -> [texts e]; -> [classes e].
     Raises: SaccadeError as `prompts`.
     """
-    written = prompts(labels, templates)
-    codes = np.asarray(encode([text for sentences in written for text in sentences]))
+    texts = prompts(labels, templates)
+    codes = np.asarray(encode([text for sentences in texts for text in sentences]))
     return class_vectors(codes.reshape(len(labels), len(templates), -1))
 
 

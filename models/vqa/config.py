@@ -109,8 +109,8 @@ class VQAConfig(ConfigValues):
     def _check_words(self) -> None:
         if self.words:
             extra = 4 if self.vocabulary == "words" else 0
-            wanted = len(self.words) + extra
-            self._expect("tokens", self.tokens == wanted, f"{wanted}, to fit the words")
+            expected = len(self.words) + extra
+            self._expect("tokens", self.tokens == expected, f"{expected}, to fit the words")
 
     @property
     def has_grid(self) -> bool:

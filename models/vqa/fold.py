@@ -90,8 +90,8 @@ class FoldedDecoderLayer(FoldedEncoderLayer):
     ) -> Tensor:
         """Apply the layer to the keys and values that it reads from the question."""
         x = self.norm_attention(x + self.attention(x, masked))
-        seen = attend(self.queries(x), keys, values, question_masked, self.heads, "softmax")
-        x = self.norm_guided(x + self.out(seen))
+        attended = attend(self.queries(x), keys, values, question_masked, self.heads, "softmax")
+        x = self.norm_guided(x + self.out(attended))
         return self.norm_feed(x + self.feed(x))
 
 

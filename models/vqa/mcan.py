@@ -85,8 +85,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, source: Tensor, masked: Tensor) -> Tensor:
         queries = self.queries(x) / math.sqrt(x.shape[-1] // self.heads)
         keys, values = self.keys(source), self.values(source)
-        seen = attend(queries, keys, values, masked, self.heads, self.kind, self.dropout)
-        return self.out(seen)
+        attended = attend(queries, keys, values, masked, self.heads, self.kind, self.dropout)
+        return self.out(attended)
 
 
 class FeedForward(nn.Module):

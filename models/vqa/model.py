@@ -278,8 +278,8 @@ def given_boxes(inputs: dict[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, 
             f"box_count: found {count.tolist()}, expected 1 to {most} boxes in each image. "
             "Leave out images without boxes."
         )
-    behind = torch.arange(most, device=boxes.device) >= count[:, None]
-    boxes = boxes.masked_fill(behind[..., None], 0)
+    padding = torch.arange(most, device=boxes.device) >= count[:, None]
+    boxes = boxes.masked_fill(padding[..., None], 0)
     return boxes, boxes.abs().sum(-1) == 0
 
 

@@ -45,13 +45,13 @@ def question_tokens(
     if metadata["vocabulary"] == "words":
         return WordVocabulary(words).encode(text, length, truncate=truncate)
     place = {word: index for index, word in enumerate(words)}
-    asked = _words_of(text)
-    if not asked or (len(asked) > length and not truncate):
+    spelled = _words_of(text)
+    if not spelled or (len(spelled) > length and not truncate):
         raise SaccadeError(
-            f"question {text!r:.60} has {len(asked)} words, expected 1 to {length}. "
+            f"question {text!r:.60} has {len(spelled)} words, expected 1 to {length}. "
             "Shorten it, or request truncation."
         )
     tokens = np.zeros(length, dtype=np.int64)
-    ids = [place.get(word, _LISTED_UNKNOWN) for word in asked[:length]]
+    ids = [place.get(word, _LISTED_UNKNOWN) for word in spelled[:length]]
     tokens[: len(ids)] = ids
     return tokens

@@ -217,7 +217,7 @@ def _settle_cell(
     return i - 1, x, torch.where(here, x, solved), low + 0, high + 0
 
 
-def _inverse(knots: Tensor, heights: Tensor, wanted: Tensor) -> Tensor:
+def _inverse(knots: Tensor, heights: Tensor, values: Tensor) -> Tensor:
     """Return where a rising piecewise linear function, of slope 1 outside, has the given height.
 
     Shapes: knots and heights [... k] sorted, wanted [... 1] -> [... 1].
@@ -225,7 +225,7 @@ def _inverse(knots: Tensor, heights: Tensor, wanted: Tensor) -> Tensor:
     rise = heights.diff(dim=-1)
     # Between knots the slope is at least 1: without a rise, both knots are the same.
     run = knots.diff(dim=-1) / torch.where(rise > 0, rise, 1)
-    above = wanted - heights
+    above = values - heights
     inner = torch.minimum(above[..., :-1].clamp(min=0), rise) * run
     outer = above[..., :1].clamp(max=0) + above[..., -1:].clamp(min=0)
     return knots[..., :1] + outer + inner.sum(-1, keepdim=True)
