@@ -13,11 +13,10 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from saccade.models.nac.execution import execute_layers
 from saccade.models.nac.generator import Circuit, CircuitInputs, link_distances
 from saccade.models.nac.kernel import Kernel
 from saccade.models.nac.layers import Propagator, initial_state, norm_where
-from saccade.models.nac.model import NAC, NACConfig
+from saccade.models.nac.model import NAC, NACConfig, execute_layers
 from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.read_out import ConfidencePool, ReadOut, last_layer
 from saccade.models.nac.tokenizers import ConvNeXtTokenizer

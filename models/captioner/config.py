@@ -7,6 +7,7 @@ from typing import Any, Literal
 from saccade.core.schema import Count, NonNegative, Positive
 from saccade.models.config_values import ConfigValues
 from saccade.models.resnet_sizes import ResNetName
+from saccade.models.trunks import resnet_port
 from saccade.models.word_tokens import END, SPECIAL, START, WordVocabulary
 
 SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention (section 3.1)"
@@ -127,3 +128,6 @@ PRESETS = {
         embedding_dim=256,
     ),
 }
+
+# The ResNet in front of it, given to other models and taken from them.
+TRUNK = resnet_port(CaptionerConfig, "captioner", "convolutions.")

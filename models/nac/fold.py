@@ -8,7 +8,6 @@ from saccade.models.interface import Component
 from saccade.models.layers.pixels import check_image
 from saccade.models.layers.trunk import fold_trunks
 from saccade.models.nac.components import nac_component
-from saccade.models.nac.execution import heard_codes, reading_codes
 from saccade.models.nac.folded_layers import (
     FoldedPropagator,
     FoldedReadIn,
@@ -23,7 +22,7 @@ from saccade.models.nac.generator import (
     link_distances,
 )
 from saccade.models.nac.layers import without_padding
-from saccade.models.nac.model import NAC
+from saccade.models.nac.model import NAC, heard_codes, reading_codes
 from saccade.models.nac.read_in import mean_of_heads
 from saccade.models.nac.read_out import head_outputs
 from saccade.models.nac.sequence_tokenizers import SymbolTokenizer, TokenProjection, sinusoids

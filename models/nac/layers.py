@@ -9,11 +9,10 @@ from torch.nn import functional as F
 
 from saccade.models.layers.batch_rows import drawn
 from saccade.models.layers.transformer import dropped_path
-from saccade.models.nac.autocast import in_float32
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.modulation import ModFC, ModFFN, Modulation, linear
 from saccade.models.nac.noise import noised
-from saccade.models.nac.skmdpa import skmdpa
+from saccade.models.nac.skmdpa import in_float32, skmdpa
 
 
 def modulation_of(config: NACConfig) -> Modulation:

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.nac.autocast import in_float32
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.layers import mod_fc, mod_ffn, modulation_of, norm_where, optional_norm
 from saccade.models.nac.modulation import ModFC, linear
 from saccade.models.nac.noise import noised
-from saccade.models.nac.skmdpa import skmdpa
+from saccade.models.nac.skmdpa import in_float32, skmdpa
 
 
 class ReadOut(nn.Module):

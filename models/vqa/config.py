@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from saccade.core.schema import Count, Natural, NonNegative, Positive, Range
 from saccade.models.config_values import ConfigValues
 from saccade.models.resnet_sizes import ResNetName
+from saccade.models.trunks import resnet_port
 
 SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention"
 Image = Literal["grid", "boxes", "both"]
@@ -172,3 +173,6 @@ PRESETS = {
         feature_dim=32, word_dim=16, dim=32, layers=1, hidden=64, pool_hidden=32, pool_dim=48
     ),
 }
+
+# The ResNet in front of it, given to other models and taken from them.
+TRUNK = resnet_port(VQAConfig, "VQA network", "cells.resnet.")
