@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "saccade"
 PAGES = ROOT / "build" / "docs" / "pages" / "reference"
 ERRORS = {
-    "SaccadeError": 2, "ShapeError": 2, "MissingPackage": 2, "GateFailed": 1, "ServerFailed": 3
+    "SaccadeError": 2, "ShapeError": 2, "Damaged": 2, "MissingPackage": 2, "GateFailed": 1,
+    "ServerFailed": 3,
 }  # fmt: skip
 # Placeholder for a name or a number in a message.
 GAP = "<...>"
@@ -146,7 +147,7 @@ def raised(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Yield message and exit code of every error that a module creates with a literal message."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ERRORS and node.args:
-            text = template(node.args[0])
+            text = ": ".join(map(template, node.args[:2]))
             if len(text.replace(GAP, "").split()) > 2:
                 yield text, ERRORS[node.func.id]
 
