@@ -115,7 +115,7 @@ REFUSED = {
     "architecture": (("models", "ViT"), ("Models with a vit trunk are of family sot or sparo.",)),
     "earlier flag": (
         ("plan", "x", "--rps", "1", "--slo-ms", "1", "--max-utilization", "2"),
-        ("--max-utilization is 2.0, expected a share",),
+        ("--max-utilization: found 2.0, expected above 0",),
     ),
     "no value": (("serve", "x", "--grpc-port"), ("--grpc-port: found no value, expected N",)),
     "too many": (("verify", "x", "y"), ("found 'y' after the last argument it takes",)),
