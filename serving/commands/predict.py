@@ -89,7 +89,14 @@ _OF_THE_MODEL = ("runtime", "engines", "instances", "precisions", "device", "thr
 
 
 def predict(folder: Artefacts, image: Images, options: PredictOptions) -> Result:
-    """Answer about images without a server, from an artefact folder."""
+    """Answer about images without a server, from an artefact folder.
+
+    Examples:
+        # answer about images without a server
+        saccade predict build/digits-sum cat.png dog.png
+        # use at most a quarter of the budget
+        saccade predict build/digits-sum cat.png --budget 0.25
+    """
     from saccade.serving.local.artefact import load_artefact
 
     follows = options.policy is not None or options.max_risk is not None

@@ -48,6 +48,12 @@ def explore(
     """Try a model on your own images in the browser: answers, attention, every budget.
 
     The page is reachable only from this machine and loads nothing from elsewhere. Ctrl-C stops it.
+
+    Examples:
+        # open a page in your browser to try your own images
+        saccade explore build/digits-sum --open
+        # for a server that is already running
+        saccade explore --url 127.0.0.1:8001
     """
     if (artefact is None) == (options.url is None):
         given = "both an artefact and --url" if artefact else "neither an artefact nor --url"
