@@ -73,7 +73,7 @@ def recipe_defaults(words: Sequence[str]) -> dict[str, Any]:
         *(after for word, after in pairwise(words) if word == _RECIPE_FLAG and after[:1] != "-"),
     ]
     defaults: dict[str, Any] = {}
-    values: dict[str, Any] = {"out": MISSING}
+    values: dict[str, Any] = {"out": Path()}
     if "--print-recipe" in words:
         named = next((word for word in words if word in FAMILIES), "model")
         values["out"] = Path("build") / f"{named}.safetensors"
@@ -83,7 +83,9 @@ def recipe_defaults(words: Sequence[str]) -> dict[str, Any]:
         values |= {name: value for name, value in read.items() if value is not True}
         defaults |= {} if family is None else {"family": family}
     if given or "--print-recipe" in words:
-        defaults["options"] = TrainOptions(**values)
+        defaults["options"] = options = TrainOptions(**values)
+        if options.out == Path():
+            object.__setattr__(options, "out", MISSING)  # the parser's mark, which no option may be
     return defaults
 
 

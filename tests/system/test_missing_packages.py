@@ -52,6 +52,7 @@ print(json.dumps(found))
 # Words instead of those of a command's first example, which could not run here.
 OTHERWISE = {
     "convert": ["sot", "build/digits-sum/nac.safetensors", "--out", "build/c.safetensors"],
+    "export": ["shipped:digits-sum", "--out", "build/export"],
     "upload": ["no-folder", "--repo", "a/b"],
     "download": ["a/b", "--out", "build/hub"],
 }

@@ -18,7 +18,7 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds(type(self)).items():
+        for name, kind in _kinds(type(self)).items():  # type: ignore[arg-type]
             try:
                 value = typed(kind, getattr(self, name), f"{flag(name)}: ")
             except WrongValue as error:
@@ -33,7 +33,7 @@ def flag(name: str) -> str:
 
 def range_of(options: type[Options], name: str) -> Range:
     """Return the bounds of a field that is a number; one that is true or false is 0 or 1."""
-    kind = _kinds(options)[name]
+    kind = _kinds(options)[name]  # type: ignore[arg-type]
     for one in (kind, *get_args(kind)):  # an optional number has its bounds inside
         for bound in getattr(one, "__metadata__", ()):
             if isinstance(bound, Range):

@@ -125,7 +125,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     """
     if kind is Any:
         return value
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         return value if isinstance(value, kind) else _typed_object(kind, value, where)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
