@@ -8,6 +8,7 @@ import ast
 import contextlib
 import io
 import os
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "saccade"
 PAGES = ROOT / "build" / "docs" / "pages" / "reference"
 ERRORS = {
-    "SaccadeError": 2, "ShapeError": 2, "MissingPackage": 2, "GateFailed": 1, "ServerFailed": 3
+    "SaccadeError": 2, "ShapeError": 2, "Damaged": 2, "MissingPackage": 2, "GateFailed": 1,
+    "ServerFailed": 3,
 }  # fmt: skip
 # Placeholder for a name or a number in a message.
 GAP = "<...>"
@@ -54,7 +56,9 @@ def commands_page() -> str:
         "Exit codes are listed under [exit codes and errors](../errors.md).\n",
         f"```text\n{help_of()}\n```\n",
     ]
-    parts += [f"## {name}\n\n```text\n{help_of(name)}\n```\n" for name in cli.COMMANDS]
+    for name, command in cli.COMMANDS.items():
+        needs = f"Needs the extra `{command.extra}`.\n\n" if command.extra else ""
+        parts.append(f"## {name}\n\n{needs}```text\n{help_of(name)}\n```\n")
     return "\n".join(parts)
 
 
@@ -80,16 +84,10 @@ def unruled(text: str) -> Iterator[str]:
 
 
 def homes() -> dict[str, str]:
-    """Return the public names of `saccade` and the module of each, without importing it."""
-    tree = ast.parse((SOURCES / "__init__.py").read_text())
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_HOME":
-            places = ast.literal_eval(node.value)
-            return {
-                name: place.replace(":", ".") if ":" in place else f"{place}.{name}"
-                for name, place in places.items()
-            }
-    raise LookupError("saccade/__init__.py has no _HOME")
+    """Return the public names of `saccade` and the place of each, without importing it."""
+    table = (SOURCES / "__init__.pyi").read_text()
+    names = re.findall(r"^from (\S+) import (\w+)", table, re.M)
+    return {name: f"{module}.{name}" for module, name in names}
 
 
 def api_page() -> str:
@@ -146,7 +144,7 @@ def raised(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Yield message and exit code of every error that a module creates with a literal message."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ERRORS and node.args:
-            text = template(node.args[0])
+            text = ": ".join(map(template, node.args[:2]))
             if len(text.replace(GAP, "").split()) > 2:
                 yield text, ERRORS[node.func.id]
 

@@ -4,14 +4,15 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from saccade.core.path_fields import PathFields
+from saccade.core.options import Options
+from saccade.core.schema import NonNegative
 from saccade.exporter.graph.samples import GateLevel
 from saccade.exporter.quantization.recipes import Target
 from saccade.models.budget import BudgetLike
 
 
 @dataclass(frozen=True)
-class ExportOptions(PathFields):
+class ExportOptions(Options):
     """Export a checkpoint to ONNX, one file per budget, each verified against the checkpoint."""
 
     out: Path  # folder to create
@@ -24,9 +25,10 @@ class ExportOptions(PathFields):
     slots: Path | None = None  # a selection of slots, written by `saccade select`
     precision: tuple[str, ...] = ("fp32",)  # any of fp32, fp16, bf16, int8: type of matrix products
     int8_for: Target = "cpu"  # where int8 is to run; gpu: symmetric scales, as TensorRT requires
-    int8_speedup: float = 1.2  # on a CPU, write int8 only if it is so many times as fast as fp32
+    # on a CPU, write int8 only if it is so many times as fast as fp32
+    int8_speedup: NonNegative = 1.2
     inline_ops: bool = False  # write custom ops as standard operators, for tools without functions
     # how much evidence: quick, standard, or thorough (320 samples in float64)
     gate: GateLevel = "standard"
-    threshold: dict[str, float] = field(default_factory=dict)  # gate thresholds to override
+    threshold: dict[str, NonNegative] = field(default_factory=dict)  # gate thresholds to override
     force: bool = False  # replace an existing folder

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Export a checkpoint to a folder of ONNX files, one per variant, each checked by the gate."""
 
-import math
 import shutil
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,6 @@ from saccade.exporter.gate.metrics import thresholds_of
 from saccade.exporter.gate.reference import Reference
 from saccade.exporter.gate.report import GateReport, VariantReport
 from saccade.exporter.graph.samples import GateSizes
-from saccade.exporter.quantization.recipes import RECIPES
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.models.checkpoint import Checkpoint, load, weights_bytes
 from saccade.models.checkpoint_folder import checkpoint_file
@@ -163,11 +161,6 @@ def _check_size(path: Path, options: ExportOptions, checkpoint: Checkpoint | Hea
 
 def _check_precisions(options: ExportOptions) -> None:
     check_chosen("precision", options.precision, PRECISIONS)
-    check_chosen("int8-for", (options.int8_for,), tuple(RECIPES))
-    if not 0 <= options.int8_speedup < math.inf:
-        raise SaccadeError(
-            f"--int8-speedup is {options.int8_speedup:g}, expected a number of at least 0."
-        )
     for precision in options.precision:
         thresholds_of(precision, options.threshold)
 

@@ -70,7 +70,7 @@ def known_sizes() -> dict[str, dict[str, Any]]:
     return known
 
 
-def catalogue(family: str | None = None) -> list[CatalogueRow]:
+def list_models(family: str | None = None) -> list[CatalogueRow]:
     """Return a row per named size of one family or of all; no weights are created.
 
     Torch is needed only for sizes that are not in `known_sizes`.

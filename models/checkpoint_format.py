@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from saccade.core import limits
-from saccade.core.errors import SaccadeError, require
+from saccade.core.errors import Damaged, SaccadeError, require
 from saccade.core.files import check_labels, sha256_of
 from saccade.core.json_text import JSONRefused, parse_json
 from saccade.core.schema import WrongValue, typed, words
@@ -114,7 +114,7 @@ def mapped_tensors(path: Path) -> dict[str, "torch.Tensor"]:
         return load_file(path)
     except Exception as error:  # torch raises anything for a type or shape it lacks
         with mapped(path) as data:
-            raise SaccadeError(f"{path}: {_diagnosis(data)}") from error
+            raise _diagnosis(path, data) from error
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def refuse_foreign(path: Path) -> None:
     except OSError:
         return
     if _is_torch_file(data):
-        raise SaccadeError(f"{path}: {_diagnosis(data)}")
+        raise _diagnosis(path, data)
 
 
 def _is_torch_file(data: Bytes) -> bool:
@@ -197,15 +197,15 @@ def check_entries(header: bytes) -> None:
             )
 
 
-def _diagnosis(data: Bytes) -> str:
-    retrain = "Copy it again from its source, or train a new one with: saccade train"
+def _diagnosis(path: Path, data: Bytes) -> SaccadeError:
+    train = "saccade train"
     if not data:
-        return f"the file is empty. {retrain}"
+        return Damaged(path, "the file is empty", train)
     if _is_torch_file(data):
         kind = "a zip archive, as torch.save writes" if data[0] != 0x80 else "a Python pickle"
-        return (
-            f"found {kind}, expected a safetensors file. saccade runs no code from a checkpoint. "
-            "Convert it once with: saccade convert SOURCE FILE --out NAME.safetensors"
+        return SaccadeError(
+            f"{path}: found {kind}, expected a safetensors file. saccade runs no code from a "
+            "checkpoint. Convert it once with: saccade convert SOURCE FILE --out NAME.safetensors"
         )
     start = 8 + _header_bytes(data)
     try:
@@ -215,8 +215,9 @@ def _diagnosis(data: Bytes) -> str:
         cut = data[8:9] == b"{" and len(data) < start
         end = start if cut else 0
     if end > len(data):
-        return f"the file is truncated: found {len(data)} bytes, its header needs {end}. {retrain}"
-    return f"found a file that is not safetensors, or a corrupt one. {retrain}"
+        why = f"the file is truncated: found {len(data)} bytes, its header needs {end}"
+        return Damaged(path, why, train)
+    return Damaged(path, "found a file that is not safetensors, or a corrupt one", train)
 
 
 def read_header(path: Path, data: Bytes) -> Header:
@@ -243,7 +244,7 @@ def parsed_header(path: Path, text: Any) -> Header:
         header = parse_json(text)
         version = (header["schema"], header["version"])
     except (ValueError, KeyError, TypeError) as error:
-        raise SaccadeError(f"{path}: corrupt metadata ({error}). Copy the file again.") from error
+        raise Damaged(path, f"corrupt metadata ({error})") from error
     if version not in [(SCHEMA, version) for version in READ_VERSIONS]:
         raise SaccadeError(
             f"{path}: found {version[0]!s:.100} version {version[1]!s:.100}, expected {SCHEMA} "
@@ -278,10 +279,7 @@ def checked_sha256(path: Path, header: Header) -> str:
     """
     whole, data = digests(path)
     if header.data_sha256 != data:
-        raise SaccadeError(
-            f"{path}: corrupt, the tensors do not have the SHA-256 recorded in the file. "
-            "Copy it again from its source."
-        )
+        raise Damaged(path, "corrupt, the tensors do not have the SHA-256 recorded in the file")
     return whole
 
 
@@ -307,11 +305,11 @@ def _metadata(path: Path, data: Bytes) -> dict[str, Any]:
             if name != "__metadata__"
         )
     except EntriesRefused as error:
-        raise SaccadeError(f"{path}: {error}. Copy it again from its source.") from error
+        raise Damaged(path, str(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise SaccadeError(f"{path}: {_diagnosis(data)}") from error
+        raise _diagnosis(path, data) from error
     if not whole or not isinstance(metadata, dict):
-        raise SaccadeError(f"{path}: {_diagnosis(data)}")
+        raise _diagnosis(path, data)
     return metadata
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from saccade.core import limits
 from saccade.core.errors import SaccadeError, require
 from saccade.core.files import json_bytes, new_folder, refuse_existing
-from saccade.core.path_fields import PathFields
+from saccade.core.options import Options
 from saccade.core.progress import Report, bar, progress_of, reporting
 from saccade.models.checkpoint import load
 from saccade.models.checkpoint_folder import CARD, CONFIG, WEIGHTS, is_checkpoint_folder
@@ -34,7 +34,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
-class UploadOptions(PathFields):
+class UploadOptions(Options):
     """Options of an upload."""
 
     repo: str  # repository on the hub: USER/NAME; it is created if it does not exist
@@ -44,7 +44,7 @@ class UploadOptions(PathFields):
 
 
 @dataclass(frozen=True)
-class DownloadOptions(PathFields):
+class DownloadOptions(Options):
     """Options of a download."""
 
     out: Path  # folder to write

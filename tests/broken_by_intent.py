@@ -88,7 +88,7 @@ HOSTILE = {
         edit(
             lambda it: it.instance_group[0].rate_limiter.resources.add(name="gpu gpu", count=1)
         ),
-        "fields", "--rate-limit is 'gpu gpu', expected a word",
+        "fields", "--rate-limit: found 'gpu gpu', expected a word",
     ),
     "priorities without end": (
         edit(lambda it: setattr(it.dynamic_batching, "priority_levels", 10**9)),

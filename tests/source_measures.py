@@ -61,11 +61,16 @@ def statements(tree: ast.AST) -> Iterator[ast.AST]:
 NESTING = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
+def with_stub(path: Path) -> list[Path]:
+    """The file, and the table of its names for type checkers if it has one."""
+    return [file for file in (path, path.with_suffix(".pyi")) if file.is_file()]
+
+
 @cache
 def imported_names(path: Path) -> frozenset[str]:
     """The full names that a file imports anywhere in it, late or for its types."""
     names: set[str] = set()
-    for node in statements(tree_of(path)):
+    for node in (node for file in with_stub(path) for node in statements(tree_of(file))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -165,7 +170,7 @@ def _raises() -> int:
 
 # The names are those of measures.toml.
 MEASURES: dict[str, Callable[[], int]] = {
-    "code lines": lambda: sum(map(code_lines, SOURCES)),
+    "code lines": lambda: sum(code_lines(file) for path in SOURCES for file in with_stub(path)),
     "files": lambda: len(SOURCES),
     "raise statements": _raises,
     "files with one importer": lambda: len(single_importers()),

@@ -3,25 +3,26 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from saccade.core.errors import SaccadeError
-from saccade.core.path_fields import PathFields
+from saccade.core.options import Options
+from saccade.core.schema import Natural, Range
 from saccade.exporter.evaluation.tasks import task_names
 from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
 from saccade.models.budget import BudgetLike
-from saccade.models.data.asked import DataAsked, check_skip_bad
+from saccade.models.data.asked import DataAsked
 
 if TYPE_CHECKING:
     TaskName = str
 else:
     TaskName = Literal[task_names()]
 
+SampleLimit = Annotated[int, Range(2)]
 SplitName = Literal["train", "validation", "val", "test", "all"]
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(PathFields):
+class EvaluateOptions(Options):
     """How to score a checkpoint or the variants of an artefact folder."""
 
     # a name, or your own data: a folder, .npz, .csv, .jsonl, .json, .parquet or .tar (see
@@ -32,11 +33,11 @@ class EvaluateOptions(PathFields):
     split: SplitName | None = None
     labels: Path | None = None  # names of the data's classes, one per line, in order
     data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
-    skip_bad: int = 0  # leave out at most this many unreadable rows; they are counted
+    skip_bad: Natural = 0  # leave out at most this many unreadable rows; they are counted
     background: tuple[int, ...] = (0,)  # values of masks that are background, such as 0,255
     task: TaskName | None = None  # default: the family's own
     budget: tuple[BudgetLike, ...] = ()  # only for a checkpoint; a folder is scored whole
-    limit: int | None = None  # score at most this many samples
+    limit: SampleLimit | None = None  # score at most this many samples
     templates: Path | None = None  # zero-shot prompts, one per line, with {} for the label
     positions: Literal["anywhere", "left"] = "anywhere"  # of objects; only for the task ari
     # linear probe: logistic regression, or AdamW for 10 epochs (both CLIP's sweep), or DINO's SGD
@@ -47,12 +48,6 @@ class EvaluateOptions(PathFields):
     # for a folder: run custom ops with saccade's kernels; --no-op-library: run them as their ONNX
     # function bodies
     op_library: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_skip_bad(self.skip_bad)
-        if self.limit is not None and self.limit < 2:
-            raise SaccadeError(f"--limit is {self.limit}, expected at least 2.")
 
     @property
     def asked(self) -> DataAsked:

@@ -4,12 +4,12 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from saccade.core.errors import SaccadeError
-from saccade.core.path_fields import PathFields
+from saccade.core.options import Options
+from saccade.core.schema import BelowOne, Natural, Range
 from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
-from saccade.models.data.asked import check_skip_bad
 
 MOST_STEPS = 4
 MIN_ARI = 0.95  # about 1.5 % of a tetrominoes scene's positions go to another slot
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
 
 
 @dataclass(frozen=True)
-class CalibrateOptions(PathFields):
+class CalibrateOptions(Options):
     """The data and the risks for which policies are certified."""
 
     # a data set's name, or your own data in any format of docs/data.md, also images without labels;
@@ -32,16 +32,19 @@ class CalibrateOptions(PathFields):
     choose_split: Literal["train", "validation", "test", "all"] | None = None
     labels: Path | None = None  # names of the data's classes, one per line, in order
     data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
-    skip_bad: int = 0  # leave out at most this many unreadable rows
-    risk: tuple[float, ...] = (0.01,)  # largest share of lost answers; each value gives a policy
-    confidence: float = 0.95  # how certain it must be that a policy keeps its risk
+    skip_bad: Natural = 0  # leave out at most this many unreadable rows
+    # largest share of lost answers; each value gives a policy
+    risk: tuple[BelowOne, ...] = (0.01,)
+    # how certain it must be that a policy keeps its risk
+    confidence: Annotated[float, Range(0.5, 1, below=True)] = 0.95
     # when an answer counts as lost: if it differs from the full model's (full), or if it is wrong
     # and the full model's is right (labels)
     against: Against = "full"
     # for segmentations: the smallest adjusted Rand index with the full model's at which an answer
     # counts as the same; default: 0.95
-    min_ari: float | None = None
-    steps: int = 3  # largest number of variants that one sample may go through
+    min_ari: Annotated[float, Range(0, 1, above=True)] | None = None
+    # largest number of variants that one sample may go through
+    steps: Annotated[int, Range(1, MOST_STEPS)] = 3
     name: str = "auto"  # name of the policy; with several risks, the risk is appended
     limit: int | None = None  # largest number of samples
     templates: Path | None = None  # zero-shot prompts, one per line, with {} for the label
@@ -54,23 +57,12 @@ class CalibrateOptions(PathFields):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_policy_name(self.name)
-        check_skip_bad(self.skip_bad)
-        for risk in self.risk:
-            if not 0 <= risk < 1:
-                raise SaccadeError(
-                    f"--risk is {risk:g}, expected a share of at least 0 and below 1, such as 0.01."
-                )
         names = {check_policy_name(self.policy_name(risk)) for risk in self.risk}
         if not self.risk or len(names) < len(self.risk):
             found = ",".join(map(str, self.risk)) or "empty"
             raise SaccadeError(
                 f"--risk is {found}, expected one or more different risks of at most six digits, "
                 "which become part of their policies' names. Pass each of them once."
-            )
-        if not 0.5 <= self.confidence < 1:
-            raise SaccadeError(
-                f"--confidence is {self.confidence:g}, expected at least 0.5 and below 1, such as "
-                "0.95."
             )
         if (
             self.choose_data is None
@@ -82,12 +74,6 @@ class CalibrateOptions(PathFields):
                 "splits that share no sample: a sample that chose cannot certify. Pass, for "
                 "example, --choose-split validation --split test, or other data by --choose-data."
             )
-        if self.min_ari is not None and not 0 < self.min_ari <= 1:
-            raise SaccadeError(
-                f"--min-ari is {self.min_ari:g}, expected above 0 and at most 1, such as {MIN_ARI}."
-            )
-        if not 1 <= self.steps <= MOST_STEPS:
-            raise SaccadeError(f"--steps is {self.steps}, expected 1 to {MOST_STEPS}.")
 
     def policy_name(self, risk: float) -> str:
         """Return the name of the policy of one of the risks."""

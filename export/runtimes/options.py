@@ -3,11 +3,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from saccade.core.choice import choice_of
-from saccade.core.path_fields import PathFields
+from saccade.core.options import Options, choice_of
+from saccade.core.schema import Range
 
+_MOST_MIB = 2**20
 if TYPE_CHECKING:
     EngineName = str
 else:
@@ -15,7 +16,7 @@ else:
 
 
 @dataclass(frozen=True)
-class BuildOptions(PathFields):
+class BuildOptions(Options):
     """Build an engine for each variant of an artefact folder, after verifying its types."""
 
     # tensorrt or tensorrt-rtx; default: the first one that is installed
@@ -23,7 +24,8 @@ class BuildOptions(PathFields):
     variant: tuple[str, ...] = ()  # names of variants to build; default: all
     batch: str = "1:8:64"  # smallest, usual and largest number of samples
     axis: tuple[str, ...] = ()  # ranges of other dynamic axes, such as k=1:7:16
-    workspace_mib: int | None = None  # scratch memory of an engine; default: TensorRT's
+    # scratch memory of an engine; default: TensorRT's
+    workspace_mib: Annotated[int, Range(1, _MOST_MIB)] | None = None
     timing_cache: Path | None = None  # reused and extended; TensorRT only
     compute_capability: tuple[str, ...] = ()  # such as 8.9,12.0; default: the GPU's, else 8.9
     locked: bool = False  # rebuild and compare the bytes; they may differ on another kind of CPU

@@ -4,7 +4,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from saccade.core.errors import SaccadeError
 from saccade.models.preprocessing import Preprocessing
 
 
@@ -20,12 +19,3 @@ class DataAsked:
     shots: int | None = None  # training samples per class, drawn with `seed`; default: all
     seed: int = 0
     most: int | None = None  # samples to draw of the split, the same on every call; default: all
-
-
-def check_skip_bad(rows: int) -> None:
-    """Check the number of unreadable rows to leave out.
-
-    Raises: SaccadeError if it is negative.
-    """
-    if rows < 0:
-        raise SaccadeError(f"--skip-bad is {rows}, expected 0 or more rows.")

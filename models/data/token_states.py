@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from saccade.core.archives import array_names
-from saccade.core.errors import SaccadeError, ShapeError
+from saccade.core.errors import Damaged, SaccadeError, ShapeError
 from saccade.core.json_text import parse_json
 from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.loaded_once import keeps_loaded
@@ -212,9 +212,7 @@ def _safetensors(path: Path, given: DataDescription) -> StateArrays:
         arrays = {name: file.get_tensor(name) for name in names if name != "tokens"}
         words = (file.metadata() or {}).get("class_names")
     except (OSError, SafetensorError) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read as safetensors ({error!s:.200}). Write it again."
-        ) from error
+        raise Damaged(path, f"cannot be read as safetensors ({error!s:.200})") from error
     if words is not None:
         arrays["class_names"] = _words(path, words)
 

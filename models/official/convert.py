@@ -13,7 +13,7 @@ import numpy as np
 from saccade.core.errors import SaccadeError
 from saccade.core.files import refuse_existing, sha256_of
 from saccade.core.machine import version_of
-from saccade.core.path_fields import PathFields
+from saccade.core.options import Options
 from saccade.core.resources import check_convert
 from saccade.models.checkpoint import Checkpoint, check_finite, load, save
 from saccade.models.checkpoint_folder import is_checkpoint_folder
@@ -151,7 +151,7 @@ _CLASSIFIERS = ("head.", "head_dist.", "classifier.")
 
 
 @dataclass(frozen=True)
-class ConvertOptions(PathFields):
+class ConvertOptions(Options):
     """Options for what the file does not tell, and the path of the result."""
 
     # checkpoint to write: a .safetensors file, or a folder of Hugging Face's names

@@ -13,7 +13,7 @@ import numpy as np
 
 from saccade.core import limits
 from saccade.core.archives import ArchiveRefused, check_archive, read_arrays
-from saccade.core.errors import SaccadeError, require
+from saccade.core.errors import Damaged, SaccadeError, require
 from saccade.core.files import read_bounded, read_regular
 from saccade.core.json_text import parse_json
 from saccade.models.checkpoint_format import check_entries
@@ -190,7 +190,7 @@ def _content(path: Path) -> Any:
     except OSError as error:
         raise SaccadeError(f"{path}: cannot be read ({error}). Pass a checkpoint file.") from error
     if size == 0:
-        raise SaccadeError(f"{path}: the file is empty. Copy it again from its source.")
+        raise Damaged(path, "the file is empty")
     if size > limits.WEIGHTS_BYTES:
         raise SaccadeError(
             f"{path}: the file has {size} bytes, expected at most {limits.WEIGHTS_BYTES}. Save "
@@ -218,17 +218,14 @@ def shards_of(path: Path) -> tuple[Path, ...]:
     try:
         content = parse_json(read_bounded(path, limits.JSON_BYTES))
     except (OSError, ValueError) as error:
-        raise SaccadeError(f"{path}: cannot be read as JSON ({error}). Copy it again.") from error
+        raise Damaged(path, f"cannot be read as JSON ({error})") from error
     places = content.get("weight_map") if isinstance(content, Mapping) else None
     if not isinstance(places, Mapping) or not places:
-        raise SaccadeError(f"{path}: has no weight_map from tensors to files. Copy it again.")
+        raise Damaged(path, "has no weight_map from tensors to files")
     files = sorted({str(name) for name in places.values()})
     for name in files:
         if not _SHARD.fullmatch(name) or name.endswith(SHARDS):
-            raise SaccadeError(
-                f"{path}: names {name!r:.80}, expected files of weights in the same folder. Copy "
-                "the folder again from its source."
-            )
+            raise Damaged(path, f"names {name!r:.80}, expected files of weights in the same folder")
         if not (path.parent / name).is_file():
             raise SaccadeError(
                 f"{path}: names {name}, which is not in the folder. Copy all {len(files)} files "
@@ -268,17 +265,15 @@ def _from_shards(path: Path) -> Any:
     for file in files:
         content = _state_of(_content(file))
         if not isinstance(content, Mapping):
-            raise SaccadeError(f"{file}: has no names of tensors. Copy it again from its source.")
+            raise Damaged(file, "has no names of tensors")
         if twice := sorted(tensors.keys() & content.keys()):
-            raise SaccadeError(
-                f"{file}: has {twice[0]}, which another file of the weights has too. Copy the "
-                "folder again from its source."
-            )
+            raise Damaged(file, f"has {twice[0]}, which another file of the weights has too")
         listed = {name for name, place in places.items() if place == file.name}
         if absent := sorted(listed - content.keys()):
-            raise SaccadeError(
-                f"{file}: lacks {absent[0]}, which {path.name} says it has ({len(absent)} such "
-                "tensors). The files are from different saves. Copy the folder again."
+            raise Damaged(
+                file,
+                f"lacks {absent[0]}, which {path.name} says it has ({len(absent)} such tensors). "
+                "The files are from different saves",
             )
         tensors |= content
     return tensors
@@ -348,9 +343,7 @@ def _from_safetensors(path: Path) -> Any:
 
 
 def _damaged(path: Path, error: Exception) -> SaccadeError:
-    return SaccadeError(
-        f"{path}: truncated or damaged ({_first_sentence(error)}). Copy it again from its source."
-    )
+    return Damaged(path, f"truncated or damaged ({_first_sentence(error)})")
 
 
 def _check_tree(path: Path, content: Any) -> None:

@@ -4,7 +4,7 @@
 import re
 from typing import Any
 
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.embeddings import NOTES, embedding_of
@@ -126,9 +126,9 @@ def _window(reading: Reading) -> int:
     offsets, _ = reading.shape(f"{_FIRST}.{name}")
     window = (round(offsets**0.5) + 1) // 2
     if (2 * window - 1) ** 2 != offsets:
-        raise SaccadeError(
-            f"{reading.path}: {name} has {offsets} rows, expected the square of an odd number. "
-            "Copy the file again."
+        raise Damaged(
+            reading.path,
+            f"{name} has {offsets} rows, expected the square of an odd number",
         )
     return window
 

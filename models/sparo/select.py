@@ -9,9 +9,10 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError, require
 from saccade.core.files import read_lines, refuse_existing
-from saccade.core.path_fields import PathFields
+from saccade.core.options import Options
+from saccade.core.schema import Natural
 from saccade.models.checkpoint import Checkpoint, load, save
-from saccade.models.data.asked import DataAsked, check_skip_bad
+from saccade.models.data.asked import DataAsked
 from saccade.models.sparo.zero_shot import default_templates, prompts
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _SCENES = 1_000  # validation scenes
 
 
 @dataclass(frozen=True)
-class SelectOptions(PathFields):
+class SelectOptions(Options):
     """Options for choosing slots, and the path of the result."""
 
     out: Path  # JSON to write, for `saccade export --slots`
@@ -29,7 +30,7 @@ class SelectOptions(PathFields):
     # with true and false sentences (see docs/data.md)
     data: str = "shapes"
     data_root: Path | None = None  # folder in which the paths of --data begin; default: its own
-    skip_bad: int = 0  # leave out at most this many unreadable rows
+    skip_bad: Natural = 0  # leave out at most this many unreadable rows
     # rank by zero-shot accuracy, or by telling true sentences from false ones
     by: Literal["accuracy", "negatives"] = "accuracy"
     # instead of ranking, train masks of slots or of their dimensions on false sentences
@@ -38,10 +39,6 @@ class SelectOptions(PathFields):
     epochs: int = 100  # training epochs of the masks
     seed: int = 0  # random seed of the masks' batches
     force: bool = False  # overwrite an existing file at --out
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_skip_bad(self.skip_bad)
 
     @property
     def asked(self) -> DataAsked:

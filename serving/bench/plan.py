@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from saccade.core.errors import GateFailed, SaccadeError
-from saccade.core.path_fields import PathFields
+from saccade.core.options import Options
+from saccade.core.schema import BelowOne, Positive, Probability, Range
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import FrontierEntry
@@ -33,37 +34,19 @@ _COLUMNS = ("variant", "budget", "score", "lost", "per second per replica", "idl
 
 
 @dataclass(frozen=True)
-class PlanOptions(PathFields):
-    """Options of a plan: the load, and the required time and score of its answers.
+class PlanOptions(Options):
+    """Options of a plan: the load, and the required time and score of its answers."""
 
-    Raises: SaccadeError for a number out of range.
-    """
-
-    rps: float  # requests per second, with one image each
-    slo_ms: float  # longest time of an answer at the percentile, in milliseconds
+    rps: Positive  # requests per second, with one image each
+    slo_ms: Positive  # longest time of an answer at the percentile, in milliseconds
     # share of the full budget's score that may be lost: 0.01 of a score of 0.93 is 0.0093
-    max_risk: float = 0.0
+    max_risk: BelowOne = 0.0
     percentile: Literal[95, 99] = 95  # percentile of the answers' times
-    max_utilization: float = 0.8  # highest utilization of a replica, however long the SLO is
-    spare: int = 0  # replicas to add to those that the load needs
+    # highest utilization of a replica, however long the SLO is; at 1, requests would wait forever
+    max_utilization: Probability = 0.8
+    # replicas to add to those that the load needs
+    spare: Annotated[int, Range(0, 1000)] = 0
     device: str | None = None  # device whose figures to use, if the frontier has several
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("rps", "slo_ms"):
-            if not (math.isfinite(value := getattr(self, name)) and value > 0):
-                raise SaccadeError(f"{_flag(name)} is {value}, expected a number above 0.")
-        if not 0 <= self.max_risk < 1:
-            raise SaccadeError(
-                f"--max-risk is {self.max_risk}, expected a share of at least 0 and below 1."
-            )
-        if not 0 < self.max_utilization < 1:
-            raise SaccadeError(
-                f"--max-utilization is {self.max_utilization}, expected a share above 0 and below "
-                "1: at 1, requests would wait forever."
-            )
-        if not 0 <= self.spare <= 1000:
-            raise SaccadeError(f"--spare is {self.spare}, expected 0 to 1000.")
 
 
 @dataclass(frozen=True)
@@ -353,10 +336,6 @@ def _why_none(candidates: Sequence[PlanCandidate], options: PlanOptions) -> str:
         "more replicas do not help. Pass a larger --slo-ms or --max-risk, or measure a smaller "
         "budget too."
     )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _arithmetic(made: CapacityPlan) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core import limits
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.files import read_bounded, write_atomically
 from saccade.core.json_text import parse_json
 from saccade.serving.bench.figures import (
@@ -194,9 +194,7 @@ def draw_again(path: Path) -> None:
     try:
         draw(report, path.parent)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise SaccadeError(
-            f"{path}: is damaged or was edited ({error!r:.100}). Write it again with: saccade bench"
-        ) from error
+        raise Damaged(path, f"incomplete or edited ({error!r:.100})", "saccade bench") from error
 
 
 if __name__ == "__main__":

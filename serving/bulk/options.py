@@ -4,12 +4,14 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from saccade.core.errors import SaccadeError
-from saccade.core.path_fields import PathFields
+from saccade.core.options import Options
+from saccade.core.schema import Natural, Range
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.serving.bulk.answers import Ask, Precision
+from saccade.serving.client.call_options import Top
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.runtimes.registry import ServedName
 
@@ -18,7 +20,7 @@ _RANGE = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}))?")
 
 
 @dataclass(frozen=True)
-class BulkOptions(PathFields):
+class BulkOptions(Options):
     """Options of a bulk job. If `out` contains the same job already, it is resumed."""
 
     # a folder of images, or .parquet, .csv, .jsonl, .tar or .npz files; a path or an address
@@ -39,12 +41,12 @@ class BulkOptions(PathFields):
     # gpu: ONNX Runtime's CUDA provider; default: cpu, for plans gpu
     instances: Literal["cpu", "gpu"] | None = None
     device: str | None = None  # device whose measurements to use, if the artefact has several
-    batch: int = 64  # inputs per request
-    shard: int = 1024  # inputs per file of answers
+    batch: Annotated[int, Range(1, 64)] = 64  # inputs per request
+    shard: Annotated[int, Range(1, 1_000_000)] = 1024  # inputs per file of answers
     column: str | None = None  # in tables: images or their paths; in tars: suffix of the images
     id_column: str | None = None  # column of ids; default: id if it exists, else file and row
     question_column: str | None = None  # column of questions; default: question
-    top: int = 3  # labels per input
+    top: Top = 3  # labels per input
     dtype: Precision = "float32"  # type of embeddings
     labels: Path | None = None  # zero-shot: a text file with one label per line
     templates: Path | None = None  # with --labels: one prompt per line, with {} for the label
@@ -52,23 +54,12 @@ class BulkOptions(PathFields):
     max_length: int | None = None  # most words in a caption
     slots: int | None = None  # number of slots of slot attention
     seed: int | None = None  # seed for the initial slots
-    threads: int | None = None  # threads of ONNX Runtime per worker; default: cores over workers
-    max_errors: int | None = None  # most inputs without an answer; default: no limit
+    # threads of ONNX Runtime per worker; default: cores over workers
+    threads: Annotated[int, Range(1, 256)] | None = None
+    max_errors: Natural | None = None  # most inputs without an answer; default: no limit
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, low, high in (
-            ("batch", 1, 64),
-            ("shard", 1, 1_000_000),
-            ("top", 1, 100_000),
-            ("threads", 1, 256),
-            ("max_errors", 0, 2**62),
-        ):
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise SaccadeError(
-                    f"--{name.replace('_', '-')} is {value}, expected {low} to {high:,}."
-                )
         least, most = self.worker_range()
         if least != most and self.runner == "local":
             raise SaccadeError(

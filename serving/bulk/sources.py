@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from saccade.core.archives import read_arrays
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.models.data.samples.columnar import RowGroups
 from saccade.models.data.samples.shards import key_and_suffix
 from saccade.serving.bulk import listing
@@ -451,9 +451,7 @@ def _said_of(place: Place) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise SaccadeError(
-            f"{place}: cannot be read as Parquet ({str(error)[:300]}). Write it again."
-        ) from error
+        raise Damaged(place, f"cannot be read as Parquet ({str(error)[:300]})") from error
 
 
 @contextmanager

@@ -3,10 +3,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from saccade.core.options import Options
+from saccade.core.schema import Positive, Range
+
+Top = Annotated[int, Range(1, 100_000)]
 
 
 @dataclass(frozen=True)
-class CallOptions:
+class CallOptions(Options):
     """Options for sending images to a running server."""
 
     model: str  # name of the router in the repository
@@ -14,7 +20,7 @@ class CallOptions:
     budget: float | str | None = None
     url: str = "127.0.0.1:8001"  # the server's gRPC address
     # deadline of each request, in seconds; default: from the pace of the requests before
-    timeout_s: float | None = None
+    timeout_s: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class ClassifyOptions(CallOptions):
     policy: str | None = None  # follow the policy of this name, written by `saccade calibrate`
     max_risk: float | None = None  # follow the cheapest policy certified for it; 0: full model
     strict: bool = False  # with a policy: refuse if an answer would not be certified
-    top: int = 3  # labels per image
+    top: Top = 3  # labels per image
     labels: Path | None = None  # zero-shot: a text file with one label per line
     templates: Path | None = None  # with --labels: one prompt per line, with {} for the label
 
@@ -69,7 +75,7 @@ class AnswerOptions(CallOptions):
     # refuse a question that contains words the model does not know; with a policy, also refuse if
     # an answer would not be certified
     strict: bool = False
-    top: int = 3  # answers per image
+    top: Top = 3  # answers per image
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class EditOptions(CallOptions):
     """Options of edit: the change to one slot of the image."""
 
     slot: int = 0  # number of the slot, as `saccade segment` shows it
-    move: tuple[float, ...] = (0.0, 0.0)  # down and right, in halves of the image
+    move: tuple[float, float] = (0.0, 0.0)  # down and right, in halves of the image
     scale: float = 1.0  # factor for the size of the slot
     remove: bool = False  # leave the slot out
     seed: int = 0  # seed for the positions where the slots start

@@ -55,11 +55,6 @@ def change_of(options: EditOptions) -> Change:
 
     Raises: SaccadeError if a move is not two numbers, or if nothing changes.
     """
-    if len(options.move) != 2:
-        raise SaccadeError(
-            f"--move: found {len(options.move)} numbers, expected two. For example, "
-            "--move 0.3,-0.1 moves down by 0.3 and left by 0.1 halves of the image."
-        )
     down, right = options.move
     if not (down or right or options.remove) and options.scale == 1:
         raise SaccadeError(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from saccade.core.archives import read_arrays
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.files import refuse_existing, write_atomically
 
 _SCHEMA = "saccade.embeddings 2"
@@ -80,9 +80,9 @@ def load_embeddings(path: Path) -> tuple[Embeddings, tuple[str, ...]]:
             f"{path}: found no embeddings of `saccade embed` ({error}). Pass a file that it wrote."
         ) from error
     if embeddings.vectors.ndim != 2 or len(names) != len(embeddings.vectors):
-        raise SaccadeError(
-            f"{path}: found {len(names)} names for vectors of shape "
-            f"{list(embeddings.vectors.shape)}. Write the file again."
+        raise Damaged(
+            path,
+            f"found {len(names)} names for vectors of shape {list(embeddings.vectors.shape)}",
         )
     return embeddings, names
 

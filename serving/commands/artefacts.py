@@ -29,7 +29,14 @@ Kernels = Annotated[bool, arg(help="run custom ops with saccade's kernels, or re
 
 
 def export(checkpoint: Checkpoint, options: ExportOptions) -> Result:
-    """Export a checkpoint to ONNX at several budgets, and verify each against the checkpoint."""
+    """Export a checkpoint to ONNX at several budgets, and verify each against the checkpoint.
+
+    Examples:
+        # export a shipped checkpoint at its family's budgets
+        saccade export shipped:digits-sum --out build/digits-sum
+        # export two budgets in two precisions
+        saccade export my.safetensors --budget 1,0.5 --precision fp32,fp16 --out my
+    """
     from saccade.exporter.exported import export
 
     return export(checkpoint, options)
@@ -44,7 +51,14 @@ def verify(
         GateLevel, arg(help="how much evidence: quick, standard, or thorough (320 samples)")
     ] = "standard",
 ) -> Result:
-    """Run the parity gate on every variant of a folder; exit 1 if any fails."""
+    """Run the parity gate on every variant of a folder; exit 1 if any fails.
+
+    Examples:
+        # check every exported file again
+        saccade verify build/digits-sum
+        # name the first node of each graph that differs
+        saccade verify build/digits-sum --bisect
+    """
     from saccade.exporter.gate.gate import verify
 
     report = verify(folder, gate)
@@ -61,7 +75,14 @@ def verify(
 
 
 def build(artefact: Artefacts, options: BuildOptions) -> Result:
-    """Build a TensorRT engine for every variant, after checking the types in its network."""
+    """Build a TensorRT engine for every variant, after checking the types in its network.
+
+    Examples:
+        # build an engine for every variant
+        saccade build build/digits-sum
+        # build for batches of 1 to 64, fastest at 16
+        saccade build build/digits-sum --engine tensorrt-rtx --batch 1,16,64
+    """
     if options.locked:
         from saccade.exporter.runtimes.tensorrt.locked import rebuild
 
@@ -72,7 +93,14 @@ def build(artefact: Artefacts, options: BuildOptions) -> Result:
 
 
 def bulk(artefact: Artefacts, options: BulkOptions) -> Result:
-    """Answer every image in a folder, table or bucket once, and write a Parquet data set."""
+    """Answer every image in a folder, table or bucket once, and write a Parquet data set.
+
+    Examples:
+        # answer a folder of images
+        saccade bulk build/digits-sum --input photos --out build/answers
+        # embed the images of a table in four processes
+        saccade bulk build/sparo --input a.parquet --ask embed --workers 4 --out out
+    """
     from saccade.serving.bulk.bulk import bulk
 
     return bulk(artefact, options)
@@ -89,6 +117,12 @@ def bench(
     """Measure the score and throughput of each variant, in process and through a server.
 
     With --url instead of a folder, measure a server that is already running.
+
+    Examples:
+        # measure score and throughput of every variant
+        saccade bench build/digits-sum --out build/report
+        # take a quick look, without a server
+        saccade bench build/digits-sum --no-server --limit 200 --out build/quick
     """
     from saccade.serving.bench.bench import bench
 
@@ -100,6 +134,12 @@ def sweep(checkpoint: Checkpoint, options: SweepOptions, op_library: Kernels = F
     """Export and measure several budgets and precisions; resume where an earlier run stopped.
 
     A point that fails is listed in the report with its reason, and the exit code is 1.
+
+    Examples:
+        # export and measure three budgets
+        saccade sweep shipped:digits-sum --budget 1,0.5,0.25 --out build/sweep
+        # retry the points that failed
+        saccade sweep shipped:digits-sum --budget 1,0.5,0.25 --retry --out build/sweep
     """
     from saccade.serving.bench.sweep.sweep import sweep
 
@@ -114,7 +154,14 @@ def choose(
     ],
     options: ChooseOptions,
 ) -> Result:
-    """Show which variant the router chooses for a budget, a score or a latency, and why."""
+    """Show which variant the router chooses for a budget, a score or a latency, and why.
+
+    Examples:
+        # find the fastest variant that scores at least 92 %
+        saccade choose build/digits-sum --min-score 0.92
+        # find the best variant that answers within 5 ms
+        saccade choose build/digits-sum --max-latency-ms 5
+    """
     from saccade.serving.bench.sweep.choice import choose
 
     return choose(folder, options)
@@ -127,6 +174,12 @@ def calibrate(
     """Certify chains of variants in which easy samples stop early, and write them as policies.
 
     Exit 1 if the data does not certify one of the risks.
+
+    Examples:
+        # answer easy images with less compute and lose at most 1 % of the answers
+        saccade calibrate build/digits-sum --data digits-sum
+        # certify two policies, both chosen on the validation images
+        saccade calibrate build/digits-sum --risk 0.005,0.02 --choose-split validation
     """
     from saccade.exporter.evaluation.calibrate import calibrate
 
@@ -143,6 +196,12 @@ def plan(
     """Print the replicas, cores and budgets that a load needs, with the arithmetic.
 
     The exit code is 1 if no measured variant answers within the SLO.
+
+    Examples:
+        # compute the replicas for 500 requests per second
+        saccade plan build/digits-sum --rps 500 --slo-ms 20
+        # keep one replica in reserve
+        saccade plan build/digits-sum --rps 500 --slo-ms 20 --spare 1
     """
     from saccade.serving.bench.plan import plan
 
@@ -156,7 +215,14 @@ def repository(
     options: RepositoryOptions,
     op_library: Kernels = False,
 ) -> Result:
-    """Write a model repository for NVIDIA's Triton Inference Server."""
+    """Write a model repository for NVIDIA's Triton Inference Server.
+
+    Examples:
+        # write the folder that a server loads
+        saccade repository build/digits-sum --out build/repository
+        # limit the queue to 64 requests
+        saccade repository build/digits-sum --max-queue 64 --out build/repository
+    """
     from saccade.serving.repository.deploy import deploy
 
     _check_kernels(options, op_library)
@@ -175,7 +241,14 @@ def repository(
 
 
 def preflight(repository: Repository, options: PreflightOptions) -> Result:
-    """Check a repository before a server loads it; exit 1 if a check fails."""
+    """Check a repository before a server loads it; exit 1 if a check fails.
+
+    Examples:
+        # check a repository before it is deployed
+        saccade preflight build/repository
+        # check that it fits into 2 GiB of memory
+        saccade preflight build/repository --memory-mib 2048
+    """
     from saccade.serving.repository.preflight.verb import preflight
 
     return preflight(repository, options)
@@ -192,7 +265,14 @@ def serve(
         bool, arg(help="with --print-command: print the command for NVIDIA's container")
     ] = False,
 ) -> Result:
-    """Serve a repository in the foreground under supervision, until Ctrl-C."""
+    """Serve a repository in the foreground under supervision, until Ctrl-C.
+
+    Examples:
+        # serve over gRPC on this machine
+        saccade serve build/repository
+        # print the command for NVIDIA's container instead
+        saccade serve build/repository --print-command --container
+    """
     from saccade.serving.server.server import serve
 
     if print_command:
@@ -215,14 +295,28 @@ def proxy(
     ],
     options: ProxyOptions,
 ) -> Result:
-    """Write the configuration of an Envoy proxy for one or more servers."""
+    """Write the configuration of an Envoy proxy for one or more servers.
+
+    Examples:
+        # put two servers behind one address
+        saccade proxy 127.0.0.1:8001,127.0.0.1:8101 --out build/envoy.yaml
+        # listen on another port
+        saccade proxy 127.0.0.1:8001 --listen 127.0.0.1:9001 --out build/envoy.yaml
+    """
     from saccade.serving.server.envoy import proxy
 
     return proxy(servers, options)
 
 
 def demo(options: DemoOptions) -> Result:
-    """Run the whole workflow on real digits: train, export, verify, serve, classify, measure."""
+    """Run the whole workflow on real digits: train, export, verify, serve, classify, measure.
+
+    Examples:
+        # train, export, verify, serve, classify and measure
+        saccade demo
+        # write to another folder
+        saccade demo --out my-demo
+    """
     from saccade.serving.commands.demo import demo
 
     return Answer(*demo(options))
@@ -234,7 +328,14 @@ def inspect(
         arg(help="a file or folder written by saccade, a foreign checkpoint, or shipped:NAME"),
     ],
 ) -> Result:
-    """Show what a file or folder is, and which command to run on it."""
+    """Show what a file or folder is, and which command to run on it.
+
+    Examples:
+        # show what a file is, and what to do with it
+        saccade inspect shipped:digits-sum
+        # find the converter for a checkpoint from elsewhere
+        saccade inspect epoch_32.pt
+    """
     from saccade.serving.commands.inspection import inspect
 
     return inspect(path)
@@ -246,7 +347,14 @@ def ops(
         arg(help="first build the library for ONNX Runtime and torch, if needed"),
     ] = False,
 ) -> Result:
-    """List the custom ops, their attributes, and the implementations that can run here."""
+    """List the custom ops, their attributes, and the implementations that can run here.
+
+    Examples:
+        # list the custom ops and what can run them here
+        saccade ops
+        # build their kernels first
+        saccade ops --build
+    """
     from saccade.plugins import onnxruntime_library
     from saccade.plugins.availability import describe
 
@@ -262,7 +370,14 @@ def doctor(
         arg(help="also check that every variant of the server at this gRPC address answers"),
     ] = None,
 ) -> Result:
-    """List what is installed, what is missing for each use, and how to install it."""
+    """List what is installed, what is missing for each use, and how to install it.
+
+    Examples:
+        # list what is installed, and what is missing for each use
+        saccade doctor
+        # check that every variant of a running server answers
+        saccade doctor --url 127.0.0.1:8001
+    """
     from saccade.serving.commands.doctor import doctor
 
     return doctor(url)

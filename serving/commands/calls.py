@@ -48,7 +48,14 @@ Connect = Callable[[], AbstractContextManager[Any]]
 
 
 def classify(image: Images, options: ClassifyOptions) -> Result:
-    """Classify images through a running server."""
+    """Classify images through a running server.
+
+    Examples:
+        # get three labels per image
+        saccade classify cat.png dog.png --model digits-sum
+        # use at most a quarter of the budget
+        saccade classify cat.png --model digits-sum --budget 0.25
+    """
     return classified(image, options, partial(_client, options))
 
 
@@ -75,7 +82,14 @@ def classified(image: Sequence[Path], options: ClassifyOptions, connect: Connect
 
 
 def embed(image: Images, options: EmbedOptions) -> Result:
-    """Embed images or texts through a running server and store the vectors."""
+    """Embed images or texts through a running server and store the vectors.
+
+    Examples:
+        # embed two images
+        saccade embed cat.png dog.png --model sparo --out build/images.npz
+        # embed the lines of a text file
+        saccade embed --texts captions.txt --model sparo --out build/texts.npz
+    """
     return embedded(image, options, partial(_client, options))
 
 
@@ -115,7 +129,14 @@ def embedded(image: Sequence[Path], options: EmbedOptions, connect: Connect) -> 
 
 
 def segment(image: Images, options: SegmentOptions) -> Result:
-    """Segment images: draw the slot of each pixel next to the image, as PNG files."""
+    """Segment images: draw the slot of each pixel next to the image, as PNG files.
+
+    Examples:
+        # draw which slot each pixel belongs to
+        saccade segment scene.png --model slots --out build/masks
+        # use eight slots and two rounds of attention
+        saccade segment scene.png --model slots --slots 8 --budget t2 --out masks
+    """
     return segmented(image, options, partial(_client, options))
 
 
@@ -162,7 +183,14 @@ def segmented(image: Sequence[Path], options: SegmentOptions, connect: Connect) 
 
 
 def answer(image: Images, options: AnswerOptions) -> Result:
-    """Answer a question about images."""
+    """Answer a question about images.
+
+    Examples:
+        # ask a question about an image
+        saccade answer scene.png --model vqa --question 'what shape is left ?'
+        # get only the best answer
+        saccade answer scene.png --model vqa --question 'is there a circle ?' --top 1
+    """
     return questioned(image, options, partial(_client, options))
 
 
@@ -199,7 +227,14 @@ def questioned(image: Sequence[Path], options: AnswerOptions, connect: Connect) 
 
 
 def caption(image: Images, options: CaptionOptions) -> Result:
-    """Describe each image in a sentence."""
+    """Describe each image in a sentence.
+
+    Examples:
+        # describe an image in a sentence
+        saccade caption scene.png --model captioner
+        # search with five sentences at a time, of at most 12 words
+        saccade caption scene.png --model captioner --beam 5 --max-length 12
+    """
     return captioned(image, options, partial(_client, options))
 
 
@@ -222,7 +257,14 @@ def captioned(image: Sequence[Path], options: CaptionOptions, connect: Connect) 
 
 
 def edit(image: Image, options: EditOptions) -> Result:
-    """Move, scale or remove one slot of an image, and let the model draw the result."""
+    """Move, scale or remove one slot of an image, and let the model draw the result.
+
+    Examples:
+        # move the content of slot 1 to the right
+        saccade edit scene.png --model slots --slot 1 --move 0.3,0 --out moved.png
+        # remove slot 1
+        saccade edit scene.png --model slots --slot 1 --remove --out removed.png
+    """
     from saccade.serving.client.editing import change_of
 
     refuse_existing(options.out, force=options.force)
@@ -239,7 +281,14 @@ def edit(image: Image, options: EditOptions) -> Result:
 
 
 def show(image: Image, options: ShowOptions) -> Result:
-    """Draw what the model looked at: maps, masks, or a circuit."""
+    """Draw what the model looked at: maps, masks, or a circuit.
+
+    Examples:
+        # draw where a model looked
+        saccade show cat.png --model sot --out build/shown.png
+        # compare two models side by side
+        saccade show cat.png --model sot --against other --out build/both.png
+    """
     from saccade.serving.commands.show import looked_at
 
     refuse_existing(options.out, force=options.force)

@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from itertools import takewhile
 from typing import Annotated, Any, Literal
@@ -22,30 +22,13 @@ from saccade.core.errors import GateFailed, SaccadeError, ServerFailed, missing_
 from saccade.core.escaped import escaped, escaped_line, escaped_message
 from saccade.core.files import is_full
 from saccade.core.verbosity import note
-from saccade.serving.commands import artefacts, calls, models
-from saccade.serving.commands.command import (
-    Answer,
-    Outcome,
-    Result,
-    Verb,
-    as_command,
-    summary_of,
-)
-from saccade.serving.commands.examples import examples, first_example
+from saccade.serving.commands import artefacts, calls, closings, models
+from saccade.serving.commands.command import Answer, Command, Outcome, Result
 from saccade.serving.commands.explore.explore import explore
 from saccade.serving.commands.predict import predict
-from saccade.serving.commands.refusals import flags_of, in_words, known_command
+from saccade.serving.commands.refusals import in_words, known_command
 from saccade.serving.commands.values import ways_to_write
 
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Make a model": ("train", "convert", "upload", "download", "models", "select", "evaluate"),
-    "Export and verify": ("export", "verify", "build"),
-    "Measure and choose": ("bench", "sweep", "choose", "calibrate", "plan"),
-    "Serve": ("repository", "preflight", "serve", "proxy"),
-    "Answer without a server": ("predict", "bulk"),
-    "Call a server": ("classify", "embed", "segment", "answer", "caption", "edit"),
-    "Inspect": ("show", "explore", "inspect", "demo", "ops", "doctor", "completion"),
-}
 _HEAD = """\
 usage: saccade [--version] [-q] [-v] COMMAND ...
 
@@ -61,20 +44,6 @@ Options of every command:
 Start with:
   saccade export shipped:digits-sum --out build/digits-sum"""
 
-_VERBS: tuple[Verb, ...] = (
-    models.train, models.convert, models.upload, models.download, models.models,
-    models.select, models.evaluate,
-    artefacts.export, artefacts.verify, artefacts.build, artefacts.bench, artefacts.sweep,
-    artefacts.choose, artefacts.calibrate, artefacts.plan,
-    artefacts.repository, artefacts.preflight, artefacts.serve, artefacts.proxy, artefacts.bulk,
-    predict,
-    calls.classify, calls.embed, calls.segment, calls.answer, calls.caption, calls.edit, calls.show,
-    explore,
-    artefacts.inspect, artefacts.demo, artefacts.ops, artefacts.doctor,
-)  # fmt: skip
-COMMANDS = {verb.__name__: verb for verb in _VERBS}
-# Arguments that a file among the words may give, by command.
-_DEFAULTS = {models.train.__name__: models.recipe_defaults}
 OUR_BUG = 70
 _MANNERS = ("-q", "--quiet", "-v", "--verbose")  # also accepted in front of the command
 
@@ -152,16 +121,15 @@ def _dispatch(arguments: Sequence[str]) -> Outcome:
         return _overview(asked=bool(arguments[len(leading) :]))
     if words[0] == "--version":
         return Outcome(Answer({"saccade": __version__}, f"saccade {__version__}"))
-    command = known_command(words[0], COMMANDS)
+    command = COMMANDS[known_command(words[0], COMMANDS)]
     _silence_grpc(words)
     _refuse_twice(words, "--set")
     try:
-        with in_words(command, flags_of(COMMANDS[command]), first_example(command), words):
-            defaults = {command: read(words)} if (read := _DEFAULTS.get(command)) else {}
-            return _parsed(_with_signs(words, "--move"), defaults)
+        with in_words(command, words):
+            return _parsed(_with_signs(words, "--move"))
     except SystemExit as end:
         if not end.code and {"-h", "--help"} & set(words):
-            print(epilogue(command))
+            print("examples:\n" + textwrap.indent(command.examples, "  "))
         raise
 
 
@@ -174,12 +142,13 @@ def _silence_grpc(words: Sequence[str]) -> None:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-def _parsed(
-    words: Sequence[str], defaults: Mapping[str, Mapping[str, Any]] | None = None
-) -> Outcome:
-    given = defaults or {}
+def _parsed(words: Sequence[str]) -> Outcome:
+    commands = {
+        name: command.callable(words if name == words[0] else ())
+        for name, command in COMMANDS.items()
+    }
     outcome: Outcome = tyro.extras.subcommand_cli_from_dict(
-        {name: as_command(verb, given.get(name)) for name, verb in COMMANDS.items()},
+        commands,
         prog="saccade",
         description="Turn a checkpoint of an attention-structured vision model into a served one.",
         args=words,
@@ -194,10 +163,9 @@ def _overview(*, asked: bool) -> Outcome:
 
     Raises: SystemExit if the user did not ask for it, which means that a command is missing.
     """
-    summaries = {name: summary_of(verb) for name, verb in COMMANDS.items()}
-    text = overview(summaries)
+    text = overview()
     if asked:
-        return Outcome(Answer(summaries, text))
+        return Outcome(Answer({name: one.summary for name, one in COMMANDS.items()}, text))
     print(text, file=sys.stderr)
     raise SystemExit(SaccadeError.exit_code)
 
@@ -205,14 +173,57 @@ def _overview(*, asked: bool) -> Outcome:
 def completion(
     shell: Annotated[Positional[Literal["bash", "zsh", "fish"]], arg(help="your shell")],
 ) -> Result:
-    """Print a script that makes your shell complete commands and options."""
+    """Print a script that makes your shell complete commands and options.
+
+    Examples:
+        # complete commands and options in bash
+        saccade completion bash > ~/.local/share/bash-completion/completions/saccade
+        # the same in zsh, in a folder in your fpath
+        saccade completion zsh > ~/.zfunc/_saccade
+    """
     script = io.StringIO()
     with redirect_stdout(script), suppress(SystemExit):
         _parsed(["--tyro-print-completion", shell])
     return Answer({"shell": shell, "script": script.getvalue()}, script.getvalue().rstrip("\n"))
 
 
-COMMANDS["completion"] = completion
+_TABLE = (
+    Command(models.train, "Make a model", "export", closings.train, models.recipe_defaults),
+    Command(models.convert, "Make a model", "export", closing=closings.train),
+    Command(models.upload, "Make a model"),
+    Command(models.download, "Make a model", "hub", closing=closings.download),
+    Command(models.models, "Make a model"),
+    Command(models.select, "Make a model", "export", closing=closings.select),
+    Command(models.evaluate, "Make a model", "export", closing=closings.evaluate),
+    Command(artefacts.export, "Export and verify", "export", closing=closings.export),
+    Command(artefacts.verify, "Export and verify", "export", closing=closings.verify),
+    Command(artefacts.build, "Export and verify", "rtx", closing=closings.build),
+    Command(artefacts.bench, "Measure and choose", "bench", closing=closings.bench),
+    Command(artefacts.sweep, "Measure and choose", "export", closing=closings.sweep),
+    Command(artefacts.choose, "Measure and choose"),
+    Command(artefacts.calibrate, "Measure and choose", "bench", closing=closings.calibrate),
+    Command(artefacts.plan, "Measure and choose"),
+    Command(artefacts.repository, "Serve", closing=closings.repository),
+    Command(artefacts.preflight, "Serve", closing=closings.preflight),
+    Command(artefacts.serve, "Serve", "serve"),
+    Command(artefacts.proxy, "Serve", closing=closings.output),
+    Command(predict, "Answer without a server", "cpu", closing=closings.predict),
+    Command(artefacts.bulk, "Answer without a server", "bulk", closing=closings.output),
+    Command(calls.classify, "Call a server"),
+    Command(calls.embed, "Call a server", closing=closings.output),
+    Command(calls.segment, "Call a server", closing=closings.output),
+    Command(calls.answer, "Call a server"),
+    Command(calls.caption, "Call a server"),
+    Command(calls.edit, "Call a server", closing=closings.output),
+    Command(calls.show, "Inspect", closing=closings.output),
+    Command(explore, "Inspect", "explore"),
+    Command(artefacts.inspect, "Inspect"),
+    Command(artefacts.demo, "Inspect", "export", closing=closings.demo),
+    Command(artefacts.ops, "Inspect"),
+    Command(artefacts.doctor, "Inspect"),
+    Command(completion, "Inspect"),
+)
+COMMANDS = {command.name: command for command in _TABLE}
 
 
 def _print(outcome: Outcome) -> None:
@@ -268,24 +279,20 @@ def _with_signs(arguments: Sequence[str], flag: str) -> list[str]:
     return words
 
 
-def overview(summaries: Mapping[str, str]) -> str:
+def overview() -> str:
     """Return the grouped list of commands, each with its summary line."""
     width = min(shutil.get_terminal_size().columns, 100)
-    longest = max(map(len, summaries))
+    longest = max(map(len, COMMANDS))
     lines = [_HEAD]
-    for group, commands in GROUPS.items():
+    for group in dict.fromkeys(command.group for command in COMMANDS.values()):
         lines.append(f"{group}:")
-        for command in commands:
-            lines += textwrap.wrap(
-                summaries[command],
-                width,
-                initial_indent=f"  {command:<{longest}}  ",
-                subsequent_indent=" " * (longest + 4),
-            )
+        for command in COMMANDS.values():
+            if command.group == group:
+                lines += textwrap.wrap(
+                    command.summary,
+                    width,
+                    initial_indent=f"  {command.name:<{longest}}  ",
+                    subsequent_indent=" " * (longest + 4),
+                )
         lines.append("")
     return "\n".join([*lines, _FOOT])
-
-
-def epilogue(command: str) -> str:
-    """Return the examples that end the help of a command."""
-    return "examples:\n" + textwrap.indent(examples()[command], "  ")

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last lines of a command: what it wrote, its size, the time it took, and the next command."""
+"""The last lines of a command: what it wrote, its size, the time it took, and the next command.
+
+Functions have the names of their commands. They take the command's arguments and its result, and
+return None if nothing was written.
+"""
 
 import glob
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +37,7 @@ class Closing:
         return (made, f"Next: {self.next}") if self.next else (made,)
 
 
-def closing_of(command: str, given: Mapping[str, Any], result: Any) -> Closing | None:
-    """Return the closing of a command, or None for commands that write nothing."""
-    describe = CLOSINGS.get(command)
-    return describe(given, result) if describe is not None else None
-
-
-def _trained(given: Mapping[str, Any], result: Any) -> Closing | None:
+def train(given: Mapping[str, Any], result: Any) -> Closing | None:
     if given.get("print_recipe"):
         return None
     out = given["options"].out
@@ -48,25 +46,25 @@ def _trained(given: Mapping[str, Any], result: Any) -> Closing | None:
     return Closing("checkpoint", out, f"saccade export {_q(out)} --out {_q(folder)}")
 
 
-def _selected(given: Mapping[str, Any], result: Any) -> Closing:
+def select(given: Mapping[str, Any], result: Any) -> Closing:
     checkpoint, out = given["checkpoint"], given["options"].out
     following = f"saccade export {_q(checkpoint)} --slots {_q(out)} --out {_q(out.with_suffix(''))}"
     return Closing("selection of slots", out, following)
 
 
-def _exported(given: Mapping[str, Any], result: Any) -> Closing:
+def export(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
     return Closing(
         _counted(len(result.manifests), "variant file", "verified"), out, bench_command(out)
     )
 
 
-def _downloaded(given: Mapping[str, Any], result: Any) -> Closing:
+def download(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
     return Closing("downloaded", out, f"saccade inspect {_q(out)}")
 
 
-def _verified(given: Mapping[str, Any], result: Any) -> Closing:
+def verify(given: Mapping[str, Any], result: Any) -> Closing:
     folder = given["folder"]
     variants = result.to_dict()["variants"]
     count = _counted(len(variants), "variant file", "checked")
@@ -81,13 +79,13 @@ def _verified(given: Mapping[str, Any], result: Any) -> Closing:
     return Closing(count, folder, bench_command(folder))
 
 
-def _built(given: Mapping[str, Any], result: Any) -> Closing:
+def build(given: Mapping[str, Any], result: Any) -> Closing:
     if given["options"].locked:
         return Closing("rebuilt and compared with the locked engines", given["artefact"])
     return Closing("engines", result.folder, f"saccade verify {_q(given['artefact'])}")
 
 
-def _measured(given: Mapping[str, Any], result: Any) -> Closing:
+def bench(given: Mapping[str, Any], result: Any) -> Closing:
     folder, out = given["folder"], given["options"].out
     if folder is None:  # with --url: what the server serves is a repository already
         return Closing("measurements", out)
@@ -95,7 +93,7 @@ def _measured(given: Mapping[str, Any], result: Any) -> Closing:
     return Closing(f"open {out / 'report.html'}", out, following)
 
 
-def _swept(given: Mapping[str, Any], result: Any) -> Closing:
+def sweep(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
     if result.exit_code:
         return Closing("some points failed", out, "run the same command with --retry")
@@ -104,7 +102,7 @@ def _swept(given: Mapping[str, Any], result: Any) -> Closing:
     )
 
 
-def _calibrated(given: Mapping[str, Any], result: Any) -> Closing:
+def calibrate(given: Mapping[str, Any], result: Any) -> Closing:
     count = len(result.policies)
     what = f"{count} {'policy' if count == 1 else 'policies'} certified"
     folder = given["folder"]
@@ -112,12 +110,12 @@ def _calibrated(given: Mapping[str, Any], result: Any) -> Closing:
     return Closing(what, result.path, following if count else "")
 
 
-def _deployed(given: Mapping[str, Any], result: Any) -> Closing:
+def repository(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
     return Closing("model repository", out, f"saccade preflight {_q(out)}")
 
 
-def _checked(given: Mapping[str, Any], result: Any) -> Closing:
+def preflight(given: Mapping[str, Any], result: Any) -> Closing:
     repository = given["repository"]
     # The bundled server has another version.
     how = " --print-command --container" if given["options"].server_version else ""
@@ -125,7 +123,7 @@ def _checked(given: Mapping[str, Any], result: Any) -> Closing:
     return Closing("checked", repository, following)
 
 
-def _evaluated(given: Mapping[str, Any], result: Any) -> Closing:
+def evaluate(given: Mapping[str, Any], result: Any) -> Closing:
     from saccade.models.checkpoint_folder import checkpoint_file
 
     path = given["path"]
@@ -137,12 +135,12 @@ def _evaluated(given: Mapping[str, Any], result: Any) -> Closing:
     return Closing(_counted(len(result.results), "result"), None, following)
 
 
-def _demonstrated(given: Mapping[str, Any], result: Any) -> Closing:
+def demo(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
     return Closing("demonstration", out, f"saccade serve {_q(out / 'repository')}")
 
 
-def _predicted(given: Mapping[str, Any], result: Any) -> Closing | None:
+def predict(given: Mapping[str, Any], result: Any) -> Closing | None:
     """Closing of an answer that is files; None if it was printed."""
     data = result.to_dict()
     if isinstance(data, dict):
@@ -151,34 +149,9 @@ def _predicted(given: Mapping[str, Any], result: Any) -> Closing | None:
     return Closing("", Path(masks).parent) if masks else None
 
 
-def _written(given: Mapping[str, Any], result: Any) -> Closing:
+def output(given: Mapping[str, Any], result: Any) -> Closing:
     """Closing of a command whose output lacks only the size and the time."""
     return Closing("", given["options"].out)
-
-
-CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing | None]] = {
-    "train": _trained,
-    "convert": _trained,
-    "select": _selected,
-    "download": _downloaded,
-    "evaluate": _evaluated,
-    "export": _exported,
-    "verify": _verified,
-    "build": _built,
-    "bench": _measured,
-    "sweep": _swept,
-    "calibrate": _calibrated,
-    "repository": _deployed,
-    "preflight": _checked,
-    "demo": _demonstrated,
-    "proxy": _written,
-    "bulk": _written,
-    "predict": _predicted,
-    "embed": _written,
-    "segment": _written,
-    "edit": _written,
-    "show": _written,
-}
 
 
 def bench_command(folder: Path | str, data: str | None = None, task: str | None = None) -> str:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verbs as commands: options become flags; results become text, JSON and an exit code.
 
-A verb is a function that takes its inputs and an options dataclass. The first line of its
-docstring is the command's help, and the fields of the options are its flags. Every command also
-has `--json`, `-q` and `-v`.
+A verb is a function that takes its inputs and an options dataclass. Its docstring is the command's
+help, whose first line is the summary and whose end are two examples. The fields of the options are
+its flags. Every command also has `--json`, `-q` and `-v`.
 """
 
 import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -19,9 +19,10 @@ from tyro.conf import Positional, arg
 
 from saccade.core.errors import SaccadeError
 from saccade.core.verbosity import log_shown, verbosity
-from saccade.serving.commands.closings import closing_of
+from saccade.serving.commands.closings import Closing
 
 LOGGER = logging.getLogger("saccade.commands")
+_EXAMPLES = "Examples:\n"  # the heading in a docstring
 
 
 class Result(Protocol):
@@ -86,59 +87,92 @@ Images = Annotated[
 ]
 
 
-def as_command(verb: Verb, defaults: Mapping[str, Any] | None = None) -> Callable[..., Outcome]:
-    """Wrap a verb into the function that the parser calls; `defaults` replace its arguments'."""
+@dataclass(frozen=True)
+class Command:
+    """A verb on the command line: all that the command line and its documents know of it."""
 
-    def command(
-        *values: Any, json: bool = False, quiet: bool = False, verbose: bool = False, **named: Any
-    ) -> Outcome:
+    verb: Verb
+    group: str  # its heading in the overview
+    extra: str = ""  # the extra whose packages it needs on any input
+    closing: Callable[[Mapping[str, Any], Any], Closing | None] | None = None
+    # values for its arguments that a file among the words gives
+    defaults: Callable[[Sequence[str]], Mapping[str, Any]] | None = None
+
+    @property
+    def name(self) -> str:
+        """The word after `saccade`."""
+        return self.verb.__name__
+
+    @property
+    def help(self) -> str:
+        """The verb's docstring without the examples."""
+        return (inspect.getdoc(self.verb) or "").partition(_EXAMPLES)[0].rstrip()
+
+    @property
+    def summary(self) -> str:
+        """The first line of the help."""
+        return self.help.partition("\n")[0]
+
+    @property
+    def examples(self) -> str:
+        """The examples, each a comment and a line to type."""
+        return inspect.cleandoc((inspect.getdoc(self.verb) or "").partition(_EXAMPLES)[2])
+
+    @property
+    def example(self) -> str:
+        """The line to type of the first example."""
+        return next((line for line in self.examples.splitlines() if line[0] != "#"), "")
+
+    def callable(self, words: Sequence[str] = ()) -> Callable[..., Outcome]:
+        """Return the function that the parser calls; its signature is the command's syntax."""
+        defaults = self.defaults(words) if self.defaults else {}
+        signature = inspect.signature(self.verb)
+        hints = get_type_hints(self.verb, include_extras=True)
+        own = [
+            parameter.replace(
+                annotation=_flat(hints[parameter.name], parameter.default),
+                default=defaults.get(parameter.name, parameter.default),
+            )
+            for parameter in signature.parameters.values()
+        ]
+        for_all = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+            for name, kind in (("json", Json), ("quiet", Quiet), ("verbose", Verbose))
+        ]
+
+        def call(
+            *values: Any,
+            json: bool = False,
+            quiet: bool = False,
+            verbose: bool = False,
+            **named: Any,
+        ) -> Outcome:
+            with verbosity(quiet=quiet, verbose=verbose):
+                # `serve` prints its own log, as text or as JSON.
+                with log_shown() if verbose and self.name != "serve" else nullcontext():
+                    return self._outcome(signature.bind(*values, **named), json, quiet)
+
+        call.__signature__ = inspect.Signature([*own, *for_all])  # type: ignore[attr-defined]
+        call.__annotations__ = {each.name: each.annotation for each in (*own, *for_all)}
+        call.__doc__ = self.help
+        return call
+
+    def _outcome(self, given: inspect.BoundArguments, as_json: bool, quiet: bool) -> Outcome:
         began = time.monotonic()
-        with verbosity(quiet=quiet, verbose=verbose):
-            # `serve` prints its own log, as text or as JSON.
-            with log_shown() if verbose and verb.__name__ != "serve" else nullcontext():
-                result = _result_of(verb, values, named, as_json=json)
-        if json or quiet:
-            return Outcome(result, json)
-        given = signature.bind(*values, **named)
+        try:
+            result = self.verb(*given.args, **given.kwargs)
+        except SaccadeError as failed:
+            LOGGER.debug("refused", exc_info=True)
+            # With --json, a failure that has a report is printed as JSON too.
+            if not as_json or (report := getattr(failed, "report", None)) is None:
+                raise
+            result = Answer(report.to_dict(), exit_code=failed.exit_code)
+        if as_json or quiet or self.closing is None:
+            return Outcome(result, as_json)
         given.apply_defaults()
-        closing = closing_of(verb.__name__, given.arguments, result)
+        closing = self.closing(given.arguments, result)
         seconds = time.monotonic() - began
         return Outcome(result, closing=closing.lines(seconds) if closing is not None else ())
-
-    hints, signature = get_type_hints(verb, include_extras=True), inspect.signature(verb)
-    own = [
-        parameter.replace(
-            annotation=_flat(hints[parameter.name], parameter.default),
-            default=(defaults or {}).get(parameter.name, parameter.default),
-        )
-        for parameter in signature.parameters.values()
-    ]
-    for_all = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-        for name, kind in (("json", Json), ("quiet", Quiet), ("verbose", Verbose))
-    ]
-    command.__signature__ = inspect.Signature([*own, *for_all])  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in (*own, *for_all)}
-    command.__doc__ = verb.__doc__
-    return command
-
-
-def summary_of(verb: Verb) -> str:
-    """Return the first line of a verb's docstring."""
-    return (inspect.getdoc(verb) or "").splitlines()[0]
-
-
-def _result_of(
-    verb: Verb, values: tuple[Any, ...], named: dict[str, Any], *, as_json: bool
-) -> Result:
-    try:
-        return verb(*values, **named)
-    except SaccadeError as failed:
-        LOGGER.debug("refused", exc_info=True)
-        # With --json, a failure that has a report is printed as JSON too.
-        if not as_json or (report := getattr(failed, "report", None)) is None:
-            raise
-        return Answer(report.to_dict(), exit_code=failed.exit_code)
 
 
 def _flat(kind: Any, default: Any) -> Any:

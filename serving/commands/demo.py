@@ -8,6 +8,7 @@ from typing import Any
 from saccade.core.errors import require
 from saccade.core.files import new_folder, refuse_existing
 from saccade.core.leftovers import temporary_folder
+from saccade.core.options import Options
 from saccade.core.verbosity import note
 from saccade.exporter.exported import ExportOptions
 from saccade.exporter.policy.options import CalibrateOptions
@@ -27,7 +28,7 @@ _QUICK = BenchOptions(Path(), data="digits-sum", limit=64, server=False, seconds
 
 
 @dataclass(frozen=True)
-class DemoOptions:
+class DemoOptions(Options):
     """Options of the demo."""
 
     out: Path = Path("build/demo")  # folder to write

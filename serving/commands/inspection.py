@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core import limits
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.files import read_regular, sha256_of
 from saccade.core.json_text import parse_json
 from saccade.core.sizes import files_below, size_text
@@ -397,9 +397,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = parse_json(read_regular(path, limits.JSON_BYTES))
     except (OSError, ValueError) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read as JSON ({error!s:.200}). Write the file again."
-        ) from error
+        raise Damaged(path, f"cannot be read as JSON ({error!s:.200})") from error
     if not isinstance(content, dict):
         raise SaccadeError(f"{path}: found JSON that is not an object. Pass another path.")
     return content

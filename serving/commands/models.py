@@ -40,7 +40,14 @@ def train(
         bool, arg(help="print these options as a recipe file, and do not train")
     ] = False,
 ) -> Result:
-    """Train a model and write a checkpoint."""
+    """Train a model and write a checkpoint.
+
+    Examples:
+        # train a small model on scikit-learn's digits
+        saccade train nac --data digits --out build/digits.safetensors
+        # your own images, one folder per class, on a pretrained trunk
+        saccade train sot --data photos --trunk vit-base --out photos.safetensors
+    """
     if recipe_file is not None:
         options = _with_recipe(recipe_file, family, options)
     if print_recipe:
@@ -66,7 +73,7 @@ def recipe_defaults(words: Sequence[str]) -> dict[str, Any]:
         *(after for word, after in pairwise(words) if word == _RECIPE_FLAG and after[:1] != "-"),
     ]
     defaults: dict[str, Any] = {}
-    values: dict[str, Any] = {"out": MISSING}
+    values: dict[str, Any] = {"out": Path()}
     if "--print-recipe" in words:
         named = next((word for word in words if word in FAMILIES), "model")
         values["out"] = Path("build") / f"{named}.safetensors"
@@ -76,7 +83,9 @@ def recipe_defaults(words: Sequence[str]) -> dict[str, Any]:
         values |= {name: value for name, value in read.items() if value is not True}
         defaults |= {} if family is None else {"family": family}
     if given or "--print-recipe" in words:
-        defaults["options"] = TrainOptions(**values)
+        defaults["options"] = options = TrainOptions(**values)
+        if options.out == Path():
+            object.__setattr__(options, "out", MISSING)  # the parser's mark, which no option may be
     return defaults
 
 
@@ -107,7 +116,14 @@ def convert(
         Positional[Path | None], arg(help="the authors' checkpoint file, or a model hub's folder")
     ] = None,
 ) -> Result:
-    """Convert a checkpoint from a paper's authors, or a model hub's folder, into a saccade one."""
+    """Convert a checkpoint from a paper's authors, or a model hub's folder, into a saccade one.
+
+    Examples:
+        # convert a folder of a model hub, which has the labels too
+        saccade convert vit-base --out build/vit.safetensors
+        # convert a SPARO model, with its training configuration
+        saccade convert sparo-clip epoch_32.pt --config c.json --out sparo.safetensors
+    """
     from saccade.models.official.convert import AUTO, convert
 
     if checkpoint is None and source in SOURCES:
@@ -129,7 +145,14 @@ def upload(
     ],
     options: UploadOptions,
 ) -> Result:
-    """Upload a checkpoint folder to a Hugging Face hub."""
+    """Upload a checkpoint folder to a Hugging Face hub.
+
+    Examples:
+        # upload a checkpoint folder, with a token in HF_TOKEN
+        saccade upload build/animals --repo user/animals
+        # the same into a branch of a new private repository
+        saccade upload build/animals --repo user/animals --revision trial --private
+    """
     from saccade.models.hub import upload
 
     return upload(folder, options)
@@ -142,7 +165,14 @@ def download(
     ],
     options: DownloadOptions,
 ) -> Result:
-    """Download a model's folder from a Hugging Face hub, without pickles."""
+    """Download a model's folder from a Hugging Face hub, without pickles.
+
+    Examples:
+        # fetch a model's folder from the Hugging Face hub
+        saccade download google/vit-base-patch16-224 --out vit-base
+        # fetch it at a tag or a commit, over an older copy
+        saccade download google/vit-base-patch16-224@main --out vit-base --force
+    """
     from saccade.models.hub import download
 
     return download(repo, options)
@@ -152,7 +182,14 @@ def evaluate(
     path: Annotated[Positional[Path], arg(help="a .safetensors file, or an artefact folder")],
     options: EvaluateOptions,
 ) -> Result:
-    """Score a checkpoint, or every variant of an artefact folder, on a data set."""
+    """Score a checkpoint, or every variant of an artefact folder, on a data set.
+
+    Examples:
+        # score a checkpoint on the data set it was trained for
+        saccade evaluate shipped:digits-sum --data digits-sum
+        # score every variant of a folder on 200 samples
+        saccade evaluate build/digits-sum --data digits-sum --limit 200
+    """
     from saccade.exporter.evaluation.evaluate import evaluate
 
     return evaluate(path, options)
@@ -164,7 +201,14 @@ def select(
     ],
     options: SelectOptions,
 ) -> Result:
-    """Choose the slots of a SPARO checkpoint to keep, for `saccade export --slots`."""
+    """Choose the slots of a SPARO checkpoint to keep, for `saccade export --slots`.
+
+    Examples:
+        # rank slots by their zero-shot accuracy
+        saccade select shipped:sparo-shapes --out build/slots.json
+        # train a mask of whole slots instead
+        saccade select shipped:sparo-shapes --masks slot --out build/slots.json
+    """
     from saccade.models.sparo.select import select
 
     selection = select(checkpoint, options)
@@ -179,10 +223,17 @@ def models(
         Positional[FamilyName | None], arg(help="list only the sizes of this family")
     ] = None,
 ) -> Result:
-    """List every family and size: parameters, outputs, budgets, source."""
-    from saccade.models.catalogue import catalogue
+    """List every family and size: parameters, outputs, budgets, source.
 
-    rows = catalogue(family)
+    Examples:
+        # list every family and size
+        saccade models
+        # list the sizes of one family
+        saccade models slot-attention
+    """
+    from saccade.models.catalogue import list_models
+
+    rows = list_models(family)
     return Answer([row.to_dict() for row in rows], models_table(rows))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from saccade.core.errors import SaccadeError
-from saccade.core.path_fields import PathFields
+from saccade.core.options import Options
 from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.serving.client.call_options import (
     AnswerOptions,
@@ -17,6 +17,7 @@ from saccade.serving.client.call_options import (
     ClassifyOptions,
     EmbedOptions,
     SegmentOptions,
+    Top,
 )
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.commands import calls
@@ -27,7 +28,7 @@ Task = Literal["classify", "answer", "caption", "segment", "embed"]
 
 
 @dataclass(frozen=True)
-class PredictOptions(PathFields):
+class PredictOptions(Options):
     """Options of predict: those of the command that asks a server for the same answers."""
 
     task: Task | None = None  # kind of answer; default: the model's main one
@@ -40,7 +41,7 @@ class PredictOptions(PathFields):
     # answer: refuse a question with words that the model does not know; with a policy: refuse if
     # an answer would not be certified
     strict: bool = False
-    top: int = 3  # classify and answer: labels per image
+    top: Top = 3  # classify and answer: labels per image
     labels: Path | None = None  # zero-shot: a text file with one label per line
     templates: Path | None = None  # with --labels: one prompt per line, with {} for the label
     question: str = ""  # answer: the question, the same for all images
@@ -88,7 +89,14 @@ _OF_THE_MODEL = ("runtime", "engines", "instances", "precisions", "device", "thr
 
 
 def predict(folder: Artefacts, image: Images, options: PredictOptions) -> Result:
-    """Answer about images without a server, from an artefact folder."""
+    """Answer about images without a server, from an artefact folder.
+
+    Examples:
+        # answer about images without a server
+        saccade predict build/digits-sum cat.png dog.png
+        # use at most a quarter of the budget
+        saccade predict build/digits-sum cat.png --budget 0.25
+    """
     from saccade.serving.local.artefact import load_artefact
 
     follows = options.policy is not None or options.max_risk is not None

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from saccade.core.errors import SaccadeError
 from saccade.core.spelling import did_you_mean
 from saccade.models.families import FAMILIES, entries
+from saccade.serving.commands.command import Command
 
 _OF_ALL = ("--help", "--json", "--quiet", "--verbose")
 
@@ -33,11 +34,11 @@ def known_command(word: str, commands: Iterable[str]) -> str:
     )
 
 
-def flags_of(verb: Callable[..., Any]) -> tuple[str, ...]:
-    """Return every option of a verb as the user types it."""
-    hints = get_type_hints(verb)
+def _flags(command: Command) -> tuple[str, ...]:
+    """Return every option of a command as the user types it."""
+    hints = get_type_hints(command.verb)
     names = []
-    for parameter in inspect.signature(verb).parameters.values():
+    for parameter in inspect.signature(command.verb).parameters.values():
         kind = hints[parameter.name]
         if is_dataclass(kind):
             names += [(field.name, field.default is True) for field in fields(kind)]
@@ -48,9 +49,7 @@ def flags_of(verb: Callable[..., Any]) -> tuple[str, ...]:
 
 
 @contextmanager
-def in_words(
-    command: str, flags: Iterable[str], example: str, given: Sequence[str] = ()
-) -> Iterator[None]:
+def in_words(command: Command, given: Sequence[str]) -> Iterator[None]:
     """Raise what the parser refuses inside the block as a SaccadeError.
 
     `given` is the command line. Versions of the parser that do not report what they refuse print
@@ -62,7 +61,7 @@ def in_words(
     if hook is None:
         yield
         return
-    words = _Words(command, tuple(flags), example, given)
+    words = _Words(command, given)
 
     def refuse(event: Any) -> None:
         if (words_of := words.known.get(type(event).__name__)) is not None:
@@ -75,11 +74,10 @@ def in_words(
 class _Words:
     """The messages of one command, by kind of refusal."""
 
-    def __init__(
-        self, command: str, flags: tuple[str, ...], example: str, given: Sequence[str]
-    ) -> None:
-        self._called, self._flags, self._given = f"saccade {command}", flags, given
-        self._example = f"For example: {example}" if example else f"See: {self._called} --help"
+    def __init__(self, command: Command, given: Sequence[str]) -> None:
+        self._called, self._given = f"saccade {command.name}", given
+        self._flags = _flags(command)
+        self._example = f"For example: {command.example}"
         self.known: Mapping[str, Callable[[Any], str]] = {
             "UnrecognizedArgs": lambda event: self._unknown(event.tokens),
             "MissingArgs": self._missing,

@@ -7,13 +7,14 @@ describes `--no-x` flags by what they turn off.
 """
 
 from collections.abc import Callable
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
+from saccade.core.options import Options
 from saccade.models.budget import BudgetLike
 from saccade.models.entry import imported
 from saccade.models.training.options import overrides_words, parse_overrides
@@ -88,11 +89,12 @@ def _one(info: Kind) -> Way[Any] | None:
 
 def _several(info: Kind) -> Way[Any] | None:
     kind, *rest = get_args(info.type) or (None,)
-    if get_origin(info.type) is not tuple or rest != [...] or kind not in _LISTED:
+    if get_origin(info.type) is not tuple or kind not in _LISTED:
         return None
+    one = "N" if kind in (float, int) else "VALUE"
     return Way(
         nargs=1,
-        metavar="N[,N...]" if kind in (float, int) else "VALUE[,VALUE...]",
+        metavar=f"{one}[,{one}...]" if rest == [...] else ",".join([one] * (1 + len(rest))),
         instance_from_str=lambda words: tuple(map(_LISTED[kind], words[0].split(","))),
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda value: [",".join(map(_shown, value))],
@@ -128,7 +130,8 @@ def _options_rule() -> Callable[[Struct], Fields | None]:
     busy: set[type] = set()
 
     def rule(info: Struct) -> Fields | None:
-        if not is_dataclass(info.type) or info.type in busy:
+        is_options = isinstance(info.type, type) and issubclass(info.type, Options)
+        if not is_options or info.type in busy:
             return None
         busy.add(info.type)  # a nested query gets the parser's own rule
         try:
@@ -137,7 +140,9 @@ def _options_rule() -> Callable[[Struct], Fields | None]:
             busy.discard(info.type)
         if not isinstance(spec, Fields):
             return None
-        return replace(spec, fields=tuple(map(_with_help, spec.fields)))
+        plain = get_type_hints(info.type)  # the options check their ranges themselves
+        typed = [replace(field, type=plain[field.name]) for field in spec.fields]
+        return replace(spec, fields=tuple(map(_with_help, typed)))
 
     return rule
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from saccade.core import limits
 from saccade.core.archives import ArchiveRefused, array_names
-from saccade.core.errors import MissingPackage, SaccadeError
+from saccade.core.errors import Damaged, MissingPackage, SaccadeError
 from saccade.core.files import FileRefused, sha256_of
 from saccade.core.json_text import parse_json
 from saccade.models.checkpoint_folder import checkpoint_name
@@ -49,9 +49,7 @@ def inspect_weights(path: Path, place: Path | None = None) -> Described:
             head = file.read(16)
         kind, facts, following = _described(path, place or path, head)
     except (TorchFileRefused, ArchiveRefused, FileRefused, EntriesRefused, OSError) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read ({error!s:.300}). Copy it again from its source."
-        ) from error
+        raise Damaged(path, f"cannot be read ({error!s:.300})") from error
     facts |= {"bytes": size, "sha256": facts.get("sha256") or sha256_of(path)}
     return kind, facts, following
 
@@ -139,9 +137,7 @@ def _ours(path: Path, text: Any) -> Mapping[str, Any]:
         if header["schema"] != SCHEMA:
             raise ValueError(f"its schema is {str(header['schema'])!r:.60}")
     except (ValueError, KeyError, TypeError) as error:
-        raise SaccadeError(
-            f"{path}: its metadata is corrupt ({error}). Copy the file again."
-        ) from error
+        raise Damaged(path, f"its metadata is corrupt ({error})") from error
     return dict(header)
 
 

@@ -3,16 +3,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from saccade.core.errors import SaccadeError
-from saccade.core.schema import AGAIN, Range, Share, typed
+from saccade.core.schema import AGAIN, Share, typed
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.tasks import tasks_of
 from saccade.exporter.policy.policy import policy_files, read_policies
 from saccade.models.budget import Budget
-from saccade.serving.repository.options import RANGES, RepositoryOptions
+from saccade.serving.repository.options import RepositoryOptions, SloMs
 from saccade.serving.repository.policies import CHOOSES, ServedPolicy
 
 KEY = "adaptive"  # key in routes.json and in the router's description for clients
@@ -27,7 +27,7 @@ class ServedAdaptive:
     `shares` are the shares of the calibration's samples that end at each step, by policy.
     """
 
-    slo_ms: Annotated[float, Range(*RANGES["slo_ms"])]
+    slo_ms: SloMs
     floor_budget: Budget | None
     shares: dict[str, tuple[Share, ...]]
 

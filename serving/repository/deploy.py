@@ -99,6 +99,10 @@ def deploy(
         ) from error
 
 
+repository = deploy
+"""`deploy` by the name of its command."""
+
+
 def plan_repository(
     folder: ArtefactFolder,
     options: RepositoryOptions,

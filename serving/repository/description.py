@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.files import sha256_of
 from saccade.core.schema import AGAIN as EXPORT_AGAIN
 from saccade.core.schema import typed
@@ -22,7 +22,7 @@ SCHEMA = "saccade.repository"
 VERSION = 2
 DESCRIPTION = "saccade.json"
 MAX_DESCRIPTION_BYTES = 16 << 20  # about 100 bytes per file: a larger file is not a description
-_AGAIN = "Write it again with: saccade repository FOLDER --out REPOSITORY --force"
+WRITER = "saccade repository FOLDER --out REPOSITORY --force"
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ def read_repository(folder: Path) -> Deployment:
     present = regular_files(Path(folder))
     if odd := sorted(set(files) ^ (set(present) - {DESCRIPTION})):
         state = "is missing" if odd[0] in files else "was not written by saccade"
-        raise SaccadeError(f"{Path(folder) / odd[0]}: {state}. {_AGAIN}")
+        raise Damaged(folder, f"{odd[0]} {state}", WRITER)
     for name, digest in files.items():
         if sha256_of(present[name]) != digest:
-            raise SaccadeError(f"{present[name]}: was changed after it was written. {_AGAIN}")
+            raise Damaged(folder, f"{name} was changed after it was written", WRITER)
     return deployment
 
 
@@ -117,9 +117,8 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
     except (
         OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SaccadeError
     ) as error:  # fmt: skip
-        raise SaccadeError(
-            f"{path}: does not describe a model repository ({_said(error)}). {_AGAIN}"
-        ) from error
+        why = f"does not describe a model repository ({_said(error)})"
+        raise Damaged(path, why, WRITER) from error
     own = hashlib.sha256(data).hexdigest()
     written = Deployment(
         Path(folder), model, variants, unmeasured, runtime, kept, ops, policies, slo_ms, cores,

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from saccade.core.errors import SaccadeError
 from saccade.core.files import new_folder
 from saccade.core.machine import cores
+from saccade.core.options import flag
 from saccade.plugins.native.library import NAME as ONNXRUNTIME_LIBRARY
 from saccade.serving.client.connection import is_loopback
 from saccade.serving.repository.description import read_repository
@@ -36,7 +37,6 @@ from saccade.serving.repository.requirements import (
 )
 from saccade.serving.server.addresses import (
     ServeOptions,
-    flag_of,
     listening,
     numeric,
     refuse_shared,
@@ -210,7 +210,7 @@ def _check_ports(options: ServeOptions, names: tuple[str, ...]) -> None:
         port = getattr(options, name)
         if port == 0:
             raise SaccadeError(
-                f"{flag_of(name)} 0: a free port can only be found when the server starts, but a "
+                f"{flag(name)} 0: a free port can only be found when the server starts, but a "
                 "printed command starts later. Pass a port."
             )
         refuse_shared(name, port, chosen)

@@ -24,7 +24,7 @@ sys.exit(main())
 _IN_COMMAND = """
 import os, sys, time
 from saccade.serving.commands import cli
-from saccade.serving.commands.command import Answer
+from saccade.serving.commands.command import Answer, Command
 from saccade.__main__ import main
 class Swallows:
     def __del__(self):
@@ -39,7 +39,7 @@ def doctor() -> Answer:
     for _ in range(500):
         time.sleep(0.01)
     return Answer({}, "not interrupted")
-cli.COMMANDS["doctor"] = doctor
+cli.COMMANDS["doctor"] = Command(doctor, "")
 sys.argv = ["saccade", "doctor"]
 """
 

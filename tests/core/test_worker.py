@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import pytest
 
-from saccade.core.errors import GateFailed, SaccadeError
+from saccade.core.errors import Damaged, GateFailed, SaccadeError
 from saccade.core.schema import typed
 from saccade.core.worker import Limits, Program, Worker, WorkerEnded, WorkRefused, each_alone
 
 WORK = """
 import os, resource, sys, time
 from dataclasses import dataclass
-from saccade.core.errors import GateFailed
+from saccade.core.errors import Damaged, GateFailed
 
 @dataclass(frozen=True)
 class Task:
@@ -92,6 +92,8 @@ def test_errors_of_the_work_are_raised_and_end_nothing(start: Callable[..., Work
         ask(worker, "raise GateFailed('it says no')")
     with pytest.raises(GateFailed, match=r"^so does a kind of it$"):
         ask(worker, "raise type('Own', (GateFailed,), {})('so does a kind of it')")
+    with pytest.raises(Damaged, match=r"^a\.bin: is empty\. Copy it again .* with: saccade train$"):
+        ask(worker, "raise Damaged('a.bin', 'is empty', 'saccade train')")
     assert ask(worker, "pid = os.getpid()") == pid
     with pytest.raises(WorkerEnded, match="exit code 1") as ended:
         ask(worker, "1 / 0")

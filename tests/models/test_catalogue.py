@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from saccade.core.errors import SaccadeError
-from saccade.models.catalogue import catalogue, known_sizes, presets, row
+from saccade.models.catalogue import known_sizes, list_models, presets, row
 from saccade.models.families import FAMILIES, build
 
 PUBLISHED = {  # parameters of the authors' own models
@@ -23,7 +23,7 @@ PUBLISHED = {  # parameters of the authors' own models
 
 
 def test_every_family_has_rows_that_name_their_components_and_source() -> None:
-    rows = catalogue()
+    rows = list_models()
     assert {row.family for row in rows} == set(FAMILIES)
     names = [row.name for row in rows]
     assert len(set(names)) == len(names)
@@ -44,7 +44,7 @@ def test_every_family_has_rows_that_name_their_components_and_source() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_counts_what_a_real_model_has(family: str) -> None:
-    smallest = min(catalogue(family), key=lambda each: each.parameters)
+    smallest = min(list_models(family), key=lambda each: each.parameters)
     assert smallest.parameters < 100_000
     model = build(family, presets(family)[smallest.name].to_dict())
     assert sum(parameter.numel() for parameter in model.parameters()) == smallest.parameters
@@ -91,6 +91,6 @@ def test_every_size_is_known_without_its_model_and_no_other_one() -> None:
 
 def test_unknown_names_are_refused_with_the_known() -> None:
     with pytest.raises(SaccadeError, match=r"'gpt' is unknown.*sparo"):
-        catalogue("gpt")
+        list_models("gpt")
     with pytest.raises(SaccadeError, match=r"sot has no size 'huge'.*sot-tiny"):
         row("sot", "huge")

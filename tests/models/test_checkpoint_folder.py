@@ -22,7 +22,6 @@ from saccade.models.official.convert import ConvertOptions, convert  # noqa: E40
 from saccade.models.shipped import located  # noqa: E402
 from saccade.serving.commands import closings  # noqa: E402
 from saccade.serving.commands.cli import run  # noqa: E402
-from saccade.serving.commands.closings import closing_of  # noqa: E402
 from saccade.serving.commands.inspection import inspect  # noqa: E402
 
 FILES = ["README.md", "config.json", "model.safetensors"]
@@ -57,7 +56,7 @@ def test_a_folder_is_read_like_its_file(folder: Path) -> None:
     assert default_model_name(folder) == default_model_name(checkpoint.path) == "animals"
     assert subjects_of_checkpoint(checkpoint)[0].name.startswith("animals-")
     given = {"path": folder}
-    closing = closing_of("evaluate", given, SimpleNamespace(results=[]))
+    closing = closings.evaluate(given, SimpleNamespace(results=[]))
     assert closing is not None
     lines = closing.lines(0)
     assert f"saccade export {folder} --out build/animals" in lines[-1]
@@ -115,7 +114,7 @@ def test_the_next_bench_of_a_converted_model_asks_for_images(copied: Path) -> No
             ("export", {"options": SimpleNamespace(out=folder)}),
             ("verify", {"folder": folder, "bisect": False}),
         ):
-            closing = closing_of(command, given, result)
+            closing = getattr(closings, command)(given, result)
             assert closing is not None
             assert closing.next == f"saccade bench {folder}{data} --out {folder}-report"
 
@@ -133,7 +132,7 @@ def test_the_next_command_names_the_data_that_only_the_user_has(
     result = SimpleNamespace(manifests=(1,), results=(1,), exit_code=0)
 
     def following(command: str, given: dict[str, Any]) -> str:
-        closing = closing_of(command, given, result)
+        closing = getattr(closings, command)(given, result)
         assert closing is not None
         return closing.next.removeprefix("saccade bench build/photos")
 

@@ -12,7 +12,7 @@ from quick_gate import quick_gate
 
 from saccade.exporter.runtimes.runtime import RUNTIMES, engine_names
 from saccade.serving.commands import cli
-from saccade.serving.commands.command import Answer
+from saccade.serving.commands.command import Answer, Command
 from saccade.serving.repository.runtimes.registry import served_names
 
 COMMANDS = sorted(cli.COMMANDS)
@@ -185,7 +185,7 @@ def test_our_bug_keeps_its_trace(saccade, monkeypatch):
         """Fail."""
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setitem(cli.COMMANDS, "doctor", broken)
+    monkeypatch.setitem(cli.COMMANDS, "doctor", Command(broken, ""))
     code, _, err = saccade("doctor")
     assert code == 70
     assert "ZeroDivisionError" in err

@@ -101,6 +101,7 @@ def test_messages_of_errors_are_in_the_index(reference: ModuleType) -> None:
         ("SaccadeError(f'{a}: found {n}, ' 'expected one.')", "<...>: found <...>, expected one."),
         ("GateFailed('one ' + 'two three')", "one two three"),
         ("SaccadeError(message)", None),
+        ("Damaged(path, f'has {n} rows')", "<...>: has <...> rows"),
     ],
 )
 def test_template_of_a_message(reference: ModuleType, source: str, text: str | None) -> None:

@@ -2,6 +2,7 @@
 """Every command that the documents show is one that the command line takes."""
 
 import ast
+import dataclasses
 import functools
 import importlib
 import re
@@ -11,9 +12,7 @@ import pytest
 from places import ROOT
 
 from saccade.serving.commands import cli
-from saccade.serving.commands import command as command_module
 from saccade.serving.commands.command import Answer
-from saccade.serving.commands.examples import examples
 
 README = ROOT / "README.md"
 DOCUMENTS = [README, *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,17 +41,16 @@ def test_documents_show_every_command():
 
 def typed_examples() -> list[str]:
     """The examples in the helps of the commands, without what the shell does with them."""
-    lines = [line for block in examples().values() for line in block.splitlines()]
+    lines = [line for one in cli.COMMANDS.values() for line in one.examples.splitlines()]
     return [line.partition(" > ")[0] for line in lines if not line.startswith("#")]
 
 
 def test_every_command_has_two_examples_that_fit_a_terminal():
-    assert set(examples()) == set(cli.COMMANDS)
-    for command, block in examples().items():
-        said, typed, also_said, also_typed = block.splitlines()
+    for command, one in cli.COMMANDS.items():
+        said, typed, also_said, also_typed = one.examples.splitlines()
         assert said[:2] == also_said[:2] == "# ", command
         assert [line.split()[:2] for line in (typed, also_typed)] == [["saccade", command]] * 2
-        assert max(map(len, block.splitlines())) <= 80 - len("  "), command
+        assert max(map(len, one.examples.splitlines())) <= 80 - len("  "), command
 
 
 @pytest.mark.parametrize("command", [*shown_commands(), *typed_examples()])
@@ -65,13 +63,13 @@ def test_command_is_understood(command, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
     taken = []
 
-    @functools.wraps(cli.COMMANDS[name])
+    @functools.wraps(cli.COMMANDS[name].verb)
     def stub(*values, **named):
         taken.append(named)
         return Answer({})
 
-    monkeypatch.setitem(cli.COMMANDS, name, stub)
-    monkeypatch.setattr(command_module, "closing_of", lambda *_: None)
+    command = dataclasses.replace(cli.COMMANDS[name], verb=stub, closing=None)
+    monkeypatch.setitem(cli.COMMANDS, name, command)
     assert cli.run([name, *arguments]) == 0
     assert taken
 

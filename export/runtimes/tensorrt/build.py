@@ -48,7 +48,6 @@ from saccade.exporter.runtimes.tensorrt.profiles import (
 from saccade.exporter.runtimes.tensorrt.type_proof import check_bindings, layer_types, prove_types
 from saccade.plugins.availability import TENSORRT_LIBRARY
 
-_MOST_MIB = 2**20
 _MIB = 2**20
 
 
@@ -232,8 +231,6 @@ def _jobs(
     artefact: ArtefactFolder, manifests: Sequence[Manifest], options: BuildOptions
 ) -> list[BuildJob]:
     batch, axes = read_range(options.batch, "--batch"), read_axes(options.axis)
-    if options.workspace_mib is not None and not 1 <= options.workspace_mib <= _MOST_MIB:
-        raise SaccadeError(f"--workspace-mib {options.workspace_mib}: expected 1 to {_MOST_MIB:,}.")
     check_axes(manifests, axes)
     for manifest in manifests:
         check_batch(manifest, batch)

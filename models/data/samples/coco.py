@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.json_text import stream_json
 from saccade.models.data.samples.manifests import Root
 from saccade.models.data.samples.masks import MOST_OBJECTS, MaskSource
@@ -46,9 +46,10 @@ class CocoInstances(MaskSource):
                 elif field == "annotations":
                     self._add_instance(value)
         except (OSError, ValueError) as error:
-            raise SaccadeError(
-                f"{path}: cannot be read ({error}), expected COCO's JSON object with images and "
-                "annotations. Write it again."
+            raise Damaged(
+                path,
+                f"cannot be read ({error}), expected COCO's JSON object with images and "
+                "annotations",
             ) from error
         if not self._files:
             raise SaccadeError(
@@ -106,9 +107,10 @@ class CocoInstances(MaskSource):
         name, identity = fields.get("file_name"), fields.get("id")
         sound = isinstance(name, str) and name and "\0" not in name and _is_id(identity)
         if not sound or any(type(side) is not int or not 0 < side < 2**31 for side in sides):
-            raise SaccadeError(
-                f"{self.path}: image {len(self._files) + 1:,} is {value!r:.200}, expected id, "
-                "file_name, height and width. Write it again."
+            raise Damaged(
+                self.path,
+                f"image {len(self._files) + 1:,} is {value!r:.200}, expected id, file_name, height "
+                "and width",
             )
         self._files.append(str(name))
         self._ids.append(identity)

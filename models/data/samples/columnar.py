@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError, require
+from saccade.core.errors import Damaged, SaccadeError, require
 from saccade.core.files import read_regular
 from saccade.core.json_text import parse_json
 from saccade.core.limits import JSON_BYTES
@@ -292,7 +292,7 @@ def saved_tables(folder: Path) -> list[ColumnarTable]:
         return _arrow_files(folder, -1)
     splits = _object(folder / "dataset_dict.json").get("splits")
     if not isinstance(splits, list) or not splits:
-        raise SaccadeError(f"{folder}: dataset_dict.json names no splits. Save the data again.")
+        raise Damaged(folder, "dataset_dict.json names no splits")
     tables: list[ColumnarTable] = []
     for name in splits:
         split = split_named(name) if isinstance(name, str) else None
@@ -320,15 +320,12 @@ def _arrow_files(folder: Path, split: int) -> list[ColumnarTable]:
     files = state.get("_data_files")
     names = [file.get("filename") for file in files] if isinstance(files, list) else []
     if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
-        raise SaccadeError(
-            f"{folder}: state.json names {names!r:.80}, expected .arrow files in the folder. Save "
-            "the data again."
+        raise Damaged(
+            folder,
+            f"state.json names {names!r:.80}, expected .arrow files in the folder",
         )
     if strange := [name for name in names if not (folder / name).is_file()]:
-        raise SaccadeError(
-            f"{folder}: {strange[0]} is missing or not a file, but state.json names it. "
-            "Save the data again."
-        )
+        raise Damaged(folder, f"{strange[0]} is missing or not a file, but state.json names it")
     return [ArrowFile(folder / name, split) for name in names]
 
 
@@ -336,9 +333,9 @@ def _object(path: Path) -> dict[str, Any]:
     try:
         values = parse_json(read_regular(path, JSON_BYTES))
     except (OSError, ValueError) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read ({error}), expected what save_to_disk of Hugging Face "
-            "wrote. Save the data again."
+        raise Damaged(
+            path,
+            f"cannot be read ({error}), expected what save_to_disk of Hugging Face wrote",
         ) from error
     return values if isinstance(values, dict) else {}
 
@@ -352,9 +349,9 @@ def class_names_in(path: Path, schema: Any, column: str) -> list[str] | None:
     except (ValueError, KeyError, TypeError):
         return None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SaccadeError(
-            f"{path}: the class names of column {column!r} are {names!r:.80}, expected text. Write "
-            "the file again."
+        raise Damaged(
+            path,
+            f"the class names of column {column!r} are {names!r:.80}, expected text",
         )
     return names
 
@@ -367,6 +364,4 @@ def readable(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read as {what} ({str(error)[:300]}). Write it again."
-        ) from error
+        raise Damaged(path, f"cannot be read as {what} ({str(error)[:300]})") from error

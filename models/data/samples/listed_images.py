@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.json_text import stream_json
 from saccade.core.spelling import did_you_mean
 from saccade.models.data.samples.folders import visible
@@ -163,10 +163,7 @@ def json_fields(path: Path, wanted: str) -> Iterator[tuple[str, Any]]:
     try:
         yield from stream_json(path)
     except (OSError, ValueError) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read ({str(error)[:300]}), expected {wanted}. Copy or write the "
-            "file again."
-        ) from error
+        raise Damaged(path, f"cannot be read ({str(error)[:300]}), expected {wanted}") from error
 
 
 def checked_id(where: str, value: Any, field: str) -> int | str:

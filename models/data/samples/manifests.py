@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from saccade.core import limits
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.files import read_regular
 from saccade.core.json_text import parse_json
 from saccade.models.data.samples.labels import LabelColumn, Refused
@@ -252,9 +252,10 @@ def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
                     )
                 yield {(name or "").strip(): value for name, value in values.items()}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read as CSV ({error}), expected UTF-8 text with the names of the "
-            "columns in the first line. Write it again."
+        raise Damaged(
+            path,
+            f"cannot be read as CSV ({error}), expected UTF-8 text with the names of the columns "
+            "in the first line",
         ) from error
 
 

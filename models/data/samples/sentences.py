@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.models.data.samples.columnar import is_saved
 from saccade.models.data.samples.formats import is_packed, open_source
 from saccade.models.data.samples.listed_images import (
@@ -148,10 +148,7 @@ def _image(where: str, value: Any, split: int) -> tuple[int | str, str, int, lis
     entry = value if isinstance(value, dict) else {}
     name = entry.get("file_name", entry.get("filename"))
     if not isinstance(name, str) or not name:
-        raise SaccadeError(
-            f"{where}: found {value!r:.80}, expected an object with file_name. Write the file "
-            "again."
-        )
+        raise Damaged(where, f"found {value!r:.80}, expected an object with file_name")
     key = checked_id(where, entry.get("id", entry.get("imgid")), "id")
     if isinstance(entry.get("filepath"), str) and entry["filepath"]:
         name = f"{entry['filepath']}/{name}"

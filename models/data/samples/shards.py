@@ -9,7 +9,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.json_text import parse_json
 from saccade.models.data.samples.folders import SUFFIXES
 from saccade.models.data.samples.labels import LabelColumn
@@ -148,9 +148,10 @@ class TarShards(SampleSource):
             wanted = f"its {kind.name} ({kind.suffixes[0]}, or .json with a {kind.name})"
             if kind is _MASK:
                 wanted = f"at most one mask ({kind.suffixes[0]})"
-            raise SaccadeError(
-                f"{shard}: sample {key!r} has {shown}, expected one image ({', '.join(SUFFIXES)}) "
-                f"and {wanted}. Write the shard again."
+            raise Damaged(
+                shard,
+                f"sample {key!r} has {shown}, expected one image ({', '.join(SUFFIXES)}) and "
+                f"{wanted}",
             )
         form = frozenset({*members} - {*images} | {"image"})
         self._form = self._form or form
@@ -249,9 +250,10 @@ def _written(shard: Path, member: Member, file: IO[bytes] | None, kind: _MemberK
     """Return the label or sentence in a member: text, or the field of an object."""
     most = _JSON_BYTES if member.suffix == ".json" else _TEXT_BYTES
     if file is None or member.size > most:
-        raise SaccadeError(
-            f"{shard}: {member.key}{member.suffix} has {member.size} bytes, expected a {kind.name} "
-            f"of at most {most}. Write the shard again."
+        raise Damaged(
+            shard,
+            f"{member.key}{member.suffix} has {member.size} bytes, expected a {kind.name} of at "
+            f"most {most}",
         )
     data = file.read()
     if member.suffix != ".json":
@@ -259,9 +261,10 @@ def _written(shard: Path, member: Member, file: IO[bytes] | None, kind: _MemberK
     try:
         values = parse_json(data)
     except ValueError as error:
-        raise SaccadeError(
-            f"{shard}: {member.key}.json cannot be read ({error}), expected a JSON object with a "
-            f"{kind.name}. Write the shard again."
+        raise Damaged(
+            shard,
+            f"{member.key}.json cannot be read ({error}), expected a JSON object with a "
+            f"{kind.name}",
         ) from error
     fields = values if isinstance(values, dict) else {}
     return next((fields[name] for name in kind.fields if name in fields), None)
@@ -269,9 +272,10 @@ def _written(shard: Path, member: Member, file: IO[bytes] | None, kind: _MemberK
 
 def _label(shard: Path, key: str, label: Any) -> str | int:
     if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
-        raise SaccadeError(
-            f"{shard}: sample {key!r} has the label {label!r:.80}, expected a name or a number in "
-            f".cls, or in the field {_LABEL.fields[0]!r} of .json. Write the shard again."
+        raise Damaged(
+            shard,
+            f"sample {key!r} has the label {label!r:.80}, expected a name or a number in .cls, or "
+            f"in the field {_LABEL.fields[0]!r} of .json",
         )
     return label
 
@@ -282,7 +286,7 @@ def _texts(shard: Path, key: str, written: Any) -> list[str]:
     try:
         return sentences_in([line for line in lines if line] if isinstance(lines, list) else lines)
     except ValueError as error:
-        raise SaccadeError(
-            f"{shard}: sample {key!r}: {error}, in .txt, one per line, or in the field "
-            "'caption' of .json. Write the shard again."
+        raise Damaged(
+            shard,
+            f"sample {key!r}: {error}, in .txt, one per line, or in the field 'caption' of .json",
         ) from error

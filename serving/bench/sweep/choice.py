@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import SaccadeError
-from saccade.core.path_fields import PathFields
+from saccade.core.options import Options, flag
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import FrontierEntry
@@ -29,7 +29,7 @@ _COLUMNS = ("variant", "budget", "score", "at least", "per second", "p95 ms", "M
 
 
 @dataclass(frozen=True)
-class ChooseOptions(PathFields):
+class ChooseOptions(Options):
     """Options for the router's choice: exactly one of the first three."""
 
     budget: str | None = None  # largest variant with at most this: 0.5, or a budget's name
@@ -45,9 +45,9 @@ class ChooseOptions(PathFields):
         given = [(name, getattr(self, name)) for name in _ROUTER.RULES]
         given = [(name, value) for name, value in given if value is not None]
         if len(given) != 1:
-            names = " and ".join(_flag(name) for name, _ in given)
+            names = " and ".join(flag(name) for name, _ in given)
             found = f" (found {names})" if given else ""
-            *flags, last = map(_flag, _ROUTER.RULES)
+            *flags, last = map(flag, _ROUTER.RULES)
             raise SaccadeError(f"Pass exactly one of {', '.join(flags)} and {last}{found}.")
         return given[0]
 
@@ -112,8 +112,8 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
     except _ROUTER.RequestRefused as error:
         reason = str(error).removeprefix(f"parameter {parameter} ")
         if reason == str(error):
-            raise SaccadeError(f"{_flag(parameter)}: {error}.") from error
-        raise SaccadeError(f"{_flag(parameter)} {reason}{_SHARE.get(parameter, '')}.") from error
+            raise SaccadeError(f"{flag(parameter)}: {error}.") from error
+        raise SaccadeError(f"{flag(parameter)} {reason}{_SHARE.get(parameter, '')}.") from error
 
     def chosen(at: float, among: Any = routes) -> str | None:
         try:
@@ -183,12 +183,12 @@ def _check_measured(routes: Any, parameter: str, folder: ArtefactFolder) -> None
         if rule.figure == "p95_ms" and folder.frontier is not None:
             place = shlex.quote(str(folder))
             raise SaccadeError(
-                f"{folder}: {_flag(parameter)} needs latencies measured through a server, found "
+                f"{folder}: {flag(parameter)} needs latencies measured through a server, found "
                 f"none in {FRONTIER}. Measure them with: saccade bench {place} --out REPORT "
                 "(without --no-server)"
             )
         raise SaccadeError(
-            f"{folder}: {_flag(parameter)} needs measured {rule.measured}, and it has none. "
+            f"{folder}: {flag(parameter)} needs measured {rule.measured}, and it has none. "
             "Measure them with: saccade sweep CHECKPOINT, or saccade bench FOLDER"
         )
 
@@ -258,10 +258,6 @@ def _figures(route: Any, entry: FrontierEntry | None) -> dict[str, Any]:
     }
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _rendered(choice: Choice) -> Any:
     """Return the choice and its reason, what would change it, and every variant's figures."""
     import rich.box
@@ -289,10 +285,10 @@ def _lines(choice: Choice) -> list[str]:
         lines = [f"{choice.chosen}: {choice.why}."]
         if choice.runner_up is not None:
             lines.append(f"Runner-up: {choice.runner_up}.")
-    flag = _flag(choice.parameter)
+    option = flag(choice.parameter)
     for change in choice.changes:
         other = change["variant"] or "no variant"
-        lines.append(f"With {flag} {change['when']} {change['value']:g}: {other}.")
+        lines.append(f"With {option} {change['when']} {change['value']:g}: {other}.")
     if choice.measured_on is not None:
         lines.append(f"Measured on {choice.measured_on}.")
     return lines

@@ -3,9 +3,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from saccade.core.errors import SaccadeError
 from saccade.core.machine import cores
+from saccade.core.schema import Range
 from saccade.exporter.artefact.variant import PRECISIONS, check_chosen
 from saccade.exporter.runtimes.runtime import DEFAULT, Runtime, runtime_named, runtimes
 from saccade.models.budget import BudgetLike
@@ -22,7 +24,8 @@ class SweepOptions(MeasureOptions):
     engine: tuple[str, ...] = (DEFAULT,)  # runtimes; tensorrt-rtx is built, not measured
     name: str | None = None  # name of the model; default: the checkpoint's stem
     slots: Path | None = None  # a selection of slots, written by `saccade select`
-    jobs: int | None = None  # exports at the same time; default: one per core
+    # exports at the same time; default: one per core
+    jobs: Annotated[int, Range(1, 256)] | None = None
     retry: bool = False  # try points that failed before again
 
     def __post_init__(self) -> None:
@@ -42,8 +45,6 @@ class SweepOptions(MeasureOptions):
                 f"--engine is {','.join(self.engine)}, but the frontier is measured with "
                 f"{self.runtime}. Add it: --engine {','.join((self.runtime, *self.engine))}"
             )
-        if self.jobs is not None and not 1 <= self.jobs <= 256:
-            raise SaccadeError(f"--jobs is {self.jobs}, expected 1 to 256.")
 
     @property
     def built(self) -> tuple[Runtime, ...]:

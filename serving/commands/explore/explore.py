@@ -15,9 +15,11 @@ from tyro.conf import Positional, arg
 
 from saccade.core.errors import MissingPackage, SaccadeError, require
 from saccade.core.escaped import escaped_message
+from saccade.core.options import Options
+from saccade.core.schema import Positive
 from saccade.serving.commands.command import Answer, Result
 from saccade.serving.commands.explore.explorer import MAX_BYTES, ExploredServer
-from saccade.serving.server.addresses import ServeOptions
+from saccade.serving.server.addresses import Port, ServeOptions
 
 # Excludes host names that the owner of another site has pointed at this machine.
 HOSTS = ["127.0.0.1", "localhost"]
@@ -26,20 +28,14 @@ _Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class ExploreOptions:
+class ExploreOptions(Options):
     """Options of explore: the server to query, and where the page is."""
 
     url: str | None = None  # gRPC address of a running server, instead of an artefact
-    port: int = 0  # port of the page, on this machine only; 0 takes a free one
+    port: Port = 0  # port of the page, on this machine only; 0 takes a free one
     open: bool = False  # open the page in your browser
     # deadline of each request to the server, in seconds; default: from the pace of those before
-    timeout_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise SaccadeError(
-                f"--port: found {self.port}, expected 1 to 65535, or 0 for a free port."
-            )
+    timeout_s: Positive | None = None
 
 
 def explore(
@@ -52,6 +48,12 @@ def explore(
     """Try a model on your own images in the browser: answers, attention, every budget.
 
     The page is reachable only from this machine and loads nothing from elsewhere. Ctrl-C stops it.
+
+    Examples:
+        # open a page in your browser to try your own images
+        saccade explore build/digits-sum --open
+        # for a server that is already running
+        saccade explore --url 127.0.0.1:8001
     """
     if (artefact is None) == (options.url is None):
         given = "both an artefact and --url" if artefact else "neither an artefact nor --url"

@@ -15,6 +15,7 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import json_bytes
+from saccade.core.options import range_of
 from saccade.exporter.artefact.manifest import SUFFIX
 from saccade.exporter.artefact.variant_files import VariantFiles, grouped
 from saccade.models.preprocessing import Preprocessing
@@ -27,7 +28,7 @@ from saccade.serving.repository.model_config import (
     Served,
     variant_config,
 )
-from saccade.serving.repository.options import RANGES, RepositoryOptions
+from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.policies import policies_of
 from saccade.serving.repository.preflight.difference import Bounds
 from saccade.serving.repository.preflight.report import NotChecked
@@ -91,9 +92,8 @@ def _fields_of(served: ServedRuntime) -> dict[str, str]:
 
 
 def _bounds(option: str) -> Bounds:
-    low, high = RANGES[option]
-    unit = _UNITS.get(option, 1)
-    return _whole(low * unit, high * unit)
+    bounds, unit = range_of(RepositoryOptions, option), _UNITS.get(option, 1)
+    return _whole(bounds.least * unit, bounds.most * unit)
 
 
 _MEASURED = ("score", "lower_bound", "inferences_per_second", "p95_ms")
@@ -184,7 +184,9 @@ def _options(model: RepositoryModel) -> RepositoryOptions:
     for option, field in _fields_of(model.served).items():
         if _bounds(option).fit(value := _value_at(model.fields, field)):
             unit = _UNITS.get(option, 1)
-            chosen[option] = int(value) / unit if unit > 1 else int(value)
+            number = int(value) / unit if unit > 1 else int(value)
+            is_flag = isinstance(getattr(RepositoryOptions, option), bool)
+            chosen[option] = bool(number) if is_flag else number
     on_gpu = _value_at(model.fields, "instance_group.kind") == "KIND_GPU"
     return RepositoryOptions(
         out=model.folder,

@@ -3,8 +3,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from saccade.core.choice import choice_of
 from saccade.core.errors import SaccadeError
+from saccade.core.options import choice_of
 from saccade.exporter.runtimes.runtime import runtime_named, runtimes
 from saccade.models.entry import imported
 

@@ -17,6 +17,19 @@ class ShapeError(SaccadeError):
     """A tensor whose shape does not fit."""
 
 
+class Damaged(SaccadeError):
+    """A file, a folder or a part of one that is incomplete or does not keep to its format."""
+
+    def __init__(self, place: object, why: str, command: str = "") -> None:
+        """Say what is wrong with `place`; `command` writes such a file."""
+        super().__init__(str(place), why, command)  # the arguments, so that it can be sent
+
+    def __str__(self) -> str:
+        place, why, command = self.args
+        writer = f" with: {command}" if command else "."
+        return f"{place}: {why}. Copy it again from its source, or write it again{writer}"
+
+
 class GateFailed(SaccadeError):
     """A check ran and failed."""
 

@@ -2,10 +2,12 @@
 """JSON as a tree of frozen dataclasses: every key, type and number is checked, none converted.
 
 An annotation describes a value completely: its type, and the allowed values of that type as a
-`Literal` or an `Annotated[int, Range(1)]`.
+`Literal` or an `Annotated[int, Range(1)]`. The same annotations check configurations and options.
 """
 
 import math
+import re
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -18,7 +20,14 @@ from saccade.core.json_text import parse_json
 
 AGAIN = "Export again with: saccade export CHECKPOINT --out FOLDER --force"
 _LARGEST_INT = 2**63 - 1  # what all our readers support
-_WORDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a string"}
+_WORDS = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a string",
+    Path: "a path",
+    NoneType: "nothing",
+}
 
 
 @dataclass(frozen=True)
@@ -38,10 +47,39 @@ class Range:
     def __str__(self) -> str:
         ends = []
         if self.least > -math.inf:
-            ends.append(f"{'above' if self.above else 'at least'} {self.least:g}")
+            ends.append(f"{'above' if self.above else 'at least'} {self.least:.12g}")
         if self.most < math.inf:
-            ends.append(f"{'below' if self.below else 'at most'} {self.most:g}")
+            ends.append(f"{'below' if self.below else 'at most'} {self.most:.12g}")
         return " and ".join(ends)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A form of texts, for an annotation."""
+
+    expression: str  # that the whole text must match
+    meaning: str
+
+    def holds(self, text: str) -> bool:
+        """Return True if the text has the form."""
+        return re.fullmatch(self.expression, text) is not None
+
+    def __str__(self) -> str:
+        return self.meaning
+
+
+@dataclass(frozen=True)
+class Length:
+    """The smallest number of values of a list, for an annotation."""
+
+    least: int
+
+    def holds(self, values: tuple[Any, ...]) -> bool:
+        """Return True if there are as many values."""
+        return len(values) >= self.least
+
+    def __str__(self) -> str:
+        return f"at least {self.least} value{'s' * (self.least > 1)}"
 
 
 Count = Annotated[int, Range(1)]
@@ -49,15 +87,20 @@ Natural = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
+BelowOne = Annotated[float, Range(0, 1, below=True)]
 Probability = Annotated[float, Range(0, 1, above=True, below=True)]
 
 
 class WrongValue(SaccadeError):
-    """A value that its annotation does not allow; `expected` describes the allowed ones."""
+    """A value that its annotation does not allow; `expected` describes the allowed ones.
+
+    `finding` is the message without what to do about it.
+    """
 
     def __init__(self, where: str, value: Any, expected: str) -> None:
         self.expected = expected
-        super().__init__(f"{where}found {value!r:.60}, expected {expected}. {AGAIN}")
+        self.finding = f"{where}found {value!r:.60}, expected {expected}."
+        super().__init__(f"{self.finding} {AGAIN}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -76,14 +119,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def typed(kind: Any, value: Any, where: str) -> Any:
-    """Return `value` as `kind`; only list to tuple and int to float are converted.
+    """Return `value` as `kind`; only list to tuple, int to float, and text to path are converted.
 
     Raises: SaccadeError that starts with `where` and names the key.
     """
     if kind is Any:
         return value
-    if is_dataclass(kind):
-        return _typed_object(kind, value, where)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return value if isinstance(value, kind) else _typed_object(kind, value, where)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _in_bounds(kind, typed(arguments[0], value, where), where)
@@ -91,9 +134,8 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         if not any(value == kind and type(value) is type(kind) for kind in arguments):
             raise WrongValue(where, value, words(kind))
         return value
-    if origin in (UnionType, Union) and NoneType in arguments:
-        inner = next(kind for kind in arguments if kind is not NoneType)
-        return None if value is None else typed(inner, value, where)
+    if origin in (UnionType, Union):
+        return _typed_one_of(kind, value, where)
     if origin is tuple:
         count = 0 if arguments[-1] is Ellipsis else len(arguments)
         if not isinstance(value, list | tuple) or count not in (0, len(value)):
@@ -108,7 +150,24 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     return _scalar(kind, value, where)
 
 
+def _typed_one_of(kind: Any, value: Any, where: str) -> Any:
+    """Return the value as one of several kinds, the first that allows it."""
+    kinds = [one for one in get_args(kind) if one is not NoneType]
+    if value is None and len(kinds) < len(get_args(kind)):
+        return None
+    if len(kinds) == 1:
+        return typed(kinds[0], value, where)
+    for one in kinds:
+        with suppress(WrongValue):
+            return typed(one, value, where)
+    raise WrongValue(where, value, words(kind))
+
+
 def _scalar(kind: Any, value: Any, where: str) -> Any:
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    if isinstance(kind, type) and kind not in _WORDS and isinstance(value, kind):
+        return value
     if kind is float and type(value) is int:
         try:
             value = float(value)
@@ -141,6 +200,8 @@ def words(kind: Any) -> str:
         return words(arguments[0])
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
+    if origin in (UnionType, Union):
+        return " or ".join(map(words, arguments))
     if origin is tuple:
         count = "values" if arguments[-1] is Ellipsis else f"{len(arguments)}"
         return f"a list of {count}, each {words(arguments[0])}"

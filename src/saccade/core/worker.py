@@ -303,11 +303,11 @@ class _Process:
                 self.errors = [*self.errors[1 - _KEPT_LINES :], text]
 
 
-def _error(kind: str, text: str) -> Exception:
+def _error(kind: str, *arguments: str) -> Exception:
     kind_of_error = getattr(errors, kind, None)
     if isinstance(kind_of_error, type) and issubclass(kind_of_error, SaccadeError):
-        return kind_of_error(text)
-    return WorkRefused(kind, text)
+        return kind_of_error(*arguments)
+    return WorkRefused(kind, *arguments)
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -376,7 +376,7 @@ def main() -> None:
             tell("answer", work(typed(takes, request, "the request to a worker: ")))
         except SaccadeError as error:
             known = (base for base in type(error).__mro__ if base.__module__ == errors.__name__)
-            tell("error", [next(known).__name__, str(error)])
+            tell("error", [next(known).__name__, *error.args])
 
 
 def _allow(cpu_s: int | None) -> None:

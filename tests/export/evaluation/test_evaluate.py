@@ -298,7 +298,7 @@ def test_splits_of_ones_own_samples(tiny_checkpoint: Path, tmp_path: Path, monke
         scored(split="train")
     with pytest.raises(SaccadeError, match="--split all: this task learns from the training sam"):
         scored(embedding.knn, split="all")
-    with pytest.raises(SaccadeError, match="--skip-bad is -1"):
+    with pytest.raises(SaccadeError, match="--skip-bad: found -1"):
         scored(skip_bad=-1)
 
 
@@ -317,7 +317,7 @@ def test_what_does_not_fit_is_refused(tiny_checkpoint: Path):
         SaccadeError, match=r"found 2 classes \(a, c\), expected the 2.*'c' is none"
     ):
         classification.of_model(model, labelled(("a", "c"), [0, 1]))
-    with pytest.raises(SaccadeError, match="--limit is 1"):
+    with pytest.raises(SaccadeError, match="--limit: found 1"):
         EvaluateOptions(limit=1)
 
 

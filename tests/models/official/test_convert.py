@@ -30,7 +30,7 @@ from saccade.models.official.convert import (
 )
 from saccade.models.official.report import ConversionFailed
 from saccade.models.preprocessing import Preprocessing
-from saccade.serving.commands.command import as_command
+from saccade.serving.commands.command import Command
 from saccade.serving.commands.models import convert as convert_command
 
 CONFIG = NACConfig(modules=6, dim=16, heads=2, code_dim=8, signature_dim=4, ffn_dim=16, classes=3)
@@ -145,7 +145,9 @@ def test_a_report_of_what_does_not_fit_is_there_for_machines(
     their_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     options = ConvertOptions(tmp_path / "out.safetensors")
-    outcome = as_command(convert_command)("fake", options, their_file(head__bias=None), json=True)
+    outcome = Command(convert_command, "").callable()(
+        "fake", options, their_file(head__bias=None), json=True
+    )
     assert (getattr(outcome.result, "exit_code", 0), outcome.as_json) == (2, True)
     assert [row["ours"] for row in outcome.result.to_dict()["rows"]] == ["head.bias"]
 

@@ -179,5 +179,5 @@ def test_slots_are_selected_by_the_users_false_sentences(trained, tmp_path):
     pairs = paired_sets.csv_file(folder, paired_sets.told(5))
     with pytest.raises(SaccadeError, match="expected one of false sentences: negative_caption"):
         select(trained.path, replace(options, data=pairs))
-    with pytest.raises(SaccadeError, match="--skip-bad is -1"):
+    with pytest.raises(SaccadeError, match="--skip-bad: found -1"):
         SelectOptions(out, skip_bad=-1)

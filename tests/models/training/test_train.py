@@ -127,14 +127,14 @@ def test_nothing_is_left_when_training_stops(
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no steps": ({"steps": 0}, "--steps is 0"),
-    "no batch": ({"batch": 0}, "--batch is 0"),
+    "no steps": ({"steps": 0}, "--steps: found 0"),
+    "no batch": ({"batch": 0}, "--batch: found 0"),
     "no modules": ({"set": {"modules": 0}}, "modules is 0"),
     "too many modules": ({"set": {"modules": 4097}}, "at most 4096"),
     "a field that is none": ({"set": {"modles": 8}}, "no field 'modles'.*modules"),
     "a text for a number": ({"set": {"dim": "wide"}}, "dim is 'wide'"),
-    "no threads": ({"threads": 0}, "--threads is 0"),
-    "no learning rate": ({"learning_rate": float("nan")}, "--learning-rate is nan"),
+    "no threads": ({"threads": 0}, "--threads: found 0"),
+    "no learning rate": ({"learning_rate": float("nan")}, "--learning-rate: found nan"),
     "dim that heads do not divide": ({"set": {"dim": 30}}, "heads is 4"),
     "unknown data": ({"data": "mnist"}, "mnist"),
     "another ending": ({"out": Path("a.pt")}, "ends in .safetensors"),

@@ -188,7 +188,7 @@ def test_a_damaged_report_is_refused(full: dict[str, Any], tmp_path: Path) -> No
     path = tmp_path / "report.json"
     for key, value in (("variants", []), ("machine", None), ("data", 10**400)):
         path.write_text(json.dumps(full | {key: value}))
-        with pytest.raises(SaccadeError, match="damaged or was edited"):
+        with pytest.raises(SaccadeError, match="incomplete or edited"):
             report.draw_again(path)
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 

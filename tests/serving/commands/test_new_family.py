@@ -56,11 +56,11 @@ def test_it_is_verified_scored_and_measured(folder, tmp_path):
     from saccade.exporter.evaluation.evaluate import evaluate
     from saccade.exporter.evaluation.options import EvaluateOptions
     from saccade.exporter.gate.gate import verify
-    from saccade.models.catalogue import catalogue
+    from saccade.models.catalogue import list_models
     from saccade.serving.bench.bench import bench
     from saccade.serving.bench.options import BenchOptions
 
-    assert [row.name for row in catalogue("stripes")] == ["stripes-tiny"]
+    assert [row.name for row in list_models("stripes")] == ["stripes-tiny"]
     assert verify(folder).passed
     results = evaluate(folder, EvaluateOptions(limit=64)).results
     assert [(result.task, result.scores[0].value > 0.9) for result in results] == [

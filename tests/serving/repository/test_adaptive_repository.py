@@ -105,8 +105,8 @@ def test_without_an_objective_nothing_is_written(folder, out):
 @pytest.mark.parametrize(
     "given, words",
     [
-        ({"slo_ms": 0.5}, "--slo-ms is 0.5, expected 1 to 60000"),
-        ({"slo_ms": float("nan")}, "--slo-ms is nan"),
+        ({"slo_ms": 0.5}, "--slo-ms: found 0.5, expected at least 1 and at most 60000"),
+        ({"slo_ms": float("nan")}, "--slo-ms: found nan"),
         ({"floor_budget": 0.5}, "Found --floor-budget without --slo-ms"),
     ],
 )

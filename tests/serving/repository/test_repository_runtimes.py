@@ -249,11 +249,11 @@ WRONG = {
     "a runtime that no server has": ({"runtime": "tensorrt-rtx"}, "expected onnxruntime or open"),
     "a runtime that is none": ({"runtime": "tensorr"}, "'tensorr' is unknown. Expected one of"),
     "threads for plans": ({"runtime": "tensorrt", "engines": ("x",), "threads": 2}, "--threads"),
-    "no instances": ({"instance_count": 0}, "--instance-count is 0"),
-    "no queue": ({"max_queue": 0}, "--max-queue is 0"),
-    "no time": ({"queue_timeout_ms": float("nan")}, "--queue-timeout-ms is nan"),
-    "one priority": ({"priority_levels": 1}, "--priority-levels is 1"),
-    "a level beyond": ({"graph_level": 3}, "--graph-level is 3"),
+    "no instances": ({"instance_count": 0}, "--instance-count: found 0"),
+    "no queue": ({"max_queue": 0}, "--max-queue: found 0"),
+    "no time": ({"queue_timeout_ms": float("nan")}, "--queue-timeout-ms: found nan"),
+    "one priority": ({"priority_levels": 1}, "--priority-levels: found 1"),
+    "a level beyond": ({"graph_level": 3}, "--graph-level: found 3"),
     "a resource of two words": ({"rate_limit": "my gpu"}, "expected a word"),
 }  # fmt: skip
 

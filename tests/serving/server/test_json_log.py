@@ -154,7 +154,7 @@ def test_the_end_is_a_line_of_the_log_too(error, code, kind, monkeypatch, capfd)
 
 
 def test_formats_that_are_none_and_a_printed_command_are_refused(capsys):
-    with pytest.raises(SaccadeError, match="'xml', expected text or json"):
+    with pytest.raises(SaccadeError, match="'xml', expected one of text, json"):
         ServeOptions(log_format="xml")
     with pytest.raises(SaccadeError, match="runs without it"):
         print_command("nowhere", ServeOptions(log_format="json"))

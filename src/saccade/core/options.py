@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of commands: frozen dataclasses whose annotations say which values are allowed."""
+
+from dataclasses import fields
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+from saccade.core.errors import SaccadeError
+from saccade.core.schema import Range, WrongValue, typed
+
+
+class Options:
+    """Base of a frozen dataclass whose fields are flags of a command and arguments in Python.
+
+    Each value is checked as `saccade.core.schema` reads the field's annotation, and a string
+    becomes a path where a path is expected, as in every other Python library.
+    Raises: SaccadeError that names the flag.
+    """
+
+    def __post_init__(self) -> None:
+        for name, kind in _kinds(type(self)).items():  # type: ignore[arg-type]
+            try:
+                value = typed(kind, getattr(self, name), f"{flag(name)}: ")
+            except WrongValue as error:
+                raise SaccadeError(error.finding) from None
+            object.__setattr__(self, name, value)
+
+
+def flag(name: str) -> str:
+    """Return a field of options as it is typed on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def range_of(options: type[Options], name: str) -> Range:
+    """Return the bounds of a field that is a number; one that is true or false is 0 or 1."""
+    kind = _kinds(options)[name]  # type: ignore[arg-type]
+    for one in (kind, *get_args(kind)):  # an optional number has its bounds inside
+        for bound in getattr(one, "__metadata__", ()):
+            if isinstance(bound, Range):
+                return bound
+    return Range(0, 1)
+
+
+@cache
+def _kinds(options: type[Options]) -> dict[str, Any]:
+    """Return the annotation of each field."""
+    hints = get_type_hints(options, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(options)}  # type: ignore[arg-type]
+
+
+class _Texts(type):
+    """Metaclass whose classes have every string as an instance."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, str)
+
+
+def choice_of(names: str) -> Any:
+    """Return a type for strings that are one of the names returned by `module:function`.
+
+    The type only affects the help; the owner of the option refuses other names.
+    """
+    return _Texts("Choice", (str,), {"names": names})
