@@ -17,9 +17,9 @@ from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     manifest_of,
     plan_bytes,
 )
+from saccade.exporter.runtimes.tensorrt.layer_types import check_bindings
 from saccade.exporter.runtimes.tensorrt.loader import Contents, LoadedPlan, NotLoaded, deserialize
 from saccade.exporter.runtimes.tensorrt.modules import MODULES, NAMES, chosen_engine, module_of
-from saccade.exporter.runtimes.tensorrt.type_proof import check_bindings
 from saccade.plugins.availability import TENSORRT_LIBRARY
 
 _SECONDS = 300  # for the first deserialization, when TensorRT-RTX compiles for the GPU
