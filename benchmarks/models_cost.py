@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from saccade.core.files import json_bytes, write_atomically
-from saccade.exporter.graph.catalogue_cost import cost_of_size
+from saccade.exporter.graph.cost import cost_of_size
 from saccade.models.catalogue import KNOWN, known_sizes, presets, row
 from saccade.models.families import FAMILIES
 

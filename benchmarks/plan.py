@@ -29,7 +29,7 @@ from result_file import write_result
 
 from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.evaluation.load_inputs import inputs_of
+from saccade.exporter.evaluation.tasks import inputs_of
 from saccade.serving.bench.bench import BenchOptions, bench
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.open_load import Arrivals, OpenLoad, quantiles

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX files with custom ops: check nodes against their contracts, attach function bodies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from saccade.core.errors import SaccadeError, require
@@ -68,6 +68,20 @@ def all_nodes(graph: "onnx.GraphProto") -> Iterator["onnx.NodeProto"]:
     """Yield the nodes of a graph and of the graphs inside its nodes (Loop, If, Scan)."""
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from all_nodes(inner)
+        for inner in graphs_in(node):
+            yield from all_nodes(inner)
+
+
+def graphs_in(node: "onnx.NodeProto") -> "Iterator[onnx.GraphProto]":
+    """Yield the graphs of a node: the body of a loop, the branches of a condition."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def set_nodes(graph: "onnx.GraphProto", nodes: "Iterable[onnx.NodeProto]") -> None:
+    """Replace the nodes of a graph. They are copied first, because some may be its own."""
+    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)

@@ -60,6 +60,19 @@ class VariantFiles:
             (preprocessing for preprocessing in declared if preprocessing is not None), None
         )
 
+    def images(self) -> Preprocessing:
+        """Return the preprocessing of images.
+
+        Raises: SaccadeError if no component takes an image.
+        """
+        if self.preprocessing is None:
+            names = sorted(spec.name for spec in self.main.inputs)
+            raise SaccadeError(
+                f"{self.name}: takes {', '.join(names)}, but saccade has no such data to measure "
+                "with. Measure a model that takes images."
+            )
+        return self.preprocessing
+
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels of `probabilities`; empty if the model has none."""

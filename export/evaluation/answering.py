@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score visual question answering: accuracy by kind, and the share of ignored image."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,11 +12,11 @@ from saccade.core.verbosity import note_once
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.classification import logits_of
 from saccade.exporter.evaluation.decisions import Decider
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, origin
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
-from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import QUESTIONS_A_SCENE, asked_scenes
+from saccade.exporter.evaluation.tasks import Inputs
 from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.own_texts import own_questions
 from saccade.models.preprocessing import Preprocessing
@@ -29,7 +29,7 @@ _CHUNK = 256  # questions answered at a time
 
 
 @dataclass(frozen=True)
-class Questions:
+class Questions(DataSplit):
     """Questions about images of one split: question i is about image `owner[i]`.
 
     Shapes: images [n h w c] uint8, an array or `samples.images.Images`; owner [q] int64.
@@ -40,10 +40,6 @@ class Questions:
     texts: Sequence[str]
     truths: Sequence[Mapping[str, float]]  # accuracy of each answer that is right, or in part
     kinds: Sequence[str]
-    data: str
-    digest: Callable[[], str]
-    split: str = ""
-    skipped: int = 0
     types: Sequence[str] = ()  # of the user's questions, such as `how many`
     people: bool = False  # whether the answers are those of people, which may differ
 
@@ -69,29 +65,19 @@ def questions_of(preprocessing: Preprocessing, options: EvaluateOptions, split: 
             for name in ("text", "answer", "kind")
         )
         truths = [{answer: 1.0} for answer in answers]
-        digest = lambda: asked.sha256  # noqa: E731
-        return Questions(asked.images, asked.owner, texts, truths, kinds, asked.data, digest)
-    return _own(preprocessing, options, split)
-
-
-def _own(preprocessing: Preprocessing, options: EvaluateOptions, split: str) -> Questions:
+        given = asked.images, asked.owner, texts, truths, kinds
+        return Questions(*given, name=asked.data, digest=lambda: asked.sha256)
     drawn = own_questions(str(options.data), split, preprocessing, options.asked)
-    source = drawn.source
-    count = len(drawn.places)
-    places = drawn.places.tolist()
-    data = drawn.dataset
+    source, places = drawn.source, drawn.places.tolist()
     return Questions(
-        data.images,
+        drawn.dataset.images,
         drawn.owner,
         list(drawn.texts()),
-        [drawn.scores(question) for question in range(count)],
+        [drawn.scores(question) for question in range(len(places))],
         [source.kind(place) for place in places],
-        data.name,
-        lambda: drawn.sha256,
-        data.split,
-        data.skipped,
         [source.type_of(place) for place in places],
         people=True,
+        **origin(drawn.dataset) | {"digest": lambda: drawn.sha256},
     )
 
 
@@ -118,16 +104,7 @@ def vqa(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
         known = np.array([bool(forms & {*truth}) for truth in asked.truths])
         scores.append(proportion("answer known", known))
     scores.append(mean("zero attention", zero))
-    return EvaluationResult(
-        model.name,
-        "vqa",
-        asked.data,
-        asked.digest(),
-        tuple(scores),
-        right,
-        split=asked.split,
-        skipped=asked.skipped,
-    )
+    return model.result("vqa", asked, scores, right)
 
 
 def _by_type(asked: Questions, right: np.ndarray) -> list[Score]:
@@ -155,7 +132,7 @@ def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decid
         first = np.arange(len(asked.texts))
     labels = _best(model, asked)
     inputs = _inputs(model, asked, np.arange(len(asked.texts)))
-    return Decider(logits_of(model), logits_of, inputs, labels, asked.data, asked.digest(), first)
+    return Decider(logits_of(model), logits_of, inputs, labels, first, **origin(asked))
 
 
 def _best(model: EvaluatedModel, asked: Questions) -> np.ndarray:
@@ -169,7 +146,7 @@ def _best(model: EvaluatedModel, asked: Questions) -> np.ndarray:
     labels = np.array([index_of.get(answer, -1) for answer in best])
     if unknown := int((labels < 0).sum()):
         note_once(
-            f"{asked.data}: {unknown:,} of {len(best):,} questions have a best answer that the "
+            f"{asked.name}: {unknown:,} of {len(best):,} questions have a best answer that the "
             "model does not have, so every variant is wrong"
         )
     return labels
@@ -236,7 +213,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     """
     scenes = max(2, count // QUESTIONS_A_SCENE)
     options = EvaluateOptions(data=data if data else None, limit=scenes)
-    asked = questions_of(images_of(variant), options, HELD_OUT)
+    asked = questions_of(variant.images(), options, HELD_OUT)
     rows = np.arange(min(count, len(asked.texts)))
     tokens = _tokens(variant.runtime_metadata, asked, rows)
     return {"": {"image": asked.images[asked.owner[rows]], "question": tokens}}

@@ -82,7 +82,7 @@ def _classified(
     if options.labels and all(one.labels is one.labelling is None for one in deciders):
         raise SaccadeError(
             f"--labels {options.labels}: names the classes of labeled data, but "
-            f"{deciders[-1].data} has no labels. Drop it, or sort the images into one folder per "
+            f"{deciders[-1].name} has no labels. Drop it, or sort the images into one folder per "
             "class."
         )
     found = [

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score captions against five true sentences per scene."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, origin
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, VariantAnswer
-from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import (
     CAPTIONED_SCENES,
@@ -17,6 +16,7 @@ from saccade.exporter.evaluation.scenes import (
     references,
     scenes_sha256,
 )
+from saccade.exporter.evaluation.tasks import Inputs
 from saccade.models.captioner.caption_search import SearchedCaption, best_captions, step_of
 from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.own_texts import own_captions
@@ -34,7 +34,7 @@ _RESAMPLES = 200  # of the corpus, each with its own score
 
 
 @dataclass(frozen=True)
-class Captioned:
+class Captioned(DataSplit):
     """Images of one split with their captions.
 
     Shapes: images [n h w c] uint8, an array or `samples.images.Images`.
@@ -42,11 +42,7 @@ class Captioned:
 
     images: np.ndarray
     references: Sequence[Sequence[str]]
-    data: str
-    digest: Callable[[], str]
     objects: Sequence[Sequence[Object]] = ()  # of scenes, which tell whether a sentence is true
-    split: str = ""
-    skipped: int = 0
 
 
 def captioned_of(preprocessing: Preprocessing, options: EvaluateOptions) -> Captioned:
@@ -60,17 +56,12 @@ def captioned_of(preprocessing: Preprocessing, options: EvaluateOptions) -> Capt
         truth = [references(objects, rng) for objects in drawn.objects]
         texts = [text for group in truth for text in group]
         sha256 = scenes_sha256(drawn, texts)
-        return Captioned(drawn.images, truth, "shapes", lambda: sha256, drawn.objects)
+        given = drawn.images, truth, drawn.objects
+        return Captioned(*given, name="shapes", digest=lambda: sha256)
     own = own_captions(str(options.data), options.split or HELD_OUT, preprocessing, options.asked)
     data, most = own.dataset, slice(options.limit)
-    return Captioned(
-        data.images[most],
-        own.captions[most],
-        data.name,
-        lambda: own.sha256,
-        split=data.split,
-        skipped=data.skipped,
-    )
+    known = origin(data) | {"digest": lambda: own.sha256}
+    return Captioned(data.images[most], own.captions[most], **known)
 
 
 def caption(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -99,17 +90,8 @@ def caption(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult
     count = f"{most}" if fewest == most else f"{fewest} to {most}"
     count += " reference" if most == 1 else " references"
     what = "a scene" if drawn.objects else "an image"
-    return EvaluationResult(
-        model.name,
-        "caption",
-        drawn.data,
-        drawn.digest(),
-        tuple(scores),
-        per_caption,
-        f"beam {model.runtime_metadata['beam']}, {count} {what}",
-        split=drawn.split,
-        skipped=drawn.skipped,
-    )
+    protocol = f"beam {model.runtime_metadata['beam']}, {count} {what}"
+    return model.result("caption", drawn, scores, per_caption, protocol)
 
 
 def _captions(model: EvaluatedModel, images: np.ndarray) -> list[SearchedCaption]:
@@ -166,7 +148,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     Shapes: image [n h w c], n at most `count`.
     Raises: SaccadeError if the model takes no image.
     """
-    drawn = captioned_of(images_of(variant), EvaluateOptions(data=data or None, limit=count))
+    drawn = captioned_of(variant.images(), EvaluateOptions(data=data or None, limit=count))
     return {"encode": {"image": np.asarray(drawn.images[np.arange(len(drawn.images))])}}
 
 

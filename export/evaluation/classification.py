@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score top-1 and top-5 accuracy on labeled data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,10 @@ import numpy as np
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.decisions import Decider, Run
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, origin
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
-from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import Inputs
 from saccade.models.data.datasets import HELD_OUT, Dataset, joined_sha256, load_data
 from saccade.models.data.listops import (
     CLASS_NAMES,
@@ -38,7 +39,7 @@ _TOP5_CLASSES = 6  # with fewer classes, top-5 is nearly always right
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labelled(DataSplit):
     """One split of the data in the form of the model's inputs.
 
     Shapes: inputs [n ...] by name, labels [n] int64.
@@ -47,15 +48,6 @@ class Labelled:
     inputs: dict[str, np.ndarray]
     labels: np.ndarray
     class_names: tuple[str, ...]
-    name: str
-    digest: Callable[[], str]
-    split: str
-    skipped: int = 0
-
-    @property
-    def sha256(self) -> str:
-        """Return the hash of the split; images that were not scored are read for it."""
-        return self.digest()
 
 
 def top1(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -69,17 +61,7 @@ def top1(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     proportions = [proportion("top-1", right)]
     if scores.shape[-1] >= _TOP5_CLASSES:
         proportions.append(proportion("top-5", correct(scores, data.labels, top=5)))
-    samples = right.astype(np.float64)
-    return EvaluationResult(
-        model.name,
-        "top1",
-        data.name,
-        data.sha256,
-        tuple(proportions),
-        samples,
-        split=data.split,
-        skipped=data.skipped,
-    )
+    return model.result("top1", data, proportions, right)
 
 
 def test_inputs(model: EvaluatedModel, options: EvaluateOptions) -> Labelled:
@@ -110,13 +92,11 @@ def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decid
     """
     if options.data is not None and is_unlabelled(Path(options.data)):
         images = unlabelled_images(Path(options.data), model.images())
-        digest = pixels_sha256(images)
-        return Decider(
-            logits_of(model), logits_of, {"image": images}, None, Path(options.data).name, digest
-        )
+        given = logits_of(model), logits_of, {"image": images}, None
+        digest = cache(partial(pixels_sha256, images))
+        return Decider(*given, name=Path(options.data).name, digest=digest)
     data = of_model(model, split_inputs(model, options, split))
-    inputs, labels = data.inputs, data.labels
-    return Decider(logits_of(model), logits_of, inputs, labels, data.name, data.sha256)
+    return Decider(logits_of(model), logits_of, data.inputs, data.labels, **origin(data))
 
 
 def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
@@ -130,16 +110,7 @@ def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str)
     )
     if taken.is_image:
         data = labelled_images(model, options, split)
-        inputs = {"image": data.images}
-        return Labelled(
-            inputs,
-            data.labels,
-            data.class_names,
-            data.name,
-            data.digest,
-            data.split,
-            data.skipped,
-        )
+        return Labelled({"image": data.images}, data.labels, data.class_names, **origin(data))
     if options.data is None:
         what = "token states" if taken.kind == "tokens" else taken.kind
         raise SaccadeError(
@@ -152,27 +123,18 @@ def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str)
 def _sequences(path: str, split: str, taken: Takes, options: EvaluateOptions) -> Labelled:
     """Return `limit` samples of one split; token states stay in their file if large."""
     if taken.plain_tokens and Path(path).suffix.lower() in SUFFIXES:
-        given = DataDescription.of(options.labels, options.data_root)
-        texts = token_states(path, split, given)
+        texts = token_states(path, split, DataDescription.of(options.labels, options.data_root))
         if texts.tokens.shape[1:] != (taken.most, taken.width):
             raise ShapeError(
                 f"{path}: token states are {texts.tokens.shape[1:]} (tokens, width), expected "
                 f"{(taken.most, taken.width)}. Pass the data that the model was trained on."
             )
         inputs, labels = _limited(texts.inputs, texts.labels, options.limit)
-        sha256 = texts.sha256
-        return Labelled(inputs, labels, texts.class_names, texts.name, lambda: sha256, texts.split)
+        given = inputs, labels, texts.class_names
+        return Labelled(*given, name=texts.name, digest=lambda: texts.sha256, split=texts.split)
     found = sequences(path, split, taken, options.asked)
     inputs, labels = _limited(found.inputs, found.labels, options.limit)
-    return Labelled(
-        inputs,
-        labels,
-        found.class_names,
-        found.name,
-        lambda: found.sha256,
-        found.split,
-        found.skipped,
-    )
+    return Labelled(inputs, labels, found.class_names, **origin(found))
 
 
 def _limited(
@@ -249,7 +211,8 @@ def _expressions(model: EvaluatedModel, options: EvaluateOptions, split: str) ->
     }
     labels = np.concatenate([part.labels for part in drawn])[most]
     hashes = [part.sha256 for part in drawn]
-    return Labelled(inputs, labels, CLASS_NAMES, "listops", lambda: joined_sha256(hashes), split)
+    digest = partial(joined_sha256, hashes)
+    return Labelled(inputs, labels, CLASS_NAMES, name="listops", digest=digest, split=split)
 
 
 def _drawn(kind: str, most: int, split: str, count: int | None) -> Expressions:
@@ -275,7 +238,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     if not taken.is_image:
         samples = _sequences(data, HELD_OUT, taken, EvaluateOptions(limit=max(2, count)))
         return {role: {name: array[:count] for name, array in samples.inputs.items()}}
-    dataset = load_data(data, HELD_OUT, preprocessing=images_of(variant))
+    dataset = load_data(data, HELD_OUT, preprocessing=variant.images())
     return {role: {"image": dataset.images[:count]}}
 
 

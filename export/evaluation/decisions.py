@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from saccade.core.errors import SaccadeError
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.policy.answers import MEASURES, mask_confidence
 from saccade.exporter.runtimes.runners import run_in_batches
@@ -74,7 +74,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Decider:
+class Decider(DataSplit):
     """A variant as a function from inputs to logits, and the samples of one split.
 
     `of` returns another variant of the model as such a function.
@@ -87,12 +87,8 @@ class Decider:
     of: Callable[[EvaluatedModel], Run]
     inputs: Arrays
     labels: np.ndarray | None
-    data: str
-    data_sha256: str
     independent: np.ndarray | None = None
     labelling: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-    split: str = ""
-    skipped: int = 0  # samples that could not be read
 
     def logits(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return the logits of some samples, or of all.
@@ -111,7 +107,7 @@ class Decider:
         rows = slice(None) if self.independent is None else self.independent
         labels = None if self.labels is None else self.labels[rows]
         found = self.logits(rows)
-        return Decisions(found, labels, self.data, self.data_sha256, self.labelling)
+        return Decisions(found, labels, self.name, self.sha256, self.labelling)
 
 
 @dataclass(frozen=True)

@@ -82,18 +82,7 @@ def _result(
     protocol: str = "",
 ) -> EvaluationResult:
     right = labels == test.labels
-    scores = (proportion(name, right),)
-    return EvaluationResult(
-        model.name,
-        task,
-        test.name,
-        test.sha256,
-        scores,
-        right.astype(np.float64),
-        protocol=protocol,
-        split=test.split,
-        skipped=test.skipped,
-    )
+    return model.result(task, test, [proportion(name, right)], right, protocol)
 
 
 def _scored(options: EvaluateOptions) -> str:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models under evaluation: a checkpoint or an exported variant, as functions of named arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -21,9 +22,48 @@ from saccade.models.checkpoint_folder import checkpoint_name
 from saccade.models.checkpoint_format import AUTHORS_DATA, GENERATED_DATA
 from saccade.models.interface import Arrays, Family, TensorSpec
 from saccade.models.preprocessing import Preprocessing
+from saccade.models.scores.results import EvaluationResult, Score
 from saccade.plugins.execution import Ops
 
 _BATCH = 32
+
+
+class Origin(Protocol):
+    """Where samples come from; the hash is that of the whole split."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def split(self) -> str: ...
+    @property
+    def skipped(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSplit:
+    """One split of the data in the form of a task, with its origin."""
+
+    name: str
+    digest: Callable[[], str]  # images that were not scored are read for it
+    split: str = ""
+    skipped: int = 0  # unreadable rows that were left out
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of the split."""
+        return self.digest()
+
+
+def origin(data: Origin) -> dict[str, Any]:
+    """Return the fields of a `DataSplit` made from other data."""
+    return {
+        "name": data.name,
+        "digest": cache(lambda: data.sha256),
+        "split": data.split,
+        "skipped": data.skipped,
+    }
 
 
 @dataclass(frozen=True)
@@ -73,6 +113,27 @@ class EvaluatedModel:
         if self.preprocessing is None:
             raise SaccadeError(f"{self.name}: takes no image. Choose another --task or --data.")
         return self.preprocessing
+
+    def result(
+        self,
+        task: str,
+        data: Origin,
+        scores: Iterable[Score],
+        samples: np.ndarray,
+        protocol: str = "",
+    ) -> EvaluationResult:
+        """Return the scores of a task on this data; `samples` as in `EvaluationResult`."""
+        return EvaluationResult(
+            self.name,
+            task,
+            data.name,
+            data.sha256,
+            tuple(scores),
+            samples.astype(np.float64),
+            protocol,
+            data.split,
+            data.skipped,
+        )
 
 
 def subjects_of_folder(

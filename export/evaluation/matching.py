@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,11 @@ from saccade.core.files import read_lines
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.classification import labelled_images
 from saccade.exporter.evaluation.decisions import Decider, Run
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, origin
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
-from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import described_scenes
+from saccade.exporter.evaluation.tasks import Inputs
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import HELD_OUT, Dataset, load_data
 from saccade.models.data.pairs import Contrasts, has_sentences, load_contrasts, load_pairs
@@ -41,7 +42,7 @@ def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResu
     decider = decide(model, options, options.split or HELD_OUT)
     if decider.labels is None:
         raise SaccadeError(
-            f"{decider.data}: has no labels, expected one folder of images per class. Sort the "
+            f"{decider.name}: has no labels, expected one folder of images per class. Sort the "
             "images into folders, or pass other data with --data."
         )
     logits, labels = decider.logits(), decider.labels
@@ -50,17 +51,7 @@ def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResu
         proportion("zero-shot top-1", right),
         proportion("zero-shot top-5", correct(logits, labels, top=5)),
     )
-    samples = right.astype(np.float64)
-    return EvaluationResult(
-        model.name,
-        "zero-shot",
-        decider.data,
-        decider.data_sha256,
-        scores,
-        samples,
-        split=decider.split,
-        skipped=decider.skipped,
-    )
+    return model.result("zero-shot", decider, scores, right)
 
 
 def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decider:
@@ -82,16 +73,13 @@ def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decid
         of,
         {"image": data.images},
         data.labels if isinstance(data, Dataset) else None,
-        data.name,
-        data.sha256,
         labelling=(tuple(data.class_names), _templates(model, options)),
-        split=data.split,
-        skipped=data.skipped,
+        **origin(data),
     )
 
 
 @dataclass(frozen=True)
-class _ImagesAlone:
+class _ImagesAlone(DataSplit):
     """Images without labels, and the classes to choose among.
 
     Shapes: images uint8 [n h w c].
@@ -99,13 +87,6 @@ class _ImagesAlone:
 
     images: np.ndarray
     class_names: tuple[str, ...]
-    name: str
-    split: str = ""
-    skipped: int = 0
-
-    @property
-    def sha256(self) -> str:
-        return pixels_sha256(self.images)
 
 
 def _images_alone(model: EvaluatedModel, options: EvaluateOptions) -> _ImagesAlone | None:
@@ -124,7 +105,8 @@ def _images_alone(model: EvaluatedModel, options: EvaluateOptions) -> _ImagesAlo
     images = unlabelled_images(path, model.images())
     if options.limit is not None:
         images = images[: options.limit]
-    return _ImagesAlone(images, read_lines(options.labels, "label"), path.name)
+    names, digest = read_lines(options.labels, "label"), partial(pixels_sha256, images)
+    return _ImagesAlone(images, names, name=path.name, digest=digest)
 
 
 def _classifier(
@@ -144,7 +126,7 @@ def _classifier(
 
 
 @dataclass(frozen=True)
-class _Said:
+class _Said(DataSplit):
     """Images and sentences about them: generated scenes, or the user's.
 
     Shapes: images [n h w c] uint8, owner [m], the place of the image of each sentence.
@@ -153,23 +135,18 @@ class _Said:
     images: np.ndarray
     sentences: list[str]
     owner: np.ndarray
-    data: str
-    sha256: Callable[[], str]
-    split: str = ""
-    skipped: int = 0
 
 
 def _said(model: EvaluatedModel, options: EvaluateOptions) -> _Said:
     if options.data in _SCENES:
         drawn = described_scenes(model.images(), options)
         owner = np.arange(len(drawn.images))
-        return _Said(drawn.images, drawn.captions, owner, drawn.data, lambda: drawn.sha256)
+        given = drawn.images, drawn.captions, owner
+        return _Said(*given, name=drawn.data, digest=lambda: drawn.sha256)
     split = options.split or HELD_OUT
     pairs = load_pairs(options.data or "", split, options.asked, model.images())
     pairs = pairs.first(options.limit)
-    return _Said(
-        pairs.images, *pairs.spread(), pairs.name, pairs.digest, pairs.split, pairs.skipped
-    )
+    return _Said(pairs.images, *pairs.spread(), **origin(pairs))
 
 
 def retrieval(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -186,16 +163,7 @@ def retrieval(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResu
         for wanted, ranks in (("text", of_texts), ("image", of_images))
         for top in (1, 5, 10)
     ]
-    return EvaluationResult(
-        model.name,
-        "retrieval",
-        said.data,
-        said.sha256(),
-        tuple(scores),
-        (of_texts <= 1).astype(np.float64),
-        split=said.split,
-        skipped=said.skipped,
-    )
+    return model.result("retrieval", said, scores, of_texts <= 1)
 
 
 def hard_negatives(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -216,16 +184,7 @@ def hard_negatives(model: EvaluatedModel, options: EvaluateOptions) -> Evaluatio
     kinds = np.array(told.kinds)
     scores = [proportion("hard-negative accuracy", right)]
     scores += [proportion(kind, right[kinds == kind]) for kind in sorted(set(told.kinds))]
-    return EvaluationResult(
-        model.name,
-        "hard-negatives",
-        told.name,
-        told.sha256,
-        tuple(scores),
-        right.astype(np.float64),
-        split=told.split,
-        skipped=told.skipped,
-    )
+    return model.result("hard-negatives", told, scores, right)
 
 
 def _text_codes(
@@ -253,7 +212,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     Shapes: image [n h w c], n at most `count`; tokens [prompts t].
     Raises: SaccadeError if the model takes no image.
     """
-    preprocessing, metadata = images_of(variant), variant.runtime_metadata
+    preprocessing, metadata = variant.images(), variant.runtime_metadata
     role = variant.main.variant.role
     if has_sentences(data):
         pairs = load_pairs(data, HELD_OUT, DataAsked(), preprocessing).first(count)

@@ -14,7 +14,6 @@ from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.decisions import Segmenter
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, VariantAnswer, focus_of
-from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import (
     SceneImages,
@@ -22,6 +21,7 @@ from saccade.exporter.evaluation.scenes import (
     require_test_split,
     scenes_sha256,
 )
+from saccade.exporter.evaluation.tasks import Inputs
 from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.images import Images, fitting
@@ -56,16 +56,7 @@ def ari(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     scores = [mean(name, found[name], unit="index") for name in ("FG-ARI", "ARI")]
     if "MSE" in found:
         scores.append(mean("MSE", found["MSE"], unit="squared", higher=False))
-    return EvaluationResult(
-        model.name,
-        "ari",
-        data.name,
-        data.sha256,
-        tuple(scores),
-        found["FG-ARI"],
-        split=data.split,
-        skipped=data.skipped,
-    )
+    return model.result("ari", data, scores, found["FG-ARI"])
 
 
 def _scored(
@@ -121,16 +112,8 @@ def reconstruction(model: EvaluatedModel, options: EvaluateOptions) -> Evaluatio
         parts.append(_errors(model, images, _painting(model, answers)))
     errors = np.concatenate(parts)
     ratios = -10 * np.log10(np.maximum(errors, _LEAST_ERROR))
-    return EvaluationResult(
-        model.name,
-        "reconstruction",
-        data.name,
-        data.sha256,
-        (mean("PSNR", ratios, unit="dB"), mean("MSE", errors, unit="squared", higher=False)),
-        ratios,
-        split=data.split,
-        skipped=data.skipped,
-    )
+    scores = mean("PSNR", ratios, unit="dB"), mean("MSE", errors, unit="squared", higher=False)
+    return model.result("reconstruction", data, scores, ratios)
 
 
 def _painting(model: EvaluatedModel, answers: Arrays) -> np.ndarray:
@@ -303,7 +286,7 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     Shapes: image [n h w c], initial_state [n k s], n at most `count`.
     Raises: SaccadeError if the model takes no image.
     """
-    preprocessing, metadata = images_of(variant), variant.runtime_metadata
+    preprocessing, metadata = variant.images(), variant.runtime_metadata
     options = EvaluateOptions(data=data, limit=max(2, count))
     if data in ("shapes", "tetrominoes"):
         images = masked_images(preprocessing, options).images

@@ -1,66 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks of `saccade evaluate`: saccade's own and those that a family defines."""
+"""The tasks of `saccade evaluate`, of saccade itself and of families, and the inputs of each."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
+import numpy as np
+
 from saccade.core.errors import SaccadeError
-from saccade.models.entry import EvaluationTask
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.models.entry import EvaluationTask, imported
 from saccade.models.families import entries, entry_of
 
-_HERE = "saccade.exporter.evaluation"
-_LABELLED = f"{_HERE}.classification:load_inputs"
-_CAPTIONED = f"{_HERE}.captioning:load_inputs"
-_SCENES = f"{_HERE}.segmentation:load_inputs"
-_ASKED = f"{_HERE}.answering:load_inputs"
-_PAIRED = f"{_HERE}.matching:load_inputs"
-_TOWERS = ("text",)
+Inputs = dict[str, dict[str, np.ndarray]]  # by role and name
+
+
+def _task(
+    module: str,
+    function: str,
+    roles: tuple[str, ...] = (),
+    *,
+    inputs: str | None = None,
+    **functions: str,
+) -> EvaluationTask:
+    """Return a task of functions in modules of this package."""
+    here = __name__.rpartition(".")[0]
+    named = {kind: f"{here}.{module}:{name}" for kind, name in functions.items()}
+    source = f"{here}.{inputs or module}:load_inputs"
+    return EvaluationTask(f"{here}.{module}:{function}", source, roles, **named)
+
+
 # A task's name is that of its function, with hyphens.
 _FUNCTIONS = (
-    EvaluationTask(
-        f"{_HERE}.classification:top1",
-        _LABELLED,
-        (),
-        f"{_HERE}.classification:labelled_examples",
-        f"{_HERE}.classification:decide",
+    _task("classification", "top1", examples="labelled_examples", decide="decide"),
+    _task("matching", "zero_shot", ("text",), examples="zero_shot_examples", decide="decide"),
+    _task("matching", "retrieval", ("text",)),
+    _task("embedding", "knn", inputs="classification"),
+    _task("embedding", "probe", inputs="classification"),
+    _task("matching", "hard_negatives", ("text",)),
+    _task(
+        "segmentation",
+        "ari",
+        examples="ari_examples",
+        segments="segments",
+        scored_segments="masked_segments",
     ),
-    EvaluationTask(
-        f"{_HERE}.matching:zero_shot",
-        _PAIRED,
-        _TOWERS,
-        f"{_HERE}.matching:zero_shot_examples",
-        f"{_HERE}.matching:decide",
-    ),
-    EvaluationTask(f"{_HERE}.matching:retrieval", _PAIRED, _TOWERS),
-    EvaluationTask(f"{_HERE}.embedding:knn", _LABELLED),
-    EvaluationTask(f"{_HERE}.embedding:probe", _LABELLED),
-    EvaluationTask(f"{_HERE}.matching:hard_negatives", _PAIRED, _TOWERS),
-    EvaluationTask(
-        f"{_HERE}.segmentation:ari",
-        _SCENES,
-        (),
-        f"{_HERE}.segmentation:ari_examples",
-        segments=f"{_HERE}.segmentation:segments",
-        scored_segments=f"{_HERE}.segmentation:masked_segments",
-    ),
-    EvaluationTask(
-        f"{_HERE}.segmentation:reconstruction",
-        _SCENES,
+    _task(
+        "segmentation",
+        "reconstruction",
         ("decode",),
-        f"{_HERE}.segmentation:reconstruction_examples",
-        segments=f"{_HERE}.segmentation:segments",
-        scored_segments=f"{_HERE}.segmentation:painted_segments",
+        examples="reconstruction_examples",
+        segments="segments",
+        scored_segments="painted_segments",
     ),
-    EvaluationTask(
-        f"{_HERE}.answering:vqa",
-        _ASKED,
-        (),
-        f"{_HERE}.answering:vqa_examples",
-        f"{_HERE}.answering:decide",
-    ),
-    EvaluationTask(
-        f"{_HERE}.captioning:caption", _CAPTIONED, (), f"{_HERE}.captioning:caption_examples"
-    ),
+    _task("answering", "vqa", examples="vqa_examples", decide="decide"),
+    _task("captioning", "caption", examples="caption_examples"),
 )
 TASKS = {task.score.partition(":")[2].replace("_", "-"): task for task in _FUNCTIONS}
 
@@ -104,3 +97,14 @@ def task_asked(
             f"{', '.join(known) or 'no task'}. Choose one of them."
         )
     return chosen, known[chosen]
+
+
+def inputs_of(variant: VariantFiles, data: str, count: int) -> Inputs:
+    """Return the first samples of a variant's data as inputs of its components, by role.
+
+    Shapes: each [n ...] with n at most `count`.
+    Raises: SaccadeError if no data fits the variant.
+    """
+    task = next(iter(tasks_of(variant.main.variant.family).values()))
+    load: Callable[[VariantFiles, str, int], Inputs] = imported(task.inputs)
+    return load(variant, data, count)

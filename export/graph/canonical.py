@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 import onnx
 
 from saccade.exporter.artefact.manifest import TensorSpec
-from saccade.plugins.onnx_model import IR_VERSION, OPSET, all_nodes
+from saccade.plugins.onnx_model import IR_VERSION, OPSET, all_nodes, graphs_in, set_nodes
 
 # An output with a fixed name may have the same name as a value inside the graph.
 OUTPUT_PREFIX = "saccade_output_"
@@ -89,10 +89,7 @@ def _cast_first(graph: onnx.GraphProto) -> None:
         for node in readers:
             if node.op_type == "Shape":
                 node.input[0] = cast.output[0]
-        nodes = [cast, *(node for node in graph.node if node is not cast)]
-        ordered = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(ordered)
+        set_nodes(graph, [cast, *(node for node in graph.node if node is not cast)])
 
 
 def _parts(graph: onnx.GraphProto, root: str) -> list[str]:
@@ -170,7 +167,7 @@ def _rename(graph: onnx.GraphProto, parts: list[str], root: str) -> None:
 
 def _rename_inside(node: onnx.NodeProto, outer: dict[str, str]) -> None:
     """Rename values inside a Loop or If after it, and update references to outer values."""
-    for graph in _graphs_inside(node):
+    for graph in graphs_in(node):
         names, counts = dict(outer), Counter[str]()
         for index, value in enumerate(graph.input):
             names[value.name] = f"{node.name}/input_{index}"
@@ -193,19 +190,11 @@ def _rename_inside(node: onnx.NodeProto, outer: dict[str, str]) -> None:
         del graph.value_info[:]
 
 
-def _graphs_inside(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    graphs = []
-    for attribute in node.attribute:
-        graphs += [attribute.g] if attribute.HasField("g") else []
-        graphs += attribute.graphs
-    return graphs
-
-
 def _strip(proto: onnx.ModelProto) -> None:
     graph = proto.graph
     proto.producer_name, proto.producer_version = "saccade", ""
     proto.domain, proto.model_version, graph.name = "", 0, "saccade"
-    inside = [inner for node in all_nodes(graph) for inner in _graphs_inside(node)]
+    inside = [inner for node in all_nodes(graph) for inner in graphs_in(node)]
     for graph_inside in inside:
         graph_inside.name = "inside"
     for message in (

@@ -7,15 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx
 
 from saccade.exporter.artefact.manifest import Cost, MultiplyAdds
 from saccade.exporter.graph.half_graph import HALF, widened
 from saccade.exporter.graph.layer_types import element_types
+from saccade.exporter.graph.samples import random_inputs
 from saccade.exporter.graph.weights import Load, graph_session
 from saccade.models.interface import Arrays
 
 Shape = tuple[int, ...]
+_TRACED = 3  # samples, as many as tracing needs
 _VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 
 
@@ -70,6 +73,27 @@ def count_of(
 def parameters_of(model: Any) -> int:
     """Count the learned parameters of a model, each once."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def cost_of_size(family: str, name: str) -> dict[str, Any]:
+    """Count parameters and multiply-adds per sample by component, for the largest default variant.
+
+    The weights are random.
+    Raises: SaccadeError if there is no such family or size.
+    """
+    from saccade.exporter.graph.tracing import trace_component
+    from saccade.models.catalogue import preset_of
+    from saccade.models.families import build
+
+    model: Any = build(family, preset_of(family, name).to_dict()).eval()
+    parameters = parameters_of(model)
+    folded = model.at(model.budgets()[0]).fold().float()
+    counts = {}
+    for component in folded.components():
+        inputs = random_inputs(component, np.random.default_rng(0), _TRACED)
+        proto = trace_component(folded, component, inputs, component.outputs)
+        counts[component.role] = sum(count_of(proto, inputs).multiply_adds.values())
+    return {"parameters": parameters, "multiply_adds": counts}
 
 
 def _shapes(

@@ -21,12 +21,12 @@ from saccade.exporter.graph.weights import (
     constant,
     graph_session,
     loader,
-    refer,
-    without_initializers,
+    referring,
+    with_initializers,
 )
 from saccade.exporter.runtimes.runners import onnx_runner
 from saccade.models.interface import Arrays
-from saccade.plugins.onnx_model import all_nodes
+from saccade.plugins.onnx_model import all_nodes, set_nodes
 
 HALF = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 # A quarter of the fp16 range: headroom for inputs that are not in the calibration data.
@@ -57,9 +57,7 @@ def fold_casts(proto: onnx.ModelProto, weights: Weights | None = None) -> None:
         if readers[source.name] == 1:
             graph.initializer.remove(source)
         graph.initializer.append(constant(node.output[0], load, weights))
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_nodes(graph, kept)
 
 
 def _cast(name: str, load: Load, kind: int) -> np.ndarray:
@@ -81,20 +79,18 @@ def widened(
 
     This checks the structure, but not the effect of rounding. Large weights become placeholders.
     """
-    wide, wide_weights = without_initializers(proto), {**(weights or {})}
-    for tensor in proto.graph.initializer:
-        own = wide.graph.initializer.add()
+    wide_weights = {**(weights or {})}
+
+    def widen(tensor: onnx.TensorProto) -> onnx.TensorProto:
         if tensor.data_type not in HALF:
-            own.CopyFrom(tensor)
-            continue
+            return tensor
         load = partial(_wide, loader(tensor, weights))
         if (length := 4 * math.prod(tensor.dims)) < LARGE_BYTES:
-            own.CopyFrom(constant(tensor.name, load, None))
-            continue
-        own.name, own.data_type = tensor.name, onnx.TensorProto.FLOAT
-        own.dims.extend(tensor.dims)
-        refer(own, f"#{tensor.name}/wide", 0, length)
-        wide_weights[f"#{tensor.name}/wide"] = load
+            return constant(tensor.name, load, None)
+        wide_weights[location := f"#{tensor.name}/wide"] = load
+        return referring(tensor, location, length, kind=onnx.TensorProto.FLOAT)
+
+    wide = with_initializers(proto, widen)
     for node in all_nodes(wide.graph):
         for attribute in node.attribute:
             if attribute.name == "to" and attribute.i in HALF:
@@ -148,15 +144,15 @@ def _range_session(names: list[str], proto: onnx.ModelProto, weights: Weights) -
     graph = proto.graph
     wanted, nodes = set(names), []
     for node in graph.node:
-        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
+        nodes.append(node)
         for name in wanted.intersection(node.output):
             magnitude = f"{_RANGE_OF}magnitude/{name}"
             nodes.append(onnx.helper.make_node("Abs", [name], [magnitude]))
             nodes.append(
                 onnx.helper.make_node("ReduceMax", [magnitude], [_RANGE_OF + name], keepdims=0)
             )
-    del graph.node[:], graph.output[:]
-    graph.node.extend(nodes)
+    set_nodes(graph, nodes)
+    del graph.output[:]
     graph.output.extend(onnx.ValueInfoProto(name=_RANGE_OF + name) for name in names)
     return graph_session(proto, weights, in_order=True)
 

@@ -1,32 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits on what an ONNX file may require of its reader, checked without executing the file.
+"""Checks of an ONNX file that is read: its tensors have the data that they state, names are text.
 
-Each limit is well above the largest honest export known. Among the things counted are nodes with
-every function expanded, and iterations of loops with a constant count. A loop whose count is
-computed has to be run to be measured: `trial` does that.
+What a file costs to load and run is not known before: `trial` finds out, within limits.
 """
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 import onnx
 
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import AGAIN
-from saccade.exporter.graph.calls import NODES, call_excesses, graphs_in
 
 FILE_BYTES = 2**31 - 1  # the limit of protobuf
-FUNCTIONS = 1_000
-GRAPH_DEPTH = 8  # graphs inside nodes: saccade's have a loop in a loop
 AXES = 16  # NumPy supports 32, torch 25
 NUMBERS = 2**31  # in one tensor
-TENSORS = 100_000
 NAME_CHARACTERS = 1_000
-OPSETS = 100
 
 # Bytes of the files (or of the placeholders, in a graph in progress) that tensors may refer to.
 Held = Mapping[str, int]
@@ -85,88 +77,55 @@ def check_graph(proto: onnx.ModelProto, where: str, held: Held | None = None) ->
 
 
 def _excesses(proto: onnx.ModelProto, held: Held) -> Iterator[str]:
-    for what, count, most in (
-        ("functions", len(proto.functions), FUNCTIONS),
-        ("operator sets", len(proto.opset_import), OPSETS),
-        ("graphs for training", len(proto.training_info), 0),
-    ):
-        if count > most:
-            yield f"has {count} {what}, expected at most {most}"
-    yield from _names(opset.domain for opset in proto.opset_import)
-    graphs = _Graphs(held)
-    yield from graphs.excesses(proto)
-    for where, value in (
-        *(("input", value) for value in proto.graph.input),
-        *(("output", value) for value in proto.graph.output),
-    ):
-        yield from _value_excesses(where, value)
-    yield from call_excesses(proto)
+    # Only weights of the whole model are expected in another file.
+    for tensor in proto.graph.initializer:
+        yield from _tensor_excesses(tensor, held)
+    for message in (*_messages(proto, but="graph"), *_messages(proto.graph, but="initializer")):
+        if isinstance(message, onnx.TensorProto):
+            yield from _tensor_excesses(message, {})
+            continue
+        if not isinstance(message, onnx.StringStringEntryProto):  # a remark
+            yield from _name_excesses(_names(message))
+        if isinstance(message, onnx.TensorShapeProto):
+            sizes = [axis.dim_value if axis.HasField("dim_value") else 1 for axis in message.dim]
+            yield from _dims_excesses("a tensor", sizes)
+    for value in (*proto.graph.input, *proto.graph.output):
+        what, kind = f"input or output {value.name[:80]!r}", value.type.tensor_type.elem_type
+        if value.type.WhichOneof("value") != "tensor_type":
+            yield f"{what} is not a tensor"
+        elif kind not in BITS:
+            yield f"{what} has the type {kind}, which ONNX does not know"
 
 
-@dataclass
-class _Graphs:
-    """Walk through every graph of a file and check sizes and names, without expanding calls."""
+def _messages(message: Any, but: str = "") -> Iterator[Any]:
+    """Yield a message and all messages inside, however deep, except those in the field `but`.
 
-    held: Held
-    nodes: int = 0
-    tensors: int = 0
+    The fields of tensors are not listed: that would copy their values.
+    """
+    yield message
+    fields = () if isinstance(message, onnx.TensorProto) else message.ListFields()
+    for field, value in fields:
+        if field.message_type is not None and field.name != but:
+            for inner in _values(value):
+                yield from _messages(inner)
 
-    def excesses(self, proto: onnx.ModelProto) -> Iterator[str]:
-        yield from self._graph(proto.graph, 1)
-        for function in proto.functions:
-            yield from _names((function.domain, function.name, function.overload, *function.input))
-            yield from _names(function.output)
-            yield from self._nodes(function.node, 1)
-            yield from _shapes(function.value_info)
 
-    def _graph(self, graph: onnx.GraphProto, depth: int) -> Iterator[str]:
-        if depth > GRAPH_DEPTH:
-            yield f"has graphs nested more than {GRAPH_DEPTH} deep"
-        # Only weights of the whole model are expected in another file.
-        yield from self._tensors(graph.initializer, self.held if depth == 1 else {})
-        for tensor in graph.sparse_initializer:
-            yield from self._tensors((tensor.values, tensor.indices))
-        for values in (graph.input, graph.output, graph.value_info):
-            yield from _shapes(values)
-        yield from self._nodes(graph.node, depth)
+def _names(message: Any) -> Iterator[str | bytes]:
+    """Yield the names in a message: of nodes, operators, values and axes."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_STRING and field.name != "doc_string":
+            yield from _values(value)
 
-    def _nodes(self, nodes: Iterable[onnx.NodeProto], depth: int) -> Iterator[str]:
-        self.nodes += len(nodes)  # type: ignore[arg-type]
-        if self.nodes > NODES:
-            yield f"has {self.nodes} nodes, expected at most {NODES}"
-        for node in nodes:
-            yield from _names(
-                (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
-            )
-            for attribute in node.attribute:
-                yield from _names((attribute.name,))
-                yield from self._attribute(attribute, depth)
 
-    def _attribute(self, attribute: onnx.AttributeProto, depth: int) -> Iterator[str]:
-        if attribute.HasField("t"):
-            yield from self._tensors((attribute.t,))
-        if attribute.HasField("sparse_tensor"):
-            held = attribute.sparse_tensor
-            yield from self._tensors((held.values, held.indices))
-        yield from self._tensors(attribute.tensors)
-        for tensor in attribute.sparse_tensors:
-            yield from self._tensors((tensor.values, tensor.indices))
-        for graph in graphs_in(attribute):
-            yield from self._graph(graph, depth + 1)
-
-    def _tensors(
-        self, tensors: Iterable[onnx.TensorProto], held: Held = MappingProxyType({})
-    ) -> Iterator[str]:
-        for tensor in tensors:
-            self.tensors += 1
-            if self.tensors > TENSORS:
-                yield f"has more than {TENSORS} tensors"
-            yield from _names((tensor.name,))
-            yield from _tensor_excesses(tensor, held)
+def _values(value: Any) -> Sequence[Any]:
+    """Return the values of a field, which may be repeated."""
+    is_repeated = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return value if is_repeated else (value,)
 
 
 def _tensor_excesses(tensor: onnx.TensorProto, held: Held) -> Iterator[str]:
     what = f"tensor {tensor.name[:80]!r}"
+    yield from _name_excesses((tensor.name,))
     if tensor.data_type not in BITS:
         yield f"{what} has the type {tensor.data_type}, which ONNX does not know"
     yield from _dims_excesses(what, tensor.dims)
@@ -220,26 +179,7 @@ def _dims_excesses(what: str, dims: Iterable[int]) -> Iterator[str]:
         yield f"{what} has {math.prod(sizes)} numbers, expected at most {NUMBERS}"
 
 
-def _value_excesses(what: str, value: onnx.ValueInfoProto) -> Iterator[str]:
-    if value.type.WhichOneof("value") != "tensor_type":
-        yield f"{what} {value.name[:80]!r} is not a tensor"
-    elif value.type.tensor_type.elem_type not in BITS:
-        kind = value.type.tensor_type.elem_type
-        yield f"{what} {value.name[:80]!r} has the type {kind}, which ONNX does not know"
-
-
-def _shapes(values: Iterable[onnx.ValueInfoProto]) -> Iterator[str]:
-    for value in values:
-        yield from _names((value.name,))
-        axes = value.type.tensor_type.shape.dim
-        yield from _names(axis.dim_param for axis in axes)
-        fixed = [axis.dim_value for axis in axes if axis.HasField("dim_value")]
-        yield from _dims_excesses(f"tensor {value.name[:80]!r}", fixed)
-        if len(axes) > AXES:
-            yield f"tensor {value.name[:80]!r} has {len(axes)} axes, expected at most {AXES}"
-
-
-def _names(names: Iterable[str | bytes]) -> Iterator[str]:
+def _name_excesses(names: Iterable[str | bytes]) -> Iterator[str]:
     for name in names:
         if isinstance(name, bytes):  # protobuf returns bytes if it is not UTF-8
             yield f"has a name that is not text ({name[:40]!r})"

@@ -31,8 +31,8 @@ from saccade.exporter.graph.weights import (
     loader,
     location_of,
     raw,
-    refer,
-    without_initializers,
+    referring,
+    with_initializers,
 )
 
 # Of one file: protobuf's limit, less room for what a runtime adds to the model.
@@ -90,8 +90,7 @@ def read_model(
             weights[own] = partial(
                 np.memmap, path.with_name(location), kind, "r", offset, (*tensor.dims,)
             )
-            del tensor.external_data[:]
-            refer(tensor, own, 0, _length(tensor))
+            tensor.CopyFrom(referring(tensor, own, _length(tensor)))
     return proto, weights
 
 
@@ -100,35 +99,30 @@ def without_values(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     Those of a wrong length stay: the ONNX checker refuses them.
     """
-    light = without_initializers(proto)
-    for each in proto.graph.initializer:
-        own = light.graph.initializer.add()
-        if len(each.raw_data) == (length := _length(each)) >= LARGE_BYTES:
-            own.MergeFrom(TensorProto(name=each.name, data_type=each.data_type, dims=each.dims))
-            refer(own, "#dropped", 0, length)
-        else:
-            own.CopyFrom(each)
-    return light
+
+    def light(tensor: TensorProto) -> TensorProto:
+        is_large = len(tensor.raw_data) == (length := _length(tensor)) >= LARGE_BYTES
+        return referring(tensor, "#dropped", length) if is_large else tensor
+
+    return with_initializers(proto, light)
 
 
 def _with_data_file(
     proto: onnx.ModelProto, weights: Mapping[str, Load], path: Path
 ) -> tuple[onnx.ModelProto, DataEntry]:
     """Write the large weights to `path`; return the graph that refers to them there."""
-    light, parts, end = without_initializers(proto), [], 0
-    for tensor in proto.graph.initializer:
-        own = light.graph.initializer.add()
+    parts: list[Part] = []
+
+    def moved(tensor: TensorProto) -> TensorProto:
         if (length := _length(tensor)) < LARGE_BYTES:
-            own.CopyFrom(tensor)
-            continue
-        own.name, own.data_type = tensor.name, tensor.data_type
-        own.dims.extend(tensor.dims)
+            return tensor
+        end = _bytes_of(parts)
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
-        refer(own, path.name, start, length)
-        parts += [_part(bytes(start - end)), _values(tensor, weights)]
-        end = start + length
-    digest, size = _write(path, parts)
-    return light, DataEntry(path.name, digest, size)
+        parts.extend((_part(bytes(start - end)), _values(tensor, weights)))
+        return referring(tensor, path.name, length, start)
+
+    light = with_initializers(proto, moved)
+    return light, DataEntry(path.name, *_write(path, parts))
 
 
 def _model(proto: onnx.ModelProto, weights: Mapping[str, Load]) -> list[Part]:

@@ -16,6 +16,7 @@ from saccade.exporter.graph.samples import GateSizes
 from saccade.exporter.graph.weights import Weights
 from saccade.models.interface import Arrays
 from saccade.plugins.contract import DOMAIN
+from saccade.plugins.onnx_model import graphs_in
 
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -46,17 +47,15 @@ def _name(graph: onnx.GraphProto, known: set[str], called: dict[str, str]) -> No
         stem = f"{caller}/{node.op_type}"
         node.name = f"{stem}_{counts[stem]}"
         counts[stem] += 1
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                _name_inside(inner, node.name)
+        for inner in graphs_in(node):
+            _name_inside(inner, node.name)
 
 
 def _name_inside(graph: onnx.GraphProto, place: str) -> None:
     for index, node in enumerate(graph.node):
         node.name = f"{place}/{node.op_type}_{index}"
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                _name_inside(inner, node.name)
+        for inner in graphs_in(node):
+            _name_inside(inner, node.name)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from saccade.exporter.graph.weights import (
 from saccade.exporter.runtimes.half_products import HALF_TYPES, float32_modules, half_products
 from saccade.models.interface import Arrays, Component, component_named
 from saccade.plugins.contract import DOMAIN, DTYPES, VERSION, Op, Port
-from saccade.plugins.onnx_model import IR_VERSION, OPSET, attach_bodies
+from saccade.plugins.onnx_model import IR_VERSION, OPSET, attach_bodies, set_nodes
 from saccade.plugins.ops import OPS
 
 
@@ -158,9 +158,7 @@ def _fold_large(proto: onnx.ModelProto, weights: Weights) -> None:
         made = [constant(name, load, weights) for name, load in values.items()]
         large |= {tensor.name for tensor in made if location_of(tensor)}
         graph.initializer.extend(made)
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_nodes(graph, kept)
 
 
 @contextmanager

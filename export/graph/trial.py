@@ -3,23 +3,31 @@
 
 An artefact folder can come from anyone, and the hash in its manifest only proves that a file has
 not changed since. Before a command opens a file in its own process, a worker with limits on memory
-and time reads it, checks the limits of graphs, loads it in ONNX Runtime and runs it on one sample
-of zeros.
+and time reads it, loads it in ONNX Runtime and runs it on one sample of zeros.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from saccade.core.errors import SaccadeError
+import numpy as np
+
+from saccade.core.errors import MissingPackage, SaccadeError, require
+from saccade.core.files import sha256_of
 from saccade.core.schema import AGAIN
 from saccade.core.worker import START_S, Limits, Worker, WorkerEnded
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import FileEntry, Manifest
+from saccade.exporter.runtimes.runners import onnx_session
 
-_PROCESS = "saccade.exporter.graph.trial_process"
+if TYPE_CHECKING:
+    import onnx
+
 _GIB = 2**30
 _WALL = 10  # times the CPU time, in case other processes use the CPU
+_MEMORY = re.compile(r"alloc|out of memory|MemoryError", re.IGNORECASE)
 _KNOWN: set[str] = set()  # SHA-256 of files that this process tried or wrote
 
 
@@ -32,11 +40,11 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Tried:
+class Verdict:
     """The hash of a file, and why it must not be opened."""
 
     sha256: str
-    reason: str | None
+    reason: str | None = None
 
 
 def limits_for(file_bytes: int) -> Limits:
@@ -51,23 +59,27 @@ def tried(
 
     A file with a hash that this process already tried is skipped.
     """
-    unknown = [manifest for manifest in manifests if manifest.file.sha256 not in _KNOWN]
-    files = [(folder.path / manifest.file.name, manifest.file) for manifest in unknown]
-    sizes = [file.total_bytes for path, file in files if path.is_file()]
+    files = [manifest.file for manifest in manifests if manifest.file.sha256 not in _KNOWN]
+    sizes = [file.total_bytes for file in files if (folder.path / file.name).is_file()]
     limits = limits or limits_for(max(sizes, default=0))
     timeout_s = max(START_S, _WALL * (limits.cpu_s or 0))
     wrong: dict[str, str] = {}
-    with Worker(_PROCESS, limits) as worker:
-        for path, file in files:
+    with Worker(__name__, limits) as worker:
+        for file in files:
+            path = folder.path / file.name
             try:
-                answer = worker.ask(Trial(str(path.absolute()), file), Tried, timeout_s)
+                verdict = worker.ask(Trial(str(path.absolute()), file), Verdict, timeout_s)
             except WorkerEnded as ended:
-                wrong[path.name] = _too_much(path, str(ended), limits)
+                wrong[file.name] = (
+                    f"{path}: the process that loaded it and ran one sample failed ({ended}); the "
+                    f"limits are {limits.cpu_s} s of CPU time and "
+                    f"{(limits.memory_bytes or 0) / _GIB:.1f} GiB of memory. {AGAIN}"
+                )
                 continue
-            if answer.reason is None:
-                _KNOWN.add(answer.sha256)
+            if verdict.reason is None:
+                _KNOWN.add(verdict.sha256)
             else:
-                wrong[path.name] = answer.reason
+                wrong[file.name] = verdict.reason
     return wrong
 
 
@@ -88,9 +100,75 @@ def made_here(manifest: Manifest) -> None:
     _KNOWN.add(manifest.file.sha256)
 
 
-def _too_much(path: Path, how: str, limits: Limits) -> str:
-    memory = (limits.memory_bytes or 0) / _GIB
+def main(trial: Trial) -> Verdict:
+    """Try a file, in the worker. Without onnx, it is loaded, but neither checked nor run."""
+    path = Path(trial.path)
+    try:
+        require("onnx", extra="export")
+        reason = _reason(path, trial.file)
+    except MissingPackage:
+        reason = _load(path)
+    except SaccadeError as error:
+        reason = str(error)
+    except MemoryError as error:
+        reason = _of_memory(path, error)
+    return Verdict("" if reason else sha256_of(path), reason)
+
+
+def _reason(path: Path, file: FileEntry) -> str | None:
+    """Return why a file must not be opened.
+
+    Raises: SaccadeError for one that cannot be read.
+    """
+    import onnx
+
+    from saccade.exporter.graph.half_graph import HALF, widened
+    from saccade.exporter.graph.model_file import read_model, without_values
+    from saccade.exporter.graph.weights import graph_session
+
+    proto, weights = read_model(path, file)
+    light = without_values(proto)
+    half = any(tensor.data_type in HALF for tensor in proto.graph.initializer)
+    try:
+        wide = widened(proto, weights) if half else None
+        del proto, weights  # the checker copies the graph several times
+        onnx.checker.check_model(light, full_check=True)
+        session = graph_session(*wide, optimized=True) if wide else onnx_session(path)
+        session.run(None, _zeros(light))
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return f"{path}: is not a valid ONNX file ({error}). {AGAIN}"
+    except Exception as error:  # the only common base of the libraries' errors
+        return _of_memory(path, error)
+    return None
+
+
+def _load(path: Path) -> str | None:
+    try:
+        onnx_session(path)
+    except SaccadeError as error:
+        return _of_memory(path, error)
+    return None
+
+
+def _of_memory(path: Path, error: Exception) -> str | None:
+    """Return what is wrong if a file needs too much memory; the caller reports other errors."""
+    if not _MEMORY.search(f"{error!r} {error}"):
+        return None
     return (
-        f"{path}: the process that loaded it and ran one sample failed ({how}); the limits are "
-        f"{limits.cpu_s} s of CPU time and {memory:.1f} GiB of memory. {AGAIN}"
+        f"{path}: loading it and running one sample needs more memory than is allowed for a file "
+        f"of this size. {AGAIN}"
     )
+
+
+def _zeros(proto: "onnx.ModelProto") -> dict[str, np.ndarray]:
+    """Return the inputs of a model as zeros, with size 1 for every free axis."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    given = {tensor.name for tensor in proto.graph.initializer}
+    zeros = {}
+    for value in proto.graph.input:
+        if value.name not in given:
+            kind = value.type.tensor_type
+            shape = [axis.dim_value if axis.HasField("dim_value") else 1 for axis in kind.shape.dim]
+            zeros[value.name] = np.zeros(shape, tensor_dtype_to_np_dtype(kind.elem_type))
+    return zeros

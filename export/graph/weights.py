@@ -36,8 +36,7 @@ def placeholder(name: str, load: Load, weights: Weights) -> TensorProto:
     weights.setdefault(location := f"#{digest.hexdigest()}", load)
     kind = onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
     tensor = TensorProto(name=name, data_type=kind, dims=values.shape)
-    refer(tensor, location, 0, values.nbytes)
-    return tensor
+    return referring(tensor, location, values.nbytes)
 
 
 def constant(name: str, load: Load, weights: Weights | None) -> TensorProto:
@@ -48,11 +47,15 @@ def constant(name: str, load: Load, weights: Weights | None) -> TensorProto:
     return placeholder(name, load, weights)
 
 
-def refer(tensor: TensorProto, location: str, offset: int, length: int) -> None:
-    """Make a tensor refer to data outside the proto."""
+def referring(
+    like: TensorProto, location: str, length: int, offset: int = 0, kind: int | None = None
+) -> TensorProto:
+    """Return a tensor `like` another one, whose values are outside the proto."""
+    tensor = TensorProto(name=like.name, data_type=kind or like.data_type, dims=like.dims)
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", length)):
         tensor.external_data.add(key=key, value=str(value))
+    return tensor
 
 
 def location_of(tensor: TensorProto) -> str:
@@ -91,16 +94,23 @@ def set_apart(model: onnx_ir.Model, weights: Weights) -> None:
 
 def put_back(proto: onnx.ModelProto, weights: Mapping[str, Load]) -> onnx.ModelProto:
     """Return a copy that contains its weights, for a library that needs a complete model."""
-    complete = onnx.ModelProto()
-    complete.CopyFrom(proto)
-    for tensor in complete.graph.initializer:
-        if location_of(tensor):
-            tensor.CopyFrom(_filled(tensor, weights))
-    return complete
+
+    def complete(tensor: TensorProto) -> TensorProto:
+        if not location_of(tensor):
+            return tensor
+        values = np.ascontiguousarray(loader(tensor, weights)())
+        return numpy_helper.from_array(values, tensor.name)
+
+    return with_initializers(proto, complete)
 
 
-def _filled(tensor: TensorProto, weights: Mapping[str, Load]) -> TensorProto:
-    return numpy_helper.from_array(np.ascontiguousarray(loader(tensor, weights)()), tensor.name)
+def with_initializers(
+    proto: onnx.ModelProto, change: Callable[[TensorProto], TensorProto]
+) -> onnx.ModelProto:
+    """Return a copy whose initializers are what `change` returns for those of `proto`."""
+    changed = without_initializers(proto)
+    changed.graph.initializer.extend(map(change, proto.graph.initializer))
+    return changed
 
 
 def without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:

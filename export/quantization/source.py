@@ -13,6 +13,7 @@ from onnx import external_data_helper, helper, numpy_helper
 from saccade.core.errors import SaccadeError
 from saccade.exporter.graph.weights import Weights, put_back
 from saccade.exporter.quantization.ranges import Activation, Extremes
+from saccade.plugins.onnx_model import set_nodes
 
 _DATA = "weights.data"
 _SMALL_BYTES = 1024  # smaller weights stay in the graph: shape inference reads shapes from there
@@ -211,6 +212,4 @@ def _split_biases(proto: onnx.ModelProto) -> None:
         product = f"{node.name}/product"
         nodes.append(helper.make_node("MatMul", [a, b], [product], name=node.name))
         nodes.append(helper.make_node("Add", [product, c], node.output, name=f"{node.name}/bias"))
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_nodes(graph, nodes)

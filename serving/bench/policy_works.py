@@ -288,7 +288,7 @@ def _classified(
         runs[model.name], logits[model.name] = variant.run, variant.logits()
     rows = _drawn(len(decider.labels), options.seed)
     inputs = {name: array[rows] for name, array in decider.inputs.items()}
-    answered = Classified(logits, decider.labels, decider.data, decider.data_sha256, labelling)
+    answered = Classified(logits, decider.labels, decider.name, decider.sha256, labelling)
     return PolicyWorks(_works(found, runs, inputs, LOGITS), answered, tuple(left_out))
 
 

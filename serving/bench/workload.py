@@ -12,8 +12,8 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
-from saccade.exporter.evaluation.load_inputs import Inputs, inputs_of
 from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import Inputs, inputs_of
 from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import Runtime, loaded, runtime_named
 from saccade.models.checkpoint import Checkpoint

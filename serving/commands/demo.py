@@ -130,8 +130,7 @@ def _benchmark_shipped(folder: Path) -> dict[str, Any]:
 
 def _certify(variants: Path) -> None:
     """Write a policy, or print why none is certified; the demo continues without it."""
-    from saccade.exporter.evaluation.calibrate import calibrate
-    from saccade.exporter.evaluation.calibration_text import refusal
+    from saccade.exporter.evaluation.calibrate import calibrate, refusal
 
     options = CalibrateOptions(
         data="digits-sum", choose_split="validation", limit=CALIBRATED, risk=(RISK,)

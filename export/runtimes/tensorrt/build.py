@@ -29,8 +29,13 @@ from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     plan_bytes,
     write_engine_manifest,
 )
-from saccade.exporter.runtimes.tensorrt.expected_types import expected_types_of
-from saccade.exporter.runtimes.tensorrt.inspector import compare_with_inspector
+from saccade.exporter.runtimes.tensorrt.layer_types import (
+    check_bindings,
+    compare_with_inspector,
+    expected_types_of,
+    layer_types,
+    prove_types,
+)
 from saccade.exporter.runtimes.tensorrt.loading import look_inside
 from saccade.exporter.runtimes.tensorrt.modules import (
     NAMES,
@@ -45,7 +50,6 @@ from saccade.exporter.runtimes.tensorrt.profiles import (
     read_axes,
     read_range,
 )
-from saccade.exporter.runtimes.tensorrt.type_proof import check_bindings, layer_types, prove_types
 from saccade.plugins.availability import TENSORRT_LIBRARY
 
 _MIB = 2**20

@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load a plan. A plan is executable code, so it is checked before TensorRT reads it."""
+"""Load a plan. A plan is executable code, so it is checked before TensorRT reads it.
 
+A separate process that may crash deserializes it first: as a worker, `main` answers with the
+engine's inputs and outputs and its inspector's JSON.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +16,6 @@ from saccade.core.errors import SaccadeError
 from saccade.core.files import sha256_of
 from saccade.core.worker import Worker, WorkerEnded
 from saccade.exporter.runtimes.gpu import Gpu, gpu_at_hand
-from saccade.exporter.runtimes.tensorrt import loader
 from saccade.exporter.runtimes.tensorrt.child import Network
 from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     AGAIN,
@@ -17,12 +23,33 @@ from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     manifest_of,
     plan_bytes,
 )
-from saccade.exporter.runtimes.tensorrt.loader import Contents, LoadedPlan, NotLoaded, deserialize
+from saccade.exporter.runtimes.tensorrt.layer_types import check_bindings
 from saccade.exporter.runtimes.tensorrt.modules import MODULES, NAMES, chosen_engine, module_of
-from saccade.exporter.runtimes.tensorrt.type_proof import check_bindings
 from saccade.plugins.availability import TENSORRT_LIBRARY
 
 _SECONDS = 300  # for the first deserialization, when TensorRT-RTX compiles for the GPU
+
+
+class NotLoaded(SaccadeError):
+    """TensorRT refused to load a plan; the message is TensorRT's own."""
+
+
+@dataclass(frozen=True)
+class LoadedPlan:
+    """The bytes of a plan, the module that reads them, and its plugin libraries."""
+
+    module: str
+    plugins: tuple[str, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The inputs and outputs of an engine with types and shapes, and the inspector's JSON."""
+
+    inputs: tuple[dict[str, Any], ...]
+    outputs: tuple[dict[str, Any], ...]
+    inspector: str
 
 
 @dataclass(frozen=True)
@@ -103,7 +130,7 @@ def look_inside(plan: Path, manifest: EngineManifest, data: bytes) -> Contents:
     """
     request = LoadedPlan(MODULES[manifest.engine], tuple(_libraries(manifest)), data)
     try:
-        with Worker(loader.__name__) as worker:
+        with Worker(__name__) as worker:
             answer = worker.ask(request, Contents, _SECONDS)
     except WorkerEnded as ended:
         said = f"the process that tried it failed ({ended}) {ended.last_words}".strip()
@@ -122,3 +149,57 @@ def _libraries(manifest: EngineManifest) -> list[str]:
 def _refused(plan: Path, manifest: EngineManifest, said: str) -> SaccadeError:
     module = f"{NAMES[manifest.engine]} {manifest.version}"
     return SaccadeError(f"{plan}: {module} cannot deserialize it: {said}. {AGAIN}")
+
+
+def deserialize(trt: Any, data: bytes, plugins: Sequence[str]) -> tuple[Any, Any]:
+    """Return runtime and engine. Keep the runtime alive as long as the engine.
+
+    Raises: NotLoaded if TensorRT refuses the plan or a plugin library.
+    """
+    messages: list[str] = []
+
+    class LoaderLogger(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, text: str) -> None:
+            if severity <= trt.ILogger.Severity.ERROR:
+                messages.append(text)
+
+    for library in plugins:
+        if not _registered(trt, library):
+            raise NotLoaded(f"{library} cannot be loaded")
+    runtime = trt.Runtime(LoaderLogger())
+    engine = runtime.deserialize_cuda_engine(data)
+    if engine is None:
+        raise NotLoaded(messages[0] if messages else "no reason given")
+    return runtime, engine
+
+
+@cache  # a process's registry refuses plugins that it already has
+def _registered(trt: Any, library: str) -> bool:
+    return trt.get_plugin_registry().load_library(library) is not None
+
+
+def main(plan: LoadedPlan) -> Contents:
+    """Deserialize a plan."""
+    trt = import_module(plan.module)
+    runtime, engine = deserialize(trt, plan.data, plan.plugins)
+    contents = _contents(trt, engine)
+    del engine, runtime  # the order matters
+    return contents
+
+
+def _contents(trt: Any, engine: Any) -> Contents:
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    modes: dict[Any, list[dict[str, Any]]] = {
+        trt.TensorIOMode.INPUT: [],
+        trt.TensorIOMode.OUTPUT: [],
+    }
+    for name in names:
+        kind, shape = engine.get_tensor_dtype(name).name, list(engine.get_tensor_shape(name))
+        modes[engine.get_tensor_mode(name)].append({"name": name, "type": kind, "shape": shape})
+    inspector = engine.create_engine_inspector()
+    said = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    inputs, outputs = (tuple(mode) for mode in modes.values())
+    return Contents(inputs, outputs, said)

@@ -20,7 +20,7 @@ from saccade.core.worker import Worker, WorkerEnded
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.evaluation.load_inputs import inputs_of
+from saccade.exporter.evaluation.tasks import inputs_of
 from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import loaded, ops_of, runtime_named
 from saccade.plugins.execution import Ops

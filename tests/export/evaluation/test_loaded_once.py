@@ -110,7 +110,7 @@ def test_a_policy_is_compared_on_what_was_scored(tmp_path: Path) -> None:
         (score,) = scores_of([model], EvaluateOptions(data), lambda: None)
         with openings(tmp_path / "data") as opened:
             decider = decide(model, EvaluateOptions(data), HELD_OUT)
-    assert not opened and decider.data_sha256 == score.data_sha256
+    assert not opened and decider.sha256 == score.data_sha256
 
 
 def test_outside_of_a_block_everything_is_loaded_again() -> None:

@@ -20,7 +20,6 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip insta
 from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.core.files import sha256_of  # noqa: E402
 from saccade.exporter.artefact.manifest import FileEntry  # noqa: E402
-from saccade.exporter.graph import trial_process  # noqa: E402
 from saccade.exporter.graph.canonical import tidy  # noqa: E402
 from saccade.exporter.graph.half_graph import (  # noqa: E402
     activation_ranges,
@@ -30,7 +29,7 @@ from saccade.exporter.graph.half_graph import (  # noqa: E402
 from saccade.exporter.graph.limits import check_graph  # noqa: E402
 from saccade.exporter.graph.model_file import read_model, without_values, write_model  # noqa: E402
 from saccade.exporter.graph.tracing import fold_constants, trace_module  # noqa: E402
-from saccade.exporter.graph.trial import Trial, Tried  # noqa: E402
+from saccade.exporter.graph.trial import Trial, Verdict, main  # noqa: E402
 from saccade.exporter.graph.weights import Weights, location_of  # noqa: E402
 from saccade.exporter.runtimes.runners import onnx_session  # noqa: E402
 
@@ -136,8 +135,8 @@ def test_a_file_is_tried_without_a_copy_of_its_weights(
             "check_model",
             lambda given, **options: (checked.append(given), check(given, **options)),
         )
-        done = trial_process.main(Trial(str(path), entry))
-    assert done == Tried(entry.sha256, None) and bool(entry.data) == data_file
+        done = main(Trial(str(path), entry))
+    assert done == Verdict(entry.sha256) and bool(entry.data) == data_file
     (light,) = checked
     assert placeholders(light) and not any(len(t.raw_data) >= 128 for t in light.graph.initializer)
 

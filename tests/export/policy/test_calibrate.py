@@ -412,7 +412,7 @@ def test_one_variant_leaves_nothing_to_stop_at(folder, images):
 
 
 def test_a_bound_below_the_risk_is_not_blamed_on_the_data():
-    from saccade.exporter.evaluation.calibration_text import rendered
+    from saccade.exporter.evaluation.calibrate import rendered
 
     (line,) = rendered(None, [NotCertified(0.01, 0.0099, 499)]).renderables
     assert "the cheapest chain that meets it is not faster" in str(line)

@@ -23,7 +23,7 @@ from saccade.exporter.runtimes.tensorrt import build as build_module
 from saccade.exporter.runtimes.tensorrt import child, locked, modules
 from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
 from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engines, write_engine_manifest
-from saccade.exporter.runtimes.tensorrt.expected_types import ExpectedTypes, expected_types_of
+from saccade.exporter.runtimes.tensorrt.layer_types import ExpectedTypes, expected_types_of
 from saccade.exporter.runtimes.tensorrt.locked import rebuild
 from saccade.serving.commands import cli
 

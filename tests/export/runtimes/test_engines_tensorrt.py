@@ -20,11 +20,13 @@ from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     EngineManifest,
     plan_bytes,
 )
-from saccade.exporter.runtimes.tensorrt.expected_types import ExpectedTypes
-from saccade.exporter.runtimes.tensorrt.inspector import compare_with_inspector
+from saccade.exporter.runtimes.tensorrt.layer_types import (
+    ExpectedTypes,
+    compare_with_inspector,
+    prove_types,
+)
 from saccade.exporter.runtimes.tensorrt.locked import rebuild
 from saccade.exporter.runtimes.tensorrt.profiles import profiles_of, read_axes
-from saccade.exporter.runtimes.tensorrt.type_proof import prove_types
 from saccade.models.interface import TensorSpec
 
 OPTIONS = BuildOptions(engine="tensorrt", batch="1:2:4", workspace_mib=3)
