@@ -14,8 +14,8 @@ import numpy as np
 
 from saccade.core.archives import read_arrays
 from saccade.core.errors import SaccadeError
-from saccade.models.data.samples.columnar import RowGroups
 from saccade.models.data.samples.shards import key_and_suffix
+from saccade.models.data.samples.tables import RowGroups
 from saccade.serving.bulk import listing
 from saccade.serving.bulk.place import Place
 from saccade.serving.client.images import encoded
