@@ -27,8 +27,7 @@ from saccade.models.data.listops import (
 )
 from saccade.models.data.samples.images import pixels_sha256
 from saccade.models.data.samples.source import DataDescription
-from saccade.models.data.sequence_rows import Takes
-from saccade.models.data.sequences import sequences
+from saccade.models.data.sequences import Takes, sequences
 from saccade.models.data.splits import SPLITS, drawn_rows
 from saccade.models.data.token_states import SUFFIXES, token_states
 from saccade.models.data.user_data import is_unlabelled, unlabelled_images

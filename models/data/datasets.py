@@ -98,14 +98,23 @@ def load_data(
     else:
         data = _own(name, split, preprocessing, side_px, also, asked or DataAsked())
     if preprocessing is not None:
-        shape = data.images.shape[1:]
-        expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
-        if shape != expected:
-            raise ShapeError(
-                f"{name_or_path}: images are {shape} (height, width, channels), the model expects "
-                f"{expected}. Pass the data that the model was trained for, or train again."
-            )
+        check_shape(name, data.images, preprocessing)
     return data
+
+
+def check_shape(name: str | Path, images: np.ndarray, preprocessing: Preprocessing) -> None:
+    """Check that images in arrays have the size that a trained model takes.
+
+    Raises: ShapeError if they have another one.
+    """
+    shape = images.shape[1:]
+    expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
+    if shape != expected:
+        raise ShapeError(
+            f"{name}: images are {shape} (height, width, channels), the model expects {expected}. "
+            "Pass the data that the model was trained for, image files, which are resized, or "
+            "train again."
+        )
 
 
 _SHOWN = 10  # unreadable rows in notes
@@ -213,6 +222,26 @@ def _own(
     return split_of_source(source, name, split, preprocessing, side_px, asked)[0]
 
 
+def rows_of_split(source: SampleSource, split: str) -> tuple[str, np.ndarray]:
+    """Return the name of one of SPLIT_CHOICES as in SPLITS, or `all`, and its rows.
+
+    Notes what was left out while listing.
+
+    Shapes: -> int64 [rows].
+    Raises: SaccadeError if the split is empty.
+    """
+    for text in source.notes:
+        note_once(text)
+    split = {HELD_OUT: held_out(source.split_of), "val": "validation"}.get(split, split)
+    return split, chosen_rows(source.path, split, source.labels, source.split_of)
+
+
+def note_left_out(name: str, split: str, count: int, kept: int) -> None:
+    """Note how many rows of a split were left out because they cannot be read."""
+    if kept < count:
+        note_once(f"{name}: left out {count - kept} of {count:,} rows of the split {split}")
+
+
 def split_of_source(
     source: SampleSource,
     name: str,
@@ -229,11 +258,7 @@ def split_of_source(
     Shapes: -> int64 [images].
     Raises: SaccadeError if the split is empty, or more rows cannot be read than may be left out.
     """
-    for text in source.notes:
-        note_once(text)
-    if split == HELD_OUT:
-        split = held_out(source.split_of)
-    rows = chosen_rows(source.path, split, source.labels, source.split_of)
+    split, rows = rows_of_split(source, split)
     shown = Path(name).name
     if isinstance(source, ArrayFile):
         rows = _few(source, rows, asked, split)
@@ -264,9 +289,7 @@ def readable_rows(name: str, split: str, images: Images, most: int) -> np.ndarra
     unreadable = of_all_images(lambda: images.unreadable(most)) if most else []
     for _, text in unreadable[:_SHOWN]:
         note_once(f"left out: {text}")
-    if unreadable:
-        count = f"{len(unreadable)} of {len(images):,} rows"
-        note_once(f"{name}: left out {count} of the split {split}")
+    note_left_out(name, split, len(images), len(images) - len(unreadable))
     return np.delete(images.rows, [place for place, _ in unreadable])
 
 

@@ -12,12 +12,12 @@ from saccade.core.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import HELD_OUT, split_of_source
 from saccade.models.data.loaded_once import keeps_loaded
-from saccade.models.data.samples.formats import has_texts, is_data, matching
+from saccade.models.data.samples.formats import FORMATS, is_data, is_packed, matching, open_tables
 from saccade.models.data.samples.images import Images
-from saccade.models.data.samples.manifests import table_rows, told_by
 from saccade.models.data.samples.negatives import Negative, open_negatives
 from saccade.models.data.samples.sentences import has_lists, open_captions
 from saccade.models.data.samples.source import DataDescription, SampleSource, Texts
+from saccade.models.data.samples.tables import columns_in
 from saccade.models.preprocessing import Preprocessing
 
 _LISTED = (".json", ".csv", ".jsonl", ".ndjson")
@@ -176,14 +176,13 @@ def _given(name: str, asked: DataAsked) -> DataDescription:
 def has_sentences(name: str) -> bool:
     """Return whether this is data of the user with sentences, from its first row."""
     path = Path(name)
-    suffix = path.suffix.lower()
     try:
-        if suffix == ".json" or has_lists(path):
+        if path.suffix.lower() == ".json" or has_lists(path):
             return path.exists() or bool(matching(name))
-        if suffix in _LISTED:
-            first = path if path.exists() else matching(name)[0]
-            return first.is_file() and told_by(list(next(iter(table_rows(first)), {})))
-        return is_data(name) and has_texts(name)
+        if path.suffix.lower() not in FORMATS and not is_packed(name):
+            return False
+        table = open_tables(name)[0]
+        return bool(columns_in(path, table.names, (), ("sentences",), table.usual))
     except SaccadeError:
         return False  # the reader of labels says what is wrong
 

@@ -9,31 +9,23 @@ from typing import cast
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError
 from saccade.core.spelling import did_you_mean
-from saccade.core.verbosity import note_once
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import (
-    HELD_OUT,
+    check_shape,
     joined_sha256,
     plain_preprocessing,
     readable_rows,
+    rows_of_split,
 )
 from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.coco import CocoInstances
 from saccade.models.data.samples.formats import EXPECTED, is_data, open_source
 from saccade.models.data.samples.images import Images, fitting, pixels_sha256
-from saccade.models.data.samples.masks import (
-    MaskArrays,
-    MaskFolders,
-    MaskManifest,
-    Masks,
-    MaskSource,
-    mask_folders,
-)
+from saccade.models.data.samples.masks import MaskFolders, Masks, mask_folders
 from saccade.models.data.samples.source import DataDescription, SampleSource
-from saccade.models.data.splits import chosen_rows, held_out
 from saccade.models.data.user_data import ImageFiles, is_unlabelled
 from saccade.models.preprocessing import Preprocessing
 
@@ -42,7 +34,6 @@ MASKED = (
     ".csv or .jsonl with columns of images and masks, a .parquet with their bytes, or a WebDataset "
     ".tar with a.jpg and a.mask.png"
 )
-_TABLES = (".csv", ".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True)
@@ -100,16 +91,16 @@ def segmented_images(
     asked = asked or DataAsked()
     preprocessing = preprocessing or asked.preprocessing
     source = _opened(name, asked, also)
-    for text in source.notes:
-        note_once(text)
-    split = {HELD_OUT: held_out(source.split_of), "val": "validation"}.get(split, split)
-    rows = chosen_rows(source.path, split, source.labels, source.split_of)
+    split, rows = rows_of_split(source, split)
     shown = Path(name).name
-    if isinstance(source, MaskArrays | ArrayFile):
-        return _of_arrays(source, rows, preprocessing, shown, split)
+    if isinstance(source, ArrayFile):
+        images, masks = source.take(rows), source.masks(rows, asked.background)
+        if preprocessing is not None:
+            check_shape(name, images, preprocessing)
+        made = tuple(partial(pixels_sha256, part) for part in (images, masks) if part is not None)
+        return SegmentedImages(images, masks, shown, made, split)
     lazy = Images(source, rows, (preprocessing or plain_preprocessing(source, side_px)).wanted())
-    masked = isinstance(source, MaskSource) and source.masked
-    masks = Masks(lazy, rows, asked.background) if masked else None
+    masks = Masks(lazy, rows, asked.background) if source.masked else None
     kept = readable_rows(name, split, lazy if masks is None else masks, asked.skip_bad)
     skipped = len(rows) - len(kept)
     if skipped:
@@ -120,29 +111,6 @@ def segmented_images(
     return SegmentedImages(pixels, true, shown, digests, split, skipped, lazy)
 
 
-def _of_arrays(
-    source: MaskArrays | ArrayFile,
-    rows: np.ndarray,
-    preprocessing: Preprocessing | None,
-    name: str,
-    split: str,
-) -> SegmentedImages:
-    if isinstance(source, MaskArrays):
-        images, masks = source.images[rows], source.masks(rows)
-    else:
-        images, masks = source.take(rows), None
-    if preprocessing is not None:
-        expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
-        if images.shape[1:] != expected:
-            raise ShapeError(
-                f"{source.path}: images are {images.shape[1:]} (height, width, channels), the "
-                f"model expects {expected}. Pass arrays of that size, or image files, which are "
-                "resized."
-            )
-    digests = tuple(partial(pixels_sha256, part) for part in (images, masks) if part is not None)
-    return SegmentedImages(images, masks, name, digests, split)
-
-
 def _opened(name: str, asked: DataAsked, also: Sequence[str]) -> SampleSource:
     path = Path(name)
     given = replace(DataDescription.of(asked.labels, asked.data_root), beside="mask")
@@ -150,13 +118,8 @@ def _opened(name: str, asked: DataAsked, also: Sequence[str]) -> SampleSource:
         if parts := mask_folders(path):
             return MaskFolders(path, parts)
         return ImageFiles(path) if is_unlabelled(path) else open_source(name, given)
-    suffix = path.suffix.lower()
-    if path.is_file() and suffix == ".json":
+    if path.is_file() and path.suffix.lower() == ".json":
         return CocoInstances(path, given)
-    if path.is_file() and suffix in _TABLES:
-        return MaskManifest(path, given)
-    if path.exists() and suffix == ".npz":
-        return _arrays(path, asked, given)
     if not is_data(name):
         kind = "a file of another kind" if path.is_file() else "neither a name nor a path"
         raise SaccadeError(
@@ -164,16 +127,3 @@ def _opened(name: str, asked: DataAsked, also: Sequence[str]) -> SampleSource:
             f"Pass {', '.join(also)}, {MASKED}; without masks, a folder of images, {EXPECTED}."
         )
     return open_source(name, given)
-
-
-def _arrays(path: Path, asked: DataAsked, given: DataDescription) -> MaskArrays | ArrayFile:
-    """Read MNIST's and other labeled arrays by their own names, images and masks by ours."""
-    from saccade.core.archives import array_names
-
-    try:
-        names = set(array_names(path))
-    except (OSError, ValueError):
-        names = set()  # reading the arrays says what is wrong
-    masked = any(name.endswith("masks") for name in names)
-    labeled = any(name.endswith("labels") or name.startswith("y_") for name in names)
-    return ArrayFile(path, given) if labeled and not masked else MaskArrays(path, asked.background)

@@ -2,7 +2,9 @@
 """The user's labeled samples other than images: points, texts, tokens, pairs, conditions."""
 
 import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +13,251 @@ import numpy as np
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.verbosity import note_once
 from saccade.models.data.asked import DataAsked
-from saccade.models.data.datasets import HELD_OUT
+from saccade.models.data.datasets import note_left_out, rows_of_split
 from saccade.models.data.loaded_once import keeps_loaded
-from saccade.models.data.samples.source import RowUnreadable
-from saccade.models.data.sequence_rows import (
-    SECOND,
-    PointRows,
-    SequenceRows,
-    Takes,
-    open_rows,
-    padded,
+from saccade.models.data.samples.arrays import LabeledArrays, checked_images, names_in, npz_arrays
+from saccade.models.data.samples.folders import ClassFolders
+from saccade.models.data.samples.formats import FORMATS, PACKED, is_packed, open_tables
+from saccade.models.data.samples.point_clouds import (
+    FILE_BYTES,
+    READERS,
+    in_unit_sphere,
+    read_points,
 )
-from saccade.models.data.splits import chosen_rows, held_out
+from saccade.models.data.samples.rows import IMAGES, TableRows
+from saccade.models.data.samples.source import DataDescription, RowUnreadable, SampleSource
+from saccade.models.data.token_states import SUFFIXES, open_states
 
+SECOND = "_b"  # suffix of the second input of a pair
 LONGEST = 1024  # tokens, points or characters per input, unless more are asked for
 _MOST_CHARACTERS = 4096  # different ones in a vocabulary
 _SHOWN = 10  # unreadable rows in notes
+
+
+@dataclass(frozen=True)
+class Takes:
+    """The inputs of a model. A number that is 0 is left to the data, as is an empty vocabulary."""
+
+    kind: str  # image, tokens, points, characters or bytes
+    sets: int = 1  # 2: pairs
+    most: int = 0  # tokens, points, characters or bytes per input
+    width: int = 0  # of a token
+    vocabulary: tuple[str, ...] = ()  # of characters
+    image: tuple[int, ...] = ()  # height, width, channels
+    conditioned: bool = False  # with condition tokens
+    condition_most: int = 0  # condition tokens per sample
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Sequence[Any]], vocabulary: Any = ()) -> "Takes":
+        """Return what inputs of these names and shapes take; the first axis is the batch.
+
+        `vocabulary` is that of characters; of other inputs, it is ignored.
+        """
+        lengths = ("length", "condition")
+        names = [name for name in shapes if not name.startswith(lengths)]
+        shape = shapes[names[0]]
+        varies = names[0] != "image"
+        condition = shapes.get("condition")
+        return cls(
+            names[0],
+            len(names),
+            int(shape[1]) if varies else 0,
+            int(shape[2]) if names[0] == "tokens" else 0,
+            tuple(vocabulary) if names[0] == "characters" else (),
+            () if varies else tuple(int(side) for side in shape[1:]),
+            condition is not None,
+            int(condition[1]) if condition is not None else 0,
+        )
+
+    @property
+    def plain_tokens(self) -> bool:
+        """Return whether the only input is one sequence of tokens."""
+        return self.kind == "tokens" and self.sets == 1 and not self.conditioned
+
+    @property
+    def is_image(self) -> bool:
+        """Return whether the only input is one image."""
+        return self.kind == "image" and self.sets == 1 and not self.conditioned
+
+
+# The kinds of numbers, the axes, and words for both, of an array of a kind.
+_FORMS: Mapping[str, tuple[str, int, str]] = {
+    "bytes": ("u", 2, "uint8 (samples, bytes)"),
+    "characters": ("iu", 2, "whole numbers (samples, characters)"),
+    "points": ("f", 3, "float32 (samples, points, 3 or more) of x, y, z per point"),
+    "tokens": ("f", 3, "float32 (samples, tokens, width)"),
+    "condition": ("f", 3, "float32 (samples, tokens, width)"),
+}
+
+
+class SequenceArrays(LabeledArrays):
+    """The samples of an .npz; an array `split` of text may name the split of each.
+
+    Shapes: images [n h w c] uint8; points [n m 3 or more]; tokens [n m d] float32; bytes [n m]
+            uint8; characters [n m] of integers, vocabulary [k] of text; lengths [n]; condition
+            [n m c] float32, condition_lengths [n]; second inputs of pairs end in _b.
+    """
+
+    def __init__(self, path: Path, takes: Takes, given: DataDescription) -> None:
+        names = _array_names(takes)
+        also = ("lengths", "lengths" + SECOND, "condition_lengths", "split")
+        arrays = npz_arrays(path, names, also)
+        self._kind, self._names, count = takes.kind, names[: takes.sets], len(arrays[names[0]])
+        super().__init__(path, arrays, count, given)
+        self._lengths: dict[str, np.ndarray] = {}
+        for name in self._names:
+            if takes.kind == "image":
+                arrays[name] = checked_images(path, arrays[name], name)
+            else:
+                self._check(name, takes.kind)
+                own = "lengths" + (SECOND if name.endswith(SECOND) else "")
+                self._lengths[name] = self.lengths(own, arrays[name].shape[1])
+        self.vocabulary = tuple(arrays["vocabulary"].tolist()) if "vocabulary" in names else ()
+        if not all(isinstance(word, str) for word in self.vocabulary) or len(
+            set(self.vocabulary)
+        ) < len(self.vocabulary):
+            raise SaccadeError(f"{path}: found another vocabulary, expected distinct strings.")
+
+    def _check(self, name: str, kind: str) -> None:
+        array, (kinds, axes, words) = self.arrays[name], _FORMS[kind]
+        wrong = kind == "bytes" and array.dtype != np.uint8
+        wrong |= array.dtype.kind not in kinds or array.ndim != axes or 0 in array.shape
+        if wrong or len(array) != len(self) or (kind == "points" and array.shape[2] < 3):
+            raise ShapeError(
+                f"{self.path}: the array {name} is {array.dtype} {array.shape}, expected {words}, "
+                f"for {len(self)} samples, as many as labels."
+            )
+
+    def sample(self, row: int) -> tuple[Any, ...]:
+        """Return the valid part of each input."""
+        if self._kind == "image":
+            return tuple(self.arrays[name][row] for name in self._names)
+        found = []
+        for name in self._names:
+            part = _finite(self.arrays[name][row, : self._lengths[name][row]], name)
+            found.append(in_unit_sphere(part)[:, :3] if self._kind == "points" else part)
+        return tuple(found)
+
+    def conditions(self, rows: np.ndarray, takes: Takes) -> tuple[dict[str, np.ndarray], Takes]:
+        """Return the condition tokens of these rows and their lengths."""
+        self._check("condition", "condition")
+        array = self.arrays["condition"]
+        if not np.isfinite(array[rows]).all():
+            raise SaccadeError(f"{self.path}: condition has NaN or infinity. Correct the values.")
+        lengths = self.lengths("condition_lengths", array.shape[1])
+        most = takes.condition_most or array.shape[1]
+        tokens, length = padded([array[row, : lengths[row]] for row in rows.tolist()], most)
+        more = {"condition": tokens.astype(np.float32), "condition_length": length}
+        return more, replace(takes, condition_most=most)
+
+
+def _array_names(takes: Takes) -> tuple[str, ...]:
+    """Return the arrays that an .npz must have; lengths of points and conditions may be absent."""
+    first = "images" if takes.kind == "image" else takes.kind
+    names = [first, first + SECOND][: takes.sets]
+    if takes.kind in ("bytes", "characters", "tokens"):
+        names += ["lengths", "lengths" + SECOND][: takes.sets]
+    if takes.kind == "characters":
+        names.append("vocabulary")
+    return (*names, *(("condition",) if takes.conditioned else ()), "labels")
+
+
+def _finite(part: np.ndarray, name: str) -> np.ndarray:
+    if part.dtype.kind == "f" and not np.isfinite(part).all():
+        raise RowUnreadable(f"found NaN or infinity in {name}. Correct the values")
+    return part
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """A source, and how the sample in a row is read: an array, or a text, per input of a pair."""
+
+    source: SampleSource
+    read: Callable[[int], tuple[Any, ...]]
+    points: bool = False  # in files
+
+
+def _open(name: str, takes: Takes, asked: DataAsked) -> _Samples:
+    path, given = Path(name), DataDescription.of(asked.labels, asked.data_root)
+    suffix, source = path.suffix.lower(), None
+    if suffix == ".npz" and path.exists():
+        arrays = SequenceArrays(path, takes, given)
+        return _Samples(arrays, arrays.sample)
+    if takes.plain_tokens and suffix in SUFFIXES and path.is_file():
+        states = open_states(path, given)
+        return _Samples(states, lambda row: (_finite(states.tokens.text(row), "tokens"),))
+    if takes.sets == 1 and takes.kind in ("points", "tokens"):
+        if path.is_dir():
+            source = ClassFolders(path, given, tuple(READERS))
+        elif path.is_file() and suffix in FORMATS and suffix not in PACKED:
+            source = TableRows(path, open_tables(name, given.root), IMAGES["label"], given)
+        if source is not None:
+            return _Samples(source, partial(_points, source, takes.kind), points=True)
+    if takes.kind in ("bytes", "characters"):
+        if is_packed(name) or (path.is_file() and suffix in FORMATS):
+            texts = "texts" if takes.sets == 1 else "pairs of texts"
+            source = TableRows(path, open_tables(name), (texts, "labels"), given)
+            return _Samples(source, (source.sentences or [()]).__getitem__)
+        if path.is_dir() and takes.sets == 1:
+            source = ClassFolders(path, given, (".txt",))
+            return _Samples(source, partial(_text, source))
+    found = f"found no {takes.kind}" if path.exists() else "found no such path"
+    raise SaccadeError(
+        f"data '{name}': {found}, but the model reads {takes.kind}. Pass {_expected(takes)}."
+    )
+
+
+def _expected(takes: Takes) -> str:
+    files = {
+        "points": "a folder of class folders, a .csv or a .jsonl of point files "
+        f"({' '.join(sorted(READERS))}), or ",
+        "tokens": "a .safetensors or .parquet of token states, files of points, or ",
+        **dict.fromkeys(
+            ("bytes", "characters"),
+            "a .csv, .jsonl or .parquet of texts, class folders of .txt files, or ",
+        ),
+    }
+    if takes.sets == 2:
+        text = takes.kind in ("bytes", "characters")
+        files = {takes.kind: "a .csv, .jsonl or .parquet of pairs of texts, or " if text else ""}
+    return f"{files.get(takes.kind, '')}an .npz of {', '.join(_array_names(takes))}"
+
+
+def _points(source: SampleSource, kind: str, row: int) -> tuple[np.ndarray]:
+    """Return the points in the unit sphere: their coordinates, or for tokens all columns."""
+    suffix = Path(source.row_name(row)).suffix.lower()
+    if suffix not in READERS:
+        raise RowUnreadable(f"is not a file of points ({' '.join(sorted(READERS))}). Convert it")
+    points = in_unit_sphere(read_points(source.read(row, FILE_BYTES), suffix))
+    return (points[:, :3] if kind == "points" else points,)
+
+
+def _text(source: SampleSource, row: int) -> tuple[str]:
+    try:
+        text = source.read(row, FILE_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RowUnreadable(f"is not UTF-8 text ({error.reason}). Save it as UTF-8") from None
+    if not text:
+        raise RowUnreadable("is empty, expected a text. Write one")
+    return (text,)
+
+
+def padded(parts: Sequence[np.ndarray], most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut or pad arrays to one length, and return their lengths.
+
+    Shapes: [m ...] each -> [n most ...], lengths int64 [n].
+    """
+    whole = np.zeros((len(parts), most, *parts[0].shape[1:]), dtype=parts[0].dtype)
+    lengths = np.array([min(len(part), most) for part in parts], dtype=np.int64)
+    for row, (part, length) in enumerate(zip(parts, lengths, strict=True)):
+        whole[row, :length] = part[:length]
+    return whole, lengths
+
+
+def has_conditions(name: str | None) -> bool:
+    """Return whether this is an .npz with condition tokens."""
+    path = Path(name or "")
+    return path.suffix.lower() == ".npz" and "condition" in names_in(path)
 
 
 @dataclass(frozen=True)
@@ -60,50 +291,51 @@ def sequences(
         ShapeError if its arrays have other shapes than the model takes.
     """
     asked = asked or DataAsked()
-    rows_of = open_rows(name, takes, asked)
-    for text in rows_of.notes:
-        note_once(text)
-    split = {HELD_OUT: held_out(rows_of.split_of), "val": "validation"}.get(split, split)
-    rows = chosen_rows(rows_of.path, split, rows_of.labels, rows_of.split_of)
-    rows, samples = _read(name, split, rows_of, rows[:limit], asked.skip_bad)
-    inputs, takes = _together(name, samples, takes, rows_of)
+    opened = _open(name, takes, asked)
+    source = opened.source
+    split, rows = rows_of_split(source, split)
+    kept, samples = _read(opened, rows[:limit], asked.skip_bad)
+    note_left_out(name, split, len(rows[:limit]), len(kept))
+    inputs, takes = _together(name, samples, takes, opened)
     if takes.conditioned:
-        more, takes = rows_of.conditions(rows, takes)
+        if not isinstance(source, SequenceArrays):
+            raise SaccadeError(
+                f"{source.path}: found no conditions, but the model takes some. Pass an .npz with "
+                "condition (samples, tokens, width), next to its other arrays."
+            )
+        more, takes = source.conditions(kept, takes)
         inputs |= more
-    labels, names = rows_of.labels[rows], rows_of.class_names
+    labels, names = source.labels[kept], source.class_names
     digest = hashlib.sha256(repr((names, sorted(inputs))).encode())
     for array in (*inputs.values(), labels):
         digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
-    skipped = rows_of.skipped
+    skipped = len(rows[:limit]) - len(kept)
     return Sequences(
         inputs, labels, names, Path(name).name, split, takes, digest.hexdigest(), skipped
     )
 
 
 def _read(
-    name: str, split: str, rows_of: SequenceRows, rows: np.ndarray, most: int
+    opened: _Samples, rows: np.ndarray, most: int
 ) -> tuple[np.ndarray, list[tuple[Any, ...]]]:
     """Return the rows that can be read, and their samples."""
     samples, bad = [], list[int]()
     for place, row in enumerate(rows.tolist()):
         try:
-            samples.append(rows_of.read(row))
+            samples.append(opened.read(row))
         except (RowUnreadable, OSError) as error:
-            refused = rows_of.refused(row, f"{error}, or remove it.")
+            refused = opened.source.refused(row, f"{error}, or remove it.")
             if len(bad) >= most:
                 hint = f" --skip-bad {most} leaves out at most {most} such rows." if most else ""
                 raise SaccadeError(f"{refused}{hint}") from error
             bad.append(place)
             if len(bad) <= _SHOWN:
                 note_once(f"left out: {refused}")
-    if bad:
-        note_once(f"{name}: left out {len(bad)} of {len(rows):,} rows of the split {split}")
-    rows_of.skipped = len(bad)
     return np.delete(rows, bad), samples
 
 
 def _together(
-    name: str, samples: list[tuple[Any, ...]], takes: Takes, rows_of: SequenceRows
+    name: str, samples: list[tuple[Any, ...]], takes: Takes, opened: _Samples
 ) -> tuple[dict[str, np.ndarray], Takes]:
     """Return the samples as padded arrays by input name, and what they decide."""
     if takes.kind == "image":
@@ -117,7 +349,7 @@ def _together(
         takes = replace(takes, image=both[0].shape[1:])
         return dict(zip(("image", "image" + SECOND), both, strict=False)), takes
     if takes.kind == "characters":
-        takes, samples = _characters(name, samples, takes, rows_of.vocabulary)
+        takes, samples = _characters(name, samples, takes, getattr(opened.source, "vocabulary", ()))
     elif takes.kind == "bytes":
         samples = [tuple(map(_as_bytes, sample)) for sample in samples]
     widths = {part.shape[-1] for sample in samples for part in sample}
@@ -136,7 +368,7 @@ def _together(
             f"{name}: cut {cut:,} of {len(samples):,} samples to {most:,} {takes.kind} (the "
             f"longest has {longest:,}); --set max_tokens={longest} trains a model that takes all"
         )
-    if takes.kind == "points" or isinstance(rows_of, PointRows):
+    if takes.kind == "points" or opened.points:
         samples = [(_fewer(sample[0], most), *sample[1:]) for sample in samples]
     inputs: dict[str, np.ndarray] = {}
     dtype = {"bytes": np.uint8, "characters": np.int64}.get(takes.kind, np.float32)

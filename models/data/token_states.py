@@ -2,27 +2,25 @@
 """The user's texts as states of a language model: .npz, .safetensors or .parquet of tokens."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from saccade.core.archives import array_names
-from saccade.core.errors import Damaged, SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.json_text import parse_json
-from saccade.models.data.datasets import HELD_OUT
+from saccade.models.data.datasets import rows_of_split
 from saccade.models.data.loaded_once import keeps_loaded
-from saccade.models.data.samples.arrays import check_whole, npz_arrays
+from saccade.models.data.samples.arrays import LabeledArrays, check_names, names_in, npz_arrays
 from saccade.models.data.samples.images import KEPT_BYTES
-from saccade.models.data.samples.labels import LabelColumn, numbered_classes
-from saccade.models.data.samples.source import DataDescription, numbered, split_in, split_named
-from saccade.models.data.splits import chosen_rows, held_out
+from saccade.models.data.samples.rows import TableRows
+from saccade.models.data.samples.source import DataDescription, split_in
+from saccade.models.data.samples.tables import ParquetTable, readable
 
 _LENGTHS, _MASKS = "lengths", ("mask", "attention_mask")
-_WRITE = "tokens, lengths and labels"
-_LABELS = ("label", "labels")
 _BLOCK = 64  # texts that are read at a time
 SUFFIXES = (".npz", ".safetensors", ".parquet")
 
@@ -80,6 +78,11 @@ class StateRows:
         inside = np.arange(self.shape[1]) < self._length[rows][:, None]
         return np.where(inside[..., None], tokens, np.float32(0))
 
+    def text(self, row: int) -> np.ndarray:
+        """Return the valid states of one text."""
+        states: np.ndarray = self[row]
+        return states[: self._length[self._rows[row]]]
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return all states as one array."""
         states = np.empty(self.shape, dtype=np.float32)
@@ -87,21 +90,6 @@ class StateRows:
             places = np.arange(start, min(start + _BLOCK, len(self)))
             states[places] = self[places]
         return states if dtype is None else states.astype(dtype)
-
-
-@dataclass(frozen=True)
-class StateArrays:
-    """All texts of a file.
-
-    Shapes: tokens [n t d], of which the first length [n] (int64) are valid; labels [n] int64,
-            indices into class_names; split_of [n] int8 or None.
-    """
-
-    tokens: StateRows
-    length: np.ndarray
-    labels: np.ndarray
-    class_names: tuple[str, ...]
-    split_of: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -141,16 +129,15 @@ def token_states(path: str | Path, split: str, given: DataDescription | None = N
     if not path.is_file():
         raise SaccadeError(
             f"data '{path}': is not a file. A model of token states needs an .npz, .safetensors "
-            f"or .parquet file with {_WRITE}. docs/data.md shows how to write one."
+            "or .parquet file with tokens, lengths and labels. docs/data.md shows how to write one."
         )
-    states = state_arrays(path, given or DataDescription())
+    states = open_states(path, given or DataDescription())
     if len(states.class_names) < 2:
         raise SaccadeError(
             f"{path}: found the class {states.class_names[0]}, expected at least two. Add samples "
             "of others."
         )
-    split = {HELD_OUT: held_out(states.split_of), "val": "validation"}.get(split, split)
-    rows = chosen_rows(path, split, states.labels, states.split_of)
+    split, rows = rows_of_split(states, split)
     lazy, length = states.tokens.part(rows), states.length[rows]
     labels, names = states.labels[rows], states.class_names
     digest = hashlib.sha256(repr((lazy.shape, names)).encode())
@@ -171,118 +158,145 @@ def token_states(path: str | Path, split: str, given: DataDescription | None = N
     return TokenStates(tokens, length, labels, names, path.name, digest.hexdigest(), split)
 
 
-def state_arrays(path: Path, given: DataDescription) -> StateArrays:
+def open_states(path: Path, given: DataDescription) -> "StateArrays | StateTable":
     """Read a file of token states: an .npz, .safetensors or .parquet.
 
-    Shapes: tokens [n t d] float32 or float16; lengths [n], or mask [n t] of 0 and 1; labels [n];
-            class_names [k], split [n] of text (.npz only). A .parquet has the columns tokens (a
-            list of lists per text), label and optionally split.
     Raises: SaccadeError if an array or a value cannot be used, ShapeError if shapes differ.
     """
-    readers = {".safetensors": _safetensors, ".parquet": _parquet}
-    return readers.get(path.suffix.lower(), _npz)(path, given)
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return StateTable(path, given)
+    read = _safetensors if suffix == ".safetensors" else _npz
+    return StateArrays(path, *read(path), given)
 
 
-def _npz(path: Path, given: DataDescription) -> StateArrays:
-    try:
-        names = set(array_names(path))
-    except (OSError, ValueError):
-        names = set()  # reading the arrays says what is wrong
-    masked = _LENGTHS not in names and next((name for name in _MASKS if name in names), "")
-    arrays = npz_arrays(path, ("tokens", masked or _LENGTHS, "labels"), ("split",))
-    tokens = arrays["tokens"]
-    _check_tokens(path, str(tokens.dtype), tokens.shape)
-    return _states(path, arrays, lambda rows: tokens[rows], tokens.shape, given)
+class StateArrays(LabeledArrays):
+    """The texts of an .npz or .safetensors.
+
+    Shapes: tokens [n t d] float32 or float16, read by `read`; lengths [n], or mask [n t] of 0 and
+            1; labels [n]; class_names [k], split [n] of text (.npz only).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tokens: Any,
+        dtype: str,
+        arrays: dict[str, np.ndarray],
+        given: DataDescription,
+    ) -> None:
+        shape = tuple(tokens.shape if isinstance(tokens, np.ndarray) else tokens.get_shape())
+        if dtype not in ("float32", "float16"):
+            raise SaccadeError(
+                f"{path}: tokens are {dtype}, expected float32, the states of a language "
+                "model. Convert them, for example with tokens.astype('float32')."
+            )
+        if len(shape) != 3 or 0 in shape:
+            raise ShapeError(
+                f"{path}: tokens are {shape}, expected (texts, tokens, width), none of them 0. "
+                "Pad every text to the longest one."
+            )
+        super().__init__(path, arrays, shape[0], given, "texts")
+        mask = self._mask(shape[:2])
+        if mask is not None:
+            arrays[_LENGTHS] = mask.sum(1)
+        self.length = self.lengths(_LENGTHS, shape[1])
+
+        def read(rows: np.ndarray) -> np.ndarray:
+            return np.concatenate([tokens[row : row + 1] for row in rows.tolist()])
+
+        self.tokens = StateRows(read, shape, self.length, mask)
+
+    def _mask(self, shape: tuple[int, ...]) -> np.ndarray | None:
+        name = next((name for name in _MASKS if name in self.arrays), None)
+        if name is None or _LENGTHS in self.arrays:
+            return None
+        mask = self.arrays[name]
+        if mask.shape != shape or not np.isin(mask, (0, 1)).all():
+            raise ShapeError(
+                f"{self.path}: {name} is {mask.dtype} {mask.shape}, expected 0 or 1 for each of "
+                f"the tokens {shape}."
+            )
+        return mask.astype(bool)
 
 
-def _safetensors(path: Path, given: DataDescription) -> StateArrays:
+class StateTable(TableRows):
+    """The texts of a .parquet: tokens (a list of lists per text), label and optionally split."""
+
+    def __init__(self, path: Path, given: DataDescription) -> None:
+        table = ParquetTable(path, split_in(path.name))
+        super().__init__(path, [table], ("tokens", "labels"), given)
+        with readable(path):
+            texts = [
+                _text_states(value, partial(self.refused, row))
+                for row, value in enumerate(table.column("tokens"))
+            ]
+        width = texts[0].shape[1]
+        if odd := [row for row, text in enumerate(texts) if text.shape[1] != width]:
+            raise self.refused(
+                odd[0], f"tokens are {texts[odd[0]].shape}, expected {width} values each, as before"
+            )
+        self.length = np.array([len(text) for text in texts], dtype=np.int64)
+        shape = (len(texts), int(self.length.max()), width)
+
+        def read(rows: np.ndarray) -> np.ndarray:
+            states = np.zeros((len(rows), *shape[1:]), dtype=np.float32)
+            for place, row in enumerate(rows.tolist()):
+                states[place, : len(texts[row])] = texts[row]
+            return states
+
+        self.tokens = StateRows(read, shape, self.length)
+
+
+_Read = tuple[Any, str, dict[str, np.ndarray]]  # the tokens, their type, and the other arrays
+
+
+def _npz(path: Path) -> _Read:
+    arrays = npz_arrays(path, _wanted(names_in(path)), ("split",))
+    tokens = arrays.pop("tokens")
+    return tokens, str(tokens.dtype), arrays
+
+
+def _safetensors(path: Path) -> _Read:
     from safetensors import SafetensorError, safe_open
 
     try:
         file = safe_open(path, framework="np")
         names = [*file.keys()]
-        if missing := sorted({"tokens", "labels"} - {*names}):
-            raise SaccadeError(
-                f"{path}: found tensors {names!r:.200}, expected {_WRITE} ({missing[0]} is "
-                "missing). Write it with safetensors.numpy.save_file."
-            )
+        check_names(path, names, _wanted(names), "safetensors.numpy.save_file(tensors, path)")
         tokens = file.get_slice("tokens")
-        known = {"F32": "float32", "F16": "float16"}
-        _check_tokens(path, known.get(tokens.get_dtype(), tokens.get_dtype()), tokens.get_shape())
         arrays = {name: file.get_tensor(name) for name in names if name != "tokens"}
         words = (file.metadata() or {}).get("class_names")
     except (OSError, SafetensorError) as error:
-        raise Damaged(path, f"cannot be read as safetensors ({error!s:.200})") from error
+        raise SaccadeError(
+            f"{path}: cannot be read as safetensors ({error!s:.200}). Write it again."
+        ) from error
     if words is not None:
         arrays["class_names"] = _words(path, words)
+    dtype = tokens.get_dtype()
+    return tokens, {"F32": "float32", "F16": "float16"}.get(dtype, dtype), arrays
 
-    def read(rows: np.ndarray) -> np.ndarray:
-        return np.concatenate([tokens[row : row + 1] for row in rows.tolist()])
 
-    return _states(path, arrays, read, tuple(tokens.get_shape()), given)
+def _wanted(names: Collection[str]) -> tuple[str, ...]:
+    """Return the arrays that a file must have; a mask, or a tokenizer's, says lengths too."""
+    masks = [name for name in _MASKS if name in names and _LENGTHS not in names]
+    return ("tokens", masks[0] if masks else _LENGTHS, "labels")
 
 
 def _words(path: Path, text: str) -> np.ndarray:
     try:
         words = parse_json(text)
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ValueError(f"found {words!r:.80}")
     except ValueError as error:
         raise SaccadeError(
-            f"{path}: class_names in its metadata are not JSON ({error}). Write a list of text."
+            f"{path}: class_names in its metadata cannot be read ({error}), expected a JSON list "
+            "of text. Write it again."
         ) from error
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise SaccadeError(f"{path}: class_names are {words!r:.80}, expected a list of text.")
     return np.array(words)
 
 
-def _parquet(path: Path, given: DataDescription) -> StateArrays:
-    from saccade.models.data.samples.columnar import ParquetFile, class_names_in, readable
-
-    table = ParquetFile(path, split_in(path.name))
-    names = table.schema().names
-    label = next((name for name in _LABELS if name in names), None)
-    if "tokens" not in names or label is None:
-        raise SaccadeError(
-            f"{path}: found the columns {names!r:.200}, expected tokens (a list of lists of "
-            "numbers per text) and label. Rename the columns."
-        )
-    with readable(path, "Parquet"):
-        texts = [_text_states(path, row, value) for row, value in enumerate(table.column("tokens"))]
-        written = table.column(label).to_pylist()
-        splits = table.column("split").to_pylist() if "split" in names else None
-    if not texts:
-        raise SaccadeError(f"{path}: found no rows, expected one per text.")
-    width = texts[0].shape[1]
-    if odd := [row for row, text in enumerate(texts) if text.shape[1] != width]:
-        raise ShapeError(
-            f"{path}: {numbered(odd[0])}: tokens are {texts[odd[0]].shape}, expected {width} "
-            "values each, as in row 1."
-        )
-    column = LabelColumn()
-    for row, value in enumerate(written):
-        if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-            raise _refused(path, row, f"found the label {value!r:.80}, expected text or a number.")
-        column.add(value)
-    labels, classes = column.classes(
-        given,
-        lambda row, reason: _refused(path, row, reason),
-        class_names_in(path, table.schema(), label),
-    )
-    lengths = np.array([len(text) for text in texts], dtype=np.int64)
-    shape = (len(texts), int(lengths.max()), width)
-
-    def read(rows: np.ndarray) -> np.ndarray:
-        padded = np.zeros((len(rows), *shape[1:]), dtype=np.float32)
-        for place, row in enumerate(rows.tolist()):
-            padded[place, : lengths[row]] = texts[row]
-        return padded
-
-    split_of = None if splits is None else split_indices(path, splits)
-    if split_of is None and table.split >= 0:
-        split_of = np.full(len(texts), table.split, dtype=np.int8)
-    return StateArrays(StateRows(read, shape, lengths), lengths, labels, classes, split_of)
-
-
-def _text_states(path: Path, row: int, value: Any) -> np.ndarray:
+def _text_states(value: Any, refused: Callable[[str], SaccadeError]) -> np.ndarray:
     """Return the states of one text, from Arrow's list of lists, without a Python object each.
 
     Shapes: -> float32 [t d].
@@ -290,95 +304,12 @@ def _text_states(path: Path, row: int, value: Any) -> np.ndarray:
     tokens: Any = value.values if value.is_valid else None
     flat = tokens.flatten() if hasattr(tokens, "flatten") else None
     if tokens is None or not flat or not len(tokens) or flat.null_count or len(flat) % len(tokens):
-        raise _refused(path, row, "found no list of equal lists in tokens, expected the states.")
+        raise refused("found no list of equal lists in tokens, expected the states.")
     sizes = {len(one) for one in (tokens[0], tokens[len(tokens) - 1])}
     try:
         states = flat.to_numpy(zero_copy_only=False).astype(np.float32)
     except (TypeError, ValueError) as error:
-        raise _refused(path, row, f"tokens are not numbers ({error!s:.80}).") from error
+        raise refused(f"tokens are not numbers ({error!s:.80}).") from error
     if sizes != {len(flat) // len(tokens)}:
-        raise _refused(path, row, "found lists of several lengths in tokens, expected one width.")
+        raise refused("found lists of several lengths in tokens, expected one width.")
     return cast(np.ndarray, states.reshape(len(tokens), -1))
-
-
-def _refused(path: Path, row: int, reason: str) -> SaccadeError:
-    return SaccadeError(f"{path}: {numbered(row)}: {reason}")
-
-
-def _states(
-    path: Path,
-    arrays: dict[str, np.ndarray],
-    read: Callable[[np.ndarray], np.ndarray],
-    shape: tuple[int, ...],
-    given: DataDescription,
-) -> StateArrays:
-    """Check what belongs to the tokens: their number per text, labels, names and splits."""
-    count, most = shape[:2]
-    labels = arrays["labels"]
-    check_whole(path, "labels", labels, count, "texts")
-    mask_name = next((name for name in _MASKS if name in arrays), None)
-    mask = None
-    if _LENGTHS in arrays:
-        lengths = arrays[_LENGTHS]
-        check_whole(path, _LENGTHS, lengths, count, "texts")
-    elif mask_name is None:
-        raise SaccadeError(
-            f"{path}: found neither lengths nor a mask, expected {_WRITE}. Add the number of "
-            "tokens of each text, or the tokenizer's attention_mask."
-        )
-    else:
-        mask = _checked_mask(path, mask_name, arrays[mask_name], (count, most))
-        lengths = mask.sum(1)
-    if not 1 <= lengths.min() <= lengths.max() <= most:
-        raise SaccadeError(
-            f"{path}: lengths range from {lengths.min()} to {lengths.max()}, expected 1 to {most}, "
-            "the tokens per row. Leave texts without tokens out."
-        )
-    names = arrays.get("class_names") if given.labels is None else np.array(given.labels)
-    classes, class_names = numbered_classes(str(path), labels, names)
-    splits = arrays.get("split")
-    split_of = None if splits is None else split_indices(path, splits.tolist())
-    length = lengths.astype(np.int64)
-    return StateArrays(
-        StateRows(read, tuple(shape), length, mask), length, classes, class_names, split_of
-    )
-
-
-def _checked_mask(path: Path, name: str, mask: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    if mask.shape != shape or not np.isin(mask, (0, 1)).all():
-        raise ShapeError(
-            f"{path}: {name} is {mask.dtype} {mask.shape}, expected 0 or 1 for each of the tokens "
-            f"{shape}."
-        )
-    return mask.astype(bool)
-
-
-def split_indices(path: Path, names: list[Any]) -> np.ndarray:
-    """Return the index in SPLITS of each of these names.
-
-    Shapes: -> int8 [n].
-    Raises: SaccadeError for another name, with its row.
-    """
-    found = [split_named(name) if isinstance(name, str) else None for name in names]
-    if None in found:
-        row = found.index(None)
-        raise _refused(
-            path,
-            row,
-            f"found the split {names[row]!r:.60}, expected train, validation or test. Correct it, "
-            "or leave split out.",
-        )
-    return np.array(found, dtype=np.int8)
-
-
-def _check_tokens(path: Path, dtype: str, shape: tuple[int, ...]) -> None:
-    if dtype not in ("float32", "float16"):
-        raise SaccadeError(
-            f"{path}: tokens are {dtype}, expected float32, the states of a language "
-            "model. Convert them, for example with tokens.astype('float32')."
-        )
-    if len(shape) != 3 or 0 in shape:
-        raise ShapeError(
-            f"{path}: tokens are {tuple(shape)}, expected (texts, tokens, width), none of them 0. "
-            "Pad every text to the longest one."
-        )

@@ -5,16 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from saccade.core.archives import array_names
-from saccade.core.errors import SaccadeError, ShapeError
-from saccade.core.files import read_regular
+from saccade.core.errors import SaccadeError
 from saccade.core.verbosity import note_once
+from saccade.models.data.datasets import check_shape
 from saccade.models.data.loaded_once import keeps_loaded
-from saccade.models.data.samples.arrays import checked_images, npz_arrays
+from saccade.models.data.samples.arrays import checked_images, names_in, npz_arrays
 from saccade.models.data.samples.folders import is_image, visible
 from saccade.models.data.samples.images import Images, fitting
 from saccade.models.data.samples.labels import numbered_classes
-from saccade.models.data.samples.source import SampleSource, left_out
+from saccade.models.data.samples.source import FolderFiles, left_out
 from saccade.models.data.splits import calibration_rows, chosen_rows
 from saccade.models.preprocessing import Preprocessing
 
@@ -26,10 +25,7 @@ def is_unlabelled(path: Path) -> bool:
         return any(is_image(entry.name) for entry in entries) and not any(
             entry.is_dir() for entry in entries
         )
-    try:
-        return path.suffix == ".npz" and {"images", "labels"} & {*array_names(path)} == {"images"}
-    except (OSError, ValueError):
-        return False  # the reader of the labels says what is wrong
+    return path.suffix == ".npz" and {"images", "labels"} & names_in(path) == {"images"}
 
 
 @keeps_loaded
@@ -51,12 +47,7 @@ def unlabelled_images(
             note_once(text)
         return fitting(Images(source, _rows(len(source), most), preprocessing.wanted()))
     images = checked_images(path, npz_arrays(path, ("images",))["images"])
-    expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
-    if images.shape[1:] != expected:
-        raise ShapeError(
-            f"{path}: images are {images.shape[1:]} (height, width, channels), the model wants "
-            f"{expected}. Pass images of that size, or a folder of image files."
-        )
+    check_shape(path, images, preprocessing)
     return images if most is None else images[_rows(len(images), most)]
 
 
@@ -64,7 +55,7 @@ def _rows(total: int, most: int | None) -> np.ndarray:
     return np.arange(total) if most is None else calibration_rows(total, min(most, total))
 
 
-class ImageFiles(SampleSource):
+class ImageFiles(FolderFiles):
     """The images in a folder without sub-folders; all are of one class without a name."""
 
     def __init__(self, path: Path) -> None:
@@ -73,14 +64,6 @@ class ImageFiles(SampleSource):
         self._files = [name for name in names if is_image(name)]
         self.without_classes(len(self._files))
         self.notes = left_out(path, [name for name in names if not is_image(name)], "beside images")
-
-    def read(self, row: int, most_bytes: int) -> bytes:
-        """Return the file's bytes."""
-        return read_regular(self.path / self._files[row], most_bytes)
-
-    def row_name(self, row: int) -> str:
-        """Return the file's name."""
-        return self._files[row]
 
 
 def labelled_part(

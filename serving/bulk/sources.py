@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from saccade.core.archives import read_arrays
-from saccade.core.errors import Damaged, SaccadeError
-from saccade.models.data.samples.columnar import RowGroups
+from saccade.core.errors import SaccadeError
 from saccade.models.data.samples.shards import key_and_suffix
+from saccade.models.data.samples.tables import RowGroups
 from saccade.serving.bulk import listing
 from saccade.serving.bulk.place import Place
 from saccade.serving.client.images import encoded
@@ -451,7 +451,9 @@ def _said_of(place: Place) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise Damaged(place, f"cannot be read as Parquet ({str(error)[:300]})") from error
+        raise SaccadeError(
+            f"{place}: cannot be read as Parquet ({str(error)[:300]}). Write it again."
+        ) from error
 
 
 @contextmanager

@@ -8,23 +8,37 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from saccade.core.errors import Damaged, SaccadeError
-from saccade.core.json_text import stream_json
-from saccade.models.data.samples.manifests import Root
-from saccade.models.data.samples.masks import MOST_OBJECTS, MaskSource
-from saccade.models.data.samples.source import DataDescription, RowUnreadable, split_in
+from saccade.core.errors import SaccadeError
+from saccade.models.data.samples.listed_images import json_fields
+from saccade.models.data.samples.masks import MOST_OBJECTS
+from saccade.models.data.samples.source import (
+    ID,
+    PATH,
+    Cell,
+    DataDescription,
+    RowUnreadable,
+    SampleSource,
+    field_values,
+    refusal,
+    split_in,
+)
+from saccade.models.data.samples.tables import Root
 from saccade.models.image_decoding import ImageInput
+
+_JSON = (
+    "COCO's JSON of instances: an object with a list of images (id, file_name, height, width) and "
+    "of annotations (image_id, segmentation)"
+)
 
 
 class _Instance(NamedTuple):
     """One object: polygons (float32 x, y of each) or run lengths, as compact as possible."""
 
-    identity: Any
     polygons: tuple[bytes, ...] = ()
     runs: bytes | str | None = None  # int64 counts, or COCO's text of them
 
 
-class CocoInstances(MaskSource):
+class CocoInstances(SampleSource):
     """The images of COCO's JSON, with a mask drawn from their annotations.
 
     Of two objects in one pixel, the smaller one counts. Crowds (`iscrowd`) are background. A split
@@ -35,29 +49,19 @@ class CocoInstances(MaskSource):
 
     def __init__(self, path: Path, given: DataDescription) -> None:
         self.path, self._root = path, Root(given.root or path.parent)
-        self._files: list[str] = []
+        self.masked, self._files = True, list[str]()
         self._sizes = array("q")  # height and width of each image
-        self._instances: dict[Any, list[_Instance]] = {}
+        self._instances: dict[Any, list[tuple[Any, _Instance]]] = {}  # each with its id
         self._ids: list[Any] = []
-        try:
-            for field, value in stream_json(path):
-                if field == "images":
-                    self._add_image(value)
-                elif field == "annotations":
-                    self._add_instance(value)
-        except (OSError, ValueError) as error:
-            raise Damaged(
-                path,
-                f"cannot be read ({error}), expected COCO's JSON object with images and "
-                "annotations",
-            ) from error
+        for field, value in json_fields(path, _JSON):
+            if field == "images":
+                self._add_image(value)
+            elif field == "annotations":
+                self._add_instance(value)
         if not self._files:
-            raise SaccadeError(
-                f"{path}: found no images, expected COCO's JSON of instances: a list of images "
-                "(id, file_name, height, width) and of annotations (image_id, segmentation)."
-            )
+            raise SaccadeError(f"{path}: found no images, expected {_JSON}.")
         if unknown := self._instances.keys() - set(self._ids):
-            odd = self._instances[next(iter(unknown))][0].identity
+            odd, _ = self._instances[next(iter(unknown))][0]
             raise SaccadeError(
                 f"{path}: annotation {odd}: its image {next(iter(unknown))!r:.40} is not in the "
                 "list of images. Add the image, or remove the annotation."
@@ -83,12 +87,12 @@ class CocoInstances(MaskSource):
                 f"{wanted.max_megapixels} megapixels. Make the image smaller"
             )
         drawn = []
-        for instance in self._instances.get(self._ids[row], ()):
+        for identity, instance in self._instances.get(self._ids[row], ()):
             try:
                 drawn.append(_drawn(instance, height, width))
             except ValueError as error:
                 raise RowUnreadable(
-                    f"annotation {instance.identity}: {error}. Correct the annotation"
+                    f"annotation {identity}: {error}. Correct the annotation"
                 ) from error
         if len(drawn) > MOST_OBJECTS:
             raise RowUnreadable(
@@ -102,66 +106,52 @@ class CocoInstances(MaskSource):
         return mask
 
     def _add_image(self, value: Any) -> None:
-        fields = value if isinstance(value, dict) else {}
-        sides = [fields.get(name) for name in ("height", "width")]
-        name, identity = fields.get("file_name"), fields.get("id")
-        sound = isinstance(name, str) and name and "\0" not in name and _is_id(identity)
-        if not sound or any(type(side) is not int or not 0 < side < 2**31 for side in sides):
-            raise Damaged(
-                self.path,
-                f"image {len(self._files) + 1:,} is {value!r:.200}, expected id, file_name, height "
-                "and width",
-            )
-        self._files.append(str(name))
+        refused = refusal(f"{self.path}: image {len(self._files) + 1:,}")
+        cells = {"id": ID, "file_name": PATH, "height": _SIDE, "width": _SIDE}
+        identity, name, *sides = field_values(value, refused, ", ".join(cells), **cells)
+        self._files.append(name)
         self._ids.append(identity)
-        self._sizes.extend(int(side or 0) for side in sides)
+        self._sizes.extend(sides)
 
     def _add_instance(self, value: Any) -> None:
-        fields = value if isinstance(value, dict) else {}
-        identity = fields.get("id", "without an id")
-        if not _is_id(fields.get("image_id")) or "segmentation" not in fields:
-            what = "captions" if "caption" in fields else f"{value!r:.200}"
-            raise SaccadeError(
-                f"{self.path}: annotation {identity}: found {what}, expected an image_id and a "
-                "segmentation. Pass COCO's JSON of instances."
-            )
-        if fields.get("iscrowd"):
-            return
-        found = _instance(identity, fields["segmentation"])
-        if found is None:
-            raise SaccadeError(
-                f"{self.path}: annotation {identity}: the segmentation is "
-                f"{fields['segmentation']!r:.120}, expected polygons of at least 3 points (lists "
-                "of x, y) or run lengths (counts and size). Correct the annotation."
-            )
-        self._instances.setdefault(fields["image_id"], []).append(found)
+        entry = value if isinstance(value, dict) else {}
+        identity = entry.get("id", "without an id")
+        refused = refusal(f"{self.path}: annotation {identity}")
+        cells = {"image_id": ID, "segmentation": _CROWD if entry.get("iscrowd") else _SEGMENTATION}
+        image, instance = field_values(value, refused, _EXPECTED, **cells)
+        if not entry.get("iscrowd"):
+            self._instances.setdefault(image, []).append((identity, instance))
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int | str) and not isinstance(value, bool)
-
-
-def _instance(identity: Any, segmentation: Any) -> _Instance | None:
+def _instance(segmentation: Any) -> _Instance | None:
     """Return the compact form of a segmentation, or None if it is none."""
     if isinstance(segmentation, list) and segmentation:
-        polygons = []
-        for polygon in segmentation:
-            if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
-                return None
-            if any(isinstance(x, bool) or not isinstance(x, int | float) for x in polygon):
-                return None
-            if any(abs(x) > 2**31 for x in polygon):
-                return None
-            polygons.append(array("f", polygon).tobytes())
-        return _Instance(identity, tuple(polygons))
-    if not isinstance(segmentation, Mapping):
-        return None
-    counts = segmentation.get("counts")
+        polygons = [_polygon(points) for points in segmentation]
+        return None if None in polygons else _Instance(tuple(filter(None, polygons)))
+    counts = segmentation.get("counts") if isinstance(segmentation, Mapping) else None
     if isinstance(counts, str):
-        return _Instance(identity, runs=counts)
+        return _Instance(runs=counts)
     if isinstance(counts, list) and all(type(n) is int and 0 <= n < 2**40 for n in counts):
-        return _Instance(identity, runs=array("q", counts).tobytes())
+        return _Instance(runs=array("q", counts).tobytes())
     return None
+
+
+def _polygon(points: Any) -> bytes | None:
+    if not isinstance(points, list) or len(points) < 6 or len(points) % 2:
+        return None
+    if any(type(x) not in (int, float) or abs(x) > 2**31 for x in points):
+        return None
+    return array("f", points).tobytes()
+
+
+_EXPECTED = "image_id and segmentation. Pass COCO's JSON of instances, or write them"
+_SIDE = Cell(
+    "a number of pixels", lambda side: side if type(side) is int and 0 < side < 2**31 else None
+)
+_CROWD = Cell("a segmentation", lambda value: value)
+_SEGMENTATION = Cell(
+    "polygons of at least 3 points (lists of x, y) or run lengths (counts and size)", _instance
+)
 
 
 def _drawn(instance: _Instance, height: int, width: int) -> np.ndarray:

@@ -2,15 +2,18 @@
 """Folders whose sub-folders are classes, alone or in folders of train, val and test."""
 
 import os
+from array import array
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
 from saccade.core.errors import SaccadeError
-from saccade.core.files import check_labels, read_regular
+from saccade.core.files import check_labels
 from saccade.models.data.samples.source import (
     DataDescription,
-    SampleSource,
+    FolderFiles,
+    given_splits,
     is_hidden,
     left_out,
     split_named,
@@ -31,69 +34,86 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-class ClassFolders(SampleSource):
-    """Images in class folders, in the order of their names; deeper folders belong to the class.
+def files_in(folder: Path, prefix: str = "") -> list[str]:
+    """Return the paths of all files in a folder and its sub-folders, in the order of names."""
+    found = []
+    for entry in visible(folder / prefix):
+        name = f"{prefix}{entry.name}"
+        found += files_in(folder, f"{name}/") if entry.is_dir() else [name]
+    return found
 
-    Raises: SaccadeError if there is no class folder or no image.
+
+class ClassFolders(FolderFiles):
+    """Files in folders that are called as classes, at any depth.
+
+    A folder that is called as a split gives the split. For images, only folders at the top are
+    splits, and only if all are. Files of other `suffixes` may also be in a split of their class
+    (chair/train/1.off, as in ModelNet).
+
+    Raises: SaccadeError if there is no such file, or one is in no folder of a split.
     """
 
-    def __init__(self, path: Path, given: DataDescription) -> None:
+    def __init__(
+        self, path: Path, given: DataDescription, suffixes: Collection[str] = SUFFIXES
+    ) -> None:
         self.path = path
-        self._files: list[str] = []
-        stray: list[str] = []
-        found: list[tuple[str, int, int]] = []  # class, split or -1, images
-        parts = _parts(path)
-        for prefix, split in parts:
-            for entry in visible(path / prefix):
-                if not entry.is_dir():
-                    stray.append(f"{prefix}{entry.name}")
-                    continue
-                before = len(self._files)
-                self._add(f"{prefix}{entry.name}/", stray)
-                found.append((entry.name, split, len(self._files) - before))
-        names = tuple(sorted({name for name, _, _ in found}))
+        images = suffixes is SUFFIXES
+        at_top = images and _are_splits(path)
+        self._files, splits = [], array("b")
+        strays, classes = list[str](), list[str]()
+        for name in files_in(path):
+            folders = name.split("/")[:-1]
+            if images:
+                named, own = folders[: int(at_top)], folders[int(at_top) :]
+            else:
+                named = [folder for folder in folders if split_named(folder) is not None]
+                own = [folder for folder in folders if split_named(folder) is None]
+            if not own or not name.lower().endswith(tuple(suffixes)):
+                strays.append(name)
+                continue
+            split = split_named(named[0]) if named else None
+            self._files.append(name)
+            classes.append(own[0])
+            splits.append(-1 if split is None else split)
         if not self._files:
             raise SaccadeError(
-                f"{path}: found {'no images in ' if names else ''}{_listed(names)}, expected one "
-                "sub-folder per class with PNG, JPEG or WebP files."
+                f"{path}: found no {' '.join(sorted(suffixes))} files in class folders, expected "
+                "one sub-folder per class."
             )
-        self.class_names, index_of = classes_of(path, names, given)
-        counts = [count for _, _, count in found]
-        self.labels = np.repeat([index_of[name] for name, _, _ in found], counts).astype(np.int64)
-        if parts[0][0]:  # the folders at the top are splits
-            stray += [entry.name for entry in visible(path) if not entry.is_dir()]
-            self.split_of = np.repeat([split for _, split, _ in found], counts).astype(np.int8)
-        self.notes = left_out(path, stray, "that are not images in class folders")
-
-    def read(self, row: int, most_bytes: int) -> bytes:
-        """Return the file's bytes."""
-        return read_regular(self.path / self._files[row], most_bytes)
-
-    def row_name(self, row: int) -> str:
-        """Return the file's path in the folder."""
-        return self._files[row]
-
-    def _add(self, prefix: str, stray: list[str]) -> None:
-        for entry in visible(self.path / prefix):
-            if entry.is_dir():
-                self._add(f"{prefix}{entry.name}/", stray)
-            else:
-                (self._files if is_image(entry.name) else stray).append(f"{prefix}{entry.name}")
+        names = {*classes, *(_class_folders(path, at_top) if images else ())}
+        self.class_names, index_of = classes_of(path, tuple(sorted(names)), given)
+        self.labels = np.array([index_of[name] for name in classes], dtype=np.int64)
+        self.split_of = given_splits(splits)
+        if self.split_of is None and max(splits) >= 0:
+            raise SaccadeError(
+                f"{path}: {self._files[splits.index(-1)]} is in no folder of a split, but others "
+                "are. Move it into train, val or test."
+            )
+        self.notes = left_out(path, strays, "that are of another kind, or in no class folder")
 
 
-def _parts(path: Path) -> list[tuple[str, int]]:
-    """Return the folders of classes, with a slash behind them, and the split of each or -1."""
-    folders = [entry for entry in visible(path) if entry.is_dir()]
-    named = [entry for entry in folders if split_named(entry.name) is not None]
-    # A class may be called `train`: a split has folders in it, a class has images.
-    if not folders or len(named) < len(folders) or not all(map(_has_folders, named)):
-        return [("", -1)]
-    return [(f"{entry.name}/", split_named(entry.name) or 0) for entry in named]
+def _folders(path: Path) -> list[str]:
+    return [entry.name for entry in visible(path) if entry.is_dir()]
 
 
-def _has_folders(entry: os.DirEntry[str]) -> bool:
-    inside = visible(Path(entry.path))
-    return any(one.is_dir() for one in inside) and not any(is_image(one.name) for one in inside)
+def _class_folders(path: Path, at_top: bool) -> list[str]:
+    """Return the names of all class folders, also of empty ones."""
+    folders = _folders(path)
+    return [own for split in folders for own in _folders(path / split)] if at_top else folders
+
+
+def _are_splits(path: Path) -> bool:
+    """Return whether the folders at the top are splits.
+
+    A class may be called `train`: a split has folders in it, a class has images.
+    """
+    folders = _folders(path)
+    return bool(folders) and all(
+        split_named(name) is not None
+        and _folders(path / name)
+        and not any(is_image(entry.name) for entry in visible(path / name))
+        for name in folders
+    )
 
 
 def classes_of(
@@ -118,7 +138,3 @@ def classes_of(
             "or pass as many labels as there are folders, in the order of the folders' names."
         )
     return given.labels, index_of
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return f"the class{'es' * (len(names) > 1)} {', '.join(names)}" if names else "no class folders"

@@ -3,27 +3,32 @@
 
 import glob
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from saccade.core.errors import SaccadeError
+from saccade.core.files import read_regular
+from saccade.core.json_text import parse_json
+from saccade.core.limits import JSON_BYTES
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.folders import ClassFolders, visible
-from saccade.models.data.samples.manifests import PathTable, told_by
-from saccade.models.data.samples.shards import MaskShards, TarShards, has_text
+from saccade.models.data.samples.rows import IMAGES, TableRows
+from saccade.models.data.samples.shards import Shard
 from saccade.models.data.samples.source import DataDescription, SampleSource, split_in, split_named
+from saccade.models.data.samples.tables import ArrowTable, Lines, ParquetTable, Table
 
-if TYPE_CHECKING:
-    from saccade.models.data.samples.columnar import ColumnarTable
-
+FORMATS: Mapping[str, type[Table]] = {
+    **dict.fromkeys((".csv", ".jsonl", ".ndjson"), Lines),
+    ".parquet": ParquetTable,
+    ".tar": Shard,
+}
+PACKED = (".parquet", ".tar")  # of which a folder has several
 EXPECTED = (
     "a folder of class folders, an .npz, .csv, .jsonl, .parquet or .tar file, or a folder that "
     "save_to_disk of Hugging Face wrote"
 )
-_FILES = (".npz", ".csv", ".jsonl", ".ndjson", ".parquet", ".tar")
-_PACKED = (".parquet", ".tar")  # of which a folder or a pattern may name several
-_PATTERN = re.compile(r"[*?\[]|\{.*\}")
+PATTERN = re.compile(r"[*?\[]|\{.*\}")
 _RANGE = re.compile(r"\{([^{}]*)\}")
 _MOST_FILES = 100_000
 
@@ -33,7 +38,8 @@ def is_data(name: str) -> bool:
     path = Path(name)
     if path.is_dir():
         return True
-    return path.suffix.lower() in _FILES and (path.exists() or bool(_PATTERN.search(name)))
+    there = path.exists() or bool(PATTERN.search(name))
+    return path.suffix.lower() in (".npz", *FORMATS) and there
 
 
 def open_source(name: str, given: DataDescription) -> SampleSource:
@@ -42,125 +48,61 @@ def open_source(name: str, given: DataDescription) -> SampleSource:
     Raises: SaccadeError if there is none, or they cannot be used.
     """
     path = Path(name)
-    if path.is_dir():
-        return _folder(path, given)
-    if not path.exists():
-        return _packed(path, matching(name), given)
-    _check_files([path])
-    suffix = path.suffix.lower()
-    if suffix == ".npz":
+    if path.suffix.lower() == ".npz" and path.exists() and not path.is_dir():
         return ArrayFile(path, given)
-    if suffix in _PACKED:
-        return _packed(path, [path], given)
-    return PathTable(path, given)
+    if tables := open_tables(name, given.root):
+        return TableRows(path, tables, IMAGES[given.beside], given)
+    return ClassFolders(path, given)
 
 
-def is_packed(name: str) -> bool:
-    """Return whether these are Parquet files, shards, or a folder that Hugging Face saved."""
-    from saccade.models.data.samples import columnar
+def open_tables(name: str, root: Path | None = None) -> list[Table]:
+    """Return the tables that a path or a pattern names; none in a folder without packed files.
 
-    path = Path(name)
-    if path.is_dir():
-        return columnar.is_saved(path) or bool(_packed_in(path))
-    return path.suffix.lower() in _PACKED
-
-
-def has_texts(name: str) -> bool:
-    """Return whether these are tables or shards with sentences, from the first of them.
-
-    Raises: SaccadeError if it cannot be read.
-    """
-    from saccade.models.data.samples import columnar
-
-    path = Path(name)
-    if path.is_dir() and columnar.is_saved(path):
-        return told_by(columnar.saved_tables(path)[0].schema().names)
-    files = _packed_in(path) if path.is_dir() else [path] if path.exists() else matching(name)
-    first = next((file for file in files if file.is_file()), path)
-    if first.suffix.lower() == ".parquet":
-        return told_by(columnar.ParquetFile(first, -1).schema().names)
-    return first.suffix.lower() == ".tar" and has_text(first)
-
-
-def _folder(path: Path, given: DataDescription) -> SampleSource:
-    from saccade.models.data.samples import columnar
-
-    if columnar.is_saved(path):
-        return columnar.tables_as_source(path, columnar.saved_tables(path), given)
-    packed = _packed_in(path)
-    return _packed(path, packed, given) if packed else ClassFolders(path, given)
-
-
-def _packed_in(path: Path) -> list[Path]:
-    return [file for file in _files(path) if file.suffix.lower() in _PACKED]
-
-
-def tables_of(name: str) -> list["ColumnarTable"]:
-    """Return the tables of Parquet files, or of a folder of Hugging Face.
-
-    Empty if the path is none of these.
     Raises: SaccadeError if a pattern names no file, or the files are of several kinds.
     """
-    from saccade.models.data.samples import columnar
-
     path = Path(name)
-    if path.is_dir():
-        if columnar.is_saved(path):
-            return columnar.saved_tables(path)
-        files = [file for file in _files(path) if file.suffix.lower() == ".parquet"]
-    elif path.suffix.lower() != ".parquet":
-        return []
-    else:
-        files = [path] if path.exists() else matching(name)
-    _check_files(files)
-    splits = splits_of(path, files)
-    return [columnar.ParquetFile(file, split) for file, split in zip(files, splits, strict=True)]
-
-
-def _files(path: Path) -> list[Path]:
-    """Return the files in a folder and in its sub-folders, two levels deep at most."""
-    found = []
-    for entry in visible(path):
-        if not entry.is_dir():
-            found.append(path / entry.name)
-    if any(file.suffix.lower() in _PACKED for file in found):
-        return found
-    for entry in visible(path):
-        if entry.is_dir():
-            inside = [path / entry.name / one.name for one in visible(path / entry.name)]
-            found += [file for file in inside if file.suffix.lower() in _PACKED]
-    return found
-
-
-def _packed(path: Path, files: Sequence[Path], given: DataDescription) -> SampleSource:
+    if path.is_dir() and is_saved(path):
+        return _saved(path)
+    files = _packed_in(path) if path.is_dir() else matching(name)
     kinds = {file.suffix.lower() for file in files}
-    if len(kinds) != 1:
+    if len(kinds) > 1:
         raise SaccadeError(
             f"{path}: found {' and '.join(sorted(kinds))} files, expected one kind. Name one of "
             "them, or a pattern such as 'data/*.tar'."
         )
-    _check_files(files)
     splits = splits_of(path, files)
-    if kinds == {".tar"}:
-        return (MaskShards if given.beside == "mask" else TarShards)(path, files, splits, given)
-    from saccade.models.data.samples import columnar
-
-    tables = [columnar.ParquetFile(file, split) for file, split in zip(files, splits, strict=True)]
-    return columnar.tables_as_source(path, tables, given)
+    pairs = zip(files, splits, strict=True)
+    return [FORMATS[file.suffix.lower()](file, split, root) for file, split in pairs]
 
 
-def _check_files(files: Sequence[Path]) -> None:
+def is_packed(name: str) -> bool:
+    """Return whether these are Parquet files, shards, or a folder that Hugging Face saved."""
+    path = Path(name)
+    if path.is_dir():
+        return is_saved(path) or bool(_packed_in(path))
+    return path.suffix.lower() in PACKED
+
+
+def _packed_in(path: Path) -> list[Path]:
+    """Return the packed files in a folder, or else in its sub-folders."""
+    inside = [path / entry.name for entry in visible(path)]
+    found = [file for file in inside if file.suffix.lower() in PACKED and not file.is_dir()]
+    folders = [] if found else [file for file in inside if file.is_dir()]
+    deeper = [folder / entry.name for folder in folders for entry in visible(folder)]
+    return found + [file for file in deeper if file.suffix.lower() in PACKED]
+
+
+def splits_of(path: Path, files: Sequence[Path]) -> list[int]:
+    """Return the split that each file's name contains, or -1 for all if none contains one.
+
+    Raises: SaccadeError if only some contain one, or one is a pipe or device.
+    """
+    named = []
     for file in files:
         if not file.is_file():
             raise SaccadeError(
                 f"{file}: found a pipe or device, expected a file. Write the data into a file."
             )
-
-
-def splits_of(path: Path, files: Sequence[Path]) -> list[int]:
-    """Return the split that each file's name contains, or -1 for all if none contains one."""
-    named = []
-    for file in files:
         inside = file.relative_to(path).as_posix() if path.is_dir() else file.name
         split = split_in(inside)
         if split < 0 and len(files) > 1 and (folder := split_named(file.parent.name)) is not None:
@@ -177,10 +119,14 @@ def splits_of(path: Path, files: Sequence[Path]) -> list[int]:
 
 
 def matching(pattern: str) -> list[Path]:
-    """Return the files that a pattern with *, ?, {a,b} or {000..009} names, each list sorted.
+    """Return the files that a path, or a pattern with *, ?, {a,b} or {000..009}, names.
+
+    Each part of a list is sorted.
 
     Raises: SaccadeError if a part of it names no file.
     """
+    if Path(pattern).exists():
+        return [Path(pattern)]
     files: list[Path] = []
     for one in _expanded(pattern):
         found = sorted(glob.glob(one))  # noqa: PTH207  Path.glob takes no absolute patterns
@@ -211,3 +157,59 @@ def _expanded(pattern: str) -> list[str]:
     before, after = pattern[: match.start()], pattern[match.end() :]
     rests = _expanded(after)
     return [f"{before}{value}{rest}" for value in values for rest in rests]
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether `save_to_disk` of Hugging Face `datasets` wrote this folder."""
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def _saved(folder: Path) -> list[Table]:
+    """Return the tables of such a folder.
+
+    Raises: SaccadeError if its files are not as described in it.
+    """
+    if not (folder / "dataset_dict.json").exists():
+        return _arrow_files(folder, -1)
+    names = _object(folder / "dataset_dict.json").get("splits")
+    names = names if isinstance(names, list) else []
+    splits = [split_named(name) for name in names]
+    if not splits or None in splits:
+        raise SaccadeError(
+            f"{folder}: has the splits {names!r:.80}, expected train, validation or test. Name one "
+            "of its folders, or save it with other names."
+        )
+    pairs = zip(names, splits, strict=True)
+    return [table for name, split in pairs for table in _arrow_files(folder / name, split or 0)]
+
+
+def _arrow_files(folder: Path, split: int) -> list[Table]:
+    state = _object(folder / "state.json")
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise SaccadeError(
+            f"{folder}: was saved as a selection of rows. Call flatten_indices() before "
+            "save_to_disk."
+        )
+    files = state.get("_data_files")
+    names = [file.get("filename") for file in files] if isinstance(files, list) else []
+    if not names or not all(_is_in(folder, name) for name in names):
+        raise SaccadeError(
+            f"{folder}: state.json names {names!r:.80}, expected .arrow files in the folder. Save "
+            "the data again."
+        )
+    return [ArrowTable(folder / name, split) for name in names]
+
+
+def _is_in(folder: Path, name: Any) -> bool:
+    return isinstance(name, str) and Path(name).name == name and (folder / name).is_file()
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        values = parse_json(read_regular(path, JSON_BYTES))
+    except (OSError, ValueError) as error:
+        raise SaccadeError(
+            f"{path}: cannot be read ({error}), expected what save_to_disk of Hugging Face "
+            "wrote. Save the data again."
+        ) from error
+    return values if isinstance(values, dict) else {}

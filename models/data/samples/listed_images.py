@@ -4,19 +4,26 @@
 import re
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
-
-import numpy as np
+from typing import Any, ClassVar, Self
 
 from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.json_text import stream_json
 from saccade.core.spelling import did_you_mean
 from saccade.models.data.samples.folders import visible
-from saccade.models.data.samples.formats import matching, splits_of
-from saccade.models.data.samples.manifests import PATHS, SPLIT_COLUMNS, Root, split_in_row
-from saccade.models.data.samples.source import DataDescription, SampleSource
+from saccade.models.data.samples.formats import PATTERN, matching, splits_of
+from saccade.models.data.samples.source import (
+    PATH,
+    SPLIT,
+    Cell,
+    DataDescription,
+    SampleSource,
+    given_splits,
+    numbered,
+    refusal,
+)
+from saccade.models.data.samples.tables import USUAL, Columns, Root, columns_in, lines
 from saccade.models.data.splits import SPLITS
 
 TABLES = (".csv", ".jsonl", ".ndjson")
@@ -32,6 +39,9 @@ class ListedImages(SampleSource):
 
     usual: re.Pattern[str]  # names of the JSON files in a folder
     expected: str  # what the data should be, for messages
+    wanted: ClassVar[
+        Mapping[str, Cell]
+    ]  # what tables have beside images, by its name in `tables.USUAL`
 
     def __init__(self, path: Path, given: DataDescription) -> None:
         self.path, self._given = path, given
@@ -59,14 +69,45 @@ class ListedImages(SampleSource):
         Raises: SaccadeError if a row or a field cannot be used.
         """
         for file, split in files:
-            self.add_file(file, split)
+            if file.suffix.lower() == ".json":
+                self.add_json(file, split)
+            else:
+                rows = ((numbered(row), values) for row, values in enumerate(lines(file)))
+                self.add_rows(file, self.add_root(self._given.root or file.parent), split, rows)
 
     @abstractmethod
-    def add_file(self, file: Path, split: int) -> None:
-        """Add the images and texts of one file.
+    def add_json(self, file: Path, split: int) -> None:
+        """Add the images and texts of one JSON file.
 
-        Raises: SaccadeError if a row or a field cannot be used.
+        Raises: SaccadeError if an entry cannot be used.
         """
+
+    @abstractmethod
+    def add(self, row: int, texts: Sequence[Any], values: Mapping[str, Any], file: Path) -> None:
+        """Add what is `wanted` about the image of a row, and the other values beside it."""
+
+    def add_rows(
+        self, file: Path, root: int, split: int, rows: Iterable[tuple[str, Mapping[str, Any]]]
+    ) -> None:
+        """Add rows of one file, each with what the user calls it.
+
+        Raises: SaccadeError if a column is missing, or a row has another kind of value.
+        """
+        columns: Columns = {}
+        for where, values in rows:
+            columns = columns or columns_in(
+                file, list(values), ("images", *self.wanted), ("splits",), USUAL
+            )
+            refused = refusal(f"{file}: {where}")
+            own = columns.get("splits", ("",))[0]
+            part = SPLIT(values[own], refused, own) if own in values else split
+            (image,) = columns["images"]
+            row = self.image(root, PATH(values.get(image), refused, image).strip(), part, where)
+            names = {what: columns[what][0] for what in self.wanted}
+            texts = [
+                self.wanted[what](values.get(name), refused, name) for what, name in names.items()
+            ]
+            self.add(row, texts, values, file)
 
     def read(self, row: int, most_bytes: int) -> bytes:
         """Return the file's bytes."""
@@ -106,53 +147,7 @@ class ListedImages(SampleSource):
     def finish(self) -> None:
         """Set labels and splits after all images are added."""
         self.without_classes(len(self._files))
-        if len(self._splits) and min(self._splits) >= 0:
-            self.split_of = np.array(self._splits, dtype=np.int8)
-
-
-def table_columns(
-    path: Path, names: Sequence[str], wanted: Mapping[str, Sequence[str]]
-) -> dict[str, str]:
-    """Return the columns of a table by what they are, the images' among them.
-
-    Raises: SaccadeError if there is none of images, or of something in `wanted`.
-    """
-    columns = {}
-    for what, usual in {"images": PATHS, **wanted}.items():
-        column = next((name for name in usual if name in names), None)
-        if column is None:
-            shown = ", ".join(repr(name)[:60] for name in names[:20])
-            raise SaccadeError(
-                f"{path}: found the columns {shown}, expected one of {what}: {', '.join(usual)}. "
-                "Rename or add the column."
-            )
-        columns[what] = column
-    return columns
-
-
-def table_split(where: str, values: Mapping[str, Any], usual: int) -> int:
-    """Return the split in the column `split` or `subset` of a row; without it, `usual`.
-
-    Raises: SaccadeError if it is none.
-    """
-    column = next((name for name in SPLIT_COLUMNS if name in values), None)
-    if column is None:
-        return usual
-    return split_in_row(0, values, column, lambda _, text: SaccadeError(f"{where}: {text}"))
-
-
-def table_texts(where: str, value: Any, column: str, what: str) -> tuple[str, ...]:
-    """Return the text, or the list of texts, in a column of a row.
-
-    Raises: SaccadeError if there is none.
-    """
-    texts = value if isinstance(value, list) else [value]
-    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise SaccadeError(
-            f"{where}: found {value!r:.80} in column {column!r}, expected {what}. Correct the "
-            "row, or remove it."
-        )
-    return tuple(text.strip() for text in texts)
+        self.split_of = given_splits(self._splits)
 
 
 def json_fields(path: Path, wanted: str) -> Iterator[tuple[str, Any]]:
@@ -164,18 +159,6 @@ def json_fields(path: Path, wanted: str) -> Iterator[tuple[str, Any]]:
         yield from stream_json(path)
     except (OSError, ValueError) as error:
         raise Damaged(path, f"cannot be read ({str(error)[:300]}), expected {wanted}") from error
-
-
-def checked_id(where: str, value: Any, field: str) -> int | str:
-    """Return the id in a field of a JSON entry.
-
-    Raises: SaccadeError if it is neither a whole number nor text.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise SaccadeError(
-            f"{where}: found {value!r:.80} as {field}, expected a whole number. Correct the entry."
-        )
-    return value
 
 
 def image_folder(
@@ -225,8 +208,8 @@ def listed_files(name: str, usual: re.Pattern[str], expected: str) -> list[tuple
         found = [folder / entry.name for folder in inside for entry in visible(folder)]
         files = [file for file in found if usual.search(file.name)]
         files = files or [file for file in found if file.suffix.lower() in TABLES]
-    elif path.exists() or set("*?[{") & set(name):
-        files = [path] if path.exists() else matching(name)
+    elif path.exists() or PATTERN.search(name):
+        files = matching(name)
     else:
         raise SaccadeError(
             f"--data {name}: found no such file or folder.{did_you_mean(name, ('shapes',))} Pass "

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images with the objects that their pixels belong to: folders of both, manifests, arrays."""
+"""Images with the objects that their pixels belong to, and folders of both."""
 
 import io
-from abc import abstractmethod
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,19 +9,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from saccade.core.archives import array_names
-from saccade.core.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError
 from saccade.core.files import read_regular
-from saccade.models.data.samples.arrays import checked_images, npz_arrays
-from saccade.models.data.samples.folders import is_image, visible
+from saccade.models.data.samples.folders import files_in, is_image, visible
 from saccade.models.data.samples.images import Images
-from saccade.models.data.samples.manifests import ListedFiles, path_in
 from saccade.models.data.samples.source import (
-    DataDescription,
+    FolderFiles,
     RowUnreadable,
-    SampleSource,
+    given_splits,
     left_out,
-    numbered,
     split_named,
 )
 from saccade.models.image_decoding import FORMATS, ImageInput, ImageRefused, fit
@@ -39,20 +34,6 @@ _TURNED = {  # the orientations that exchange the sides
 }
 
 
-class MaskSource(SampleSource):
-    """Images without classes, whose rows have masks unless `masked` is false."""
-
-    masked = True
-
-    @abstractmethod
-    def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
-        """Return the index of the object of each pixel, as written.
-
-        Shapes: -> [h w] of an integer type or bool.
-        Raises: RowUnreadable, OSError.
-        """
-
-
 class Masks(Images):
     """The masks of some rows, resized as their images are, but to the nearest pixel.
 
@@ -61,7 +42,6 @@ class Masks(Images):
     """
 
     ndim = 3
-    source: MaskSource
 
     def __init__(self, images: Images, rows: np.ndarray, background: Sequence[int]) -> None:
         super().__init__(images.source, rows, images.wanted)
@@ -175,7 +155,7 @@ def _has_both(path: Path) -> bool:
     return all((path / name).is_dir() for name in (_IMAGES, _MASKS))
 
 
-class MaskFolders(MaskSource):
+class MaskFolders(FolderFiles):
     """Images in `images`, and for each a PNG with the same name but for its suffix in `masks`.
 
     Folders in `images` that are called as splits give the split. If none is, the parts do.
@@ -184,7 +164,7 @@ class MaskFolders(MaskSource):
     """
 
     def __init__(self, path: Path, parts: Sequence[tuple[str, int]]) -> None:
-        self.path = path
+        self.path, self.masked = path, True
         self._files: list[str] = []
         self._mask_of: list[str] = []
         splits, strays = array("b"), []
@@ -206,17 +186,8 @@ class MaskFolders(MaskSource):
                 f"files, and for each a PNG of the same name in {_MASKS}."
             )
         self.without_classes(len(self._files))
-        if -1 not in splits:
-            self.split_of = np.array(splits, dtype=np.int8)
+        self.split_of = given_splits(splits)
         self.notes = left_out(path, strays, "that are neither images nor their masks")
-
-    def read(self, row: int, most_bytes: int) -> bytes:
-        """Return the bytes of the image."""
-        return read_regular(self.path / self._files[row], most_bytes)
-
-    def row_name(self, row: int) -> str:
-        """Return the image's path in the folder."""
-        return self._files[row]
 
     def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
         """Return the indices in the PNG beside the image."""
@@ -226,130 +197,3 @@ class MaskFolders(MaskSource):
         except FileNotFoundError:
             raise RowUnreadable(f"found no mask {name}. Add it") from None
         return mask_in_file(data, name, wanted)
-
-
-def files_in(folder: Path, prefix: str = "") -> list[str]:
-    """Return the paths of all files in a folder and its sub-folders, in the order of names."""
-    found = []
-    for entry in visible(folder / prefix):
-        name = f"{prefix}{entry.name}"
-        found += files_in(folder, f"{name}/") if entry.is_dir() else [name]
-    return found
-
-
-class MaskManifest(ListedFiles, MaskSource):
-    """A table of paths of images, and optionally of masks and splits.
-
-    Raises: SaccadeError if no column has images, or a row has no path or an unknown split.
-    """
-
-    def __init__(self, path: Path, given: DataDescription) -> None:
-        super().__init__(path, given)
-        self._mask_of: list[str] = []
-        for row, values, column in self.rows("mask"):
-            if column:
-                self._mask_of.append(path_in(row, values, column, self.refused))
-        self.masked = bool(self._mask_of)
-        self.without_classes(len(self._files))
-
-    def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
-        """Return the indices in the file that the row names."""
-        name = self._mask_of[row]
-        try:
-            data = self._root.read(name, wanted.max_image_mib * 2**20)
-        except RowUnreadable as error:
-            raise RowUnreadable(f"its mask {name}: {error}") from None
-        return mask_in_file(data, name, wanted)
-
-
-class MaskArrays(MaskSource):
-    """The images and masks of an .npz; its arrays are in memory.
-
-    Shapes: images [n h w] or [n h w c] uint8, masks [n h w] or [n h w 1] of any integer type, which
-            may be absent; or train_images, train_masks, val_images, ... of the same shapes.
-    Raises: SaccadeError if an array is missing or of the wrong type, ShapeError if shapes differ.
-    """
-
-    def __init__(self, path: Path, background: Sequence[int]) -> None:
-        self.path = path
-        parts = _parts(path)
-        arrays = npz_arrays(path, [name for part in parts for name in part[1:] if name])
-        images, masks, splits = [], [], []
-        for split, images_name, masks_name in parts:
-            images.append(checked_images(path, arrays[images_name], images_name))
-            splits.append(np.full(len(images[-1]), split, dtype=np.int8))
-            if masks_name:
-                masks.append(self._checked(arrays[masks_name], masks_name, images[-1].shape[:3]))
-        shapes = {part.shape[1:] for part in images}
-        if len(shapes) > 1:
-            raise ShapeError(
-                f"{path}: images are {sorted(shapes)}, expected one size in all splits."
-            )
-        self.images = np.concatenate(images)
-        self._indices = np.concatenate(masks) if masks else None
-        self._background, self.masked = tuple(background), bool(masks)
-        self.without_classes(len(self.images))
-        if parts[0][0] >= 0:
-            self.split_of = np.concatenate(splits)
-
-    def _checked(self, masks: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        found = masks.shape
-        masks = masks[..., 0] if masks.ndim == 4 and found[-1] == 1 else masks
-        if masks.dtype.kind not in "iub" or masks.shape != shape:
-            raise ShapeError(
-                f"{self.path}: {name} are {masks.dtype} {found}, expected whole numbers {shape}, "
-                "the index of an object per pixel. From one mask per object, take "
-                f"{name}.argmax(1)."
-            )
-        return masks
-
-    def masks(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return the masks of these rows, objects numbered from 1, or None if there are none.
-
-        Shapes: rows [k] -> uint8 [k h w].
-        """
-        if self._indices is None:
-            return None
-        numbered_masks = np.empty((len(rows), *self._indices.shape[1:]), dtype=np.uint8)
-        for place, row in enumerate(rows.tolist()):
-            try:
-                numbered_masks[place] = numbered_objects(self._indices[row], self._background)
-            except RowUnreadable as error:
-                raise self.refused(row, f"{error}.") from error
-        return numbered_masks
-
-    def read(self, row: int, most_bytes: int) -> bytes:
-        """Do not call: the images are pixels, not encoded."""
-        raise AssertionError("`images` has the pixels")
-
-    def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
-        """Do not call: masks are not resized."""
-        raise AssertionError("`masks` returns them")
-
-    def row_name(self, row: int) -> str:
-        """Return the row's number."""
-        return numbered(row)
-
-
-def _parts(path: Path) -> list[tuple[int, str, str]]:
-    """Return split, images and masks of each part of an .npz; no name for masks: it has none."""
-    try:
-        names = set(array_names(path))
-    except (OSError, ValueError):
-        names = set()  # reading the arrays says what is wrong
-    prefixes = [(-1, "")] + [(i, f"{name}_") for i, name in enumerate(("train", "val", "test"))]
-    found = [
-        (split, f"{prefix}{_IMAGES}", f"{prefix}{_MASKS}" if f"{prefix}{_MASKS}" in names else "")
-        for split, prefix in prefixes
-        if f"{prefix}{_IMAGES}" in names
-    ]
-    if not found or found[0][0] < 0:
-        found = found[:1] or [(-1, _IMAGES, _MASKS)]
-    masked = [part[2] for part in found]
-    if any(masked) and not all(masked):
-        odd = found[masked.index("")][1]
-        raise SaccadeError(
-            f"{path}: {odd} has no masks, but others have. Add {odd.replace(_IMAGES, _MASKS)}, or "
-            "leave all masks out."
-        )
-    return found

@@ -3,36 +3,45 @@
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.samples.listed_images import (
-    ListedImages,
-    checked_id,
-    image_folder,
-    json_fields,
-    table_columns,
-    table_split,
-    table_texts,
+from saccade.models.data.samples.listed_images import ListedImages, image_folder, json_fields
+from saccade.models.data.samples.source import (
+    ID,
+    SENTENCE,
+    SENTENCES,
+    Cell,
+    DataDescription,
+    field_values,
+    refusal,
 )
-from saccade.models.data.samples.manifests import table_rows
-from saccade.models.data.samples.source import DataDescription, numbered
 from saccade.models.scores.answers import KINDS, kind_of, normalized
 
-EXPECTED = (
-    "questions with answers: VQA's questions JSON with its annotations JSON beside it, a .csv or "
-    ".jsonl with columns of images, questions and answers, or a folder with these"
-)
-QUESTIONS = ("question", "questions")
-ANSWERS = ("answer", "answers", "label")
-_USUAL = re.compile(r"(questions|annotations).*\.json$")
 _FORMS = re.compile(r"OpenEnded_|MultipleChoice_|questions|annotations")
 _QUESTIONS_JSON = "VQA's questions, such as v2_OpenEnded_mscoco_train2014_questions.json"
 _ANNOTATIONS_JSON = "VQA's annotations, such as v2_mscoco_train2014_annotations.json"
+_ANSWERED = (
+    "question_id and answers. Pass v2_mscoco_train2014_annotations.json instead of captions, or "
+    "write them"
+)
+# Names of image files by subset and number: COCO's of 2014, of 2017, and VQA's abstract scenes.
+_NAMES = ("COCO_{0}_{1:012d}.jpg", "{1:012d}.jpg", "abstract_v002_{0}_{1:012d}.png")
+
+
+def _answers(value: Any) -> tuple[str, ...] | None:
+    """Return answers, of which each may be an object that has the text in `answer`."""
+    if isinstance(value, list):
+        value = [one.get("answer") if isinstance(one, dict) else one for one in value]
+    texts: tuple[str, ...] | None = SENTENCES.read(value)
+    return texts
+
+
+ANSWERS = Cell("an answer, as text", _answers)
 
 
 class AskedImages(ListedImages):
@@ -41,7 +50,12 @@ class AskedImages(ListedImages):
     Shapes: owner [q] int64; kinds and types of the questions, see `kind` and `type_of`.
     """
 
-    usual, expected = _USUAL, EXPECTED
+    usual = re.compile(r"(questions|annotations).*\.json$")
+    expected = (
+        "questions with answers: VQA's questions JSON with its annotations JSON beside it, a .csv "
+        "or .jsonl with columns of images, questions and answers, or a folder with these"
+    )
+    wanted: ClassVar = {"questions": SENTENCE, "answers": ANSWERS}
     owner: np.ndarray
 
     def __init__(self, path: Path, given: DataDescription) -> None:
@@ -76,24 +90,13 @@ class AskedImages(ListedImages):
         else:
             super().add_files(files)
 
-    def add_file(self, file: Path, split: int) -> None:
-        """Add the rows of a .csv or .jsonl.
+    def add(self, row: int, texts: Sequence[Any], values: Mapping[str, Any], file: Path) -> None:
+        """Add the question and the answers of a row."""
+        self._add(row, *texts, values.get("answer_type"), values.get("question_type"))
 
-        Raises: SaccadeError if a row cannot be used.
-        """
-        root = self.add_root(self._given.root or file.parent)
-        columns: dict[str, str] = {}
-        wanted = {"questions": QUESTIONS, "answers": ANSWERS}
-        for number, values in enumerate(table_rows(file)):
-            columns = columns or table_columns(file, list(values), wanted)
-            where = f"{file}: {numbered(number)}"
-            image, question, answer = (columns[what] for what in ("images", *wanted))
-            (name,) = table_texts(where, values.get(image), image, "a path")
-            (text,) = table_texts(where, values.get(question), question, "a question")
-            answers = table_texts(where, _said(values.get(answer)), answer, "an answer, as text")
-            own = table_split(where, values, split)
-            row = self.image(root, name, own, numbered(number))
-            self._add(row, text, answers, values.get("answer_type"), values.get("question_type"))
+    def add_json(self, file: Path, split: int) -> None:
+        """Do not call: VQA's files are read in pairs."""
+        raise AssertionError("`add_pair` reads JSON")
 
     def add_pair(self, questions: Path, annotations: Path, split: int) -> None:
         """Add the questions of one JSON file, with the answers of another one.
@@ -107,7 +110,10 @@ class AskedImages(ListedImages):
         answered = np.zeros(len(asked), dtype=bool)
         for count, value in enumerate(_list(annotations, "annotations", _ANNOTATIONS_JSON), 1):
             where = f"{annotations}: annotation {count:,}"
-            key, answers, kind, first = _annotation(where, value)
+            entry = value if isinstance(value, dict) else {}
+            said = "answers" if "answers" in entry else "multiple_choice_answer"
+            cells = {"question_id": ID, said: ANSWERS}
+            key, answers = field_values(value, refusal(where), _ANSWERED, **cells)
             if (index := place.get(key)) is None:
                 raise SaccadeError(
                     f"{where}: found question_id {key}, which {questions.name} does not have among "
@@ -116,7 +122,7 @@ class AskedImages(ListedImages):
             answered[index] = True
             _, image_id, text = asked[index]
             row = self.image(root, namings[naming][index], split, f"image {image_id}")
-            self._add(row, text, answers, kind, first)
+            self._add(row, text, answers, entry.get("answer_type"), entry.get("question_type"))
         if not answered.all():
             index = int(np.flatnonzero(~answered)[0])
             raise SaccadeError(
@@ -136,7 +142,7 @@ class AskedImages(ListedImages):
         """
         super().finish()
         if not self.texts:
-            raise SaccadeError(f"{self.path}: found no questions, expected {EXPECTED}.")
+            raise SaccadeError(f"{self.path}: found no questions, expected {self.expected}.")
         self._names = list(self._known)
         self.owner = np.array(self._owner, dtype=np.int64)
         if self._unanswered:
@@ -212,15 +218,14 @@ def _questions(file: Path) -> tuple[list[tuple[int | str, int | str, str]], list
         if field == "data_subtype" and isinstance(value, str):
             subset = value.replace("test-dev", "test")
         elif field == "questions":
-            asked.append(_question(f"{file}: question {len(asked) + 1:,}", value))
+            refused = refusal(f"{file}: question {len(asked) + 1:,}")
+            cells = {"question_id": ID, "image_id": ID, "question": SENTENCE}
+            key, image, text = field_values(value, refused, ", ".join(cells), **cells)
+            asked.append((key, image, text))
     if not asked:
         raise _other_kind(file, seen, _QUESTIONS_JSON)
     namings = [[_file_name(form, subset, image) for _, image, _ in asked] for form in _NAMES]
     return asked, namings
-
-
-# Names of image files by subset and number: COCO's of 2014, of 2017, and VQA's abstract scenes.
-_NAMES = ("COCO_{0}_{1:012d}.jpg", "{1:012d}.jpg", "abstract_v002_{0}_{1:012d}.png")
 
 
 def _file_name(form: str, subset: str, image: int | str) -> str:
@@ -228,40 +233,7 @@ def _file_name(form: str, subset: str, image: int | str) -> str:
     return image if isinstance(image, str) else form.format(subset, image)
 
 
-def _question(where: str, value: Any) -> tuple[int | str, int | str, str]:
-    entry = value if isinstance(value, dict) else {}
-    text = entry.get("question")
-    if not isinstance(text, str) or not text.strip():
-        raise SaccadeError(
-            f"{where}: found {value!r:.80}, expected question, question_id and image_id. Correct "
-            "the entry."
-        )
-    ids = (checked_id(where, entry.get(field), field) for field in ("question_id", "image_id"))
-    return (*ids, text.strip())  # type: ignore[return-value]
-
-
-def _annotation(where: str, value: Any) -> tuple[int | str, list[str], Any, Any]:
-    entry = value if isinstance(value, dict) else {}
-    answers = _said(entry.get("answers", entry.get("multiple_choice_answer")))
-    texts = answers if isinstance(answers, list) else [answers]
-    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-        found = f"the fields {', '.join(sorted(entry)[:8])}" if entry else f"{value!r:.80}"
-        raise SaccadeError(
-            f"{where}: found {found}, expected question_id and answers. Pass "
-            "v2_mscoco_train2014_annotations.json instead of captions, or correct the entry."
-        )
-    key = checked_id(where, entry.get("question_id"), "question_id")
-    return key, texts, entry.get("answer_type"), entry.get("question_type")
-
-
-def _said(value: Any) -> Any:
-    """Return answers, of which each may be an object that has the text in `answer`."""
-    if not isinstance(value, list):
-        return value
-    return [one.get("answer") if isinstance(one, dict) else one for one in value]
-
-
-def _list(file: Path, wanted: str, expected: str) -> Any:
+def _list(file: Path, wanted: str, expected: str) -> Iterator[Any]:
     seen: set[str] = set()
     for field, value in json_fields(file, expected):
         seen.add(field)

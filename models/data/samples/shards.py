@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WebDataset shards: tar files in which the members with one key are one sample."""
+"""WebDataset shards as tables: tar files in which the members with one key are one sample."""
 
 import tarfile
 from array import array
@@ -7,43 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import numpy as np
-
-from saccade.core.errors import Damaged, SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.core.json_text import parse_json
 from saccade.models.data.samples.folders import SUFFIXES
-from saccade.models.data.samples.labels import LabelColumn
-from saccade.models.data.samples.manifests import MASKS, SENTENCES
-from saccade.models.data.samples.masks import MaskSource, mask_in_file
-from saccade.models.data.samples.source import (
-    Beside,
-    DataDescription,
-    RowUnreadable,
-    SampleSource,
-    Texts,
-    is_hidden,
-    sentences_in,
-)
-from saccade.models.image_decoding import ImageInput
-
-_TEXT_BYTES, _JSON_BYTES = 4096, 2**20
-
-
-class _MemberKind(NamedTuple):
-    """What is wanted beside an image: the members that contain it, and the fields of an object.
-
-    Without fields, the member is read when it is used.
-    """
-
-    name: str
-    suffixes: tuple[str, ...]
-    fields: tuple[str, ...] = ()
-
-
-_LABEL = _MemberKind("label", (".cls", ".json"), ("label", "cls", "class", "class_name"))
-_SENTENCE = _MemberKind("sentence", (".txt", ".json"), SENTENCES)
-_MASK = _MemberKind("mask", tuple(f".{name}.png" for name in (*MASKS, "seg")))
-_KINDS: Mapping[Beside, _MemberKind] = {"label": _LABEL, "sentence": _SENTENCE, "mask": _MASK}
+from saccade.models.data.samples.source import RowUnreadable, is_hidden, numbered
+from saccade.models.data.samples.tables import MASKS, SENTENCES, USUAL, Table, Usual
 
 
 class Member(NamedTuple):
@@ -55,188 +23,169 @@ class Member(NamedTuple):
     size: int
 
 
-class _Places:
-    """Where the bytes of one member of each sample are."""
-
-    def __init__(self, shards: Sequence[Path]) -> None:
-        self._shards = tuple(shards)
-        self.shard, self._offset, self._size = array("q"), array("q"), array("q")
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self.shard)
-
-    def add(self, shard: int, member: Member) -> None:
-        """Add the member of the next sample."""
-        self.shard.append(shard)
-        self._offset.append(member.offset)
-        self._size.append(member.size)
-
-    def read(self, row: int, most_bytes: int) -> bytes:
-        """Return the bytes; of a larger member, the first ones beyond the limit."""
-        size = min(self._size[row], most_bytes + 1)
-        with self._shards[self.shard[row]].open("rb") as file:
-            file.seek(self._offset[row])
-            data = file.read(size)
-        if len(data) < size:
-            raise RowUnreadable("the tar file ends inside this image. Copy it again")
-        return data
+_IMAGE = "image"
+_MOST = {"json": 2**20}  # bytes of a member with values
+_MOST_TEXT = 4096
 
 
-class TarShards(SampleSource):
-    """Images with labels, sentences or masks in uncompressed tar files; `splits` are theirs, or -1.
+class Shard(Table):
+    """A WebDataset shard: the members of an uncompressed tar file with one key are one row.
 
-    The files are read once from beginning to end, without the images. Then each image is read from
-    its place.
-
-    Raises: SaccadeError if a file is damaged, or its samples are not all of one form.
+    The columns are `image`, the suffixes of the other members, and the fields of objects in .json.
+    Two reads find what the rows are; then each image is read from its place.
     """
 
-    def __init__(
-        self, path: Path, shards: Sequence[Path], splits: Sequence[int], given: DataDescription
-    ) -> None:
-        self.path, self._shards = path, tuple(shards)
-        self._keys: list[str] = []
-        self._images, self._masks = _Places(shards), _Places(shards)
-        labels = LabelColumn()
-        self.sentences = sentences = Texts() if given.beside == "sentence" else None
-        self._kind = _KINDS[given.beside]
-        self._form: frozenset[str] = frozenset()
-        for index, shard in enumerate(shards):
-            for key, members, value in _samples_of(shard, self._kind):
-                image, mask = self._checked(shard, key, members)
-                if sentences is not None:
-                    sentences.append(_texts(shard, key, value))
-                elif self._kind is _LABEL:
-                    labels.add(_label(shard, key, value))
-                elif mask is not None:
-                    self._masks.add(index, mask)
-                self._keys.append(key)
-                self._images.add(index, image)
-        if not self._keys:
-            raise SaccadeError(
-                f"{path}: found no samples, expected pairs such as a.jpg and "
-                f"a{self._kind.suffixes[0]}."
-            )
-        if self._kind is _LABEL:
-            self.labels, self.class_names = labels.classes(given, self.refused)
-        else:
-            self.without_classes(len(self._keys))
-        if splits and splits[0] >= 0:
-            self.split_of = np.array(splits, dtype=np.int8)[np.array(self._images.shard)]
+    usual: Usual = USUAL | {
+        "images": (_IMAGE,),
+        "labels": ("cls", "label", "class", "class_name"),
+        "sentences": ("txt", *SENTENCES),
+        "masks": tuple(f"{name}.png" for name in (*MASKS, "seg")),
+        "splits": (),
+    }
 
-    def read(self, row: int, most_bytes: int) -> bytes:
-        """Return the bytes of the image."""
-        return self._images.read(row, most_bytes)
+    def __init__(self, path: Path, split: int = -1, root: Path | None = None) -> None:
+        super().__init__(path, split, root)
+        self._keys: list[str] = []
+        self._places: dict[str, tuple[array, array]] = {}
+        members, values = next(self._samples(("json",)), ({}, {}))
+        fields = values.get("json")
+        self._form = frozenset(members)
+        self.names = [*sorted(members), *(fields if isinstance(fields, dict) else ())]
+
+    def rows(self, columns: Sequence[str], files: Sequence[str] = ()) -> Iterator[tuple[Any, ...]]:
+        """Yield the values of each sample."""
+        self._keys, self._places = [], {name: (array("q"), array("q")) for name in files}
+        for members, values in self._samples(columns):
+            if members.keys() != self._form:
+                shown, first = _shown(members), " ".join(sorted(self._form))
+                raise SaccadeError(
+                    f"{self.path}: sample {members[_IMAGE].key!r} has {shown}, but the samples "
+                    f"before have {first}. Write shards whose samples all have the same members."
+                )
+            self._keys.append(members[_IMAGE].key)
+            for name, (offsets, sizes) in self._places.items():
+                offsets.append(members[name].offset)
+                sizes.append(members[name].size)
+            fields = values.get("json")
+            known = (fields if isinstance(fields, dict) else {}) | values
+            yield tuple(_lines_of(name, known.get(name)) for name in columns)
+
+    def read(self, row: int, column: str, most_bytes: int) -> bytes:
+        """Return the bytes of a member."""
+        offsets, sizes = self._places[column]
+        with self.path.open("rb") as file:
+            return read_member(file, offsets[row], min(sizes[row], most_bytes + 1))
 
     def row_name(self, row: int) -> str:
-        """Return shard and key."""
-        return f"{self._shards[self._images.shard[row]].name}: {self._keys[row]}"
+        """Return the sample's key."""
+        return f"sample {self._keys[row]!r}" if row < len(self._keys) else numbered(row)
 
-    def _checked(
-        self, shard: Path, key: str, members: Mapping[str, Member]
-    ) -> tuple[Member, Member | None]:
-        """Return the image of a sample, and its mask if one is wanted and there.
+    def file_name(self, row: int, column: str) -> str:
+        """Return the member's name."""
+        return f"{self._keys[row]}.{column}"
 
-        All samples have members of the same kinds.
+    def _samples(
+        self, columns: Sequence[str]
+    ) -> Iterator[tuple[dict[str, Member], dict[str, Any]]]:
+        """Yield the members of each sample by column, and the values of those that are wanted.
+
+        Raises: SaccadeError if a sample has not one image, or occurs again.
         """
-        kind = self._kind
-        images = [suffix for suffix in members if suffix in SUFFIXES]
-        beside = [suffix for suffix in members if suffix in kind.suffixes]
-        shown = " ".join(sorted(members))
-        if len(images) != 1 or (len(beside) > 1 if kind is _MASK else not beside):
-            wanted = f"its {kind.name} ({kind.suffixes[0]}, or .json with a {kind.name})"
-            if kind is _MASK:
-                wanted = f"at most one mask ({kind.suffixes[0]})"
-            raise Damaged(
-                shard,
-                f"sample {key!r} has {shown}, expected one image ({', '.join(SUFFIXES)}) and "
-                f"{wanted}",
-            )
-        form = frozenset({*members} - {*images} | {"image"})
-        self._form = self._form or form
-        if form != self._form:
-            first = " ".join(sorted(self._form))
+        seen: set[str] = set()
+        members: dict[str, Member] = {}
+        values: dict[str, Any] = {}
+        for member, file in shard_members(self.path):
+            key = member.key
+            if key not in seen:
+                if members:
+                    yield self._checked(members), values
+                members, values = {}, {}
+                seen.add(key)
+            elif key != next(iter(members.values())).key:
+                raise SaccadeError(
+                    f"{self.path}: sample {key!r} occurs again after others, expected its members "
+                    "next to each other. Write the shard sorted by name."
+                )
+            name = member.suffix.removeprefix(".")
+            members[member.suffix if member.suffix in SUFFIXES else name] = member
+            if name in columns or (name == "json" and {*columns} - {"cls", "txt"}):
+                values[name] = self._value(member, name, file)
+        if members:
+            yield self._checked(members), values
+
+    def _checked(self, members: dict[str, Member]) -> dict[str, Member]:
+        images = [name for name in members if name in SUFFIXES]
+        if len(images) != 1 or len(members.keys() & {*self.usual["masks"]}) > 1:
+            key = next(iter(members.values())).key
             raise SaccadeError(
-                f"{shard}: sample {key!r} has {shown}, but the samples before have {first}. Write "
-                "shards whose samples all have the same members."
+                f"{self.path}: sample {key!r} has {_shown(members)}, expected one image "
+                f"({', '.join(SUFFIXES)}) and at most one mask (.mask.png). Write the shard again."
             )
-        return members[images[0]], members[beside[0]] if kind is _MASK and beside else None
+        members[_IMAGE] = members.pop(images[0])
+        return members
+
+    def _value(self, member: Member, name: str, file: IO[bytes]) -> Any:
+        most = _MOST.get(name, _MOST_TEXT)
+        try:
+            if member.size > most:
+                raise ValueError(f"it has {member.size} bytes, expected at most {most}")
+            data = file.read()
+            return parse_json(data) if name == "json" else data.decode().strip()
+        except ValueError as error:
+            raise SaccadeError(
+                f"{self.path}: {member.key}{member.suffix} cannot be read ({error}), expected text "
+                "or a JSON object. Write the shard again."
+            ) from error
 
 
-class MaskShards(TarShards, MaskSource):
-    """Images with masks in PNG members, if there are any."""
-
-    def __init__(
-        self, path: Path, shards: Sequence[Path], splits: Sequence[int], given: DataDescription
-    ) -> None:
-        super().__init__(path, shards, splits, given)
-        self.masked = len(self._masks) > 0
-        self._suffix = next((one for one in _MASK.suffixes if one in self._form), "")
-
-    def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
-        """Return the indices in the PNG beside the image."""
-        data = self._masks.read(row, wanted.max_image_mib * 2**20)
-        return mask_in_file(data, f"{self._keys[row]}{self._suffix}", wanted)
+def _shown(members: Mapping[str, Member]) -> str:
+    return " ".join(sorted(member.suffix for member in members.values()))
 
 
-def has_text(shard: Path) -> bool:
-    """Return whether the first sample of a shard has sentences.
+def _lines_of(name: str, value: Any) -> Any:
+    """Return the sentences in a text, one per line."""
+    if name not in Shard.usual["sentences"] or not isinstance(value, str):
+        return value
+    return [line for line in value.splitlines() if line.strip()]
 
-    Raises: as `TarShards`.
+
+def shard_members(path: Any) -> Iterator[tuple[Member, IO[bytes]]]:
+    """Return the files of a shard that are not hidden, in their order, each opened.
+
+    `path` is a path, or whatever opens alike, such as an object in a store.
+
+    Raises: SaccadeError if it is not an uncompressed tar file, or has no end.
     """
-    return next((value is not None for _, _, value in _samples_of(shard, _SENTENCE)), False)
-
-
-def _samples_of(
-    shard: Path, kind: _MemberKind = _LABEL
-) -> Iterator[tuple[str, dict[str, Member], Any]]:
-    """Return the key of each sample, its members by suffix, and its label as written or None.
-
-    Raises: SaccadeError if the file is not an uncompressed tar file, or a key occurs again.
-    """
-    seen: set[str] = set()
-    sample: dict[str, Member] = {}
-    key, value = "", None
     try:
-        with shard.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            for member, info in members_of(tar):
-                if member.key != key or not sample:
-                    if sample:
-                        yield key, sample, value
-                    key, sample, value = member.key, {}, None
-                    if key in seen:
-                        raise SaccadeError(
-                            f"{shard}: sample {key!r} occurs again after others, expected its "
-                            "members next to each other. Write the shard sorted by name."
-                        )
-                    seen.add(key)
-                sample[member.suffix] = member
-                # Of a text and an object, the text counts.
-                wanted = kind.suffixes if value is None else kind.suffixes[:1]
-                if kind.fields and member.suffix in wanted:
-                    value = _written(shard, member, tar.extractfile(info), kind)
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for info in tar:
+                parts = [part for part in info.name.split("/") if part not in ("", ".")]
+                if info.isreg() and not info.issparse() and not any(map(is_hidden, parts)):
+                    key, suffix = key_and_suffix(info.name)
+                    member = Member(key, suffix, info.offset_data, info.size)
+                    yield member, tar.extractfile(info)  # type: ignore[misc]
+                tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header
             # tarfile takes the end of a file for the end of the archive.
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError("it has no end, so that samples may be missing")
-        if sample:
-            yield key, sample, value
     except (tarfile.TarError, OSError, UnicodeDecodeError) as error:
         raise SaccadeError(
-            f"{shard}: cannot be read as a tar file ({error}), expected an uncompressed one. "
+            f"{path}: cannot be read as a tar file ({error}), expected an uncompressed one. "
             "Images are compressed already: pack them without compression."
         ) from error
 
 
-def members_of(tar: tarfile.TarFile) -> Iterator[tuple[Member, tarfile.TarInfo]]:
-    """Return the files of a shard that are not hidden, in their order."""
-    for info in tar:
-        parts = [part for part in info.name.split("/") if part not in ("", ".")]
-        hidden = any(map(is_hidden, parts))
-        if info.isreg() and not info.issparse() and not hidden:
-            yield Member(*key_and_suffix(info.name), info.offset_data, info.size), info
-        tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header
+def read_member(file: Any, offset: int, size: int) -> bytes:
+    """Return the bytes of a member of an open tar file.
+
+    Raises: RowUnreadable if the file ends before.
+    """
+    file.seek(offset)
+    data: bytes = file.read(size)
+    if len(data) < size:
+        raise RowUnreadable("the tar file ends inside this image. Copy it again")
+    return data
 
 
 def key_and_suffix(member: str) -> tuple[str, str]:
@@ -244,49 +193,3 @@ def key_and_suffix(member: str) -> tuple[str, str]:
     folder, slash, name = member.rpartition("/")
     key, point, suffix = name.partition(".")
     return folder + slash + key, (point + suffix).lower()
-
-
-def _written(shard: Path, member: Member, file: IO[bytes] | None, kind: _MemberKind) -> Any:
-    """Return the label or sentence in a member: text, or the field of an object."""
-    most = _JSON_BYTES if member.suffix == ".json" else _TEXT_BYTES
-    if file is None or member.size > most:
-        raise Damaged(
-            shard,
-            f"{member.key}{member.suffix} has {member.size} bytes, expected a {kind.name} of at "
-            f"most {most}",
-        )
-    data = file.read()
-    if member.suffix != ".json":
-        return data.decode().strip()
-    try:
-        values = parse_json(data)
-    except ValueError as error:
-        raise Damaged(
-            shard,
-            f"{member.key}.json cannot be read ({error}), expected a JSON object with a "
-            f"{kind.name}",
-        ) from error
-    fields = values if isinstance(values, dict) else {}
-    return next((fields[name] for name in kind.fields if name in fields), None)
-
-
-def _label(shard: Path, key: str, label: Any) -> str | int:
-    if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
-        raise Damaged(
-            shard,
-            f"sample {key!r} has the label {label!r:.80}, expected a name or a number in .cls, or "
-            f"in the field {_LABEL.fields[0]!r} of .json",
-        )
-    return label
-
-
-def _texts(shard: Path, key: str, written: Any) -> list[str]:
-    """Return the sentences of a sample: the lines of a text, or the field of an object."""
-    lines = written.splitlines() if isinstance(written, str) else written
-    try:
-        return sentences_in([line for line in lines if line] if isinstance(lines, list) else lines)
-    except ValueError as error:
-        raise Damaged(
-            shard,
-            f"sample {key!r}: {error}, in .txt, one per line, or in the field 'caption' of .json",
-        ) from error

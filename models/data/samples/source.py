@@ -4,7 +4,7 @@
 import re
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from saccade.core.errors import SaccadeError
-from saccade.core.files import read_lines
+from saccade.core.files import read_lines, read_regular
 from saccade.models.data.splits import SPLITS
+from saccade.models.image_decoding import ImageInput
 
 # What folders, files and columns call the splits.
 SPLIT_NAMES: Mapping[str, str] = {
@@ -87,6 +88,7 @@ class SampleSource(ABC):
     """Labeled samples in the order of their files; a row is read when it is asked for.
 
     If sentences or masks are wanted instead of labels, all rows are of one class without a name.
+    Rows have masks if `masked` is true.
 
     Shapes: labels [n] int64, indices into class_names; split_of [n] int8, indices into SPLITS, or
             None if the data does not say which split a row is in.
@@ -98,6 +100,7 @@ class SampleSource(ABC):
     sentences: Sequence[tuple[str, ...]] | Texts | None = None  # of each row
     split_of: np.ndarray | None = None
     notes: tuple[str, ...] = ()  # what was left out while listing
+    masked = False
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -119,31 +122,129 @@ class SampleSource(ABC):
         """Return the error about a row."""
         return SaccadeError(f"{self.path}: {self.row_name(row)}: {reason}")
 
+    def read_mask(self, row: int, wanted: ImageInput) -> np.ndarray:
+        """Return the index of the object of each pixel, as written, if the source has masks.
+
+        Shapes: -> [h w] of an integer type or bool.
+        Raises: RowUnreadable, OSError.
+        """
+        raise AssertionError("the source has no masks")
+
     def without_classes(self, count: int) -> None:
         """Put all rows into one class without a name."""
         self.labels, self.class_names = np.zeros(count, dtype=np.int64), ("",)
 
 
-def sentences_in(value: Any) -> list[str]:
-    """Return the sentences of a cell: one text, or a list of them.
+class FolderFiles(SampleSource):
+    """Files in a folder, by their paths in it."""
 
-    Raises: ValueError if there is none, or one of them is empty; the message names what was found.
+    _files: Sequence[str]
+
+    def read(self, row: int, most_bytes: int) -> bytes:
+        """Return the file's bytes."""
+        return read_regular(self.path / self._files[row], most_bytes)
+
+    def row_name(self, row: int) -> str:
+        """Return the file's path in the folder."""
+        return self._files[row]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A kind of value in a row: `read` returns it, or None for a value of another kind."""
+
+    words: str
+    read: Callable[[Any], Any]
+
+    def __call__(self, value: Any, refused: Callable[[str], SaccadeError], name: str) -> Any:
+        """Return the value in the column or field with this name.
+
+        Raises: what `refused` returns, if it is of another kind.
+        """
+        found = self.read(value)
+        if found is None:
+            raise refused(
+                f"found {value!r:.80} in column {name!r}, expected {self.words}. Correct the row, "
+                "or remove it."
+            )
+        return found
+
+
+def refusal(where: str) -> Callable[[str], SaccadeError]:
+    """Return the function that makes the error about a row or an entry of a file."""
+    return lambda reason: SaccadeError(f"{where}: {reason}")
+
+
+def _filled(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _stripped(value: Any) -> str | None:
+    return value.strip() or None if isinstance(value, str) else None
+
+
+def _path(value: Any) -> str | None:
+    return None if "\0" in (_filled(value) or "\0") else value
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _label(value: Any) -> str | int | None:
+    return _stripped(value) if isinstance(value, str) else _number(value)
+
+
+def _texts(value: Any) -> tuple[str, ...] | None:
+    texts = [_stripped(text) for text in (value if isinstance(value, list) else [value])]
+    return tuple(map(str, texts)) if all(texts) and texts else None
+
+
+def split_named(name: Any) -> int | None:
+    """Return the index of the split with this name in SPLITS, or None."""
+    found = SPLIT_NAMES.get(name.strip().lower()) if isinstance(name, str) else None
+    return None if found is None else SPLITS.index(found)
+
+
+def field_values(
+    value: Any, refused: Callable[[str], SaccadeError], expected: str, **cells: Cell
+) -> list[Any]:
+    """Return these fields of a JSON object.
+
+    Raises: what `refused` returns if one is missing (`expected` says what the object should be),
+        or has another kind of value.
     """
-    texts = value if isinstance(value, list) else [value]
-    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise ValueError(f"found {value!r:.80}, expected a sentence or a list of them")
-    return [text.strip() for text in texts]
+    entry = value if isinstance(value, dict) else {}
+    found = [cell.read(entry.get(name)) for name, cell in cells.items()]
+    if None in found:
+        name = list(cells)[found.index(None)]
+        if entry.get(name) is not None:
+            raise refused(f"found {entry[name]!r:.80} as {name}, expected {cells[name].words}.")
+        shown = f"the fields {', '.join(sorted(entry)[:8])}" if entry else f"{value!r:.80}"
+        raise refused(f"found {shown}, expected {expected}. Correct the entry.")
+    return found
+
+
+PATH = Cell("a path", _path)
+TEXT = Cell("a text", _filled)
+SENTENCE = Cell("a sentence", _stripped)
+SENTENCES = Cell("a sentence or a list of them", _texts)
+LABEL = Cell("a label, as text or number", _label)
+ID = Cell("a whole number or text", lambda value: value if _filled(value) else _number(value))
+SPLIT = Cell(f"one of {', '.join(SPLIT_NAMES)}", split_named)
+
+
+def given_splits(splits: Sequence[int] | array) -> np.ndarray | None:
+    """Return these splits of rows, or None if a row is in none (-1).
+
+    Shapes: -> int8 [n].
+    """
+    return None if -1 in splits or not len(splits) else np.array(splits, dtype=np.int8)
 
 
 def numbered(row: int, name: str = "") -> str:
     """Return the name of a row of a table; people count rows from 1."""
     return f"row {row + 1:,}" + (f": {name}" if name else "")
-
-
-def split_named(name: str) -> int | None:
-    """Return the index of the split with this name in SPLITS, or None."""
-    found = SPLIT_NAMES.get(name.strip().lower())
-    return None if found is None else SPLITS.index(found)
 
 
 def split_in(name: str) -> int:

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
 from saccade.models.data.datasets import pixel_moments
-from saccade.models.data.sequence_rows import Takes, has_conditions
-from saccade.models.data.sequences import Sequences, sequences
+from saccade.models.data.sequences import Sequences, Takes, has_conditions, sequences
 from saccade.models.data.splits import calibration_rows
 from saccade.models.nac.components import model_arguments
 from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules

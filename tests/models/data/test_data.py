@@ -162,7 +162,7 @@ def of_size(width: int, height: int) -> Callable[[Path], None]:
 
 
 FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no class": (no_class, "found no class folders"),
+    "no class": (no_class, "found no .* files in class folders"),
     "one class": (lonely_class, "found the class kind-0,"),
     "truncated images": (truncated_image, "kind-0.*truncated or corrupt.*save it again"),
     "a GIF by another name": (

@@ -28,7 +28,7 @@ from PIL import Image
 from saccade.core import verbosity
 from saccade.core.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
-from saccade.models.data.samples import coco, columnar
+from saccade.models.data.samples import coco, tables
 from saccade.models.data.samples import images as image_file
 from saccade.models.data.samples.masks import Masks
 from saccade.models.data.segmented import SegmentedImages, segmented_images
@@ -265,7 +265,7 @@ def _shard(change: Callable[[dict[str, bytes]], Any]) -> Callable[[Path], str]:
 PACKED: dict[str, tuple[Callable[[Path], str], str, bool]] = {
     "a null": (
         _table(lambda masks: masks.__setitem__(4, None)),
-        "mine.parquet: row 5: found NoneType in column 'mask', expected the bytes of an image",
+        "mine.parquet: row 5: its mask in column 'mask': found NoneType in column 'mask', exp",
         True,
     ),
     "text": (
@@ -275,12 +275,12 @@ PACKED: dict[str, tuple[Callable[[Path], str], str, bool]] = {
     ),
     "colors": (
         _shard(lambda members: members.__setitem__("4.mask.png", members["4.png"])),
-        r"mine.tar: mine.tar: 4: its mask 4.mask.png has colors \(RGB\), expected the index of",
+        r"mine.tar: sample '4': its mask 4.mask.png has colors \(RGB\), expected the index of",
         True,
     ),
     "a mask is missing": (
         _shard(lambda members: members.pop("4.mask.png")),
-        "mine.tar: sample '4' has .png, but the samples before have .mask.png image",
+        "mine.tar: sample '4' has .png, but the samples before have image mask.png",
         False,
     ),
     "two masks": (
@@ -342,16 +342,16 @@ def test_a_file_that_declares_other_rows_than_it_has_is_refused(
     read = SimpleNamespace(
         metadata=metadata, read_row_group=lambda *_: pa.table({"mask": [b"x"] * 4})
     )
-    rows = columnar.RowGroups(read)
+    rows = tables.RowGroups(read)
     assert len(rows) == 5 and rows.row(3) == {"mask": b"x"}
     with pytest.raises(OSError, match="found 4 rows in group 0, expected more"):
         rows.row(4)
     data = parquet_file(tmp_path, scenes(4))
-    monkeypatch.setattr(columnar.RowGroups, "__len__", lambda _: 10**15)
-    with pytest.raises(SaccadeError, match=r"read as a table.*0 rows of images in"):
+    monkeypatch.setattr(tables.RowGroups, "__len__", lambda _: 10**15)
+    with pytest.raises(SaccadeError, match=r"read as Parquet.*0 rows of images in"):
         own(data)
     with pytest.raises(OSError, match="found 4 values in column 'mask', expected 1000"):
-        columnar.ParquetFile(Path(data), -1).column("mask")
+        tables.ParquetTable(Path(data)).column("mask")
 
 
 TRIANGLE = {"id": 5, "image_id": 1, "segmentation": [[0, 0, 9, 0, 0, 9]]}
@@ -359,7 +359,7 @@ BAD_JSON: dict[str, tuple[dict[str, Any], str]] = {
     "no images": ({"images": []}, "found no images, expected COCO's JSON of instances"),
     "captions": (
         {"annotations": [{"id": 3, "image_id": 1, "caption": "a dog"}]},
-        "annotation 3: found captions, expected an image_id and a segmentation",
+        "annotation 3: found the fields caption, id, image_id, expected image_id and segmentation",
     ),
     "foreign image": (
         {"annotations": [TRIANGLE | {"image_id": 99}]},
@@ -367,7 +367,7 @@ BAD_JSON: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "two points": (
         {"annotations": [TRIANGLE | {"segmentation": [[0, 0, 9, 0]]}]},
-        "annotation 5: the segmentation is .*, expected polygons of at least 3 points",
+        "annotation 5: found .*0, 9, 0.* as segmentation, expected polygons of at least 3 points",
     ),
     "words": ({"annotations": [TRIANGLE | {"segmentation": [["a"] * 6]}]}, "expected polygons"),
     "empty": ({"annotations": [TRIANGLE | {"segmentation": []}]}, "expected polygons"),
@@ -383,7 +383,7 @@ BAD_JSON: dict[str, tuple[dict[str, Any], str]] = {
         {"annotations": [TRIANGLE | {"segmentation": {"counts": "1o"}}]},
         "its counts end inside a number",
     ),
-    "no size": ({"images": [{"id": 1, "file_name": "a.png"}]}, "image 1 is .*, expected id"),
+    "no size": ({"images": [{"id": 1, "file_name": "a.png"}]}, "image 1: .*, expected id, file_n"),
 }
 
 
@@ -410,7 +410,7 @@ def test_other_wrong_data_is_refused(tmp_path: Path) -> None:
     )
     np.savez(tmp_path / "big.npz", images=np.zeros((4, 9, 12, 3), np.uint8))
     for name, words in {
-        "a.json": "cannot be read .*expected COCO's JSON object",
+        "a.json": "cannot be read .*expected COCO's JSON of instances",
         "a.csv": "found the columns 'picture', 'mask', expected one of images",
         "b.csv": r"row 1: images/a/000.png: its mask ../x.png: leads out of",
         "c.csv": "row 1: images/a/000.png: found '' in column 'mask', expected a path",

@@ -124,7 +124,7 @@ def table(folder: Path) -> str:
 REFUSED: dict[str, tuple[Callable[[Path], str], str]] = {
     "too few": (lambda folder: str(drawn(folder / "few", 15)), "few: found 15 images.*least 16"),
     "nothing there": (lambda folder: str(folder / "none"), "neither a name nor a path"),
-    "an empty folder": (lambda folder: str(folder), "no class folders.*may also have images alone"),
+    "an empty folder": (lambda folder: str(folder), "no .* in class folders.*may also have images"),
     "a broken image": (broken, r"007\.png: not a JPEG, PNG or WebP"),
     "another table": (table, r"t\.csv: found the columns 'a', 'b'"),
     "arrays of another size": (lambda _: "digits-sum", "the model expects"),

@@ -14,8 +14,7 @@ from saccade.core.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.listops import Grammar, as_bytes, listops, most_bytes, most_tokens
 from saccade.models.data.samples.point_clouds import in_unit_sphere
-from saccade.models.data.sequence_rows import Takes
-from saccade.models.data.sequences import Sequences, sequences
+from saccade.models.data.sequences import Sequences, Takes, sequences
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[bulk]'")
 
@@ -268,7 +267,7 @@ WRONG: dict[str, tuple[Takes, Callable[[Path], str], str]] = {
     "no rows": (
         BYTES,
         lambda place: (place / "a.csv").write_text("text,label\n") and str(place / "a.csv"),
-        "found no rows, expected one per text",
+        "found no rows, expected one per sample",
     ),
     "empty file": (BYTES, folder_with("train/bad/x.txt", b""), "train/bad/x.txt: is empty"),
     "Latin-1": (BYTES, folder_with("train/bad/x.txt", b"\xe9"), "is not UTF-8 text"),
@@ -277,18 +276,18 @@ WRONG: dict[str, tuple[Takes, Callable[[Path], str], str]] = {
     "no classes": (POINTS, lambda place: str(place), "found no .* files in class folders"),
     "no points": (POINTS, changed(points=None), "found arrays .*points is missing"),
     "two columns": (POINTS, changed(points=np.ones((COUNT, 7, 2))), "of x, y, z per point"),
-    "no floats": (POINTS, changed(points=np.ones((COUNT, 7, 3), int)), "points are int64"),
+    "no floats": (POINTS, changed(points=np.ones((COUNT, 7, 3), int)), "the array points is int64"),
     "NaN": (TOKENS, changed(tokens=NAN), "found NaN or infinity in tokens"),
     "NaN in a pair": (Takes("tokens", 2), changed(tokens_b=NAN), "NaN or infinity in tokens_b"),
     "lengths": (Takes("tokens", 2), changed(lengths_b=np.full(COUNT, 6)), "lengths_b range from 6"),
     "width": (Takes("tokens", width=3), changed(), "tokens have 4 values, expected 3"),
     "no condition": (GIVEN, changed(condition=None), "condition is missing"),
-    "condition's shape": (GIVEN, changed(condition=np.ones(COUNT)), "condition is float64"),
+    "condition's shape": (GIVEN, changed(condition=np.ones(COUNT)), "array condition is float64"),
     "condition's NaN": (
         GIVEN, changed(condition=np.full((COUNT, 3, 2), np.inf)), "condition has NaN or infinity",
     ),
     "labels": (TOKENS, changed(labels=np.arange(3)), "labels are int64"),
-    "split names": (Takes("characters"), changed(split=["x"] * COUNT), "row 1: found the split"),
+    "split names": (Takes("characters"), changed(split=["x"] * COUNT), "row 1: found 'x' in col"),
     "vocabulary": (Takes("characters"), changed(vocabulary=np.array(["a"] * 2)), "distinct"),
     "other words": (
         Takes("characters", vocabulary=("x", "y")), changed(), "is not that of the model",

@@ -231,7 +231,7 @@ def test_labels_may_be_named(tmp_path):
 LISTS = [[[0.0, 1.0]]] * TEXTS
 WRONG = {
     "no tensor": ("a.safetensors", {"tokens": None}, "tokens is missing"),
-    "no lengths": ("a.safetensors", {"lengths": None}, "found neither lengths nor a mask"),
+    "no lengths": ("a.safetensors", {"lengths": None}, "expected tokens, lengths and labels .leng"),
     "doubles": ("a.safetensors", {"tokens": np.zeros((9, 2, 2))}, "tokens are F64, expected"),
     "a mask's shape": (
         "a.npz", {"attention_mask": np.ones((TEXTS, 2)), "lengths": None}, "attention_mask is",
@@ -246,12 +246,12 @@ WRONG = {
         {"mask": np.zeros((TEXTS, MOST), int), "lengths": None},
         "lengths range from 0 to 0",
     ),
-    "splits": ("a.npz", {"split": np.array(["x"] * TEXTS)}, "row 1: found the split 'x'"),
+    "splits": ("a.npz", {"split": np.array(["x"] * TEXTS)}, "row 1: found 'x' in column 'split'"),
     "no list": ("a.parquet", {"tokens": [None, *LISTS[1:]]}, "row 1: found no list of equal"),
     "words": ("a.parquet", {"tokens": [[["a"]]] * TEXTS}, "row 1: tokens are not numbers"),
     "two widths": ("a.parquet", {"tokens": [*LISTS[1:], [[0.0] * 3]]}, "row 300: tokens are"),
     "uneven": ("a.parquet", {"tokens": [*LISTS[1:], [[0.0] * 3, [0.0]]]}, "several lengths"),
-    "a label": ("a.parquet", {"label": [None] * TEXTS}, "row 1: found the label None"),
+    "a label": ("a.parquet", {"label": [None] * TEXTS}, "row 1: found None in column 'label'"),
 }  # fmt: skip
 
 
