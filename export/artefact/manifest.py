@@ -8,7 +8,7 @@ from typing import Any
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import json_bytes, write_atomically
-from saccade.core.schema import AGAIN, read_json, typed
+from saccade.core.schema import AGAIN, EXPORT, read_json, typed
 from saccade.exporter.artefact.manifest_checks import (
     MOST_CHARACTERS,
     MOST_LABELS,
@@ -222,7 +222,7 @@ def read_manifest(path: Path) -> Manifest:
     Raises: SaccadeError for a missing or foreign file, an unknown version, an unknown or
         missing key, a wrong type, and a name that contradicts another or leaves the folder.
     """
-    content = dict(read_json(path))
+    content = read_json(path, EXPORT)
     schema, version = content.pop("schema", None), content.pop("version", None)
     if schema != SCHEMA:
         raise SaccadeError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}. {AGAIN}")

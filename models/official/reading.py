@@ -16,6 +16,7 @@ from saccade.core.archives import ArchiveRefused, check_archive, read_arrays
 from saccade.core.errors import Damaged, SaccadeError, require
 from saccade.core.files import read_bounded, read_regular
 from saccade.core.json_text import parse_json
+from saccade.core.schema import read_json
 from saccade.models.checkpoint_format import check_entries
 from saccade.models.torch_file import NeedsCode, TorchFileRefused, load_torch
 
@@ -215,11 +216,7 @@ def shards_of(path: Path) -> tuple[Path, ...]:
 
     Raises: SaccadeError if it is not such an index, or names a file outside its folder or none.
     """
-    try:
-        content = parse_json(read_bounded(path, limits.JSON_BYTES))
-    except (OSError, ValueError) as error:
-        raise Damaged(path, f"cannot be read as JSON ({error})") from error
-    places = content.get("weight_map") if isinstance(content, Mapping) else None
+    places = read_json(path).get("weight_map")
     if not isinstance(places, Mapping) or not places:
         raise Damaged(path, "has no weight_map from tensors to files")
     files = sorted({str(name) for name in places.values()})

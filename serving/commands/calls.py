@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verbs that send images to a running server."""
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,6 +13,9 @@ from typing import Any
 from saccade.core.errors import SaccadeError
 from saccade.core.escaped import escaped_line, escaped_message
 from saccade.core.files import read_lines, refuse_existing, write_atomically
+from saccade.models.attention_maps import Drawing, MapRow, ShowRequest
+from saccade.models.entry import imported
+from saccade.models.families import entry_of
 from saccade.serving.client import operations
 from saccade.serving.client.answers import Segmentation
 from saccade.serving.client.call_options import (
@@ -29,7 +33,7 @@ from saccade.serving.client.text_tokens import unknown_words
 from saccade.serving.commands.command import Answer, Image, Images, Result
 from saccade.serving.commands.image_files import (
     ImageAnswers,
-    answered,
+    image_answers,
     image_files,
     named,
     watching,
@@ -56,29 +60,19 @@ def classify(image: Images, options: ClassifyOptions) -> Result:
         # use at most a quarter of the budget
         saccade classify cat.png --model digits-sum --budget 0.25
     """
-    return classified(image, options, partial(_client, options))
+    return classification(image, options, partial(_client, options))
 
 
-def classified(image: Sequence[Path], options: ClassifyOptions, connect: Connect) -> Answer:
+def classification(image: Sequence[Path], options: ClassifyOptions, connect: Connect) -> Answer:
     """Classify images over a connection to a model."""
     from saccade.serving.client.zero_shot import read_labelling
 
     files = image_files(image)
     labelling = read_labelling(options.labels, options.templates)
+    given: dict[str, Any] = vars(labelling) if labelling else {"labels": (), "templates": ()}
     with connect() as client:
-        ask = partial(
-            operations.classify,
-            budget=options.budget,
-            min_score=options.min_score,
-            max_latency_ms=options.max_latency_ms,
-            policy=options.policy,
-            max_risk=options.max_risk,
-            strict=options.strict,
-            top=options.top,
-            labels=labelling.labels if labelling else (),
-            templates=labelling.templates if labelling else (),
-        )
-        return _labelled(answered(files, ask, client))
+        ask = partial(_with_options(operations.classify, options), **given)
+        return _labelled(image_answers(files, ask, client))
 
 
 def embed(image: Images, options: EmbedOptions) -> Result:
@@ -90,10 +84,10 @@ def embed(image: Images, options: EmbedOptions) -> Result:
         # embed the lines of a text file
         saccade embed --texts captions.txt --model sparo --out build/texts.npz
     """
-    return embedded(image, options, partial(_client, options))
+    return embedding(image, options, partial(_client, options))
 
 
-def embedded(image: Sequence[Path], options: EmbedOptions, connect: Connect) -> Answer:
+def embedding(image: Sequence[Path], options: EmbedOptions, connect: Connect) -> Answer:
     """Embed images or texts over a connection to a model, and store the vectors."""
     from saccade.serving.client.embeddings import check_embeddings_file, save_embeddings
 
@@ -106,7 +100,7 @@ def embedded(image: Sequence[Path], options: EmbedOptions, connect: Connect) -> 
     check_embeddings_file(options.out, append=options.append, force=options.force)
     with connect() as client:
         if options.texts is None:
-            done = answered(files, partial(operations.embed, budget=options.budget), client)
+            done = image_answers(files, _with_options(operations.embed, options), client)
             names: Sequence[str] = [str(path) for path in done.paths]
             embeddings = done.answers
         else:
@@ -137,10 +131,10 @@ def segment(image: Images, options: SegmentOptions) -> Result:
         # use eight slots and two rounds of attention
         saccade segment scene.png --model slots --slots 8 --budget t2 --out masks
     """
-    return segmented(image, options, partial(_client, options))
+    return segmentation(image, options, partial(_client, options))
 
 
-def segmented(image: Sequence[Path], options: SegmentOptions, connect: Connect) -> Answer:
+def segmentation(image: Sequence[Path], options: SegmentOptions, connect: Connect) -> Answer:
     """Segment images over a connection to a model, and draw the slots."""
     images = image_files(image)
     places = {path: options.out / f"{path.stem}-slots.png" for path in images}
@@ -152,19 +146,7 @@ def segmented(image: Sequence[Path], options: SegmentOptions, connect: Connect) 
     for place in places.values():
         refuse_existing(place, force=options.force)
     with connect() as client:
-        done = answered(
-            images,
-            partial(
-                operations.segment,
-                budget=options.budget,
-                seed=options.seed,
-                slots=options.slots,
-                policy=options.policy,
-                max_risk=options.max_risk,
-                strict=options.strict,
-            ),
-            client,
-        )
+        done = image_answers(images, _with_options(operations.segment, options), client)
     options.out.mkdir(parents=True, exist_ok=True)
     pairs = list(zip(done.paths, done.answers, strict=True))
     for path, one in pairs:
@@ -191,25 +173,18 @@ def answer(image: Images, options: AnswerOptions) -> Result:
         # get only the best answer
         saccade answer scene.png --model vqa --question 'is there a circle ?' --top 1
     """
-    return questioned(image, options, partial(_client, options))
+    return answers_to(image, options, partial(_client, options))
 
 
-def questioned(image: Sequence[Path], options: AnswerOptions, connect: Connect) -> Answer:
+def answers_to(image: Sequence[Path], options: AnswerOptions, connect: Connect) -> Answer:
     """Answer a question about images over a connection to a model."""
     files = image_files(image)
     if not options.question.strip():
         raise SaccadeError("No question given. Pass one: --question 'what shape is left ?'")
-    question = options.question
-    flags: dict[str, Any] = {
-        name: getattr(options, name) for name in ("truncate", "strict", "policy", "max_risk")
-    }
+    question, ask = options.question, _with_options(operations.answer, options)
     with connect() as client:
-        done = answered(
-            files,
-            lambda batch: operations.answer(
-                batch, [question] * len(batch), options.budget, options.top, **flags
-            ),
-            client,
+        done = image_answers(
+            files, lambda batch: ask(batch, questions=[question] * len(batch)), client
         )
         view = client.view()
         unknown = unknown_words(question, view.runtime_metadata(view.variants[0]))
@@ -235,24 +210,14 @@ def caption(image: Images, options: CaptionOptions) -> Result:
         # search with five sentences at a time, of at most 12 words
         saccade caption scene.png --model captioner --beam 5 --max-length 12
     """
-    return captioned(image, options, partial(_client, options))
+    return captions(image, options, partial(_client, options))
 
 
-def captioned(image: Sequence[Path], options: CaptionOptions, connect: Connect) -> Answer:
+def captions(image: Sequence[Path], options: CaptionOptions, connect: Connect) -> Answer:
     """Describe images over a connection to a model."""
     files = image_files(image)
     with connect() as client:
-        done = answered(
-            files,
-            partial(
-                operations.caption,
-                budget=options.budget,
-                beam=options.beam,
-                max_length=options.max_length,
-                end=options.end,
-            ),
-            client,
-        )
+        done = image_answers(files, _with_options(operations.caption, options), client)
     return _of_images(done, lambda one: escaped_line(one.text))
 
 
@@ -289,13 +254,52 @@ def show(image: Image, options: ShowOptions) -> Result:
         # compare two models side by side
         saccade show cat.png --model sot --against other --out build/both.png
     """
-    from saccade.serving.commands.show import looked_at
+    from saccade.serving.commands.map_picture import maps_png
 
     refuse_existing(options.out, force=options.force)
-    picture, data = looked_at(image, options)
+    pixels = read_pixels(image)
+    with _client(options) as client, named(image):
+        view = client.view()
+        first = drawing_of(ShowRequest(client, view, image, pixels, options))
+    data: dict[str, Any] = {"title": first.title, **first.figures}
+    if isinstance(first, Drawing):
+        picture = first.png
+    else:
+        rows = [first]
+        if options.against:
+            with Client(options.url, options.against, options.timeout_s) as other:
+                view.check_family(other.view())
+                second = drawing_of(ShowRequest(other, other.view(), image, pixels, options))
+            assert isinstance(second, MapRow), "models of one family are drawn in the same way"
+            rows.append(second)
+            data["against"] = {"title": second.title, **second.figures}
+        picture = maps_png(rows, pixels)
     write_atomically(options.out, picture)
     text = f"{options.out}: {escaped_line(data['title'])}"
     return Answer({"out": str(options.out), **data}, text)
+
+
+def drawing_of(request: ShowRequest) -> MapRow | Drawing:
+    """Return what the model looked at, as its family draws it.
+
+    Raises: SaccadeError if the family has nothing to show.
+    """
+    family = request.view.family
+    picture = entry_of(family).picture
+    if picture is None:
+        raise SaccadeError(
+            f"{request.view.model} is a model of family '{family}', for which there is nothing to "
+            "show. Choose another model."
+        )
+    drawing: MapRow | Drawing = imported(picture)(request)
+    return drawing
+
+
+def _with_options(operation: Callable[..., Any], options: CallOptions) -> Callable[..., Any]:
+    """Return the operation with the options that have names of its parameters."""
+    given = vars(options)
+    names = inspect.signature(operation).parameters.keys() & given.keys()
+    return partial(operation, **{name: given[name] for name in names})
 
 
 def _client(options: CallOptions) -> Client:

@@ -87,7 +87,7 @@ def _images_in(folder: Path) -> Iterator[Path]:
                 yield Path(place, name)
 
 
-def answered(
+def image_answers(
     paths: Sequence[Path], ask: Callable[[list[bytes]], Steps[_T]], connection: Runs
 ) -> ImageAnswers[_T]:
     """Ask about all images and show the progress; report bad ones and leave them out.

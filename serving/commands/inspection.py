@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.core import limits
-from saccade.core.errors import Damaged, SaccadeError
-from saccade.core.files import read_regular, sha256_of
-from saccade.core.json_text import parse_json
+from saccade.core.errors import SaccadeError
+from saccade.core.files import sha256_of
+from saccade.core.schema import read_json
 from saccade.core.sizes import files_below, size_text
 from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.checkpoint_format import AUTHORS_DATA
@@ -89,7 +88,7 @@ def _artefacts(path: Path) -> Inspection:
     from saccade.exporter.artefact.folder import ArtefactFolder
     from saccade.exporter.artefact.manifest import SCHEMA
 
-    if _schema_of(next(iter(sorted(path.glob("*.manifest.json"))))) != SCHEMA:
+    if read_json(min(path.glob("*.manifest.json")), "").get("schema") != SCHEMA:
         return _engines(path)
     folder = ArtefactFolder(path)
     folder.check_files()
@@ -98,15 +97,7 @@ def _artefacts(path: Path) -> Inspection:
     facts = {
         "model": folder.model,
         "family": first.variant.family,
-        "variants": [
-            {
-                "name": manifest.variant.name,
-                "keeps": _kept(manifest.variant),
-                "bytes": manifest.file.total_bytes,
-                "sha256": manifest.file.sha256,
-            }
-            for manifest in folder.manifests
-        ],
+        "variants": [_variant(one, one.file.total_bytes) for one in folder.manifests],
         "checkpoint": {"name": first.parent.name, "sha256": first.parent.sha256},
         "measured": sorted({entry.variant for entry in measured}),
         "engines": sorted(each.name for each in path.glob("engines/[!.]*")),
@@ -131,15 +122,7 @@ def _engines(path: Path) -> Inspection:
         "family": first.variant.family,
         "built_by": f"{first.engine} {first.version}",
         "compute_capabilities": list(first.compute_capabilities),
-        "variants": [
-            {
-                "name": engine.variant.name,
-                "keeps": _kept(engine.variant),
-                "bytes": engine.file.bytes,
-                "sha256": engine.file.sha256,
-            }
-            for engine in engines
-        ],
+        "variants": [_variant(one, one.file.bytes) for one in engines],
         "total_bytes": files_below(path)[1],
     }
     artefact = path.parent.parent if path.parent.name == "engines" else "ARTEFACT"
@@ -167,7 +150,7 @@ def _repository(path: Path) -> Inspection:
 def _sweep(path: Path) -> Inspection:
     from saccade.serving.bench.sweep.state import FILE_NAME
 
-    of = _json(path / FILE_NAME).get("of")
+    of = read_json(path / FILE_NAME).get("of")
     points = sorted(each.name for each in path.glob("points/*") if each.is_dir())
     failed = sorted(each.parent.name for each in path.glob("points/*/failed.json"))
     facts = {
@@ -184,16 +167,12 @@ def _sweep(path: Path) -> Inspection:
 
 def _bulk(path: Path) -> Inspection:
     finished = (path / "_SUCCESS").exists()
-    plan = _json(path / ("manifest.json" if finished else "_plan/plan.json"))
+    plan = read_json(path / ("manifest.json" if finished else "_plan/plan.json"))
     facts = {name: plan.get(name) for name in ("model", "variant", "input", "inputs")}
     facts |= {name: plan[name] for name in ("answers", "errors") if name in plan}
     facts |= {"finished": finished, "total_bytes": files_below(path)[1]}
     following = () if finished else ("run `saccade bulk` with the same options to resume",)
     return Inspection(path, "answers of `saccade bulk`", facts, following)
-
-
-def _report_folder(path: Path) -> Inspection:
-    return _report(path / "report.json")
 
 
 def _hub(path: Path) -> Inspection:
@@ -213,7 +192,7 @@ def _hub(path: Path) -> Inspection:
     kind, facts, following = inspect_weights(first, path)
     if hub is None:
         return Inspection(path, kind, {"weights": weights.name, **facts}, following)
-    config = _json(path / ("open_clip_config.json" if hub == "open-clip" else "config.json"))
+    config = read_json(path / ("open_clip_config.json" if hub == "open-clip" else "config.json"))
     names_of = {"model": _model_of(config), "labels": len(config.get("id2label") or ())}
     facts = {"weights": weights.name, **{key: x for key, x in names_of.items() if x}, **facts}
     try:
@@ -250,8 +229,7 @@ def _onnx(path: Path) -> Inspection:
 def _plan(path: Path) -> Inspection:
     from saccade.exporter.runtimes.tensorrt.engine_manifest import manifest_of
 
-    manifest = manifest_of(path)
-    return _of_engine(path, manifest)
+    return _engine(path, manifest_of(path))
 
 
 def _manifest(path: Path) -> Inspection:
@@ -279,7 +257,7 @@ def _manifest(path: Path) -> Inspection:
     return Inspection(path, "a variant of `saccade export`", facts, (following,))
 
 
-def _of_engine(path: Path, manifest: Any) -> Inspection:
+def _engine(path: Path, manifest: Any) -> Inspection:
     facts = {
         "variant": manifest.variant.name,
         "family": manifest.variant.family,
@@ -296,7 +274,7 @@ def _of_engine(path: Path, manifest: Any) -> Inspection:
 def _engine_manifest(path: Path) -> Inspection:
     from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manifest
 
-    return _of_engine(path, read_engine_manifest(path))
+    return _engine(path, read_engine_manifest(path))
 
 
 def _frontier(path: Path) -> Inspection:
@@ -332,10 +310,6 @@ def _report(path: Path) -> Inspection:
     return Inspection(path, "a report of `saccade bench`", facts, ())
 
 
-def _description(path: Path) -> Inspection:
-    return _repository(path.parent)
-
-
 def _selection(path: Path) -> Inspection:
     from saccade.models.sparo.ranking import read_selection
 
@@ -352,20 +326,17 @@ def _selection(path: Path) -> Inspection:
 
 
 def _json_file(path: Path) -> Inspection:
-    content = _json(path)
+    content = read_json(path)
     schema = content.get("schema")
     if isinstance(schema, str) and schema in _BY_SCHEMA:
         return _BY_SCHEMA[schema](path)
     if {"order", "mask", "checkpoint_sha256"} <= content.keys():
         return _selection(path)
+    found = "without a schema" if schema is None else f"of schema {str(schema)!r:.60}"
     raise SaccadeError(
-        f"{path}: found JSON {_schema_words(schema)}, which saccade did not write, expected a "
-        "manifest, frontier.json, report.json or a selection of slots. Pass another path."
+        f"{path}: found JSON {found}, which saccade did not write, expected a manifest, "
+        "frontier.json, report.json or a selection of slots. Pass another path."
     )
-
-
-def _schema_words(schema: Any) -> str:
-    return f"of schema {str(schema)!r:.60}" if schema is not None else "without a schema"
 
 
 _BY_SUFFIX: Mapping[str, Callable[[Path], Inspection]] = {
@@ -378,7 +349,7 @@ _BY_SCHEMA: Mapping[str, Callable[[Path], Inspection]] = {
     "saccade.engine": _engine_manifest,
     "saccade.frontier": _frontier,
     "saccade.report": _report,
-    "saccade.repository": _description,
+    "saccade.repository": lambda path: _repository(path.parent),
     "saccade.sweep": lambda path: _sweep(path.parent),
     "saccade.bulk": lambda path: _bulk(path.parents[path.name != "manifest.json"]),
 }
@@ -388,23 +359,19 @@ _BY_CONTENT: Mapping[str, Callable[[Path], Inspection]] = {
     "saccade.json": _repository,
     "_plan/plan.json _SUCCESS": _bulk,
     "*.manifest.json": _artefacts,
-    "report.json": _report_folder,
+    "report.json": lambda path: _report(path / "report.json"),
     "config.json open_clip_config.json": _hub,
 }
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = parse_json(read_regular(path, limits.JSON_BYTES))
-    except (OSError, ValueError) as error:
-        raise Damaged(path, f"cannot be read as JSON ({error!s:.200})") from error
-    if not isinstance(content, dict):
-        raise SaccadeError(f"{path}: found JSON that is not an object. Pass another path.")
-    return content
-
-
-def _schema_of(path: Path) -> Any:
-    return _json(path).get("schema")
+def _variant(manifest: Any, size: int) -> dict[str, Any]:
+    """Return the facts of one variant of an artefact folder or of engines."""
+    return {
+        "name": manifest.variant.name,
+        "keeps": _kept(manifest.variant),
+        "bytes": size,
+        "sha256": manifest.file.sha256,
+    }
 
 
 def _kept(variant: Any) -> str:

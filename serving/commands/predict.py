@@ -79,11 +79,11 @@ class _AnswerKind:
 
 
 _KINDS: Mapping[str, _AnswerKind] = {
-    "classify": _AnswerKind(ClassifyOptions, calls.classified),
-    "answer": _AnswerKind(AnswerOptions, calls.questioned),
-    "caption": _AnswerKind(CaptionOptions, calls.captioned),
-    "segment": _AnswerKind(SegmentOptions, calls.segmented),
-    "embed": _AnswerKind(EmbedOptions, calls.embedded),
+    "classify": _AnswerKind(ClassifyOptions, calls.classification),
+    "answer": _AnswerKind(AnswerOptions, calls.answers_to),
+    "caption": _AnswerKind(CaptionOptions, calls.captions),
+    "segment": _AnswerKind(SegmentOptions, calls.segmentation),
+    "embed": _AnswerKind(EmbedOptions, calls.embedding),
 }
 _OF_THE_MODEL = ("runtime", "engines", "instances", "precisions", "device", "threads", "max_images")
 

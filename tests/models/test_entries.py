@@ -106,7 +106,7 @@ def test_show_refuses_a_model_that_it_cannot_draw(family, monkeypatch, tmp_path)
     from PIL import Image
 
     from saccade.serving.client.call_options import ShowOptions
-    from saccade.serving.commands import show
+    from saccade.serving.commands import calls
 
     module = ModuleType("bare_family")
     module.ENTRY = FamilyEntry(*["a:b"] * 5, tasks=("top1",), answers=())
@@ -114,7 +114,7 @@ def test_show_refuses_a_model_that_it_cannot_draw(family, monkeypatch, tmp_path)
     monkeypatch.setitem(FAMILIES, "bare", "bare_family")
     view = SimpleNamespace(family=family, model="m")
     connected = nullcontext(SimpleNamespace(view=lambda: view))
-    monkeypatch.setattr(show, "Client", lambda *_: connected)
+    monkeypatch.setattr(calls, "Client", lambda *_, **__: connected)
     Image.new("L", (2, 2)).save(tmp_path / "image.png")
     with pytest.raises(SaccadeError, match=NOTHING[family]):
-        show.looked_at(tmp_path / "image.png", ShowOptions("m"))
+        calls.show(tmp_path / "image.png", ShowOptions("m", out=tmp_path / "shown.png"))

@@ -85,7 +85,7 @@ def read_engine_manifest(path: Path, name: str | None = None) -> EngineManifest:
     if path.stat().st_size > _LARGEST_MANIFEST_BYTES:
         raise SaccadeError(f"{path}: is too large for a manifest. {AGAIN}")
     try:
-        content = read_json(path)
+        content = read_json(path, "saccade build ARTEFACT")
         schema, version = content.pop("schema", None), content.pop("version", None)
         if schema != SCHEMA:
             raise SaccadeError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}. {AGAIN}")

@@ -121,7 +121,7 @@ def _examples(artefact: Path, most: int = 6) -> tuple[bytes, ...]:
     import numpy as np
 
     from saccade.exporter.artefact.folder import ArtefactFolder
-    from saccade.serving.commands.calls import image_png
+    from saccade.serving.commands.slot_picture import image_png
 
     folder = ArtefactFolder.open(artefact)
     try:

@@ -14,13 +14,13 @@ import numpy as np
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.frontier import Frontier
 from saccade.models.attention_maps import Drawing, ShowRequest
-from saccade.models.entry import imported
 from saccade.models.families import entry_of
 from saccade.serving.client.answers import Classification, Segmentation
 from saccade.serving.client.call_options import ShowOptions
 from saccade.serving.client.client import Change, Client
-from saccade.serving.commands.calls import image_png
+from saccade.serving.commands.calls import drawing_of
 from saccade.serving.commands.map_picture import maps_png
+from saccade.serving.commands.slot_picture import image_png
 
 MAX_BYTES = 64 * 2**20  # size limit of an upload: the most that a client sends in one request
 TOP = 5  # labels or answers that the page lists
@@ -138,15 +138,10 @@ class Explorer:
 
         Raises: SaccadeError if the model has nothing to show.
         """
-        reference = entry_of(self.view.family).picture
-        if reference is None:
-            raise SaccadeError(f"{self.model}: there is no picture for models of its family.")
         options = ShowOptions(self.model, request.budget, question=request.text, seed=request.seed)
         pixels = pixels_of(request.image)
         with self._lock:
-            shown = imported(reference)(
-                ShowRequest(self._client, self.view, request.image, pixels, options)
-            )
+            shown = drawing_of(ShowRequest(self._client, self.view, request.image, pixels, options))
         return shown.png if isinstance(shown, Drawing) else maps_png([shown], pixels)
 
     def segment(self, request: ExploreRequest) -> Segmentation:

@@ -14,11 +14,12 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from saccade.core import limits
-from saccade.core.errors import SaccadeError
-from saccade.core.files import read_bounded
+from saccade.core.errors import Damaged, SaccadeError
+from saccade.core.files import read_regular
 from saccade.core.json_text import parse_json
 
-AGAIN = "Export again with: saccade export CHECKPOINT --out FOLDER --force"
+EXPORT = "saccade export CHECKPOINT --out FOLDER --force"
+AGAIN = f"Export again with: {EXPORT}"
 _LARGEST_INT = 2**63 - 1  # what all our readers support
 _WORDS = {
     int: "a whole number",
@@ -103,18 +104,17 @@ class WrongValue(SaccadeError):
         super().__init__(f"{self.finding} {AGAIN}")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
+def read_json(path: Path, command: str = "") -> dict[str, Any]:
+    """Return the JSON object in a file; `command` writes such a file.
 
-    Raises: SaccadeError if it cannot be read, is not an object, or contains NaN or infinity.
+    Raises: Damaged if it cannot be read, is not an object, or contains NaN or infinity.
     """
     try:
-        content = parse_json(read_bounded(path, limits.JSON_BYTES))
+        content = parse_json(read_regular(path, limits.JSON_BYTES))
     except (OSError, ValueError) as error:
-        raise SaccadeError(f"{path}: cannot be read as JSON ({error}). {AGAIN}") from error
+        raise Damaged(path, f"cannot be read as JSON ({error!s:.300})", command) from error
     if not isinstance(content, dict):
-        kind = type(content).__name__
-        raise SaccadeError(f"{path}: found a {kind}, expected an object. {AGAIN}")
+        raise Damaged(path, f"found a {type(content).__name__}, expected an object", command)
     return content
 
 

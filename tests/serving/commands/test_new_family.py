@@ -79,7 +79,7 @@ def test_it_is_served_and_shown(needs_server, folder, tmp_path):
 
     from saccade.serving.client.call_options import ShowOptions
     from saccade.serving.client.client import Client
-    from saccade.serving.commands.show import looked_at
+    from saccade.serving.commands.calls import show
     from saccade.serving.repository.deploy import deploy
     from saccade.serving.repository.options import RepositoryOptions
     from saccade.serving.server.server import ServeOptions, Server
@@ -106,8 +106,9 @@ def test_it_is_served_and_shown(needs_server, folder, tmp_path):
             client.infer(inputs, ["logits"], parameters={"beam": "2"})
         with pytest.raises(SaccadeError, match="captioning needs family captioner"):
             client.caption(images)
-        picture, data = looked_at(tmp_path / "image.png", ShowOptions("stripes", url=server.url))
-    assert picture[:4] == b"\x89PNG" and data["side"] == 8
+        shown = ShowOptions("stripes", url=server.url, out=tmp_path / "shown.png")
+        assert show(tmp_path / "image.png", shown).to_dict()["side"] == 8
+    assert shown.out.read_bytes()[:4] == b"\x89PNG"
 
 
 def test_contributing_names_its_files_and_the_line(registered):
