@@ -2,18 +2,16 @@
 """The score and speed of each variant in `frontier.json`, and which variants are dominated."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from saccade.core import limits
 from saccade.core.errors import SaccadeError
-from saccade.core.files import read_bounded
-from saccade.core.json_text import parse_json
 from saccade.core.schema import AGAIN, Positive, Probability, Range, Share, typed
+from saccade.exporter.artefact.manifest_checks import read_stored
 from saccade.exporter.artefact.variant import known_roles
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.models.scores.intervals import Interval, paired_bootstrap, paired_log_ratio
@@ -221,29 +219,29 @@ def read_frontier(path: Path) -> Frontier:
     Raises: SaccadeError for a missing or foreign file, an unknown version, an unknown, missing
         or wrong key, and the same measurement twice.
     """
-    try:
-        content = parse_json(read_bounded(path, limits.JSON_BYTES))
-        schema, version = content.pop("schema"), content.pop("version")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SaccadeError(f"{path}: is not a frontier file ({error!r:.200}). {_AGAIN}") from error
-    if (schema, version) != (SCHEMA, VERSION):
-        raise SaccadeError(
-            f"{path}: is {schema!r} version {version!r}, expected {SCHEMA!r} version {VERSION}. "
-            f"{_AGAIN}"
-        )
+    where = f"{path}: "
+    return read_stored(
+        path,
+        Frontier,
+        SCHEMA,
+        VERSION,
+        complete=lambda content: _complete(content, where),
+        problems=lambda frontier: _problems(frontier, where),
+        again=_AGAIN,
+    )
+
+
+def _complete(content: dict[str, Any], where: str) -> dict[str, Any]:
     if isinstance(entries := content.get("entries"), list):
         content["entries"] = [_completed(entry) for entry in entries]
-    try:
-        policies = _policies(content.pop(POLICIES, None), f"{path}: {POLICIES}: ")
-        frontier: Frontier = typed(Frontier, {**content, POLICIES: policies}, f"{path}: ")
-        for index, entry in enumerate(frontier.entries):
-            _check_entry(entry, f"{path}: entries[{index}]: ")
-    except SaccadeError as error:
-        # The value checks are shared with manifests, whose advice differs.
-        raise SaccadeError(str(error).replace(AGAIN, _AGAIN)) from error
+    return {**content, POLICIES: _policies(content.get(POLICIES), f"{where}{POLICIES}: ")}
+
+
+def _problems(frontier: Frontier, where: str) -> Iterator[str]:
+    for index, entry in enumerate(frontier.entries):
+        _check_measured(entry, f"{where}entries[{index}]: ")
     if len({entry.key for entry in frontier.entries}) < len(frontier.entries):
-        raise SaccadeError(f"{path}: contains the same measurement twice. {_AGAIN}")
-    return frontier
+        yield "contains the same measurement twice"
 
 
 def _policies(value: Any, where: str) -> list[Any]:
@@ -258,8 +256,7 @@ def _policies(value: Any, where: str) -> list[Any]:
         return []
     entries = content.get("entries")
     for entry in typed(tuple[PolicyEntry, ...], entries, f"{where}entries"):
-        _check_inside(entry.in_process, f"{where}{entry.policy:.60}: ")
-        _check_points(entry.grpc or {}, f"{where}{entry.policy:.60}: grpc: ")
+        _check_measured(entry, f"{where}{entry.policy:.60}: ")
     return list(entries or ())
 
 
@@ -421,7 +418,7 @@ def entry_of(value: Any) -> FrontierEntry:
     Raises: SaccadeError that names the key.
     """
     entry: FrontierEntry = typed(FrontierEntry, _completed(value), "entry: ")
-    _check_entry(entry, "entry: ")
+    _check_measured(entry, "entry: ")
     return entry
 
 
@@ -431,20 +428,14 @@ def _completed(value: Any) -> Any:
     return {**older, **value} if isinstance(value, dict) else value
 
 
-def _check_entry(entry: FrontierEntry, where: str) -> None:
-    if len(entry.score.interval) != 2:
-        raise SaccadeError(f"{where}score: interval: is {entry.score.interval}. {AGAIN}")
-    _check_inside(entry.in_process, where)
-    _check_points(entry.grpc or {}, f"{where}grpc: ")
-
-
-def _check_inside(in_process: dict[str, Any], where: str) -> None:
-    _check_points(in_process, f"{where}in_process: ")
-    best = typed(int, in_process.get("best_batch"), f"{where}best_batch: ")
-    if f"batch_{best}" not in in_process:
+def _check_measured(entry: FrontierEntry | PolicyEntry, where: str) -> None:
+    _check_points(entry.in_process, f"{where}in_process: ")
+    best = typed(int, entry.in_process.get("best_batch"), f"{where}best_batch: ")
+    if f"batch_{best}" not in entry.in_process:
         raise SaccadeError(
             f"{where}best_batch is {best}, but batch_{best} was not measured. {AGAIN}"
         )
+    _check_points(entry.grpc or {}, f"{where}grpc: ")
 
 
 def _check_points(points: dict[str, Any], where: str, inside: bool = False) -> None:

@@ -2,21 +2,20 @@
 """The JSON next to each artefact: what it is, where it comes from, what was verified."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from saccade.core.errors import SaccadeError
 from saccade.core.files import json_bytes, write_atomically
-from saccade.core.schema import AGAIN, EXPORT, read_json, typed
+from saccade.core.schema import Range
 from saccade.exporter.artefact.manifest_checks import (
     MOST_CHARACTERS,
     MOST_LABELS,
-    Contradiction,
-    believed,
-    check_equal,
-    check_hashes,
-    check_tensors,
+    odd_hashes,
+    odd_tensors,
+    read_stored,
+    unequal,
 )
 from saccade.exporter.artefact.variant import variant_name
 from saccade.models.budget import Budget
@@ -138,7 +137,8 @@ class Parity:
     real_inputs: int
     random_inputs: int
     batches: tuple[int, ...]
-    floor: float  # of relative errors |a - b| / (|b| + floor max|b|)
+    # of relative errors |a - b| / (|b| + floor max|b|)
+    floor: Annotated[float, Range(0, 1, above=True)]
     gate: str = "thorough"  # the level: quick, standard, thorough or custom
     seconds: float = 0.0
     score: ScoreChange | None = None  # None: `score_points` is that of the real inputs
@@ -222,33 +222,33 @@ def read_manifest(path: Path) -> Manifest:
     Raises: SaccadeError for a missing or foreign file, an unknown version, an unknown or
         missing key, a wrong type, and a name that contradicts another or leaves the folder.
     """
-    content = read_json(path, EXPORT)
-    schema, version = content.pop("schema", None), content.pop("version", None)
-    if schema != SCHEMA:
-        raise SaccadeError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}. {AGAIN}")
-    if version != VERSION:
-        raise SaccadeError(
-            f"{path}: manifest version {version!r} is not known to this release, which reads "
-            f"{VERSION}. Use the release that wrote it, or export again."
-        )
-    declared = content.get("preprocessing")
+    return read_stored(
+        path,
+        Manifest,
+        SCHEMA,
+        VERSION,
+        complete=_completed,
+        problems=lambda manifest: _contradictions(manifest, path.name),
+    )
+
+
+def _completed(content: dict[str, Any]) -> dict[str, Any]:
+    declared, file = content.get("preprocessing"), content.get("file")
     if isinstance(declared, dict):
         content["preprocessing"] = with_crop_rounding(declared)
-    if isinstance(content.get("file"), dict):
-        content["file"] = {"data": None, **content["file"]}  # most have none
-    manifest: Manifest = typed(Manifest, content, f"{path}: ")
-    with believed(path, AGAIN):
-        _check_counts(manifest)
-        _check_names(manifest, path.name)
-        check_tensors(manifest.inputs, manifest.outputs)
-        _check_labels(manifest)
-    return manifest
+    if isinstance(file, dict):
+        content["file"] = {"data": None, **file}  # most have none
+    return content
 
 
-def _check_names(manifest: Manifest, file: str) -> None:
-    entry = manifest.variant
+def _contradictions(manifest: Manifest, file: str) -> Iterator[str]:
+    entry, data = manifest.variant, manifest.file.data
+    if not 1 <= entry.kept <= entry.total:
+        yield f"keeps {entry.kept} of {entry.total} {entry.unit} at budget {entry.budget:g}"
+    if unknown := set(manifest.parity.overridden) - set(manifest.parity.thresholds):
+        yield f"overrides {sorted(unknown)} have no threshold"
     name = variant_name(entry.model, entry.role, entry.setting, entry.precision)
-    check_equal(
+    yield from unequal(
         (
             (entry.name, name, "variant name"),
             (file, name + SUFFIX, "file name of the manifest"),
@@ -256,41 +256,25 @@ def _check_names(manifest: Manifest, file: str) -> None:
         )
     )
     if entry.setting.startswith("b") and entry.setting != entry.budget.label:
-        raise Contradiction(f"budget {entry.setting!r} stands for {entry.budget:g}")
-    data = manifest.file.data
+        yield f"budget {entry.setting!r} stands for {entry.budget:g}"
     if data:
-        check_equal(((data.name, manifest.file.name + DATA_SUFFIX, "name of the data file"),))
+        expected = manifest.file.name + DATA_SUFFIX
+        yield from unequal(((data.name, expected, "name of the data file"),))
     for other in (*(file.name for file in manifest.file.files), manifest.parent.name):
         if not FILE_NAME.fullmatch(other) or len(other) > _FILE_NAME_CHARACTERS:
-            raise Contradiction(f"{other!r:.80} is not a plain name of a file in the same folder")
-    check_hashes((*(file.sha256 for file in manifest.file.files), manifest.parent.sha256))
+            yield f"{other!r:.80} is not a plain name of a file in the same folder"
+    yield from odd_hashes((*(file.sha256 for file in manifest.file.files), manifest.parent.sha256))
     if entry.family not in FAMILIES:
-        raise Contradiction(
+        yield (
             f"family {entry.family!r:.80} is not known to this release, which has "
             f"{', '.join(sorted(FAMILIES))}. Use the release that wrote it"
         )
     if not entry.unit.isprintable() or len(entry.unit) > MOST_CHARACTERS:
-        raise Contradiction(f"unit {entry.unit!r:.80} is not a word")
-
-
-def _check_labels(manifest: Manifest) -> None:
+        yield f"unit {entry.unit!r:.80} is not a word"
+    yield from odd_tensors(manifest.inputs, manifest.outputs)
     most = max(map(len, manifest.labels), default=0)
     if len(manifest.labels) > MOST_LABELS or most > MOST_CHARACTERS:
-        raise Contradiction(
+        yield (
             f"has {len(manifest.labels)} labels of up to {most} characters, expected at most "
             f"{MOST_LABELS} of {MOST_CHARACTERS}"
         )
-
-
-def _check_counts(manifest: Manifest) -> None:
-    entry = manifest.variant
-    if not 1 <= entry.kept <= entry.total:
-        raise Contradiction(
-            f"keeps {entry.kept} of {entry.total} {entry.unit} at budget {entry.budget:g}"
-        )
-    if not 0 < manifest.parity.floor <= 1:
-        raise Contradiction(
-            f"parity.floor is {manifest.parity.floor:g}, expected above 0 and at most 1"
-        )
-    if unknown := set(manifest.parity.overridden) - set(manifest.parity.thresholds):
-        raise Contradiction(f"overrides {sorted(unknown)} have no threshold")

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifest checks that apply to every family: hashes, names, tensors."""
+"""Readers of JSON files beside artefacts, and checks that apply to every family."""
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from saccade.core.errors import SaccadeError
+from saccade.core.schema import AGAIN, EXPORT, read_json, typed
 from saccade.models.interface import TensorSpec
 
+T = TypeVar("T")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _AXIS = re.compile(r"[a-z][a-z0-9_]{0,63}|[1-9][0-9]{0,9}")
 # Tensor types that servers and clients support.
@@ -21,68 +23,74 @@ MOST_NUMBERS = 2**31  # in one sample of one tensor
 MOST_LABELS, MOST_CHARACTERS = 100_000, 1_000  # ImageNet-21k has 21,843 labels
 
 
-class Contradiction(ValueError):
-    """A contradiction in a file's content; the caller adds the file name and what to do."""
+def read_stored(
+    path: Path,
+    kind: type[T],
+    schema: str,
+    version: int,
+    *,
+    complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    problems: Callable[[T], Iterable[str]],
+    command: str = EXPORT,
+    again: str = AGAIN,
+) -> T:
+    """Read a JSON file of a schema and version, and check every key, type and value.
 
+    `complete` adds keys that only some files have. `problems` yields in what the content
+    contradicts itself. `command` writes such a file, and `again` says so.
 
-@contextmanager
-def believed(path: Path, again: str) -> Iterator[None]:
-    """Turn a contradiction in the file at `path` into an error that says what to do.
-
-    Raises: SaccadeError for a `Contradiction`.
+    Raises: SaccadeError for the first thing that is wrong.
     """
     try:
-        yield
-    except Contradiction as error:
-        raise SaccadeError(f"{path}: {error}. {again}") from error
+        content = read_json(path, command)
+        found = content.pop("schema", None), content.pop("version", None)
+        if found != (schema, version) or isinstance(found[1], bool):
+            raise SaccadeError(
+                f"{path}: schema is {found[0]!r:.80} version {found[1]!r:.20}, expected {schema!r} "
+                f"version {version}. Use the release of saccade that wrote it. {AGAIN}"
+            )
+        value: T = typed(kind, complete(content), f"{path}: ")
+        for problem in problems(value):
+            raise SaccadeError(f"{path}: {problem}. {AGAIN}")
+    except SaccadeError as error:
+        # The value checks are shared by files whose advice differs.
+        raise SaccadeError(str(error).replace(AGAIN, again)) from error
+    return value
 
 
-def check_equal(checks: Iterable[tuple[str, str, str]]) -> None:
-    """Compare values of a manifest with those derived from it: found, expected, what it is.
-
-    Raises: Contradiction for the first that differs.
-    """
+def unequal(checks: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """Compare values of a manifest with those derived from it: found, expected, what it is."""
     for actual, expected, what in checks:
         if actual != expected:
-            raise Contradiction(f"{what} is {actual!r}, expected {expected!r}")
+            yield f"{what} is {actual!r:.80}, expected {expected!r}"
 
 
-def check_hashes(digests: Iterable[str]) -> None:
-    """Check hashes.
-
-    Raises: Contradiction for the first one that is not a SHA-256.
-    """
+def odd_hashes(digests: Iterable[str]) -> Iterator[str]:
+    """Yield what is wrong with hashes that are not a SHA-256."""
     for digest in digests:
         if not _SHA256.fullmatch(digest):
-            raise Contradiction(f"{digest!r:.80} is not a SHA-256 in hexadecimal")
+            yield f"{digest!r:.80} is not a SHA-256 in hexadecimal"
 
 
-def check_tensors(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-    """Check inputs and outputs.
-
-    Raises: Contradiction if they are empty, too many, or not valid tensors.
-    """
+def odd_tensors(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Iterator[str]:
+    """Yield what is wrong if inputs and outputs are empty, too many, or not valid tensors."""
     if not inputs or not outputs:
-        raise Contradiction("inputs or outputs are empty")
+        yield "inputs or outputs are empty"
     if (count := len(inputs) + len(outputs)) > MOST_TENSORS:
-        raise Contradiction(f"has {count} inputs and outputs, expected at most {MOST_TENSORS}")
+        yield f"has {count} inputs and outputs, expected at most {MOST_TENSORS}"
     for spec in (*inputs, *outputs):
-        if not spec.axes.split() or not all(_AXIS.fullmatch(axis) for axis in spec.axes.split()):
-            raise Contradiction(
-                f"axes {spec.axes!r:.80} of {spec.name!r:.80} are not words and numbers"
-            )
-        _check_tensor(spec)
-
-
-def _check_tensor(spec: TensorSpec) -> None:
-    numbers = math.prod(int(axis) for axis in spec.axes.split() if axis.isdecimal())
-    for fits, actual, expected in (
-        (spec.name.isprintable(), f"name {spec.name!r:.80}", "no control characters"),
-        (len(spec.name) <= MOST_CHARACTERS, f"name {spec.name!r:.80}", "a shorter name"),
-        (spec.dtype in _DTYPES, f"type {spec.dtype!r:.80}", f"one of {', '.join(_DTYPES)}"),
-        (len(spec.axes) <= MOST_CHARACTERS, f"axes {spec.axes!r:.80}", "fewer"),
-        (len(spec.axes.split()) <= MOST_AXES, f"axes {spec.axes!r:.80}", f"at most {MOST_AXES}"),
-        (numbers <= MOST_NUMBERS, f"axes {spec.axes!r:.80}", f"at most {MOST_NUMBERS} numbers"),
-    ):
-        if not fits:
-            raise Contradiction(f"a tensor has {actual}, expected {expected}")
+        axes = spec.axes.split()
+        if not axes or not all(map(_AXIS.fullmatch, axes)):
+            yield f"axes {spec.axes!r:.80} of {spec.name!r:.80} are not words and numbers"
+            continue
+        numbers = math.prod(int(axis) for axis in axes if axis.isdecimal())
+        for fits, actual, expected in (
+            (spec.name.isprintable(), f"name {spec.name!r:.80}", "no control characters"),
+            (len(spec.name) <= MOST_CHARACTERS, f"name {spec.name!r:.80}", "a shorter name"),
+            (spec.dtype in _DTYPES, f"type {spec.dtype!r:.80}", f"one of {', '.join(_DTYPES)}"),
+            (len(spec.axes) <= MOST_CHARACTERS, f"axes {spec.axes!r:.80}", "fewer"),
+            (len(axes) <= MOST_AXES, f"axes {spec.axes!r:.80}", f"at most {MOST_AXES}"),
+            (numbers <= MOST_NUMBERS, f"axes {spec.axes!r:.80}", f"at most {MOST_NUMBERS} numbers"),
+        ):
+            if not fits:
+                yield f"a tensor has {actual}, expected {expected}"

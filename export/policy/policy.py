@@ -4,19 +4,22 @@
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 
-from saccade.core import limits
 from saccade.core.archives import ArchiveRefused, read_arrays
 from saccade.core.errors import SaccadeError
-from saccade.core.files import json_bytes, read_bounded, sha256_of, write_together
+from saccade.core.files import json_bytes, sha256_of, write_together
 from saccade.core.json_text import parse_json
-from saccade.core.schema import AGAIN, Count, Natural, Positive, Probability, Range, Share, typed
+from saccade.core.schema import Count, Natural, Positive, Probability, Range, Share
+from saccade.exporter.artefact.manifest_checks import (
+    odd_hashes,
+    read_stored,
+)
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.policy.answers import MEASURES, Answers, agreement_classes
 from saccade.exporter.policy.certify import Certified
@@ -192,37 +195,15 @@ def read_policies(path: Path) -> PolicyFile:
     Raises: SaccadeError for a foreign file, an unknown version, an unknown, missing or wrong key,
         or steps that make no chain.
     """
-    again = calibrate_again(path.parent)
-    try:
-        content = parse_json(read_bounded(path, limits.JSON_BYTES))
-    except OSError as error:
-        raise SaccadeError(f"{path}: cannot be read ({error}). {again}") from error
-    except (ValueError, RecursionError) as error:
-        raise SaccadeError(
-            f"{path}: is not valid JSON ({error!s:.200}), so it was cut off or edited. {again}"
-        ) from error
-    if not isinstance(content, dict) or not {"schema", "version"} <= content.keys():
-        raise SaccadeError(
-            f"{path}: is not a policy file: expected a JSON object with 'schema' and 'version'. "
-            f"{again}"
-        )
-    schema, version = content.pop("schema"), content.pop("version")
-    if schema == SCHEMA and type(version) is int and version > VERSION:
-        raise SaccadeError(
-            f"{path}: is version {version}, expected at most {VERSION}: a newer saccade wrote it. "
-            f"Use that release. {again}"
-        )
-    if schema != SCHEMA or version != VERSION:
-        raise SaccadeError(
-            f"{path}: is {schema!r:.80} version {version!r:.20}, expected {SCHEMA!r} version "
-            f"{VERSION}. {again}"
-        )
-    try:
-        found: PolicyFile = typed(PolicyFile, {**_ABSENT, **content}, f"{path}: ")
-        _check_chains(found, path)
-    except SaccadeError as error:
-        raise SaccadeError(str(error).replace(AGAIN, again)) from error
-    return found
+    return read_stored(
+        path,
+        PolicyFile,
+        SCHEMA,
+        VERSION,
+        complete=lambda content: {**_ABSENT, **content},
+        problems=lambda content: _contradictions(content, path.name),
+        again=calibrate_again(path.parent),
+    )
 
 
 def policy_files(folder: Path) -> list[Path]:
@@ -235,16 +216,18 @@ def check_variants(content: PolicyFile, path: Path, variants: Mapping[str, Varia
 
     Raises: SaccadeError that names the first one that is missing or has other bytes.
     """
-    again = calibrate_again(path.parent)
+    for problem in _changed(content, variants):
+        raise SaccadeError(f"{path}: {problem}. {calibrate_again(path.parent)}")
+
+
+def _changed(content: PolicyFile, variants: Mapping[str, VariantFiles]) -> Iterator[str]:
     for source in content.variants:
         if (there := variants.get(source.variant)) is None:
-            raise SaccadeError(
-                f"{path}: was calibrated with {source.variant}, which is not in the folder. {again}"
-            )
-        if there.sha256 != source.sha256:
-            raise SaccadeError(
-                f"{path}: was calibrated with {source.variant} of SHA-256 "
-                f"{source.sha256[:12]}..., the folder has {there.sha256[:12]}.... {again}"
+            yield f"was calibrated with {source.variant}, which is not in the folder"
+        elif there.sha256 != source.sha256:
+            yield (
+                f"was calibrated with {source.variant} of SHA-256 {source.sha256[:12]}..., the "
+                f"folder has {there.sha256[:12]}..."
             )
 
 
@@ -329,45 +312,38 @@ def _check_facts(content: PolicyFile, found: np.ndarray, place: Path) -> None:
         )
 
 
-def _check_chains(content: PolicyFile, path: Path) -> None:
-    again = calibrate_again(path.parent)
+def _contradictions(content: PolicyFile, file: str) -> Iterator[str]:
     sources = {source.variant: source for source in content.variants}
-    if content.name + SUFFIX != path.name:
-        raise SaccadeError(
-            f"{path}: is the file of {content.name + SUFFIX!r}. Rename it back. {again}"
-        )
-    if not re.fullmatch("[0-9a-f]{64}", content.answers_sha256):  # a part of it names a file
-        raise SaccadeError(
-            f"{path}: answers_sha256 is {content.answers_sha256!r:.80}, expected 64 hexadecimal "
-            f"digits. {again}"
-        )
+    if content.name + SUFFIX != file:
+        yield f"is the file of {content.name + SUFFIX!r}. Rename it back"
+    yield from odd_hashes((content.answers_sha256,))  # a part of it names a file
     if content.full not in sources or len(sources) < len(content.variants):
-        raise SaccadeError(
-            f"{path}: compares with {content.full!r:.80}, expected one of "
-            f"{', '.join(sources)}, each named once. {again}"
+        yield (
+            f"compares with {content.full!r:.80}, expected one of {', '.join(sources)}, each named "
+            "once"
         )
     names = [policy.name for policy in content.policies]
     if not names or len(set(names)) < len(names):
-        raise SaccadeError(
-            f"{path}: has the policies {', '.join(names) or 'none'}, expected one or more of "
-            f"different names. {again}"
+        yield (
+            f"has the policies {', '.join(names) or 'none'}, expected one or more of different "
+            "names"
         )
     for policy in content.policies:
-        if policy.name not in (content.name, name_by_risk(content.name, policy.risk)):
-            raise SaccadeError(
-                f"{path}: found policy {policy.name!r:.80} of risk {policy.risk:g}, expected the "
-                f"name {name_by_risk(content.name, policy.risk)}. {again}"
+        expected = name_by_risk(content.name, policy.risk)
+        if policy.name not in (content.name, expected):
+            yield (
+                f"found policy {policy.name!r:.80} of risk {policy.risk:g}, expected the name "
+                f"{expected}"
             )
         check_policy_name(policy.name)
         *early, last = [step.threshold for step in policy.steps] or [0.0]
+        known = [sources.get(step.variant) for step in policy.steps]
         alike = all(
-            step.variant in sources
-            and (step.sha256, step.temperature)
-            == (sources[step.variant].sha256, sources[step.variant].temperature)
-            for step in policy.steps
+            source and (step.sha256, step.temperature) == (source.sha256, source.temperature)
+            for step, source in zip(policy.steps, known, strict=True)
         )
         if last is not None or None in early or not alike:
-            raise SaccadeError(
-                f"{path}: policy {policy.name} is not a chain: expected steps of calibrated "
-                f"variants, each but the last with a threshold. {again}"
+            yield (
+                f"policy {policy.name} is not a chain: expected steps of calibrated variants, each "
+                "but the last with a threshold"
             )

@@ -4,14 +4,13 @@
 import hashlib
 import re
 import stat
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import json_bytes, write_atomically
-from saccade.core.schema import AGAIN as EXPORT_AGAIN
-from saccade.core.schema import read_json, typed
 from saccade.exporter.artefact.manifest import (
     FILE_NAME,
     SUFFIX,
@@ -20,11 +19,10 @@ from saccade.exporter.artefact.manifest import (
     VariantEntry,
 )
 from saccade.exporter.artefact.manifest_checks import (
-    Contradiction,
-    believed,
-    check_equal,
-    check_hashes,
-    check_tensors,
+    odd_hashes,
+    odd_tensors,
+    read_stored,
+    unequal,
 )
 from saccade.exporter.artefact.variant import variant_name
 from saccade.models.interface import TensorSpec
@@ -32,10 +30,10 @@ from saccade.models.interface import TensorSpec
 SCHEMA = "saccade.engine"
 VERSION = 1
 PLAN_SUFFIX = ".plan"
-ENGINES = ("tensorrt", "tensorrt-rtx")
-AGAIN = "Build it again with: saccade build ARTEFACT"
+Engine = Literal["tensorrt", "tensorrt-rtx"]
+BUILD = "saccade build ARTEFACT"
+AGAIN = f"Build it again with: {BUILD}"
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
-_LARGEST_MANIFEST_BYTES = 4 * 2**20
 
 Profile = dict[str, tuple[int, ...]]  # min, opt, max -> the shape
 
@@ -52,7 +50,7 @@ class EngineManifest:
     parent: ParentEntry  # the ONNX file
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    engine: str  # tensorrt or tensorrt-rtx
+    engine: Engine
     version: str
     compute_capabilities: tuple[str, ...]
     driver: str | None  # of the machine that built it; None without a GPU
@@ -66,6 +64,11 @@ class EngineManifest:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object, including schema and version."""
         return {"schema": SCHEMA, "version": VERSION} | {"engine": asdict(self)}
+
+
+@dataclass(frozen=True)
+class _Content:
+    engine: EngineManifest
 
 
 def write_engine_manifest(folder: Path, manifest: EngineManifest) -> Path:
@@ -82,30 +85,15 @@ def read_engine_manifest(path: Path, name: str | None = None) -> EngineManifest:
         missing key, a wrong type, and a name that contradicts another or leaves the folder.
     """
     _refuse_link(path)
-    if path.stat().st_size > _LARGEST_MANIFEST_BYTES:
-        raise SaccadeError(f"{path}: is too large for a manifest. {AGAIN}")
-    try:
-        content = read_json(path, "saccade build ARTEFACT")
-        schema, version = content.pop("schema", None), content.pop("version", None)
-        if schema != SCHEMA:
-            raise SaccadeError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}. {AGAIN}")
-        if version != VERSION or isinstance(version, bool):
-            raise SaccadeError(
-                f"{path}: engine manifest version {version!r} is not known to this release, which "
-                f"reads {VERSION}. Use the release that wrote it, or build again."
-            )
-        if set(content) != {"engine"}:
-            raise SaccadeError(f"{path}: keys are {sorted(content)}, expected engine. {AGAIN}")
-        manifest: EngineManifest = typed(EngineManifest, content["engine"], f"{path}: ")
-    except SaccadeError as error:
-        # The JSON reader is shared with the manifests of `saccade export`.
-        raise SaccadeError(str(error).replace(EXPORT_AGAIN, AGAIN)) from error
-    with believed(path, AGAIN):
-        _check_names(manifest, name or path.name)
-        _check_hashes(manifest)
-        check_tensors(manifest.inputs, manifest.outputs)
-        _check_profiles(manifest)
-    return manifest
+    return read_stored(
+        path,
+        _Content,
+        SCHEMA,
+        VERSION,
+        problems=lambda content: _contradictions(content.engine, name or path.name),
+        command=BUILD,
+        again=AGAIN,
+    ).engine
 
 
 def read_engines(folder: Path) -> list[EngineManifest]:
@@ -181,10 +169,10 @@ def _refuse_link(path: Path) -> None:
         )
 
 
-def _check_names(manifest: EngineManifest, stored_as: str) -> None:
+def _contradictions(manifest: EngineManifest, stored_as: str) -> Iterator[str]:
     entry = manifest.variant
     name = variant_name(entry.model, entry.role, entry.setting, entry.precision)
-    check_equal(
+    yield from unequal(
         (
             (entry.name, name, "variant name"),
             (stored_as, name + SUFFIX, "file name of the manifest"),
@@ -192,35 +180,21 @@ def _check_names(manifest: EngineManifest, stored_as: str) -> None:
             (manifest.parent.name, f"{name}.onnx", "parent's name"),
         )
     )
-    if manifest.engine not in ENGINES:
-        raise Contradiction(f"engine is {manifest.engine!r}, expected {' or '.join(ENGINES)}")
     for library in manifest.plugins:
         if not FILE_NAME.fullmatch(library):
-            raise Contradiction(f"plugin {library!r} is not a plain file name")
-
-
-def _check_hashes(manifest: EngineManifest) -> None:
-    digests = [manifest.file.sha256, manifest.parent.sha256, *manifest.plugins.values()]
-    if manifest.timing_cache_sha256 is not None:
-        digests.append(manifest.timing_cache_sha256)
-    check_hashes(digests)
+            yield f"plugin {library!r} is not a plain file name"
+    cache = manifest.timing_cache_sha256
+    digests = (manifest.file.sha256, manifest.parent.sha256, *manifest.plugins.values())
+    yield from odd_hashes((*digests, *(() if cache is None else (cache,))))
     capabilities = manifest.compute_capabilities
-    if not capabilities or not all(
-        _CAPABILITY.fullmatch(capability) for capability in capabilities
-    ):
-        raise Contradiction(
-            f"compute capabilities are {list(capabilities)}, expected one or more such as 8.9"
-        )
-
-
-def _check_profiles(manifest: EngineManifest) -> None:
+    if not capabilities or not all(map(_CAPABILITY.fullmatch, capabilities)):
+        yield f"compute capabilities are {list(capabilities)}, expected one or more such as 8.9"
+    yield from odd_tensors(manifest.inputs, manifest.outputs)
     specs = {spec.name: spec for spec in manifest.inputs}
     if set(manifest.profiles) != set(specs):
-        raise Contradiction(
-            f"profiles are of {sorted(manifest.profiles)}, inputs are {sorted(specs)}"
-        )
+        yield f"profiles are of {sorted(manifest.profiles)}, inputs are {sorted(specs)}"
     for name, profile in manifest.profiles.items():
         shapes = [profile.get(key, ()) for key in ("min", "opt", "max")]
         fits = len(profile) == 3 and all(len(shape) == len(specs[name].shape) for shape in shapes)
         if not fits or not all(0 < a <= b <= c for a, b, c in zip(*shapes, strict=True)):
-            raise Contradiction(f"profile of {name!r} is {profile}, which is not a range")
+            yield f"profile of {name!r} is {profile}, which is not a range"

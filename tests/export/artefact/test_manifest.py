@@ -114,8 +114,8 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "no outputs": (("outputs",), [], "empty"),
     "preprocessing out of range": (("preprocessing", "height_px"), 0, "height_px"),
     "override without threshold": (("parity", "overridden"), ["colour"], "threshold"),
-    "no floor": (("parity", "floor"), 0, "floor is 0, expected above 0"),
-    "a floor above all": (("parity", "floor"), 1.5, "floor is 1.5, expected .* at most 1"),
+    "no floor": (("parity", "floor"), 0, "floor: found 0.0, expected above 0"),
+    "a floor above all": (("parity", "floor"), 1.5, "floor: found 1.5, expected .* at most 1"),
     "a floor that is not a number": (("parity", "floor"), "0.1", "floor: found '0.1'"),
 }
 

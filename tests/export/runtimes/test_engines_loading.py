@@ -130,7 +130,7 @@ def test_torch_without_cuda_is_named(plan: Path) -> None:
     ("keys", "words"),
     [
         ({"schema": "saccade.manifest"}, "schema is 'saccade.manifest'"),
-        ({"version": 2}, "engine manifest version 2 is not known"),
+        ({"version": 2}, "version 2, expected 'saccade.engine' version 1"),
         ({"extra": 1}, "unknown keys: extra"),
         ({"engine": {}}, "missing keys"),
         (
