@@ -89,7 +89,7 @@ check-first-hour: $(STAMP) ## type README and quickstarts into a fresh clone wit
 	$(BIN)/python tests/first_hour.py --out benchmarks/results/first_hour.json
 
 check-fuzz: $(STAMP) ## fuzz every file reader with 100,000 changed files: each must be read or refused
-	$(BIN)/python benchmarks/fuzz_readers.py
+	$(BIN)/python tests/fuzz.py
 
 check-real-size: $(STAMP) ## measure models of real sizes from their folder to the server: hours
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt transformers

@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import Rectangle
+from scipy.special import softmax
 
 from saccade.plugins.ops import sparsemax, tvmax
 
@@ -23,11 +24,6 @@ def scores() -> np.ndarray:
     second = np.exp(-((y - 9.5) ** 2 / 3.0 + (x - 9.5) ** 2 / 7.0))
     noise = 0.06 * np.random.default_rng(7).standard_normal((14, 14))
     return 0.35 * np.maximum(first, 0.8 * second) + noise
-
-
-def softmax(z: np.ndarray) -> np.ndarray:
-    weights = np.exp(z - z.max())
-    return weights / weights.sum()
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ python benchmarks/augmentations_picture.py
 """
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -33,8 +34,11 @@ def photograph(name: str) -> Image.Image:
     return Image.open(path).convert("RGB")
 
 
-def rows() -> dict[str, list[np.ndarray]]:
-    """Return the pictures by name: the resized original, each word, mixup and cutmix."""
+def rows() -> dict[str, list[Any]]:
+    """Return the pictures by name: the resized original, each word, mixup and cutmix.
+
+    The last two have pairs of images and targets.
+    """
     china, flower = photograph("china"), photograph("flower")
     resized = np.stack([fit(china, WANTED), fit(flower, WANTED)])
     drawn = {"original": [resized[0]]}
@@ -49,31 +53,30 @@ def rows() -> dict[str, list[np.ndarray]]:
         ]
     for name in ("mixup", "cutmix"):
         alphas = {"mixup": 0.0, "cutmix": 0.0} | {name: 1.0}
-        drawn[name] = []
-        for index in range(DRAWS):
-            images, targets = mixed(
-                resized, np.arange(2), 2, np.random.default_rng((7, index)), **alphas
-            )
-            drawn[name].append(images[0])
-            drawn[name + str(index)] = [targets[0]]
+        drawn[name] = [
+            mixed(resized, np.arange(2), 2, np.random.default_rng((7, index)), **alphas)
+            for index in range(DRAWS)
+        ]
     return drawn
 
 
 def main() -> None:
     """Draw a row of pictures per change."""
     drawn = rows()
-    names = [name for name in drawn if not name[-1].isdigit() or name.endswith("=1")]
-    names.remove("original")
+    original = drawn.pop("original")[0]
     figure, axes = plt.subplots(
-        len(names), DRAWS + 1, figsize=(5.2, 1.25 * len(names)), layout="constrained"
+        len(drawn), DRAWS + 1, figsize=(5.2, 1.25 * len(drawn)), layout="constrained"
     )
-    for row, name in zip(axes, names, strict=True):
+    for row, (name, pictures) in zip(axes, drawn.items(), strict=True):
         for index, axis in enumerate(row):
             axis.set_xticks([])
             axis.set_yticks([])
-            axis.imshow(drawn["original"][0] if index == 0 else drawn[name][index - 1])
+            shown = pictures[index - 1] if index else original
             if index and name in ("mixup", "cutmix"):
-                axis.set_xlabel(f"{drawn[f'{name}{index - 1}'][0][0]:.0%} temple", fontsize=8)
+                images, targets = shown
+                shown = images[0]
+                axis.set_xlabel(f"{targets[0][0]:.0%} temple", fontsize=8)
+            axis.imshow(shown)
         row[0].set_ylabel(name.replace(", ", ",\n"), fontsize=9)
     figure.canvas.draw()
     whole = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")

@@ -2,13 +2,10 @@
 """Compare bulk inference with plain ONNX Runtime loops and with the service: images per second.
 
     python benchmarks/bulk.py                  # three rounds of 20,000 images: ten minutes
-    python benchmarks/bulk.py --memory         # 100,000 images: does any process grow?
 
 All three answer the same PNG files on the same cores, in turn, including decoding. Each uses one
 process per core (the service: one caller per core). The loops are hand-written: read, decode,
 stack, run. Start-up counts for loops and jobs, but not for the server. Writes results/bulk.json.
-With --memory it watches the memory of a job's processes and, for comparison, of a job whose workers
-keep their answers. That writes results/bulk_memory.json.
 """
 
 import argparse
@@ -17,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -26,30 +22,21 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import bulk_keeping
 import numpy as np
-from memory_watch import grown
 from PIL import Image
-from result_file import write_result
+from result_file import options_of, write_result
+from served_models import DIGITS, under_load
 
-from saccade.core.machine import family_of, memory_mib, this_machine
+from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.exported import ExportOptions, export
-from saccade.serving.bulk import runners
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.client.client import Client
-from saccade.serving.repository.deploy import deploy
-from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.server.addresses import ServeOptions
-from saccade.serving.server.server import Server
 
-HERE = Path(__file__).parent
-CHECKPOINT = HERE.parent / "src" / "saccade" / "models" / "shipped" / "digits-sum.safetensors"
 BUDGETS = (1.0, 0.0625)
 BATCH = 64
 LEAST_SHARE = 0.9
-ALLOWED_MIB = 24.0  # over all processes; less cannot be distinguished from what allocators keep
 LOOP = """
 import sys, numpy as np, onnxruntime as ort
 from PIL import Image
@@ -75,12 +62,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="saccade-bench-") as name:
         place = Path(name)
         folder = place / "artefact"
-        export(CHECKPOINT, ExportOptions(folder, budget=BUDGETS))
-        files = _images(place / "images", 100_000 if options.memory else options.images)
-        if options.memory:
-            result = {"machine": asdict(this_machine()), "images": len(files)}
-            write_result(HERE / "results" / "bulk_memory.json", result | _memory(folder, place))
-            return
+        export(DIGITS, ExportOptions(folder, budget=BUDGETS))
+        files = _images(place / "images", options.images)
         rows = [_row(folder, place, files, budget, cores, options) for budget in BUDGETS]
     result = {
         "benchmark": "bulk",
@@ -92,14 +75,12 @@ def main() -> None:
         "least_share": LEAST_SHARE,
         "budgets": rows,
     }
-    write_result(HERE / "results" / "bulk.json", result)
+    write_result(options.out, result)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__, "bulk", rounds=3)
     parser.add_argument("--images", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--memory", action="store_true", help="measure only memory")
     return parser.parse_args()
 
 
@@ -123,10 +104,7 @@ def _row(
 ) -> dict[str, Any]:
     variants = ArtefactFolder(folder).variants
     variant = next(variant for variant in variants if variant.main.variant.budget == budget)
-    repository = place / f"repository-{budget}"
-    deploy(folder, RepositoryOptions(repository))
     seconds: dict[str, list[float]] = {"loops": [], "bulk": [], "service": []}
-    quiet = ServeOptions(grpc_port=0, metrics_port=0, ready_port=0, probe_interval_s=600)
     for turn in range(options.rounds):
         seconds["loops"].append(_loops(folder / variant.main.file.name, files, cores))
         out = place / f"out-{budget}-{turn}"
@@ -134,8 +112,9 @@ def _row(
         report = bulk(folder, BulkOptions(str(place / "images"), str(out), budget=budget))
         seconds["bulk"].append(time.perf_counter() - began)
         assert report.answers == len(files)
-        with Server(repository, quiet) as server:
-            seconds["service"].append(_served(server, files, budget, cores))
+        with under_load(folder) as load:
+            router = variant.main.variant.model
+            seconds["service"].append(_served(load.url, router, files, budget, cores))
         shares = {key: f"{len(files) / values[-1]:,.0f}/s" for key, values in seconds.items()}
         print(f"budget {budget:g}, round {turn + 1}: {shares}", flush=True)
     ratios = {
@@ -174,12 +153,12 @@ def _loops(model: Path, files: list[Path], processes: int) -> float:
     return time.perf_counter() - began
 
 
-def _served(server: Server, files: list[Path], budget: float, callers: int) -> float:
+def _served(url: str, router: str, files: list[Path], budget: float, callers: int) -> float:
     began = time.perf_counter()
 
     def ask(part: int) -> int:
         own, count = files[part::callers], 0
-        with Client(server.url, server.model) as client:
+        with Client(url, router) as client:
             for at in range(0, len(own), BATCH):
                 count += len(client.classify(own[at : at + BATCH], budget=budget))
         return count
@@ -187,29 +166,6 @@ def _served(server: Server, files: list[Path], budget: float, callers: int) -> f
     with ThreadPoolExecutor(callers) as pool:
         assert sum(pool.map(ask, range(callers))) == len(files)
     return time.perf_counter() - began
-
-
-def _memory(folder: Path, place: Path) -> dict[str, Any]:
-    """Watch the memory of all processes of a job, and of one whose workers keep their answers."""
-    os.environ["PYTHONPATH"] = str(HERE)  # where workers find the control
-    rows = {}
-    for name, work in (("bulk", runners.main), ("control", bulk_keeping.main)):
-        runners.main = work
-        out, seen, ended = place / f"out-{name}", list[float](), threading.Event()
-        watch = threading.Thread(target=_look, args=(seen, ended), daemon=True)
-        watch.start()
-        bulk(folder, BulkOptions(str(place / "images"), str(out), budget=min(BUDGETS)))
-        ended.set()
-        watch.join()
-        rows[name] = grown(seen)
-        print(f"{name}: {rows[name]['grown']:.1f} MiB more at the end", flush=True)
-    missed = rows["bulk"]["grown"] > ALLOWED_MIB or rows["control"]["grown"] < ALLOWED_MIB
-    return {"benchmark": "bulk_memory", "allowed_mib": ALLOWED_MIB, "missed": missed, **rows}
-
-
-def _look(seen: list[float], ended: threading.Event) -> None:
-    while not ended.wait(0.5):
-        seen.append(sum(memory_mib(family_of(os.getpid())).values()))
 
 
 if __name__ == "__main__":

@@ -2,23 +2,14 @@
 r"""Measure what certified chains of variants save, and how often their risk is exceeded.
 
     python benchmarks/cascade.py
-    python benchmarks/cascade.py --checkpoint build/nac_sizes/256-1.safetensors
     git show c5d82ef:models/shipped/digits-sum.safetensors > build/first-digits-sum.safetensors
     python benchmarks/cascade.py --checkpoint build/first-digits-sum.safetensors
     python benchmarks/cascade.py --checkpoint build/first-digits-sum.safetensors \
         --choose-split validation
 
 The shipped digits-sum was trained so that 4 of its 256 modules answer as all of them do: there the
-smallest variant alone is the best policy. Two other circuits lose when modules go, which is what
-chains are for: one without module dropout (nac_sizes.py), and the digits-sum that was shipped
-first, whose dense links make the full model 60 times as expensive as 4 modules.
-
-With an exported folder and stored canvases, a machine without torch can measure (OMP_NUM_THREADS=1;
-numpy, scipy, onnxruntime, and the dependencies of saccade):
-
-    python benchmarks/digits_halves.py --out halves                         # here
-    saccade export CHECKPOINT --out folder --name nac --budget 1,0.75,0.5   # here
-    python benchmarks/cascade.py --artefact folder --data halves/*.npz --jobs 8   # there
+smallest variant alone is the best policy. The one that was shipped first loses when modules go,
+which is what chains are for, and its full model is 60 times as expensive as 4 modules.
 
 The 5,000 test canvases are split in halves, at random and many times. One half calibrates; the
 other, which nothing was chosen on, says what the policy's risk and accuracy are. Beside it the
@@ -42,14 +33,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from digits_folder import CHECKPOINT
-from result_file import write_result
+from result_file import RESULTS, options_of, write_result
+from served_models import DIGITS, digits_folder
 
-from saccade.core.archives import read_arrays
 from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
-from saccade.exporter.exported import ExportOptions, export
 from saccade.exporter.policy.answers import Answers, VariantAnswers, answers_of
 from saccade.exporter.policy.certify import Certified, certify
 from saccade.exporter.policy.chains import Chain, front
@@ -58,8 +47,8 @@ from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.model_repository.router.confidence import confidence
 from saccade.models.data.datasets import load_data
 from saccade.models.scores.intervals import paired_bootstrap, paired_log_ratio
+from saccade.models.shipped import SHIPPED
 
-ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.125, 0.0625, 0.015625)
 RISKS = (0.005, 0.01, 0.02, 0.03)
 CONFIDENCE = 0.95
@@ -332,37 +321,16 @@ def times(slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
     return {"times": middle, "interval": [float(np.exp(low)), float(np.exp(high))]}
 
 
-def canvases(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images and labels of all files, or the test split of digits-sum without files."""
-    if not files:
-        data = load_data("digits-sum", "test")
-        return data.images, data.labels
-    parts = [read_arrays(file, ("images", "labels")) for file in files]
-    images, labels = (
-        np.concatenate([part[name] for part in parts]) for name in ("images", "labels")
-    )
-    return images, labels
-
-
-def exported_folder(checkpoint: Path, build: Path) -> Path:
-    """Return the artefact folder of a checkpoint; it is created once and then reused."""
-    folder = build / f"cascade-{checkpoint.stem}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        export(checkpoint, ExportOptions(folder, name="nac", budget=BUDGETS))
-    return folder
-
-
 def main() -> None:
     options = _options()
-    folder = options.artefact or exported_folder(options.checkpoint, options.build)
-    stem = folder.resolve().name.removeprefix("cascade-")
-    images, labels = canvases(options.data)
-    whole, models = population(folder, images, labels, options.choose_split)
+    stem = Path(options.checkpoint.removeprefix(SHIPPED)).stem
+    folder = digits_folder(f"cascade-{stem}", BUDGETS, options.checkpoint)
+    data = load_data("digits-sum", "test")
+    whole, models = population(folder, data.images, data.labels, options.choose_split)
     result: dict[str, Any] = {
         "machine": this_machine().to_dict(),
         "checkpoint": stem,
-        "canvases": len(labels),
+        "canvases": len(data.labels),
         "choose_split": options.choose_split,
         "confidence": CONFIDENCE,
     }
@@ -370,7 +338,7 @@ def main() -> None:
         rows = [
             row
             for seed in range(options.speed_splits)
-            for row in speeds(whole, models, images, against, options.rounds, seed)
+            for row in speeds(whole, models, data.images, against, options.rounds, seed)
         ]
         result[against] = {"speeds": rows, "over_splits": over_splits(rows)}
     for against in ("full", "labels"):
@@ -378,23 +346,20 @@ def main() -> None:
         for kind in ("guarantees", "speeds", "over_splits"):
             for row in result[against][kind]:
                 print(against, row, flush=True)
-    name = "cascade" if stem == CHECKPOINT.stem else f"cascade_{stem}"
+    name = "cascade" if options.checkpoint == DIGITS else f"cascade_{stem}"
     name += f"_{options.choose_split}" if options.choose_split else ""
-    write_result(options.out or ROOT / "benchmarks" / "results" / f"{name}.json", result)
+    write_result(options.out or RESULTS / f"{name}.json", result)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options_of(__doc__, "cascade", rounds=10)
     parser.add_argument("--splits", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--speed-splits", type=int, default=1, help="splits that are timed")
     parser.add_argument("--jobs", type=int, default=1, help="processes that calibrate splits")
-    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="exported once")
-    parser.add_argument("--artefact", type=Path, help="an exported folder instead of a checkpoint")
-    parser.add_argument("--data", type=Path, nargs="+", default=[], help=".npz of digits_halves.py")
+    parser.add_argument("--checkpoint", default=DIGITS, help="exported once")
     parser.add_argument("--choose-split", help="of digits-sum, such as validation: chooses chains")
-    parser.add_argument("--build", type=Path, default=ROOT / "build" / "benchmarks")
-    parser.add_argument("--out", type=Path, help="results/cascade.json, or cascade_STEM.json")
+    # by default cascade.json, or cascade_STEM.json
+    parser.set_defaults(out=None)
     return parser.parse_args()
 
 

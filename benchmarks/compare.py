@@ -3,7 +3,6 @@
 
     python benchmarks/compare.py vqa                # trains what is missing, then scores
     python benchmarks/compare.py vqa --score        # scores what is there
-    python benchmarks/compare.py vqa --over-seeds   # intervals over the seeds of the results file
 
 Checkpoints go to build/compare and the figures to results/compare_<name>.json. A test sample's
 value is its mean over an arm's seeds; the difference of two arms is paired by sample. `over_seeds`
@@ -12,25 +11,25 @@ over samples is about these particular checkpoints.
 """
 
 import argparse
-import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from over_seeds import over_seeds, spoken
-from result_file import write_result
-from trained_once import trained_once
+from result_file import RESULTS, write_result
+from scipy import stats
 
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.checkpoint import load
 from saccade.models.scores.intervals import paired_bootstrap
 from saccade.models.training.options import TrainOptions
+from saccade.models.training.train import train
 
 SEEDS = (0, 1, 2)
 CHECKPOINTS = Path("build/compare")
-RESULTS = Path(__file__).with_name("results")
 
 
 @dataclass(frozen=True)
@@ -99,13 +98,14 @@ COMPARISONS = {
 }
 
 
-def trained(name: str, arm: str, seed: int) -> Path:
-    """Return the checkpoint of one run; train it if missing, and resume an interrupted run."""
+def trained(name: str, arm: str, seed: int) -> None:
+    """Train the checkpoint of one run if it is missing; resume an interrupted run."""
     comparison = COMPARISONS[name]
     out = CHECKPOINTS / name / f"{arm}-{seed}.safetensors"
     options = TrainOptions(out, set=comparison.arms[arm], seed=seed, **comparison.training)
-    trained_once(comparison.family, options)
-    return out
+    if not out.exists():
+        print(f"train {out.stem}", flush=True)
+        train(comparison.family, replace(options, resume=options.state_path.exists()))
 
 
 def scored(name: str) -> dict[str, Any]:
@@ -166,21 +166,38 @@ def paired_difference(first: list[np.ndarray], second: list[np.ndarray]) -> dict
         "difference": float(a.mean() - b.mean()),
         "interval": list(paired_bootstrap(a, b)),
         "by_seed": by_seed,
-        "over_seeds": interval(by_seed),
+        "over_seeds": over_seeds(by_seed),
         "samples": len(a),
     }
 
 
-def summarised(result: dict[str, Any]) -> dict[str, Any]:
-    """Recompute a result's intervals over seeds from the differences of the seeds."""
-    for difference in result["differences"]:
-        difference["over_seeds"] = interval(difference["by_seed"])
-    return result
+def over_seeds(values: Sequence[float]) -> dict[str, Any] | None:
+    """Return the mean of one value per seed, its t interval, and whether that excludes 0.
+
+    None for a single seed.
+    """
+    if len(values) < 2:
+        return None
+    mean = float(np.mean(values))
+    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    return {
+        "seeds": len(values),
+        "mean": mean,
+        "half_width": half,
+        "interval": [mean - half, mean + half],
+        "shown": abs(mean) > half,
+    }
 
 
-def interval(by_seed: list[float]) -> dict[str, Any] | None:
-    """Return the interval over seeds; None for a single seed."""
-    return over_seeds(by_seed) if len(by_seed) > 1 else None
+def spoken(result: dict[str, Any] | None) -> str:
+    """Return the interval as text, in the unit of the score, with a verdict."""
+    if result is None:
+        return "one seed, no interval"
+    verdict = "shown" if result["shown"] else "not shown"
+    return (
+        f"{result['mean']:+.3f} +- {result['half_width']:.3f} over {result['seeds']} seeds: "
+        f"{verdict}"
+    )
 
 
 def every_score(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -232,20 +249,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=sorted(COMPARISONS))
     parser.add_argument("--score", action="store_true", help="do not train")
-    parser.add_argument("--over-seeds", action="store_true", help="do not train or score")
-    parser.add_argument("--arm", help="train only this arm, do not score")
-    parser.add_argument("--seed", type=int, choices=SEEDS, help="train only this seed")
     options = parser.parse_args()
     out = RESULTS / f"compare_{options.name}.json"
-    if options.over_seeds:
-        report(summarised(json.loads(out.read_bytes())), out)
-        return
     if not options.score:
-        for arm in [options.arm] if options.arm else COMPARISONS[options.name].arms:
-            for seed in SEEDS if options.seed is None else (options.seed,):
-                trained(options.name, arm, seed)
-    if options.arm or options.seed is not None:
-        return
+        for arm, seed in product(COMPARISONS[options.name].arms, SEEDS):
+            trained(options.name, arm, seed)
     report(scored(options.name), out)
 
 
@@ -255,7 +263,7 @@ def report(result: dict[str, Any], out: Path) -> None:
     write_result(out, result | {name: figures for name, figures in derived.items() if figures})
     for each in derived["every_score"] or result["differences"]:
         first, second = each["pair"]
-        over = spoken(each["over_seeds"]) if each["over_seeds"] else "one seed, no interval"
+        over = spoken(each["over_seeds"])
         print(f"{each['score']} on {each['data']}, {first} over {second}: {over}")
     for each in derived["transfer"]:
         first, second = each["pair"]

@@ -4,25 +4,22 @@
     python benchmarks/failover.py                    # four kinds of faults, three times: 5 minutes
     python benchmarks/failover.py --times 1 --faults kill-server
 
-Each server is a separate `saccade serve`. Callers wait for their answers and call again
-immediately, with a deadline of ten seconds. A call *noticed* the fault if it failed or took longer
+Each server is a separate `saccade serve`. Callers wait for their answers and call again, with a
+deadline of ten seconds. A call *noticed* the fault if it failed or took longer
 than `usual_ms`, which is half a second or three times the slowest hundredth before the fault.
 Traffic has moved when the last such call has started. Slow calls count until the broken server gets
 requests again; failures count until the end. Writes results/failover.json.
 """
 
-import argparse
-import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,9 +27,9 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from digits_folder import digits_folder
 from overload import BUDGETS
-from result_file import write_result
+from result_file import options_of, write_result
+from served_models import digits_folder, random_images
 
 from saccade.core.machine import family_of, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -40,11 +37,11 @@ from saccade.serving.bench.served import encoded_request
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests"))
-from envoys import Envoy, envoy_program, running  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from chaos.callers import Call, Callers, Group
+from envoys import Envoy, envoy_program, running
+from local_ports import free_port
 
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
 CALLERS, DEADLINE_S, BEFORE_S, AFTER_S, START_S = 4, 10.0, 3.0, 3.0, 120.0
 LEAST_S = 0.5
 FAULTS = {
@@ -65,9 +62,7 @@ class Served:
     process: Any = field(default=None)
 
     def __post_init__(self) -> None:
-        with ExitStack() as stack:
-            held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in self.ports]
-            self.ports = tuple(listener.getsockname()[1] for listener in held)
+        self.ports = (free_port(), free_port(), free_port())
 
     @property
     def url(self) -> str:
@@ -104,53 +99,23 @@ class Served:
             self.process.wait()
 
 
-@dataclass
-class Call:
-    """One call: its start, end and status."""
-
-    began: float
-    ended: float
-    status: str
-
-
-async def _caller(url: str, request: bytes, calls: list[Call], running: list[bool]) -> None:
-    import grpc
-
-    async with grpc.aio.insecure_channel(url) as channel:
-        ask = channel.unary_unary(METHOD)
-        while running:
-            began = time.monotonic()
-            try:
-                await ask(request, timeout=DEADLINE_S)
-                status = "OK"
-            except grpc.aio.AioRpcError as error:
-                status = f"{error.code().name}: {error.details()}"
-                await asyncio.sleep(0.01)
-            calls.append(Call(began, time.monotonic(), status))
-
-
-async def _trial(fault: str, struck: Served, envoy: Envoy, request: bytes) -> dict[str, Any]:
+def _trial(fault: str, struck: Served, envoy: Envoy, request: bytes) -> dict[str, Any]:
     """Break one of the two under load, and continue until it gets requests again."""
-    calls: list[Call] = []
-    running = [True]
-    tasks = [
-        asyncio.create_task(_caller(envoy.url, request, calls, running)) for _ in range(CALLERS)
-    ]
-    await asyncio.sleep(BEFORE_S)
-    moment = time.monotonic()
-    await asyncio.to_thread(struck.strike, fault)
-    if fault in ("kill-serve", "term-serve"):
-        await asyncio.sleep(AFTER_S)
-        struck.start()
-    await asyncio.to_thread(_wait_for, lambda: envoy.ready_servers() < 2, 30.0)
-    await asyncio.to_thread(_wait_for, lambda: envoy.ready_servers() == 2, START_S)
-    asked = envoy.requests_to(struck.url)
-    await asyncio.to_thread(_wait_for, lambda: envoy.requests_to(struck.url) > asked, 30.0)
-    back = time.monotonic()
-    await asyncio.sleep(AFTER_S)
-    running.clear()
-    await asyncio.gather(*tasks)
-    return {"fault": fault, "back_s": back - moment, **_noticed(calls, moment, back)}
+    with Callers(envoy.url, {"all": Group(request, CALLERS, DEADLINE_S)}) as callers:
+        time.sleep(BEFORE_S)
+        moment = time.monotonic()
+        struck.strike(fault)
+        if fault in ("kill-serve", "term-serve"):
+            time.sleep(AFTER_S)
+            struck.start()
+        _wait_for(lambda: envoy.ready_servers() < 2, 30.0)
+        _wait_for(lambda: envoy.ready_servers() == 2, START_S)
+        asked = envoy.requests_to(struck.url)
+        _wait_for(lambda: envoy.requests_to(struck.url) > asked, 30.0)
+        back = time.monotonic()
+        time.sleep(AFTER_S)
+    noticed = _noticed(callers.calls["all"], moment, back)
+    return {"fault": fault, "back_s": back - moment, **noticed, "messages": callers.words}
 
 
 def _noticed(calls: list[Call], moment: float, back: float) -> dict[str, Any]:
@@ -202,19 +167,14 @@ def _behind(repository: Path, place: Path) -> Iterator[tuple[list[Served], Envoy
 
 def main() -> None:
     """Run all faults in alternation and write each result as it finishes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__, "failover")
     parser.add_argument("--folder", type=Path, help="artefact folder; default: digits-sum")
     parser.add_argument("--times", type=int, default=3, help="repetitions of each fault")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
-    parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "failover.json")
     given = parser.parse_args()
-    folder = given.folder or digits_folder(given.build / "overload", BUDGETS)
-    manifest = ArtefactFolder(folder).manifests[0]
-    declared = manifest.preprocessing
-    shape = (1, declared.height_px, declared.width_px, declared.channels)
-    picture = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
-    request = encoded_request(manifest.variant.model, picture, manifest.variant.budget)
+    folder = given.folder or digits_folder("overload", BUDGETS)
+    variant = ArtefactFolder(folder).manifests[0].variant
+    request = encoded_request(variant.model, random_images(folder, 1), variant.budget)
     result: dict[str, Any] = {
         "benchmark": "two servers behind Envoy, one of them struck",
         "machine": this_machine().to_dict(),
@@ -227,7 +187,7 @@ def main() -> None:
         with _behind(Path(name) / "repository", Path(name)) as (both, envoy):
             for number in range(given.times):
                 for fault in given.faults:
-                    trial = asyncio.run(_trial(fault, both[number % 2], envoy, request))
+                    trial = _trial(fault, both[number % 2], envoy, request)
                     result["trials"].append(trial)
                     write_result(given.out, result)
                     print({**trial, "failed": trial["failed"] or "none"}, flush=True)

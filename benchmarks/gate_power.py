@@ -12,22 +12,20 @@ model. It exits with 1 if `thorough` finds a fault that `standard` does not. Row
 precisions that were not named are kept.
 """
 
-import argparse
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx
-from graph_faults import OVERFLOW, faults, with_fault
-from result_file import write_result
+from graph_faults import FAULTS, OVERFLOW, with_fault
+from result_file import commit_and_date, options_of, write_result
+from result_file import table as markdown
 
 from saccade.core.errors import GateFailed, SaccadeError
 from saccade.core.machine import this_machine
@@ -42,7 +40,6 @@ from saccade.exporter.graph.samples import THOROUGH, calibration_inputs, gate_si
 from saccade.models.interface import component_named
 from saccade.models.shipped import SHIPPED
 
-RESULT = Path(__file__).with_name("results") / "gate_power.json"
 CHECKPOINTS = (
     "digits-sum",
     "listops",
@@ -82,7 +79,7 @@ def _of_file(
 ) -> Iterator[dict[str, Any]]:
     proto = onnx.load(folder.file(manifest))
     expected = {level: _expected(reference, manifest) for level, reference in references.items()}
-    for fault in faults():
+    for fault in FAULTS:
         faulty = with_fault(proto, fault)
         if faulty is None:
             continue
@@ -146,10 +143,9 @@ def _found(
 
 def main() -> None:
     """Inject, compare, write after each checkpoint, and print what only one level finds."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options_of(__doc__, "gate_power")
     parser.add_argument("checkpoints", nargs="*", default=CHECKPOINTS)
     parser.add_argument("--precision", nargs="+", default=PRECISIONS)
-    parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--table", action="store_true", help="print what was measured")
     given = parser.parse_args()
     if given.table:
@@ -179,7 +175,6 @@ def main() -> None:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return how many faults each level found, by model and precision, as Markdown."""
-    lines = [f"| model | precision | faults | {' | '.join(LEVELS)} |", "|---" * 5 + "|"]
     counts: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         variant, _, precision = row["file"].rpartition("-")
@@ -187,16 +182,13 @@ def table(rows: list[dict[str, Any]]) -> str:
         found = (1, *(bool(row[level]) for level in LEVELS))
         before = counts.get((name, precision), [0] * len(found))
         counts[name, precision] = [sum(pair) for pair in zip(before, found, strict=True)]
-    for (name, precision), total in counts.items():
-        lines.append(f"| `{name}` | {precision} | {' | '.join(map(str, total))} |")
-    return "\n".join(lines)
+    cells = [[f"`{name}`", kind, *map(str, found)] for (name, kind), found in counts.items()]
+    return markdown(["model", "precision", "faults", *LEVELS], cells)
 
 
 def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
     return {
-        "commit": commit.strip(),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        **commit_and_date(),
         "machine": this_machine().to_dict(),
         "sizes": {level: vars(sizes) for level, sizes in LEVELS.items()},
         "injected": len(rows),

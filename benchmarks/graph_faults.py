@@ -6,6 +6,7 @@ Each takes a graph and changes one place of it. None: the graph has no such plac
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import onnx
@@ -17,23 +18,19 @@ _PRODUCTS = ("MatMul", "Gemm", "Conv")
 _NORMS = ("LayerNormalization", "BatchNormalization", "GroupNormalization")
 
 
-def faults() -> dict[str, Fault]:
-    """Return all faults by name."""
-    return dict(_FAULTS)
+FAULTS: dict[str, Fault] = {}
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 
 
 def with_fault(proto: onnx.ModelProto, name: str) -> onnx.ModelProto | None:
     """Return a copy with one fault, or None if the graph has no place for it."""
     copy = deepcopy(proto)
-    return copy if _FAULTS[name](copy) else None
-
-
-_FAULTS: dict[str, Fault] = {}
+    return copy if FAULTS[name](copy) else None
 
 
 def _fault(name: str) -> Callable[[Fault], Fault]:
     def enter(fault: Fault) -> Fault:
-        _FAULTS[name] = fault
+        FAULTS[name] = fault
         return fault
 
     return enter
@@ -66,28 +63,51 @@ def _change(tensor: onnx.TensorProto, change: Callable[[np.ndarray], np.ndarray]
     return True
 
 
-def _scaled(place: float, factor: float) -> Fault:
+def _of_weight(
+    share: float,
+    change: Callable[[np.ndarray], np.ndarray],
+    fits: Callable[[onnx.TensorProto], bool] = lambda tensor: tensor.data_type in _FLOATS,
+    kinds: tuple[str, ...] = _PRODUCTS,
+) -> Fault:
+    """Change the weight at this share of those that fit."""
+
     def fault(proto: onnx.ModelProto) -> bool:
-        weights = [tensor for tensor in _weights(proto) if tensor.data_type in _FLOATS]
-        if not weights:
-            return False
-        return _change(weights[int(place * (len(weights) - 1))], lambda w: w * factor)
+        weights = [tensor for tensor in _weights(proto, kinds) if fits(tensor)]
+        return bool(weights) and _change(weights[int(share * (len(weights) - 1))], change)
 
     return fault
 
 
-_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
-for _place, _where in ((0.0, "first"), (0.5, "middle"), (1.0, "last")):
-    _FAULTS[f"{_where} weight scaled by 1 %"] = _scaled(_place, 1.01)
+def _largest_changed(w: np.ndarray) -> np.ndarray:
+    w.flat[np.argmax(np.abs(w))] *= 1.1
+    return w
 
 
-@_fault("halves of a weight swapped, as two heads are")
-def _halves(proto: onnx.ModelProto) -> bool:
-    weights = [tensor for tensor in _weights(proto) if tensor.dims[-1] > 1]
-    if not weights:
-        return False
-    middle = weights[len(weights) // 2]
-    return _change(middle, lambda w: np.roll(w, w.shape[-1] // 2, axis=-1))
+def _last_two_swapped(w: np.ndarray) -> np.ndarray:
+    w[..., [-2, -1]] = w[..., [-1, -2]]
+    return w
+
+
+def _has_columns(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.dims[-1] > 1)
+
+
+FAULTS |= {
+    "first weight scaled by 1 %": _of_weight(0.0, lambda w: w * 1.01),
+    "middle weight scaled by 1 %": _of_weight(0.5, lambda w: w * 1.01),
+    "last weight scaled by 1 %": _of_weight(1.0, lambda w: w * 1.01),
+    "halves of a weight swapped, as two heads are": _of_weight(
+        0.5, lambda w: np.roll(w, w.shape[-1] // 2, axis=-1), _has_columns
+    ),
+    "one number of the last weight changed by 10 %": _of_weight(1.0, _largest_changed),
+    "a square weight transposed": _of_weight(
+        0.0, lambda w: w.T, lambda tensor: len(set(tensor.dims)) == 1
+    ),
+    "channels of the first filters reversed, as BGR for RGB": _of_weight(
+        0.0, lambda w: w[:, ::-1], lambda tensor: bool(tensor.dims[1] == 3), ("Conv",)
+    ),
+    "the first output's last two columns swapped": _of_weight(1.0, _last_two_swapped, _has_columns),
+}
 
 
 @_fault("weights rounded to bfloat16")
@@ -99,29 +119,6 @@ def _rounded(proto: onnx.ModelProto) -> bool:
 
     changed = [_change(tensor, rounded) for tensor in weights]
     return any(changed)
-
-
-@_fault("one number of the last weight changed by 10 %")
-def _one_number(proto: onnx.ModelProto) -> bool:
-    weights = [tensor for tensor in _weights(proto) if tensor.data_type in _FLOATS]
-
-    def change(w: np.ndarray) -> np.ndarray:
-        w.flat[np.argmax(np.abs(w))] *= 1.1
-        return w
-
-    return bool(weights) and _change(weights[-1], change)
-
-
-@_fault("a square weight transposed")
-def _transposed(proto: onnx.ModelProto) -> bool:
-    square = [tensor for tensor in _weights(proto) if len(set(tensor.dims)) == 1]
-    return bool(square) and _change(square[0], lambda w: w.T)
-
-
-@_fault("channels of the first filters reversed, as BGR for RGB")
-def _channels(proto: onnx.ModelProto) -> bool:
-    filters = [tensor for tensor in _weights(proto, ("Conv",)) if tensor.dims[1] == 3]
-    return bool(filters) and _change(filters[0], lambda w: w[:, ::-1])
 
 
 @_fault("mean of the wrong channel")
@@ -164,8 +161,8 @@ def _without_bias(last: bool) -> Fault:
     return fault
 
 
-_FAULTS["first bias missing"] = _without_bias(last=False)
-_FAULTS["last bias missing"] = _without_bias(last=True)
+FAULTS["first bias missing"] = _without_bias(last=False)
+FAULTS["last bias missing"] = _without_bias(last=True)
 
 
 @_fault("epsilon of a normalization 100 times as large")
@@ -197,10 +194,10 @@ def _renamed(before: str, after: str) -> Fault:
     return fault
 
 
-_FAULTS["Tanh for Erf"] = _renamed("Erf", "Tanh")
-_FAULTS["LeakyRelu for Relu"] = _renamed("Relu", "LeakyRelu")
-_FAULTS["Tanh for Sigmoid"] = _renamed("Sigmoid", "Tanh")
-_FAULTS["HardSigmoid for Sigmoid"] = _renamed("Sigmoid", "HardSigmoid")
+FAULTS["Tanh for Erf"] = _renamed("Erf", "Tanh")
+FAULTS["LeakyRelu for Relu"] = _renamed("Relu", "LeakyRelu")
+FAULTS["Tanh for Sigmoid"] = _renamed("Sigmoid", "Tanh")
+FAULTS["HardSigmoid for Sigmoid"] = _renamed("Sigmoid", "HardSigmoid")
 
 
 @_fault("GELU by its tanh approximation")
@@ -257,16 +254,6 @@ def _residual(proto: onnx.ModelProto) -> bool:
     return False
 
 
-@_fault("the first output's last two columns swapped")
-def _columns(proto: onnx.ModelProto) -> bool:
-    def swapped(w: np.ndarray) -> np.ndarray:
-        w[..., [-2, -1]] = w[..., [-1, -2]]
-        return w
-
-    weights = [tensor for tensor in _weights(proto) if tensor.dims[-1] > 1]
-    return bool(weights) and _change(weights[-1], swapped)
-
-
 def _inserted(make: Callable[[str, str], list[onnx.NodeProto]], share: float) -> Fault:
     """Put nodes behind the output of a product at this share of the graph."""
 
@@ -306,18 +293,18 @@ def _by_batch(before: str, after: str) -> list[onnx.NodeProto]:
     ]
 
 
-def _clamped(before: str, after: str) -> list[onnx.NodeProto]:
-    return [helper.make_node("Clip", [before, "", "fault/one"], [after])]
+def _clamped(before: str, after: str, limit: str = "fault/one") -> list[onnx.NodeProto]:
+    return [helper.make_node("Clip", [before, "", limit], [after])]
 
 
 def _rectified(before: str, after: str) -> list[onnx.NodeProto]:
     return [helper.make_node("Relu", [before], [after])]
 
 
-_FAULTS["an operator that mixes rows"] = _inserted(_mixed, 0.5)
-_FAULTS["a factor that grows with the batch"] = _inserted(_by_batch, 0.5)
-_FAULTS["a clamp at 1"] = _inserted(_clamped, 0.5)
-_FAULTS["a Relu that was not there"] = _inserted(_rectified, 0.7)
+FAULTS["an operator that mixes rows"] = _inserted(_mixed, 0.5)
+FAULTS["a factor that grows with the batch"] = _inserted(_by_batch, 0.5)
+FAULTS["a clamp at 1"] = _inserted(_clamped, 0.5)
+FAULTS["a Relu that was not there"] = _inserted(_rectified, 0.7)
 
 
 def _of_pixels(make: Callable[[str, str], list[onnx.NodeProto]]) -> Fault:
@@ -342,10 +329,6 @@ def _of_pixels(make: Callable[[str, str], list[onnx.NodeProto]]) -> Fault:
     return fault
 
 
-def _no_white(before: str, after: str) -> list[onnx.NodeProto]:
-    return [helper.make_node("Clip", [before, "", "fault/limit"], [after])]
-
-
 def _no_black(before: str, after: str) -> list[onnx.NodeProto]:
     """Divide by the brightest pixel and multiply by it again: 0 / 0 of a black image."""
     return [
@@ -355,30 +338,24 @@ def _no_black(before: str, after: str) -> list[onnx.NodeProto]:
     ]
 
 
-def _overflowing(before: str, after: str) -> list[onnx.NodeProto]:
-    """Exact in float32, beyond the range of float16."""
-    return [
-        helper.make_node("Mul", [before, "fault/large"], ["fault/product"]),
-        helper.make_node("Div", ["fault/product", "fault/large"], [after]),
-    ]
-
-
 @_fault(OVERFLOW)
 def _overflow(proto: onnx.ModelProto) -> bool:
+    """Exact in float32, beyond the range of float16."""
     types = {value.name for value in proto.graph.initializer if value.data_type == _FLOATS[1]}
     for index, node in enumerate(proto.graph.node):
         if node.op_type in _PRODUCTS and types & set(node.input):
             changed = deepcopy(node)
             changed.output[0] = "fault/before"
             _constant(proto, "fault/large", np.float16(60000))
-            nodes = [changed, *_overflowing("fault/before", node.output[0])]
-            _replace(proto, index, nodes)
+            product = helper.make_node("Mul", ["fault/before", "fault/large"], ["fault/product"])
+            quotient = helper.make_node("Div", ["fault/product", "fault/large"], node.output)
+            _replace(proto, index, [changed, product, quotient])
             return True
     return False
 
 
-_FAULTS["pixels clamped at 250"] = _of_pixels(_no_white)
-_FAULTS["a black image divides by 0"] = _of_pixels(_no_black)
+FAULTS["pixels clamped at 250"] = _of_pixels(partial(_clamped, limit="fault/limit"))
+FAULTS["a black image divides by 0"] = _of_pixels(_no_black)
 
 
 def _scales(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

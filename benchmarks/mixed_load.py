@@ -5,35 +5,30 @@ Both send PNG files through the router, alone and together in alternation, from 
 Writes benchmarks/results/mixed_load.json.
 """
 
-import argparse
 import os
-import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_folder import bench_folder, random_images
-from result_file import write_result
+from result_file import options_of, spread, write_result
+from served_models import bench_folder, random_images, under_load
 
 from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
 from saccade.serving.bench.served import encoded_request
-from saccade.serving.repository.deploy import deploy
-from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.server.addresses import ServeOptions
-from saccade.serving.server.server import Server
 
-HERE = Path(__file__).parent
 CLIENTS = 8
 MOST_TIMES = 3.0
 
 
 def main() -> None:
-    options = _options()
+    parser = options_of(__doc__, "mixed_load", rounds=7, seconds=3.0)
+    parser.add_argument("--folder", type=Path, help="artefact folder with budgets 1 and 0.125")
+    parser.add_argument("--modules", type=int, default=256, help="of the configuration bench")
+    options = parser.parse_args()
     budgets = (1.0, 0.125)
-    folder = options.folder or bench_folder(options.build, modules=options.modules, budgets=budgets)
+    folder = options.folder or bench_folder(modules=options.modules, budgets=budgets)
     variant = ArtefactFolder(folder).manifests[0].variant
     router = variant.model
     images = random_images(folder, 32)
@@ -43,47 +38,23 @@ def main() -> None:
     )
     turns = {"cheap alone": [cheap], "dear alone": [dear], "together": [cheap, dear]}
     rounds = []
-    quiet = ServeOptions(
-        grpc_port=0, http_port=0, metrics_port=0, ready_port=0, probe_interval_s=600, restart=False
-    )
-    with tempfile.TemporaryDirectory() as place:
-        repository = Path(place) / "repository"
-        deploy(folder, RepositoryOptions(out=repository))
-        with (
-            Server(repository, quiet) as server,
-            LoadGenerator(server.url, server_pid=server.pid) as load,
-        ):
-            for turn in range(options.rounds):
-                rounds.append(_round(load, turns, turn, options.seconds))
-                print(f"round {turn + 1}: {_line(rounds[-1], cheap.name)}", flush=True)
-    times = [_times(one, cheap.name) for one in rounds]
+    with under_load(folder) as load:
+        for turn in range(options.rounds):
+            rounds.append(_round(load, turns, turn, options.seconds))
+            print(f"round {turn + 1}: {_line(rounds[-1], cheap.name)}", flush=True)
+    times = spread([_times(one, cheap.name) for one in rounds])
     result = {
         "benchmark": "cheap requests beside dear ones, through the router",
         "configuration": {"model": router, "modules": variant.total},
         "machine": this_machine().to_dict(),
         "clients_each": CLIENTS,
         "seconds": options.seconds,
-        "times_of_alone": {
-            "median": statistics.median(times), "least": min(times), "most": max(times),
-        },
-        "target": {"most": MOST_TIMES, "met": statistics.median(times) <= MOST_TIMES},
+        "times_of_alone": times,
+        "target": {"most": MOST_TIMES, "met": times["median"] <= MOST_TIMES},
         "rounds": rounds,
-    }  # fmt: skip
+    }
     write_result(options.out, result)
-    print(f"p50 of cheap requests: {statistics.median(times):.2f} times their p50 alone (median)")
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, help="artefact folder with budgets 1 and 0.125")
-    parser.add_argument(
-        "--modules", type=int, default=256, help="modules of the configuration bench"
-    )
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement")
-    parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "mixed_load.json")
-    return parser.parse_args()
+    print(f"p50 of cheap requests: {times['median']:.2f} times their p50 alone (median)")
 
 
 def _requests(router: str, images: np.ndarray, budget: float) -> tuple[bytes, ...]:

@@ -12,19 +12,15 @@ interleaved rounds. The targets: the VQA network and the captioner's step take a
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
 import torch
-from interleaved import in_blocks
-from result_file import write_result
+from fold import inputs_of, ratio, traced
+from result_file import RESULTS, write_result
 
 from saccade.core.machine import this_machine
-from saccade.exporter.graph.samples import random_inputs
-from saccade.exporter.graph.tracing import trace_component
 from saccade.exporter.runtimes.runners import onnx_session
 from saccade.models.captioner.config import PRESETS as CAPTIONERS
 from saccade.models.families import build
@@ -33,8 +29,6 @@ from saccade.models.sot.config import PRESETS as SOT_MODELS
 from saccade.models.vqa.config import PRESETS as VQA_MODELS
 from saccade.plugins import onnxruntime_library
 
-RESULT = Path(__file__).with_name("results") / "model_cost.json"
-ROUNDS, MOMENT_S = 9, 2.0
 AIMS = {"sparsemax": 1.1, "tvmax": 1.3}
 
 
@@ -44,33 +38,17 @@ def session_of(family: str, config: Any, role: str, budget: str | None = None) -
     if budget is not None:
         model = model.at(model.budget(budget))
     folded = model.fold()
-    component = component_named(folded, role)
-    proto = trace_component(folded, component, inputs_of(component, 3), component.outputs)
-    return onnx_session(proto.SerializeToString(), kernels=onnxruntime_library()), component
-
-
-def inputs_of(part: Any, count: int) -> dict[str, np.ndarray]:
-    """Return random inputs, the same for the same part."""
-    return random_inputs(part, np.random.default_rng(0), count)
+    file = traced(folded, role).SerializeToString()
+    return onnx_session(file, kernels=onnxruntime_library()), component_named(folded, role)
 
 
 def compared(dear: tuple[Any, Any], cheap: tuple[Any, Any], batch: int, aim: float) -> Any:
     """Return the expensive model's time divided by the cheap one's, on the same inputs."""
     inputs = inputs_of(dear[1], batch)
-    seconds = in_blocks(
-        lambda index: cheap[0].run(None, inputs),
-        lambda index: dear[0].run(None, inputs),
-        rounds=ROUNDS,
-        moment_s=MOMENT_S,
-    ).to_dict()
-    return {
-        "batch": batch,
-        "times": seconds["peer_over_ours"],
-        "quartiles": seconds["quartiles"],
-        "cheap_us": seconds["ours_us"],
-        "dear_us": seconds["peer_us"],
-        "aim": aim,
-    }
+    figures = ratio(
+        lambda: dear[0].run(None, inputs), lambda: cheap[0].run(None, inputs), aim, moment_s=2.0
+    )
+    return {"batch": batch, **figures}
 
 
 def attention_costs(family: str, config: Any, role: str, batch: int) -> dict[str, Any]:
@@ -100,7 +78,7 @@ def main() -> None:
     result["sot-tiny"] = {
         f"exact over fast, batch {batch}": compared(exact, fast, batch, 1.1) for batch in (1, 8)
     }
-    write_result(RESULT, result)
+    write_result(RESULTS / "model_cost.json", result)
     print(json.dumps(result, indent=1))
 
 

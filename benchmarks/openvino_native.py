@@ -11,10 +11,7 @@ with native windows right before and after its own. Writes benchmarks/results/op
 """
 
 import argparse
-import datetime
 import statistics
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -22,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from result_file import write_result
+from result_file import commit_and_date, options_of, write_result
+from served_models import under_load
 
 from saccade.core.instruction_sets import advice, instruction_sets
 from saccade.core.machine import cores, this_machine
@@ -31,21 +29,13 @@ from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.onnxruntime import ONNXRUNTIME
 from saccade.exporter.runtimes.openvino.model import cpu_has_bf16, openvino_module
 from saccade.exporter.runtimes.openvino.runtime import OPENVINO
-from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
+from saccade.serving.bench.load import Stream, refuse_errors
 from saccade.serving.bench.served import tensor_request
-from saccade.serving.repository.deploy import deploy
-from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.server.addresses import ServeOptions
-from saccade.serving.server.server import Server
 
-HERE = Path(__file__).parent
 NATIVE, OURS, ORT, SERVED = "native", "saccade", "onnxruntime fp32", "saccade served"
 # Bars: saccade over OpenVINO itself, and a precision over ONNX Runtime's fp32. The second needs a
 # CPU with instructions for the type.
 SHARE, OVER_ORT = 0.95, {"bf16": 1.8, "int8": 2.5}
-QUIET = ServeOptions(
-    grpc_port=0, http_port=0, metrics_port=0, ready_port=0, probe_interval_s=600, restart=False
-)
 Window = Callable[[float], float]  # takes its seconds, returns images per second
 
 
@@ -67,11 +57,10 @@ def main() -> None:
         for precision in wanted:
             title = f"{precision}, {threads} thread{'s' * (threads > 1)}"
             cases[title] = _case(folder, by_precision, precision, threads, options)
-            print(f"{title}: {_line(cases[title])}", flush=True)
+            print(f"{title}: {cases[title]['images_per_second']}", flush=True)
     result = {
         "benchmark": "saccade's OpenVINO runtime against OpenVINO and ONNX Runtime",
-        "commit": _commit(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        **commit_and_date(),
         "machine": this_machine(OPENVINO.label()).to_dict(),
         "instruction_sets": {"found": instruction_sets(), "meaning": advice(instruction_sets())},
         "bf16_computed_in": "bfloat16" if cpu_has_bf16() else "float32",
@@ -87,14 +76,11 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__, "openvino_native", rounds=9, seconds=4.0)
     parser.add_argument("folder", type=Path, help="artefact folder")
     parser.add_argument("--precisions", nargs="*", help="default: all in the folder")
     parser.add_argument("--threads", type=int, nargs="*", help="default: one, and one per core")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of each window")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "openvino_native.json")
     return parser.parse_args()
 
 
@@ -175,15 +161,10 @@ def _calls(run: Callable[[Mapping[str, np.ndarray]], Any], inputs: Mapping[str, 
 def _served(
     stack: ExitStack, folder: ArtefactFolder, manifest: Manifest, threads: int, images: np.ndarray
 ) -> Window:
-    place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     entry = manifest.variant
     kept = [each for each in folder.variants if each.main.variant.name == entry.name]
-    options = RepositoryOptions(
-        place / "repository", runtime=OPENVINO.name, threads=threads, run_batch=len(images)
-    )
-    deploy(folder.only(kept), options)
-    server = stack.enter_context(Server(options.out, QUIET))
-    load = stack.enter_context(LoadGenerator(server.url, server_pid=server.pid))
+    options = {"runtime": OPENVINO.name, "threads": threads, "run_batch": len(images)}
+    load = stack.enter_context(under_load(folder.only(kept), **options))
     # A second request waits while one runs, so that the model is never idle.
     requests = (tensor_request(entry.name, images),)
     stream = Stream("images", entry.name, 2, requests, len(images))
@@ -207,27 +188,14 @@ def _spread(values: list[float]) -> dict[str, float]:
 def _bars(cases: Mapping[str, Any]) -> dict[str, Any]:
     bars = {}
     for title, case in cases.items():
-        ratios = case["ratios"]
-        for name in ("saccade over native", "served over native"):
-            bars[f"{title}, {name}, at least {SHARE}"] = _bar(ratios[name]["median"], SHARE)
-        if least := OVER_ORT.get(title.partition(",")[0]):
-            found = ratios["saccade over onnxruntime fp32"]["median"]
-            bars[f"{title}, saccade over onnxruntime fp32, at least {least}"] = _bar(found, least)
+        least = {"saccade over native": SHARE, "served over native": SHARE}
+        if over := OVER_ORT.get(title.partition(",")[0]):
+            least["saccade over onnxruntime fp32"] = over
+        for name, bound in least.items():
+            found = case["ratios"][name]["median"]
+            bar = {"found": found, "least": bound, "met": found >= bound}
+            bars[f"{title}, {name}, at least {bound}"] = bar
     return bars
-
-
-def _bar(found: float, least: float) -> dict[str, Any]:
-    return {"found": found, "least": least, "met": found >= least}
-
-
-def _line(case: Mapping[str, Any]) -> str:
-    rates = ", ".join(f"{way} {rate:.1f}" for way, rate in case["images_per_second"].items())
-    return f"images/s: {rates}"
-
-
-def _commit() -> str:
-    words = ["git", "-C", str(HERE), "rev-parse", "--short=8", "HEAD"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 Needs the peers: pip install entmax copt numba prox_tv (prox_tv needs Debian's liblapacke-dev).
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,13 +16,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from interleaved import Call, in_blocks, in_turn
-from ops_peers import Peer, exact_enough, largest, tried_once, tv_peers
-from result_file import write_result
+from ops_peers import (
+    Peer,
+    exact_enough,
+    largest,
+    svd_power,
+    svpn_iterated,
+    tried_once,
+    tv_peers,
+)  # fmt: skip
+from result_file import options_of, table, write_result
 
 from saccade.core.machine import this_machine
+from saccade.exporter.runtimes.runners import onnx_session
 from saccade.plugins import onnxruntime_library
 from saccade.plugins.onnx_model import IR_VERSION, OPSET
 from saccade.plugins.ops import OPS, sparsemax, svpn, svpn_fast
@@ -58,12 +65,7 @@ def normal(*shape: int, dtype: str = "float32") -> list[np.ndarray]:
 
 
 def session(model: onnx.ModelProto, library: Path | None = None) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    if library is not None:
-        options.register_custom_ops_library(str(library))
-    return onnxruntime.InferenceSession(model.SerializeToString(), options)
+    return onnx_session(model.SerializeToString(), kernels=library)
 
 
 def softmax_model() -> onnx.ModelProto:
@@ -192,13 +194,12 @@ def svpn_rows() -> Iterator[Row]:
         start = torch.from_numpy(normal(side)[0])
 
         def exact(index: int, tensors: list[torch.Tensor] = tensors) -> Any:
-            u, s, vt = torch.linalg.svd(tensors[index % SETS], full_matrices=False)
-            return (u * s.sqrt().unsqueeze(-2)) @ vt
+            return svd_power(tensors[index % SETS])
 
         def fast(
             index: int, tensors: list[torch.Tensor] = tensors, start: torch.Tensor = start
         ) -> Any:
-            return fast_in_torch(tensors[index % SETS], start)
+            return svpn_iterated(tensors[index % SETS], start)
 
         def ours(index: int, tensors: list[torch.Tensor] = tensors) -> Any:
             return svpn(tensors[index % SETS])
@@ -213,16 +214,6 @@ def svpn_rows() -> Iterator[Row]:
         yield Row(f"SvPNFast (1,1), {shape}", "its form in torch", 3.0, ours_fast, fast)
 
 
-def fast_in_torch(q: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-    """Equations 6 to 8 in torch, with one singular value, one iteration and alpha 0.5."""
-    unit = torch.nn.functional.normalize
-    u = unit(q @ start, dim=-1)
-    v = unit((u.unsqueeze(-2) @ q).squeeze(-2), dim=-1)
-    s = ((u.unsqueeze(-2) @ q).squeeze(-2) * v).sum(-1)[..., None, None]
-    outer = u.unsqueeze(-1) * v.unsqueeze(-2)
-    return s.sqrt() * outer + (q - s * outer) / (s.sqrt() + 1e-5)
-
-
 def measured(row: Row, rounds: int, moment_s: float) -> dict[str, Any]:
     figures: dict[str, Any] = {"what": row.what, "peer": row.peer, "aim": row.aim, **row.notes}
     for way, measure in (("in_blocks", in_blocks), ("in_turn", in_turn)):
@@ -234,20 +225,17 @@ def measured(row: Row, rounds: int, moment_s: float) -> dict[str, Any]:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """Return the table of docs/ops.md: times faster, or times as slow if the aim is below 1."""
-    lines = [
-        "| op and shape | against | aim | in blocks (quartiles) | in turn (quartiles) "
-        "| ours, theirs in blocks |",
-        "|---|---|---|---|---|---|",
-    ]
+    head = ["op and shape", "against", "aim", "in blocks (quartiles)", "in turn (quartiles)"]
+    cells = []
     for row in rows:
         blocks, turn = row["in_blocks"], row["in_turn"]
         slow = row["aim"] is not None and row["aim"] < 1
         aim = "reported" if row["aim"] is None else f"{1 / row['aim'] if slow else row['aim']:.3g}"
         aim = f"at most {aim} x its time" if slow else aim
         times = f"{blocks['ours_us']:.3g} us, {blocks['peer_us']:.3g} us"
-        cells = [row["what"], row["peer"], aim, ratio(blocks, slow), ratio(turn, slow), times]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        ratios = [ratio(blocks, slow), ratio(turn, slow)]
+        cells.append([row["what"], row["peer"], aim, *ratios, times])
+    return table([*head, "ours, theirs in blocks"], cells)
 
 
 def ratio(figures: dict[str, Any], slow: bool) -> str:
@@ -259,12 +247,9 @@ def ratio(figures: dict[str, Any], slow: bool) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = options_of(__doc__, "ops", rounds=15)
     parser.add_argument("--moment-s", type=float, default=0.05, help="length of a round")
     parser.add_argument("--only", default="", help="only rows whose name contains this")
-    out = Path(__file__).parent / "results" / "ops.json"
-    parser.add_argument("--out", type=Path, default=out)
     options = parser.parse_args()
     torch.set_num_threads(1)
     onnxruntime_library()

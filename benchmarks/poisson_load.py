@@ -7,7 +7,6 @@ Unlike saccade's own load generator, this one keeps the answers and reads them a
 import asyncio
 import random
 import time
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -24,15 +23,15 @@ START_S = 3.0  # time in which the processes start
 class Order:
     """The requests of one generator; the first phase warms up, before time 0.
 
-    Units: rates are per second, 0 for a pause; start_s is of `time.monotonic()`.
+    Units: rates are per second; start_s is of `time.monotonic()`.
     """
 
     url: str
     messages: tuple[bytes, ...]
     phases: tuple[tuple[float, float], ...]  # rate and seconds
-    start_s: float
     deadline_s: float
     seed: int
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,26 +54,14 @@ class Sent:
 
 def send(order: Order, processes: int) -> Sent:
     """Send an order from several processes together, each with its part of the rate."""
-    (sent,) = send_together([order], processes)
-    return sent
-
-
-def send_together(orders: Sequence[Order], processes: int) -> list[Sent]:
-    """Send several orders that start at the same time, each from processes of its own."""
-    start_s = time.monotonic() + START_S * len(orders)
+    start_s = time.monotonic() + START_S
+    phases = tuple((rate / processes, seconds) for rate, seconds in order.phases)
     parts = [
-        replace(
-            order,
-            phases=tuple((rate / processes, seconds) for rate, seconds in order.phases),
-            start_s=start_s,
-            seed=order.seed + index,
-        )
-        for order in orders
+        replace(order, phases=phases, start_s=start_s, seed=order.seed + index)
         for index in range(processes)
     ]
-    with ProcessPoolExecutor(len(parts), mp_context=get_context("spawn")) as pool:
-        sent = list(pool.map(generate, parts))
-    return [_joined(sent[at : at + processes]) for at in range(0, len(sent), processes)]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return _joined(list(pool.map(generate, parts)))
 
 
 def _joined(parts: list[Sent]) -> Sent:
@@ -121,7 +108,7 @@ async def _generate(order: Order) -> Sent:
     index = order.seed % len(order.messages)
     for rate, seconds in order.phases:
         planned_s, until_s = until_s, until_s + seconds
-        while rate and (planned_s := planned_s + rng.expovariate(rate)) < until_s:
+        while (planned_s := planned_s + rng.expovariate(rate)) < until_s:
             await asyncio.sleep(max(0.0, planned_s - time.monotonic()))
             index = (index + 1) % len(order.messages)
             task = asyncio.create_task(one(planned_s, index))

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write models of the sizes that people have, with random weights, as a model hub has them.
+"""Models of the sizes that people have, with random weights, as folders of transformers.
 
-    pip install -c constraints.txt transformers
-    python benchmarks/real_models.py vit-b clip-l14 --out build/real
-
-Each becomes a folder of transformers: config.json, model.safetensors, preprocessor_config.json.
-The weights are drawn from a fixed seed.
+Each has config.json, model.safetensors and preprocessor_config.json, as a model hub has them. The
+weights are drawn from a fixed seed.
 """
 
-import argparse
 import json
 import math
 from pathlib import Path
@@ -17,136 +13,75 @@ from typing import Any
 import numpy as np
 import torch
 
-_IMAGE = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3}
-_PLAIN = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
-_IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
-_CLIP = {
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-}
+_PLAIN = ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5])  # mean and standard deviation
+_IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+_CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
 _FIXED = {"lambda1": 0.5, "logit_scale": 2.6592}
 
 
-def _square(kind: str, pixels: int, values: dict[str, Any]) -> dict[str, Any]:
-    size = {"height": pixels, "width": pixels}
-    return {
-        "image_processor_type": kind,
-        "size": size,
-        "rescale_factor": 1 / 255,
-        **_IMAGE,
-        **values,
-    }
+def _square(kind: str, pixels: int, values: tuple[Any, Any], **others: Any) -> dict[str, Any]:
+    mean, std = values
+    way = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3}
+    size = {"size": {"height": pixels, "width": pixels}, "rescale_factor": 1 / 255}
+    named = {"image_processor_type": kind, "image_mean": mean, "image_std": std}
+    return named | way | size | others
 
 
-def _cropped(kind: str, edge: int, pixels: int, values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **_square(kind, pixels, values),
-        "size": {"shortest_edge": edge},
-        "do_center_crop": True,
-        "crop_size": {"height": pixels, "width": pixels},
-    }
+def _cropped(kind: str, edge: int, pixels: int, values: tuple[Any, Any]) -> dict[str, Any]:
+    crop = {"height": pixels, "width": pixels}
+    shortest = {"shortest_edge": edge}
+    return _square(kind, pixels, values, size=shortest, do_center_crop=True, crop_size=crop)
+
+
+def _blocks(width: int, layers: int, heads: int, **others: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return sizes | others
 
 
 def _clip_sizes(width: int, layers: int, patch: int, text: int) -> dict[str, Any]:
-    vision = {
-        "hidden_size": width,
-        "intermediate_size": 4 * width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": width // 64,
-        "patch_size": patch,
-        "image_size": 224,
-    }
-    words = {
-        "hidden_size": text,
-        "intermediate_size": 4 * text,
-        "num_hidden_layers": 12,
-        "num_attention_heads": text // 64,
-    }
+    images = {"patch_size": patch, "image_size": 224, "intermediate_size": 4 * width}
+    vision = _blocks(width, layers, width // 64, **images)
+    words = _blocks(text, 12, text // 64, intermediate_size=4 * text)
     return {"vision_config": vision, "text_config": words, "projection_dim": text}
 
 
-_VIT_H = {
-    "hidden_size": 1280,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-}
-_DINO_L = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
-_GIANT = {
-    "hidden_size": 1536,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 24,
-    "use_swiglu_ffn": True,
-}
-_DEIT_S = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6}
 _LABELS = {"num_labels": 1000}
-_DINO = _cropped("BitImageProcessor", 256, 224, _IMAGENET)
+_CLASSES = "ForImageClassification"
+_DEIT_S = _blocks(384, 12, 6, intermediate_size=1536)
+_DINO = {"patch_size": 14, "image_size": 518}
+_DINO_L, _DINO_G = (
+    _blocks(1024, 24, 16, **_DINO),
+    _blocks(1536, 40, 24, use_swiglu_ffn=True, **_DINO),
+)
+_DINO_IMAGES = _cropped("BitImageProcessor", 256, 224, _IMAGENET)
 _CLIP_IMAGES = _cropped("CLIPImageProcessor", 224, 224, _CLIP)
+_RESNET_SIZE = {"size": {"shortest_edge": 224}, "crop_pct": 0.875}
+_RESNET_IMAGES = _square("ConvNextImageProcessor", 224, _IMAGENET, **_RESNET_SIZE)
+_DEIT_IMAGES = _cropped("DeiTImageProcessor", 256, 224, _IMAGENET)
 
-# configuration class, its fields, model class, what prepares its images
-MODELS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
-    "vit-b": (
-        "ViTConfig",
-        _LABELS,
-        "ViTForImageClassification",
-        _square("ViTImageProcessor", 224, _PLAIN),
-    ),
-    "deit-s": (
-        "DeiTConfig",
-        {**_DEIT_S, **_LABELS},
-        "DeiTForImageClassification",
-        _cropped("DeiTImageProcessor", 256, 224, _IMAGENET),
-    ),
-    "vit-h": (
-        "ViTConfig",
-        _VIT_H,
-        "ViTModel",
-        _square("ViTImageProcessor", 224, _PLAIN),
-    ),
-    "swin-t": (
-        "SwinConfig",
-        _LABELS,
-        "SwinForImageClassification",
-        _square("ViTImageProcessor", 224, _IMAGENET),
-    ),
-    "resnet-50": (
-        "ResNetConfig",
-        _LABELS,
-        "ResNetForImageClassification",
-        {
-            **_square("ConvNextImageProcessor", 224, _IMAGENET),
-            "size": {"shortest_edge": 224},
-            "crop_pct": 0.875,
-        },
-    ),
-    "clip-b32": ("CLIPConfig", _clip_sizes(768, 12, 32, 512), "CLIPModel", _CLIP_IMAGES),
-    "clip-l14": ("CLIPConfig", _clip_sizes(1024, 24, 14, 768), "CLIPModel", _CLIP_IMAGES),
-    "dinov2-l": (
-        "Dinov2Config",
-        {**_DINO_L, "patch_size": 14, "image_size": 518},
-        "Dinov2Model",
-        _DINO,
-    ),
-    "dinov2-g": (
-        "Dinov2Config",
-        {**_GIANT, "patch_size": 14, "image_size": 518},
-        "Dinov2Model",
-        _DINO,
-    ),
+# start of transformers' names, end of the model's, fields, what prepares its images
+MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "vit-b": ("ViT", _CLASSES, _LABELS, _square("ViTImageProcessor", 224, _PLAIN)),
+    "deit-s": ("DeiT", _CLASSES, _DEIT_S | _LABELS, _DEIT_IMAGES),
+    "swin-t": ("Swin", _CLASSES, _LABELS, _square("ViTImageProcessor", 224, _IMAGENET)),
+    "resnet-50": ("ResNet", _CLASSES, _LABELS, _RESNET_IMAGES),
+    "clip-b32": ("CLIP", "Model", _clip_sizes(768, 12, 32, 512), _CLIP_IMAGES),
+    "clip-l14": ("CLIP", "Model", _clip_sizes(1024, 24, 14, 768), _CLIP_IMAGES),
+    "dinov2-l": ("Dinov2", "Model", _DINO_L, _DINO_IMAGES),
+    "dinov2-g": ("Dinov2", "Model", _DINO_G, _DINO_IMAGES),
 }
 
 
 def write_model(name: str, folder: Path) -> Path:
     """Write the folder of one model and return it; an existing one is kept."""
-    config_class, fields, model_class, images = MODELS[name]
+    start, end, fields, images = MODELS[name]
     if (complete := folder / "preprocessor_config.json").exists():
         return folder
     import transformers
 
-    config = getattr(transformers, config_class)(**fields)
+    config = getattr(transformers, f"{start}Config")(**fields)
     with torch.device("meta"):
-        model = getattr(transformers, model_class)(config)
+        model = getattr(transformers, f"{start}{end}")(config)
     rng = np.random.default_rng(0)
     drawn = {key: _drawn(rng, key, value) for key, value in model.state_dict().items()}
     model.load_state_dict(drawn, assign=True)
@@ -170,18 +105,3 @@ def _drawn(rng: np.random.Generator, key: str, like: torch.Tensor) -> torch.Tens
     if len(shape) < 2:
         return 0.02 * noise + ("norm" in key and key.endswith("weight"))
     return noise.div_(math.sqrt(math.prod(shape[1:])))
-
-
-def main() -> None:
-    """Write the models that were named."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("models", nargs="+", choices=[*MODELS, "all"])
-    parser.add_argument("--out", type=Path, default=Path("build/real"))
-    given = parser.parse_args()
-    names = list(MODELS) if "all" in given.models else given.models
-    for name in names:
-        print(write_model(name, given.out / name), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,26 +15,25 @@ the throughput: torch, torch.compile, and the file of torch.onnx in ONNX Runtime
 
 import argparse
 import json
+import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from memory_peaks import child, measured
 from openvino_native import native_openvino
 from PIL import Image
 from real_models import MODELS, write_model
-from result_file import write_result
-from served_threads import QUIET
+from result_file import RESULTS, commit_and_date, table, write_result
+from served_models import QUIET
 
 from saccade.core.machine import cores, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -52,8 +51,7 @@ from saccade.serving.bench.load_requests import request
 from saccade.serving.bench.served import encoded_request
 from saccade.serving.server.server import Server
 
-HERE = Path(__file__).parent
-RESULT = HERE / "results" / "real_size.json"
+RESULT = RESULTS / "real_size.json"
 _FIVE = ("--budget", "1,0.5,0.25,0.125,0.0625")
 # Named sizes of saccade's own families: family, size, changed fields, options of the export.
 PRESETS: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
@@ -73,6 +71,31 @@ _SAMPLES, _PEER_IMAGES, _ROUNDS, _BATCH, _PHOTOGRAPHS = 64, 16, 3, 8, 32
 _SERVED_S = 8.0
 # Above it, sessions of all runtimes do not fit into 24 GiB together: fewer ways are compared.
 _LARGE_MIB = 2048
+
+
+def measured(command: Sequence[str]) -> dict[str, Any]:
+    """Run a command of saccade in its own process, and return its time and its peak.
+
+    Units: MiB with the files that it maps, s.
+    """
+    return _process([sys.executable, __file__, "--child", *command])
+
+
+def _process(script: list[str]) -> dict[str, Any]:
+    """Run a script that prints its peak last."""
+    started = time.perf_counter()
+    done = subprocess.run(script, capture_output=True, text=True)
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        return {"seconds": seconds, "failed": done.stderr.strip()[-300:]}
+    return {"seconds": seconds, "peak_mib": int(done.stdout.splitlines()[-1])}
+
+
+def child(command: Sequence[str]) -> int:
+    """Run the command as the only child of this process, and print the child's peak in MiB."""
+    done = subprocess.run([sys.executable, "-m", "saccade", *command], stdout=subprocess.DEVNULL)
+    print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)
+    return done.returncode
 
 
 def checkpoint_of(name: str, place: Path) -> dict[str, Any]:
@@ -157,18 +180,13 @@ def peer_export(path: str, out: str) -> None:
     expected = torch_runner(model, component.role)(given)
     for name, answer in zip(outputs, answers, strict=True):
         print(name, float(np.abs(answer - expected[name]).max() / np.abs(expected[name]).max()))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
 def _peer(path: Path, place: Path) -> dict[str, Any]:
     for file in [*place.glob("peer.onnx*")]:  # of another model
         file.unlink()
-    script = [sys.executable, __file__, "--peer", str(path), str(place / "peer.onnx")]
-    started = time.perf_counter()
-    done = subprocess.run(script, capture_output=True, text=True)
-    seconds = time.perf_counter() - started
-    if done.returncode:
-        return {"failed": done.stderr.strip()[-300:]}
-    return {"seconds": seconds, "peak_mib": int(done.stdout.splitlines()[-1])}
+    return _process([sys.executable, __file__, "--peer", str(path), str(place / "peer.onnx")])
 
 
 def in_process(folder: ArtefactFolder, checkpoint: Checkpoint, peer: Path) -> dict[str, Any]:
@@ -301,33 +319,22 @@ def measure(name: str, place: Path, row: dict[str, Any]) -> None:
     row |= checkpoint_of(name, place)
     path, out = place / f"{name}.safetensors", place / f"{name}-exported"
     options = list(PRESETS[name][3]) if name in PRESETS else []
-    row["export"] = measured(["export", str(path), "--out", str(out), "--force", *options])
+    export = ["export", str(path), "--out", str(out), "--force"]
+    row["export"] = measured([*export, *options])
     if "failed" in row["export"]:
         return
     row["verify"] = measured(["verify", str(out)])
     row["torch.onnx and comparison"] = _peer(path, place)
-    row["mib"], row["gate_s"] = _sizes(out), _gate_seconds(out)
     if name in INT8:
         more = ["--precision", "fp32,int8", "--calibrate-on", str(_photographs(place))]
-        row["export fp32, int8"] = measured(
-            ["export", str(path), "--out", str(out), "--force", *more]
-        )
-        row["mib"], row["gate_s"] = _sizes(out), _gate_seconds(out)
+        row["export fp32, int8"] = measured([*export, *more])
     folder, checkpoint = ArtefactFolder(out), load(path)
+    row["mib"] = {each.variant.name: each.file.total_bytes / 2**20 for each in folder.manifests}
+    row["gate_s"] = {each.variant.name: each.parity.seconds for each in folder.manifests}
     peer = place / "peer.onnx"
     row["images_per_second"] = in_process(folder, checkpoint, peer)
     row["served"] = served(folder, checkpoint, place)
     shutil.rmtree(out)
-
-
-def _sizes(out: Path) -> dict[str, float]:
-    return {
-        each.variant.name: each.file.total_bytes / 2**20 for each in ArtefactFolder(out).manifests
-    }
-
-
-def _gate_seconds(out: Path) -> dict[str, float]:
-    return {each.variant.name: each.parity.seconds for each in ArtefactFolder(out).manifests}
 
 
 def _threads(count: int) -> str:
@@ -354,20 +361,22 @@ _WAYS = {
 def tables(rows: dict[str, dict[str, Any]]) -> str:
     """Return the tables of docs/benchmarks.md: what each step takes, and images per second."""
     head = ["model", "CPU with", "files, MiB", *_STEPS.values(), "repository", "ready"]
-    lines = [_line(head), _rule(len(head))]
+    lines: list[list[str]] = []
     for name, row in rows.items():
         taken = [_taken(row.get(step)) for step in _STEPS]
         files, server = row.get("mib", {}), row.get("served", {})
         sizes = f"{sum(files.values()):,.0f}" + (f" in {len(files)}" if len(files) > 1 else "")
         ready = f"{server['ready_s']:.1f} s" if "ready_s" in server else "-"
         own = [f"`{name}`", _widest(row.get("instruction_sets")), sizes]
-        lines.append(_line([*own, *taken, _taken(server.get("repository")), ready]))
-    lines += ["", _line(["variant", *_WAYS, "server", "p50, p99 ms"]), _rule(len(_WAYS) + 3)]
+        lines.append([*own, *taken, _taken(server.get("repository")), ready])
+    speeds: list[list[str]] = []
     for row in rows.values():
         sizes = row["mib"] if row.get("served") else {}
         full = max(sizes, key=sizes.get, default="")  # which the peers ran as well
-        lines += [_speeds(variant, row, is_full=variant == full) for variant in sizes]
-    return "\n".join(line for line in lines if line is not None)
+        found = [_speeds(variant, row, is_full=variant == full) for variant in sizes]
+        speeds += [cells for cells in found if cells]
+    ways = ["variant", *_WAYS, "server", "p50, p99 ms"]
+    return f"{table(head, lines)}\n\n{table(ways, speeds)}"
 
 
 def _widest(sets: list[str] | None) -> str:
@@ -376,18 +385,18 @@ def _widest(sets: list[str] | None) -> str:
     return ", ".join(narrow or (sets or ["-"])[-1:])
 
 
-def _speeds(variant: str, row: dict[str, Any], *, is_full: bool) -> str | None:
-    """Return a row of the second table; None for further components of a variant."""
+def _speeds(variant: str, row: dict[str, Any], *, is_full: bool) -> list[str]:
+    """Return a row of the second table; empty for further components of a variant."""
     rates, served = row["images_per_second"], row["served"].get(f"{variant}, tensors of {_BATCH}")
     if served is None:
-        return None
+        return []
     own = [
         rates.get(variant + way) if way.startswith(",") else rates.get(way) if is_full else None
         for way in _WAYS.values()
     ]
     cells = [f"{each['median']:,.3g}" if each else "-" for each in own]
     times = f"{served['p50_ms']:,.0f}, {served['p99_ms']:,.0f}"
-    return _line([f"`{variant}`", *cells, f"{served['images_per_second']:,.3g}", times])
+    return [f"`{variant}`", *cells, f"{served['images_per_second']:,.3g}", times]
 
 
 def _taken(step: dict[str, Any] | None) -> str:
@@ -398,23 +407,12 @@ def _taken(step: dict[str, Any] | None) -> str:
     return f"{step['seconds']:,.0f} s, {step['peak_mib'] / 1024:.1f} GiB"
 
 
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _rule(columns: int) -> str:
-    return "|" + "---|" * columns
-
-
 def main() -> int:
     """Measure the models that were named, and write each row when it is complete."""
     if sys.argv[1:2] == ["--child"]:
         return child(sys.argv[2:])
     if sys.argv[1:2] == ["--peer"]:
         peer_export(*sys.argv[2:])
-        import resource
-
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
         return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", nargs="*", choices=[*MODELS, *PRESETS, []])
@@ -430,9 +428,7 @@ def main() -> int:
     for name in given.models or [*MODELS, *PRESETS]:
         if name in result["rows"] and not given.again:
             continue
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
-        row = {"commit": commit.strip(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
-        row["instruction_sets"] = this_machine().instruction_sets
+        row = {**commit_and_date(), "instruction_sets": this_machine().instruction_sets}
         try:
             measure(name, given.place, row)
         except Exception as error:  # what was measured so far is kept

@@ -1,10 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a benchmark's result as JSON, without meaningless digits."""
+"""The result of a benchmark: its file, without meaningless digits, and its common options."""
 
+import argparse
+import statistics
+import subprocess
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from saccade.core.files import json_bytes, write_atomically
+
+RESULTS = Path(__file__).parent / "results"
+BUILD = Path(__file__).parents[1] / "build" / "benchmarks"
+
+
+def options_of(
+    doc: str, name: str, *, rounds: int | None = None, seconds: float | None = None
+) -> argparse.ArgumentParser:
+    """Return a parser with the result file, and with rounds and their length if given."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds)
+    if seconds is not None:
+        parser.add_argument("--seconds", type=float, default=seconds, help="of each window")
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json")
+    return parser
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
@@ -20,3 +43,21 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(each) for each in value]
     return value
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return "\n".join((next(lines), "|" + "---|" * len(head), *lines))
+
+
+def commit_and_date() -> dict[str, str]:
+    """Return the commit of the sources, and today's date."""
+    words = ["git", "-C", str(RESULTS), "rev-parse", "HEAD"]
+    commit = subprocess.run(words, capture_output=True, text=True).stdout
+    return {"commit": commit.strip(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median of the rounds, the least and the most."""
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}

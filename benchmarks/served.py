@@ -6,17 +6,15 @@ Every window through the server is between two in-process windows. Writes
 benchmarks/results/served.json.
 """
 
-import argparse
 import os
 import statistics
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_folder import bench_folder, random_images
-from result_file import write_result
+from result_file import options_of, spread, write_result
+from served_models import bench_folder, random_images, under_load
 
 from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -24,17 +22,9 @@ from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
 from saccade.serving.bench.in_process import BATCHES, Calls, best_batch, sample
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
 from saccade.serving.bench.served import check_answers, tensor_request
-from saccade.serving.repository.deploy import deploy
-from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.server.addresses import ServeOptions
-from saccade.serving.server.server import Server
 
-HERE = Path(__file__).parent
 LEAST_SHARE, MOST_OVERHEAD_MS = 0.8, 0.6
 PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
-QUIET = ServeOptions(
-    grpc_port=0, http_port=0, metrics_port=0, ready_port=0, probe_interval_s=600, restart=False
-)
 
 
 @dataclass(frozen=True)
@@ -85,31 +75,21 @@ CASES = (THROUGHPUT, OVERHEAD, CONTROL, Case("1 image a request, 1 client", Fals
 
 
 def main() -> None:
-    options = _options()
-    budgets = (1.0, 1 / options.modules)
-    folder = bench_folder(options.build, modules=options.modules, budgets=budgets)
-    full, control = _targets(folder, options.seconds)
-    with tempfile.TemporaryDirectory() as place:
-        repository = Path(place) / "repository"
-        deploy(folder, RepositoryOptions(out=repository, run_batch=full.run_batch, threads=1))
-        with (
-            Server(repository, QUIET) as server,
-            LoadGenerator(server.url, server_pid=server.pid) as load,
-        ):
-            for each in (full, control):
-                one = each.images[:1]
-                expected = {"logits": each.run({"image": one})["logits"]}
-                check_answers(
-                    server.url,
-                    each.name,
-                    tensor_request(each.name, one, "logits"),
-                    expected,
-                    "fp32",
-                )
-            rounds = []
-            for turn in range(options.rounds):
-                rounds.append(_round(load, full, control, turn, options.seconds))
-                print(f"round {turn + 1}: {_line(rounds[-1])}", flush=True)
+    parser = options_of(__doc__, "served", rounds=9, seconds=4.0)
+    parser.add_argument("--modules", type=int, default=256)
+    options = parser.parse_args()
+    folder = bench_folder(modules=options.modules, budgets=(1.0, 1 / options.modules))
+    full, control = _in_process(folder, options.seconds)
+    with under_load(folder, run_batch=full.run_batch, threads=1) as load:
+        for each in (full, control):
+            one = each.images[:1]
+            message = tensor_request(each.name, one, "logits")
+            expected = {"logits": each.run({"image": one})["logits"]}
+            check_answers(load.url, each.name, message, expected, "fp32")
+        rounds = []
+        for turn in range(options.rounds):
+            rounds.append(_round(load, full, control, turn, options.seconds))
+            print(f"round {turn + 1}: {_line(rounds[-1])}", flush=True)
     cases = {case.title: _spreads([one["cases"][case.title] for one in rounds]) for case in CASES}
     result = {
         "benchmark": "served against in-process",
@@ -126,17 +106,7 @@ def main() -> None:
         print(f"{text}: {target['found']:.2f}, {'met' if target['met'] else 'MISSED'}")
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--modules", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of each window")
-    parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "served.json")
-    return parser.parse_args()
-
-
-def _targets(folder: Path, seconds: float) -> list[Target]:
+def _in_process(folder: Path, seconds: float) -> list[Target]:
     images, targets = random_images(folder, 64), []
     for manifest in ArtefactFolder(folder).manifests:
         run = onnx_runner(onnx_session(folder / manifest.file.name, threads=1))
@@ -198,7 +168,7 @@ def _spreads(values: list[Any]) -> Any:
     if isinstance(values[0], dict):
         keys = [key for key in values[0] if key not in ("batches", "requests")]
         return {key: _spreads([value[key] for value in values]) for key in keys}
-    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+    return spread(values)
 
 
 def _calls(target: Target) -> dict[str, Any]:

@@ -5,8 +5,7 @@
     python benchmarks/shipped.py ship vqa-shapes     # scores it, writes file and card
     python benchmarks/shipped.py table [NAME]        # every one: parity and speed
 
-`train` writes to build/shipped, `ship` to models/shipped, `table` to
-results/shipped.json. digits_sum.py compares the digits-sum model with its twins.
+`train` writes to build/shipped, `ship` to models/shipped, `table` to results/shipped.json.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from result_file import write_result
+from result_file import RESULTS, write_result
 from shipped_card import Shipped, card
 
 from saccade.core.files import write_atomically
@@ -35,7 +34,7 @@ from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions
 
 BUILT, SHIPPED = Path("build/shipped"), Path("models/shipped")
-RESULT = Path(__file__).with_name("results") / "shipped.json"
+RESULT = RESULTS / "shipped.json"
 MOST_BYTES = 3 * 2**20
 
 
@@ -58,8 +57,8 @@ MODELS = {
         "Four digits need four modules: with tokens that make the task learnable, budgets down to "
         "4 modules cost nothing. The convolutional tokens were chosen on validation data. The test "
         "scores of shorter twins of this circuit, and of the file that it replaces, were known "
-        "when its number of steps was set. `python benchmarks/digits_sum.py` measures what the "
-        "sparse links and the module dropout contribute: see the "
+        "when its number of steps was set. What the sparse links and the module dropout contribute "
+        "was measured with twins: see the "
         "[results](../../../../benchmarks/results/digits_sum.json) and "
         "[docs/budgets.md](../../../../docs/budgets.md).",
     ),

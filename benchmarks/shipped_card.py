@@ -3,16 +3,16 @@
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from nac_curves import links_of
+import torch
+from result_file import RESULTS
 
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.checkpoint import Checkpoint
+from saccade.models.nac.model import NAC
+from saccade.models.nac.skmdpa import evaluation_bias, signature_distance
 from saccade.models.scores.results import EvaluationResult, Score
-
-RESULTS = Path(__file__).with_name("results")
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,26 @@ def circuit(built: Checkpoint) -> dict[str, str]:
     """Describe the learned links of a NAC; empty for other families."""
     if built.family != "nac":
         return {}
-    links = links_of(built.build())
+    mean, least, most, likely = links_of(built.build())
     return {
-        "links": f"mean degree {links['mean_degree']:.1f} of {built.config['modules'] - 1}, as "
-        f"learned ({links['least_degree']:.1f} to {links['most_degree']:.1f}); "
-        f"{100 * links['likely_links']:.1f} % of the pairs above 0.5"
+        "links": f"mean degree {mean:.1f} of {built.config['modules'] - 1}, as learned "
+        f"({least:.1f} to {most:.1f}); {100 * likely:.1f} % of the pairs above 0.5"
     }
+
+
+@torch.no_grad()
+def links_of(model: NAC) -> tuple[float, float, float, float]:
+    """Measure the learned links of an unconditional circuit, by its weights and not its prior.
+
+    Units: mean, least and largest degree are sums of link probabilities to the other modules; the
+        last is the share of all pairs whose link is likely.
+    """
+    signatures = model.generator().signatures.double()
+    distance = signature_distance(signatures, signatures)
+    links = evaluation_bias(distance, model.config.epsilon).exp().fill_diagonal_(0)
+    degree = links.sum(1)
+    likely = int((links > 0.5).sum()) / (len(degree) * (len(degree) - 1))
+    return float(degree.mean()), float(degree.min()), float(degree.max()), likely
 
 
 def shown(score: Score) -> str:

@@ -4,21 +4,17 @@
 Each runs in a separate process, in turn. Writes benchmarks/results/startup.json.
 """
 
-import argparse
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from result_file import write_result
+from result_file import options_of, spread, write_result
 
 from saccade.core.machine import this_machine
 
-RESULTS = Path(__file__).parent / "results" / "startup.json"
 SHIPPED = "shipped:digits-sum"
 
 
@@ -96,27 +92,21 @@ def cpu_s(words: Sequence[str]) -> float:
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    options = options_of(__doc__, "startup", rounds=5).parse_args()
     with tempfile.TemporaryDirectory(prefix="saccade-bench-") as name:
         lines = commands(Path(name))
         measured: dict[str, list[float]] = {what: [] for what in lines}
         for _ in range(options.rounds):
             for what, words in lines.items():
                 measured[what].append(cpu_s(words))
-    seconds = {
-        what: {"median": statistics.median(values), "least": min(values), "most": max(values)}
-        for what, values in measured.items()
-    }
-    content: dict[str, Any] = {
+    seconds = {what: spread(values) for what, values in measured.items()}
+    content = {
         "benchmark": "CPU seconds of helps and refusals",
         "machine": this_machine().to_dict(),
         "rounds": options.rounds,
         "cpu_seconds": seconds,
+        "slowest_median": max(value["median"] for value in seconds.values()),
     }
-    content["slowest_median"] = max(value["median"] for value in seconds.values())
     write_result(options.out, content)
 
 

@@ -1,30 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two builds of the wheel with its kernels give the same bytes: `make check-wheel`, minutes."""
 
-import importlib.util
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+from places import ROOT, module_at
 
 from saccade.core.files import sha256_of
 from saccade.plugins.native import compiler, library
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def the_builder():
-    path = ROOT / "supply_chain" / "wheel.py"
-    spec = importlib.util.spec_from_file_location("supply_chain_wheel", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 def built(place: Path, monkeypatch: pytest.MonkeyPatch, *, mask: int, when: int) -> Path:
     """Build a wheel from scratch, with another folder, umask and file times."""
-    builder = the_builder()
+    builder = module_at(ROOT / "supply_chain" / "wheel.py")
     names, tree = builder.tracked(ROOT), place / "source"
     before = os.umask(mask)
     try:

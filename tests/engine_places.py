@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures for tests of engines: the fake `tensorrt`, a fake GPU, broken files."""
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from places import module_at
 
 from saccade.exporter.artefact.manifest import read_manifest, write_manifest
 from saccade.exporter.runtimes.gpu import Gpu
@@ -22,10 +22,7 @@ HOPPER = Gpu("a card of Hopper", "9.0", "1", 2**34)
 
 def use_fake(monkeypatch: pytest.MonkeyPatch, gpu: Gpu | None = ADA) -> None:
     """Use the fake module here and in child processes, with the GPU that it needs."""
-    spec = importlib.util.spec_from_file_location("tensorrt", FAKES / "tensorrt.py")
-    assert spec is not None and spec.loader is not None
-    fake = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fake)
+    fake = module_at(FAKES / "tensorrt.py")
     monkeypatch.setitem(sys.modules, "tensorrt", fake)  # hidden from other tests
     monkeypatch.setenv("PYTHONPATH", str(FAKES))
     for module in (modules, build_module, loading):

@@ -6,16 +6,15 @@ import json
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.serving.server.envoy import ProxyOptions, proxy
+from local_ports import free_port, wait_until_it_listens
 
-PATIENCE_S = 60.0
+from saccade.serving.server.envoy import ProxyOptions, proxy
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ def running(
     program: str, folder: Path, servers: Sequence[str], ready_ports: Sequence[int], **named: Any
 ) -> Iterator[Envoy]:
     """Start Envoy in front of servers; it has probed each once when the block starts."""
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
+    port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     options = ProxyOptions(
         folder / "envoy.yaml",
@@ -92,22 +90,9 @@ def running(
         )
     try:
         envoy = Envoy(port, process, folder / "a", folder / "log")
-        _wait(envoy)
+        # It listens after the first round of readiness probes.
+        wait_until_it_listens(port, process, envoy.log)
         yield envoy
     finally:
         process.kill()
         process.wait(10)
-
-
-def _wait(envoy: Envoy) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        if envoy.process.poll() is not None:
-            break
-        with socket.socket() as probe:
-            probe.settimeout(0.1)
-            # It listens after the first round of readiness probes.
-            if probe.connect_ex(("127.0.0.1", envoy.port)) == 0:
-                return
-        time.sleep(0.02)
-    raise AssertionError(f"envoy does not listen: {envoy.log.read_text()}")

@@ -5,7 +5,7 @@ The folder's name is that of the family. tests/golden has a subset of the cases,
 suite runs.
 """
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,12 +16,7 @@ FAMILIES = tuple(sorted(path.stem for path in CASES.glob("*.py")))
 
 def cases_of(family: str) -> ModuleType:
     """Import the module that runs a family's cases, with `check(folder)` and `count(folder)`."""
-    spec = importlib.util.spec_from_file_location(f"golden_{family}", CASES / f"{family}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(f"golden_cases.{family}")
 
 
 def main(arguments: list[str]) -> int:

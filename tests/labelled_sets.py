@@ -9,11 +9,12 @@ import io
 import json
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from picture_files import png
 from PIL import Image
 
 SPLITS = ("train", "validation", "test")
@@ -36,7 +37,7 @@ def digits(per_class: int = 6, classes: int = 3, held_out: int = 1) -> list[Samp
     pixels = np.rint(loaded.images * 255 / 16).astype(np.uint8)
     return _split(
         [
-            [_png(image) for image in pixels[loaded.target == label][:per_class]]
+            [png(image) for image in pixels[loaded.target == label][:per_class]]
             for label in range(classes)
         ],
         [str(label) for label in range(classes)],
@@ -48,7 +49,7 @@ def noise(per_class: int = 5, classes: int = 2) -> list[Sample]:
     """Gray noise of 8 x 8 px, which needs no package."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (classes, per_class, 8, 8), dtype=np.uint8)
-    return _split([[_png(image) for image in own] for own in pixels], ["a", "b", "c"][:classes])
+    return _split([[png(image) for image in own] for own in pixels], ["a", "b", "c"][:classes])
 
 
 def photographs(per_class: int = 6, held_out: int = 1) -> list[Sample]:
@@ -63,15 +64,9 @@ def photographs(per_class: int = 6, held_out: int = 1) -> list[Sample]:
         for _ in range(per_class):
             height, width = (int(side) for side in rng.integers(24, 64, 2))
             top, left = (int(rng.integers(most)) for most in (300, 500))
-            own.append(_png(photograph[top : top + height, left : left + width]))
+            own.append(png(photograph[top : top + height, left : left + width]))
         pieces.append(own)
     return _split(pieces, [Path(name).stem for name in loaded.filenames], held_out)
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def _split(
@@ -159,23 +154,23 @@ def hugging_face_table(samples: Sequence[Sample], *, split: bool = False):
 
 
 def parquet_file(folder: Path, samples: Sequence[Sample]) -> str:
+    return parquet_of(hugging_face_table(samples, split=True), folder / "mine.parquet")
+
+
+def parquet_of(table: Any, path: Path) -> str:
     import pyarrow.parquet as pq
 
-    table = hugging_face_table(samples, split=True)
-    pq.write_table(table, folder / "mine.parquet", row_group_size=4)
-    return str(folder / "mine.parquet")
+    pq.write_table(table, path, row_group_size=4)
+    return str(path)
 
 
 def parquet_folder(folder: Path, samples: Sequence[Sample]) -> str:
     """As on the Hugging Face hub: `data/train-00000-of-00001.parquet`."""
-    import pyarrow.parquet as pq
-
     (folder / "data").mkdir()
     whole = hugging_face_table(samples)
     for split in SPLITS:
         rows = [place for place, one in enumerate(samples) if one.split == split]
-        path = folder / "data" / f"{split}-00000-of-00001.parquet"
-        pq.write_table(whole.take(rows), path, row_group_size=4)
+        parquet_of(whole.take(rows), folder / "data" / f"{split}-00000-of-00001.parquet")
     return str(folder)
 
 
@@ -231,9 +226,14 @@ def pixels(sample: Sample) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(sample.data)))
 
 
+def write_all(formats: Mapping[str, Callable[[Path, Any], str]], folder: Path, own: Any) -> None:
+    """Write a set in every format, each in its own folder."""
+    for name, write in formats.items():
+        place = folder / name.lower().replace(" ", "-")
+        place.mkdir(parents=True)
+        print(write(place, own))
+
+
 if __name__ == "__main__":
     for kind, samples in (("digits", digits(100, 10, 15)), ("photographs", photographs(100, 15))):
-        for name, write in FORMATS.items():
-            place = Path(sys.argv[1]) / kind / name.lower().replace(" ", "-")
-            place.mkdir(parents=True)
-            print(write(place, samples))
+        write_all(FORMATS, Path(sys.argv[1]) / kind, samples)

@@ -4,7 +4,6 @@
 `python tests/masked_sets.py FOLDER` writes them.
 """
 
-import io
 import json
 import sys
 import tarfile
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from labelled_sets import add_member, save_table
+from labelled_sets import add_member, parquet_of, save_table, write_all
+from picture_files import png
 from PIL import Image
 
 HEIGHT, WIDTH = 24, 40  # not square: 8 columns on each side are cut off
@@ -35,18 +35,10 @@ def scenes(count: int = 10) -> list[Pair]:
     return pairs
 
 
-def png(pixels: np.ndarray, **how: Any) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", **how)
-    return file.getvalue()
-
-
 def palette(mask: np.ndarray) -> bytes:
     image = Image.frombytes("P", mask.shape[::-1], mask.tobytes())
     image.putpalette([0, 0, 0, 200, 0, 0, 0, 200, 0])
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
+    return png(image)
 
 
 def folders(place: Path, pairs: Sequence[Pair]) -> str:
@@ -135,10 +127,7 @@ def table_of(pairs: Sequence[Pair]) -> Any:
 
 
 def parquet_file(place: Path, pairs: Sequence[Pair]) -> str:
-    import pyarrow.parquet as pq
-
-    pq.write_table(table_of(pairs), place / "mine.parquet", row_group_size=4)
-    return str(place / "mine.parquet")
+    return parquet_of(table_of(pairs), place / "mine.parquet")
 
 
 def saved_folder(place: Path, pairs: Sequence[Pair]) -> str:
@@ -169,7 +158,4 @@ FORMATS: dict[str, Callable[[Path, Sequence[Pair]], str]] = {
 
 
 if __name__ == "__main__":
-    for name, write in FORMATS.items():
-        place = Path(sys.argv[1]) / name.lower().replace(" ", "-")
-        place.mkdir(parents=True)
-        print(write(place, scenes(60)))
+    write_all(FORMATS, Path(sys.argv[1]), scenes(60))

@@ -5,7 +5,6 @@ Generated scenes as PNG files, with two or three sentences each.
 """
 
 import csv
-import io
 import json
 import sys
 import tarfile
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from labelled_sets import SPLITS, add_member, save_table
-from PIL import Image
+from labelled_sets import SPLITS, add_member, parquet_of, save_table, write_all
+from picture_files import png
 
 from saccade.models.data.captions import caption
 from saccade.models.data.shapes import scenes
@@ -38,14 +37,8 @@ def told(count: int, side_px: int = 16) -> list[Pair]:
     for place, (image, objects) in enumerate(zip(drawn.images, drawn.objects, strict=True)):
         texts = tuple(caption(objects, rng) for _ in range(2 + place % 2))
         split = SPLITS[max(0, place % 5 - 2)]
-        pairs.append(Pair(f"{place:04}.png", _png(image), texts, split))
+        pairs.append(Pair(f"{place:04}.png", png(image), texts, split))
     return sorted(pairs, key=lambda pair: SPLITS.index(pair.split))
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def _files(folder: Path, pairs: Sequence[Pair]) -> Iterator[tuple[str, Pair]]:
@@ -87,10 +80,7 @@ def table_of(pairs: Sequence[Pair]) -> Any:
 
 
 def parquet_file(folder: Path, pairs: Sequence[Pair]) -> str:
-    import pyarrow.parquet as pq
-
-    pq.write_table(table_of(pairs), folder / "pairs.parquet", row_group_size=4)
-    return str(folder / "pairs.parquet")
+    return parquet_of(table_of(pairs), folder / "pairs.parquet")
 
 
 def saved_folder(folder: Path, pairs: Sequence[Pair]) -> str:
@@ -149,7 +139,7 @@ def negatives(folder: Path, count: int = 8, side_px: int = 16) -> str:
     drawn = scenes("test", count, side_px=side_px, objects=(1, 1))
     entries = {}
     for place, (image, (one,)) in enumerate(zip(drawn.images, drawn.objects, strict=True)):
-        (folder / "images" / f"{place}.png").write_bytes(_png(image))
+        (folder / "images" / f"{place}.png").write_bytes(png(image))
         entries[str(place)] = {
             "filename": f"{place}.png",
             "caption": f"a {one.colour} {one.shape}",
@@ -165,7 +155,4 @@ def negatives(folder: Path, count: int = 8, side_px: int = 16) -> str:
 
 
 if __name__ == "__main__":
-    for name, write in FORMATS.items():
-        place = Path(sys.argv[1]) / name.lower().replace(" ", "-")
-        place.mkdir(parents=True)
-        print(write(place, told(400, 40)))
+    write_all(FORMATS, Path(sys.argv[1]), told(400, 40))

@@ -1,12 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image files as people have them, none of them square."""
 
+import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 ORIENTATION, ROTATED = 0x0112, 6  # the tag of EXIF, and a quarter turn
+
+
+def png(pixels: np.ndarray | Image.Image, **options: Any) -> bytes:
+    """Return a PNG file."""
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    file = io.BytesIO()
+    image.save(file, "PNG", **options)
+    return file.getvalue()
 
 
 def picture_files(folder: Path) -> list[Path]:

@@ -3,7 +3,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_ports import free_port
 
 
 def program_or_skip(name: str) -> str:
@@ -61,8 +61,7 @@ class Prometheus:
 def running(config: Path, place: Path) -> Iterator[Prometheus]:
     """Start Prometheus with a configuration; its data and log go into `place`."""
     program = program_or_skip("prometheus")
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
+    port = free_port()
     with (place / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
             [

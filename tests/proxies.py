@@ -6,11 +6,9 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import ssl
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_ports import free_port, wait_until_it_listens
 from tritonclient.grpc import InferenceServerClient
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,8 +74,7 @@ def nginx_or_skip() -> str:
 def running(grpc_port: int, http_port: int) -> Iterator[Proxy]:
     """Start nginx without privileges, with the committed files except addresses and limits."""
     nginx = nginx_or_skip()
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lay_out(folder, port, grpc_port, http_port)
@@ -90,19 +88,6 @@ def running(grpc_port: int, http_port: int) -> Iterator[Proxy]:
         finally:
             process.terminate()
             process.wait(10)
-
-
-def wait_until_it_listens(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Fail with its log if it does not."""
-    for _ in range(200):
-        if process.poll() is not None:
-            pytest.fail(f"nginx exited with {process.returncode}: {log.read_text()}")
-        with socket.socket() as probe:
-            probe.settimeout(0.05)
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.02)
-    pytest.fail(f"nginx does not listen: {log.read_text()}")
 
 
 def lay_out(folder: Path, port: int, grpc_port: int, http_port: int) -> None:

@@ -74,13 +74,11 @@ def photographs(scene: Scene) -> None:
 
 def picture_bombs(scene: Scene) -> None:
     """Send small files that take long to decode, after the caller has given up."""
-    import io
-
+    from picture_files import png
     from PIL import Image
 
-    file = io.BytesIO()
-    Image.new("L", (7000, 7000)).save(file, "PNG")
-    message = picture_request(scene.models, scene.models.full, [file.getvalue()] * 64)
+    bomb = png(Image.new("L", (7000, 7000)))
+    message = picture_request(scene.models, scene.models.full, [bomb] * 64)
     scene.send([with_timeout(message, 1_000_000)], timeout_s=1.2)
 
 

@@ -19,7 +19,6 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
 
 from chaos.processes import Watch
 from saccade.serving.server.addresses import ServeOptions
@@ -68,12 +67,7 @@ class Service:
         self.start_s = time.monotonic() - began
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def stop(self, within_s: float = 60) -> int | None:

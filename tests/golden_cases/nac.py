@@ -9,8 +9,8 @@ from typing import Any
 import nac_graph_golden as parts
 import numpy as np
 import torch
+from golden_refusals import arrays_of, weights_of
 from nac_executor_golden import RUNS
-from safetensors.torch import load_file
 from torch import Tensor
 
 from saccade.models.families import family_class
@@ -43,8 +43,8 @@ def ours(manifest: dict[str, Any]) -> list[dict[str, Any]]:
 
 def check_case(folder: Path, case: dict[str, Any]) -> Iterator[str]:
     """One line for each array of a case that is too far off."""
-    arrays = _arrays(folder, case)
-    computed_values = computed(case, arrays, _weights(folder, case))
+    arrays = arrays_of(folder, case)
+    computed_values = computed(case, arrays, weights_of(folder, case))
     draws = {draw["name"] for draw in case.get("draws") or ()}
     given = {*case["inputs"], *draws, "probe", *case.get("not_unique", ())}
     for name in sorted(set(arrays) - given):
@@ -61,20 +61,6 @@ def check_case(folder: Path, case: dict[str, Any]) -> Iterator[str]:
     for name in case.get("grad_none", ()):
         if np.any(computed_values.get(f"grad/{name}", np.zeros(1))):
             yield f"{case['id']}: {name} has a gradient"
-
-
-def _arrays(folder: Path, case: dict[str, Any]) -> dict[str, np.ndarray]:
-    where = case["arrays"]
-    with np.load(folder / where["file"]) as file:
-        return {name: file[where["prefix"] + name] for name in where["keys"]}
-
-
-def _weights(folder: Path, case: dict[str, Any]) -> Tensors:
-    where = case.get("weights")
-    if not where:
-        return {}
-    tensors = load_file(folder / where["file"])
-    return {name: tensors[where["prefix"] + name] for name in where["keys"]}
 
 
 def computed(

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from golden_refusals import lines_of
-from safetensors.torch import load_file
+from golden_refusals import arrays_of, lines_of, weights_of
 from torch import Tensor
 
 from saccade.models.layers.transformer import Block
@@ -55,9 +54,9 @@ def count(folder: Path) -> int:
 
 def failures(folder: Path, case: dict[str, Any]) -> list[str]:
     """Failures of one case: answers further off than its manifest allows."""
-    arrays = _arrays(folder, case)
+    arrays = arrays_of(folder, case)
     with torch.random.fork_rng(devices=[]):
-        actual = _KINDS[case["kind"]](case, arrays, _weights(folder, case))
+        actual = _KINDS[case["kind"]](case, arrays, weights_of(folder, case))
     if case.get("compare") is False:
         # Rounding noise decides these; only that there is an answer can be said.
         actual = {name: each for name, each in actual.items() if not np.isfinite(each).all()}
@@ -94,20 +93,6 @@ def check_keys(path: Path) -> list[str]:
         if (count := sum(parameter.numel() for parameter in model.parameters())) != wanted:
             lines.append(f"{path.name}: {count} parameters, expected {wanted}")
     return lines
-
-
-def _arrays(folder: Path, case: dict[str, Any]) -> dict[str, np.ndarray]:
-    where = case["arrays"]
-    with np.load(folder / where["file"]) as file:
-        return {name: file[where["prefix"] + name] for name in where["keys"]}
-
-
-def _weights(folder: Path, case: dict[str, Any]) -> dict[str, Tensor]:
-    where = case["weights"]
-    if where is None:
-        return {}
-    tensors = load_file(folder / where["file"])
-    return {name: tensors[where["prefix"] + name] for name in where["keys"]}
 
 
 def _numpy(**tensors: Tensor) -> dict[str, np.ndarray]:

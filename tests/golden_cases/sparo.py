@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from golden_refusals import lines_of
-from safetensors.torch import load_file
+from golden_refusals import arrays_of, lines_of, weights_of
 
 from saccade.models.official import open_clip, sparo_clip
 from saccade.models.official.conversion import Converted, Official
@@ -43,9 +42,9 @@ def count(folder: Path) -> int:
 
 
 def _check_case(folder: Path, case: dict[str, Any]) -> Iterator[str]:
-    arrays = _arrays(folder, case)
+    arrays = arrays_of(folder, case)
     runs = {"sparo_module": run_module, "sparo_type": run_type}
-    values = runs.get(case["kind"], run_clip)(case, arrays, _weights(folder, case))
+    values = runs.get(case["kind"], run_clip)(case, arrays, weights_of(folder, case))
     recorded = set(arrays) - {"input", "probe", "eos_indices", "image", "text"}
     for name in sorted(recorded - set(values)):
         yield f"{case['id']}: {name} was not computed"
@@ -54,20 +53,6 @@ def _check_case(folder: Path, case: dict[str, Any]) -> Iterator[str]:
         allowed = case["tolerance"]["atol"][name] + case["tolerance"]["rtol"] * abs(arrays[name])
         if not np.all(error <= allowed):
             yield f"{case['id']}: {name} is off by {error.max():.2e}"
-
-
-def _arrays(folder: Path, case: dict[str, Any]) -> dict[str, np.ndarray]:
-    where = case["arrays"]
-    with np.load(folder / where["file"]) as file:
-        return {name: file[where["prefix"] + name] for name in where["keys"]}
-
-
-def _weights(folder: Path, case: dict[str, Any]) -> dict[str, torch.Tensor]:
-    where = case["weights"]
-    if not where:
-        return {}
-    tensors = load_file(folder / where["file"])
-    return {name: tensors[where["prefix"] + name] for name in where["keys"]}
 
 
 def run_module(

@@ -14,6 +14,7 @@ import labelled_sets
 import numpy as np
 import pytest
 from labelled_sets import FORMATS, Sample
+from picture_files import png
 from PIL import Image
 
 import saccade
@@ -44,9 +45,7 @@ def _npz(folder: Path, samples: list[Sample]) -> str:
 
 
 def _resized(data: bytes) -> bytes:
-    file = io.BytesIO()
-    Image.open(io.BytesIO(data)).resize((SIDE_PX, SIDE_PX)).save(file, "PNG")
-    return file.getvalue()
+    return png(Image.open(io.BytesIO(data)).resize((SIDE_PX, SIDE_PX)))
 
 
 WRITERS = {**FORMATS, "npz": _npz}

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Prometheus before a served repository: no panel, rule or query of ours is empty there."""
 
-import io
 import json
 import math
 import os
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from metric_pages import page_of
-from PIL import Image
+from picture_files import png
 from places import ROOT
 from prometheus_program import promtool, running
 
@@ -43,9 +42,8 @@ POD = {"namespace": "default", "pod": "saccade-server-0"}
 def load(server, budgets):
     """Callers in a loop, one a variant; one of them sends junk, and one what has no variant."""
     stop = threading.Event()
-    file = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "PNG")
+    image = png(pixels)
 
     def call(image, options):
         with Client(server.url, server.model) as client:
@@ -53,8 +51,8 @@ def load(server, budgets):
                 with suppress(SaccadeError):
                     client.classify([image], **options)
 
-    kinds = [(file.getvalue(), {"budget": budget}) for budget in budgets]
-    kinds += [(b"junk", {}), (file.getvalue(), {"min_score": 1.0})]
+    kinds = [(image, {"budget": budget}) for budget in budgets]
+    kinds += [(b"junk", {}), (image, {"min_score": 1.0})]
     threads = [threading.Thread(target=call, args=kind) for kind in kinds]
     for thread in threads:
         thread.start()

@@ -5,14 +5,13 @@
 another host.
 """
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from places import ROOT
+from places import ROOT, module_at
 
 import saccade
 from saccade.core.errors import DISTRIBUTION
@@ -29,10 +28,7 @@ TAKEN_OVER = {"changelog.md", "contributing.md", "measuring.md"}
 
 def script(name: str) -> ModuleType:
     """A file of docs_site, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"docs_site_{name}", SITE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(SITE / f"{name}.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sound files with other bytes, values and headers: each is read, or refused with a message.
 
-The long form is benchmarks/fuzz_readers.py. A seed that failed there is kept in `FAILED`.
+The long form is tests/fuzz.py. A seed that failed there is kept in `FAILED`.
 """
 
 import json
@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 pytest.importorskip("msgpack", reason="pip install '.[export]'")
 
-from hypothesis import HealthCheck, given, settings
+from fuzz_seeds import with_seeds
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reader_fuzz import outcome, readers, sound_bytes, write_changed
 
@@ -46,14 +47,6 @@ def test_reader(name: str, tmp_path: Path) -> None:
     assert outcome(reader, path) == "read"
     ended = set()
 
-    @settings(
-        max_examples=EXAMPLES.get(name, 150),
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(st.integers(0, 2**32))
     def run(seed: int) -> None:
         write_changed(reader, sound, seed, path)
         ended.add(outcome(reader, path))
@@ -61,7 +54,7 @@ def test_reader(name: str, tmp_path: Path) -> None:
     for seed in FAILED.get(name, ()):
         write_changed(reader, sound, seed, path)
         outcome(reader, path)
-    run()
+    with_seeds(EXAMPLES.get(name, 150), run)
     assert "refused" in ended, "nothing that was changed was noticed"
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands killed at a few moments each; many more of all of them: `make check-killed`."""
 
-import importlib.util
 import json
 import signal
 import subprocess
@@ -9,7 +8,7 @@ import sys
 from functools import partial
 
 import pytest
-from places import TESTS
+from places import TESTS, module_at
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
@@ -42,9 +41,7 @@ def test_nothing_half_made_is_seen_and_the_next_run_ends_well(result, fault):
 
 
 def test_counts_of_other_commands_stay_and_the_same_trials_go_on():
-    spec = importlib.util.spec_from_file_location("killed_counts", CHECK.with_name("counts.py"))
-    counts = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(counts)
+    counts = module_at(CHECK.with_name("counts.py"))
     train, export = (counts.Tally(name, "SIGKILL", 50, 6, 5) for name in ("train", "export"))
     before = counts.merged(counts.result_of([train], {"seed": 0}), counts.result_of([export], {}))
     assert [result["command"] for result in before["results"]] == ["train", "export"]

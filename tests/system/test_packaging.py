@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wheel holds what the editable install shows, and a missing extra explains itself."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -12,7 +11,7 @@ import zipfile
 from importlib import metadata
 
 import pytest
-from places import PACKAGE, ROOT, package_files
+from places import PACKAGE, ROOT, module_at, package_files
 
 import saccade
 import saccade_serving
@@ -23,11 +22,7 @@ from saccade.core.machine import version_of
 @pytest.fixture(scope="module")
 def builder():
     """The script that builds wheels."""
-    path = ROOT / "supply_chain" / "wheel.py"
-    spec = importlib.util.spec_from_file_location("supply_chain_wheel", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "supply_chain" / "wheel.py")
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@
 Nothing here is timed: benchmarks/startup.py does that.
 """
 
-import importlib.util
 import json
 import subprocess
 import sys
+from unittest import mock
 
-from places import ROOT
+from places import ROOT, module_at
 
 SLOW = (
     "torch", "onnx", "onnxruntime", "onnxscript", "sklearn", "scipy", "matplotlib",
@@ -36,15 +36,8 @@ print(json.dumps(found))
 
 def the_benchmark():
     """benchmarks/startup.py, which is no package."""
-    path = ROOT / "benchmarks" / "startup.py"
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec = importlib.util.spec_from_file_location("benchmark_startup", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
+    with mock.patch.object(sys, "path", [str(ROOT / "benchmarks"), *sys.path]):
+        return module_at(ROOT / "benchmarks" / "startup.py")
 
 
 def test_helps_and_refusals_import_nothing_slow(tmp_path):

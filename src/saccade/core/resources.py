@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory and disk space that large models need: estimated and checked before any work.
 
-The estimates are compared with measured peaks by benchmarks/memory_peaks.py.
+The estimates are compared with measured peaks in benchmarks/results/memory_peaks.json.
 """
 
 import shutil

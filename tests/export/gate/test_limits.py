@@ -2,13 +2,10 @@
 """One measure of an error and one table of limits: whoever compares answers asks them."""
 
 import ast
-import importlib.util
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from unittest import mock
 
 import numpy as np
@@ -18,12 +15,11 @@ pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'")
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
-import torch
 from half_typed import add_variant, half_typed
 from places import ROOT
 from tiny_artefacts import FULL, INPUTS, artefacts, onnx_model
 
-from saccade.core.errors import SaccadeError, ServerFailed
+from saccade.core.errors import ServerFailed
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.gate import metrics
@@ -98,25 +94,6 @@ def passes_bench(tensor: np.ndarray, precision: str, folder: Path) -> bool:
     return True
 
 
-def passes_gpu_benchmark(answer: np.ndarray, precision: str, folder: Path) -> bool:
-    answers = {"unfolded": RIGHT, f"it {precision}": answer}
-    forms = {name: lambda x, each=each: torch.tensor(each) for name, each in answers.items()}
-    try:
-        benchmark("variants_gpu").check(forms, None)
-    except SaccadeError:
-        return False
-    return True
-
-
-def benchmark(name: str) -> ModuleType:
-    place = ROOT / "benchmarks"
-    spec = importlib.util.spec_from_file_location(name, place / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    with mock.patch.object(sys, "path", [str(place), *sys.path]):
-        spec.loader.exec_module(module)
-    return module
-
-
 # What takes or refuses answers, with the precisions that it knows and whether it measures against
 # the whole tensor.
 EVERY = ("fp32", "fp16", "bf16")
@@ -124,7 +101,6 @@ USERS: dict[str, tuple[Callable[[np.ndarray, str, Path], bool], tuple[str, ...],
     "gate": (passes_gate, EVERY, False),
     "preflight": (passes_preflight, EVERY, False),
     "bench": (passes_bench, EVERY, True),
-    "GPU benchmark": (passes_gpu_benchmark, ("fp32", "fp16"), True),
 }
 CASES = [
     (user, precision) for user, (_, precisions, _) in USERS.items() for precision in precisions

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changed ONNX files and manifests: each is read, or refused with a message.
 
-The long form is benchmarks/fuzz_graphs.py. Seeds that ended otherwise there are kept in `FAILED`.
+The long form is tests/fuzz.py --graphs. Seeds that ended otherwise there are kept in `FAILED`.
 """
 
 from pathlib import Path
 
 import graph_fuzz
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from fuzz_seeds import with_seeds
 
 FAILED: dict[str, tuple[int, ...]] = {"graph": (180,), "manifest": ()}
 
@@ -21,16 +20,5 @@ def test_it_is_read_or_refused(kind: str, tmp_path: Path) -> None:
 
     ended = {ending(seed) for seed in FAILED[kind]}
 
-    @settings(
-        max_examples=200,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(st.integers(0, 2**32))
-    def run(seed: int) -> None:
-        ended.add(ending(seed))
-
-    run()
+    with_seeds(200, lambda seed: ended.add(ending(seed)))
     assert ended == {"read", "refused"}

@@ -127,7 +127,7 @@ def record_everything() -> Recorder:
             recorder.record("sources", name, photograph, SMALL, normalised=photograph == EXAMPLE)
         recorder.record("sizes", name, "china.jpg", (48, 48))
         recorder.record("sizes", name, "astronaut.jpg", (45, 45))
-    for photograph in whole:  # the size of the shipped model that benchmarks/photographs.py takes
+    for photograph in whole:  # the size of the shipped SPARO
         recorder.record("sizes", "sparo-clip", photograph, (40, 40))
     for photograph, size in itertools.product(formats, (FULL, SMALL)):
         recorder.record("formats", "open-clip", photograph, size)

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from small_nac import KINDS, SMALL, given, nac
 from torch import Tensor
 
 from saccade.core.errors import SaccadeError, ShapeError
@@ -13,45 +14,6 @@ from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.nac.modulation import ModFC, Modulation
 from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.skmdpa import evaluation_bias, sampled_bias, signature_distance, skmdpa
-
-SMALL = {"modules": 16, "dim": 16, "code_dim": 6, "signature_dim": 5, "ffn_dim": 24, "seed": 1}
-CASES = {
-    "default": {},
-    "colour": {"channels": 3, "mean": (0.4, 0.5, 0.6), "std": (0.1, 0.2, 0.3)},
-    "tokens": {"input": "tokens", "token_dim": 5},
-    "dense": {"connectivity": "dense"},
-    "perceiver": {"connectivity": "dense", "modulation": False},
-    "conditional": {"conditional": True},
-    "conditioned": {"conditional": True, "condition_dim": 7},
-}
-
-
-def nac(**changes: object) -> NAC:
-    """A small float64 NAC in evaluation, away from its initial zeros and ones."""
-    model = NAC(NACConfig(**{**SMALL, **changes})).double().eval()
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for weight in model.parameters():
-            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-            weight.add_(0.1 * noise)
-        if not model.config.conditional:
-            model.rank_modules()
-    return model
-
-
-def given(model: NAC, batch: int = 3, seed: int = 3) -> dict[str, Tensor]:
-    """Arguments that the model takes."""
-    config, generator = model.config, torch.Generator().manual_seed(seed)
-    if config.input == "tokens":
-        x = torch.randn(batch, 6, config.token_dim, generator=generator)
-        arguments = {"x": x, "length": torch.arange(batch) * 2 % 6 + 1}
-    else:
-        shape = (batch, config.height_px, config.width_px, config.channels)
-        arguments = {"x": torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)}
-    if config.condition_dim:
-        condition = torch.randn(batch, 4, config.condition_dim, generator=generator)
-        arguments |= {"condition": condition, "condition_length": torch.arange(batch) % 4 + 1}
-    return arguments
 
 
 def test_mod_fc_is_equation_1() -> None:
@@ -115,7 +77,7 @@ def test_training_samples_and_evaluation_does_not() -> None:
 
 def test_modules_argument_runs_that_subset() -> None:
     for case in ("default", "conditioned", "dense"):
-        model = nac(**CASES[case])
+        model = nac(**KINDS[case])
         arguments = given(model)
         model.rank_modules(**arguments)
         logits = model(**arguments, modules=model.module_order[:4])
@@ -124,7 +86,7 @@ def test_modules_argument_runs_that_subset() -> None:
 
 @pytest.mark.parametrize("case", ("default", "conditional"))
 def test_pruning_twice_is_pruning_once(case: str) -> None:
-    model = nac(**CASES[case])
+    model = nac(**KINDS[case])
     arguments = given(model)
     model.rank_modules(**arguments)
     assert torch.allclose(model.prune(0.5).prune(0.5)(**arguments), model.prune(0.25)(**arguments))
@@ -132,7 +94,7 @@ def test_pruning_twice_is_pruning_once(case: str) -> None:
 
 def test_a_pruned_configuration_holds_the_pruned_weights() -> None:
     for case in ("default", "conditional"):
-        model = nac(**CASES[case])
+        model = nac(**KINDS[case])
         arguments = given(model)
         model.rank_modules(**arguments)
         pruned = model.prune(0.25)
@@ -154,11 +116,11 @@ def test_modules_rank_by_degree_and_ties_by_index() -> None:
         model.generator.signatures.copy_(torch.stack([angles.cos(), angles.sin()], -1))
         model.generator.signatures[2] = model.generator.signatures[0] * 3
     assert model.rank_modules().tolist() == [1, 3, 4, 0, 2]
-    assert nac(**CASES["dense"]).module_order.tolist() == list(range(16))
+    assert nac(**KINDS["dense"]).module_order.tolist() == list(range(16))
 
 
 def test_conditional_modules_rank_over_samples() -> None:
-    model = nac(**CASES["conditioned"])
+    model = nac(**KINDS["conditioned"])
     with pytest.raises(SaccadeError, match="calibration samples"):
         model.rank_modules()
     order = model.rank_modules(**given(model, batch=8))
@@ -167,7 +129,7 @@ def test_conditional_modules_rank_over_samples() -> None:
 
 @pytest.mark.parametrize("case", ("default", "tokens", "conditional"))
 def test_read_in_reassociates_exactly(case: str) -> None:
-    model = nac(**CASES[case])
+    model = nac(**KINDS[case])
     arguments = given(model)
     direct = model.details(**arguments)
     model.read_in.direct = False
@@ -192,7 +154,7 @@ def test_read_in_is_equations_4_and_5() -> None:
 
 
 def test_padding_beyond_the_length_is_not_seen() -> None:
-    model = nac(**CASES["tokens"])
+    model = nac(**KINDS["tokens"])
     arguments = given(model)
     outputs = model(**arguments)
     padded = arguments["x"].clone()
@@ -213,7 +175,7 @@ def test_logits_are_the_weighted_sum_of_one_linear_layer() -> None:
 
 
 def test_pixels_of_any_type_are_scaled_inside() -> None:
-    model = nac(**CASES["colour"])
+    model = nac(**KINDS["colour"])
     image = given(model)["x"]
     assert torch.equal(model(image), model(image.double()))
     scaled = model.tokenizer.scale(image)
@@ -242,7 +204,7 @@ def test_weights_come_from_the_seed_alone() -> None:
 
 
 def test_perceiver_has_neither_signatures_nor_code_weights() -> None:
-    names = nac(**CASES["perceiver"]).state_dict()
+    names = nac(**KINDS["perceiver"]).state_dict()
     assert not [name for name in names if "signature" in name or ".code." in name]
 
 
@@ -270,7 +232,7 @@ def test_configurations_out_of_range_are_refused(name: str, value: object) -> No
 
 
 def test_configuration_survives_json_and_refuses_unknown_fields() -> None:
-    config = NACConfig(**{**SMALL, **CASES["colour"]})
+    config = NACConfig(**{**SMALL, **KINDS["colour"]})
     assert NACConfig.from_dict(config.to_dict()) == config
     with pytest.raises(SaccadeError, match="unknown field 'depth'"):
         NACConfig.from_dict({"depth": 3})
@@ -284,9 +246,9 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ShapeError, match=r"image: found shape \[1, 9, 8, 1\]"):
         nac()(torch.zeros(1, 9, 8, 1))
     with pytest.raises(ShapeError, match=r"tokens: found shape \[1, 6, 4\]"):
-        nac(**CASES["tokens"])(torch.zeros(1, 6, 4))
+        nac(**KINDS["tokens"])(torch.zeros(1, 6, 4))
     with pytest.raises(SaccadeError, match="Pass condition="):
-        nac(**CASES["conditioned"])(torch.zeros(1, 8, 8, 1))
+        nac(**KINDS["conditioned"])(torch.zeros(1, 8, 8, 1))
     with pytest.raises(SaccadeError, match="Leave condition out"):
         nac()(torch.zeros(1, 8, 8, 1), condition=torch.zeros(1, 2, 7))
 

@@ -7,13 +7,12 @@ import math
 import pytest
 import torch
 from fixed_fold import folded_in_order
+from small_nac import KINDS, given, nac
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from saccade.models.nac.components import OUTPUTS
-from saccade.models.nac.model import NAC, NACConfig
 
-SMALL = {"modules": 16, "dim": 16, "code_dim": 6, "signature_dim": 5, "ffn_dim": 24, "seed": 1}
 # In the form of the authors' code: as their INET-110E templates, their baseline, and
 # TINY-INET-NC-X, whose read-in modules stay beside the processor's.
 THEIRS = {
@@ -55,6 +54,7 @@ BESIDE = {
     "head_norm": True,
 }
 CASES = {
+    **KINDS,
     "authors": PAPER,
     "authors, tokens": {"input": "tokens", "token_dim": 5, "token_width": 9, "heads": 2},
     "authors, baseline": {**THEIRS, **FIRST, "connectivity": "dense", "modulation": False},
@@ -68,15 +68,10 @@ CASES = {
         "read_out_residual": True,
         "sender_norm": True,
     },
-    "default": {},
     "conv": {"tokenizer": "conv"},
-    "colour": {"channels": 3, "mean": (0.4, 0.5, 0.6), "std": (0.1, 0.2, 0.3)},
-    "tokens": {"input": "tokens", "token_dim": 5},
     "token positions": {"input": "tokens", "token_dim": 5, "max_tokens": 9},
     "sinusoids": {"input": "tokens", "token_dim": 5, "max_tokens": 9, "positions": "sinusoidal"},
     "frozen": {"connectivity": "frozen"},
-    "dense": {"connectivity": "dense"},
-    "perceiver": {"connectivity": "dense", "modulation": False},
     "no modulation": {"modulation": False},
     "plain read": {"read_norm": False, "confidence": "module", "activation": "relu"},
     "geglu": {"ffn_gate": "geglu", "modfc_norm_affine": False},
@@ -88,38 +83,8 @@ CASES = {
     "conditional, truncated": {"conditional": True, "truncate": 0.9, "epsilon_learned": True},
     "noise of training": {"drop_path": 0.2, "code_noise": 0.05},
     "one module": {"modules": 1},
-    "conditional": {"conditional": True},
-    "conditioned": {"conditional": True, "condition_dim": 7},
     "conditional dense": {"conditional": True, "connectivity": "dense"},
 }
-
-
-def nac(**changes: object) -> NAC:
-    """A small float64 NAC in evaluation, away from its initial zeros and ones."""
-    model = NAC(NACConfig(**{**SMALL, **changes})).double().eval()
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for weight in model.parameters():
-            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-            weight.add_(0.1 * noise)
-        if not model.config.conditional:
-            model.rank_modules()
-    return model
-
-
-def given(model: NAC, batch: int = 3, seed: int = 3) -> dict[str, Tensor]:
-    """Arguments that the model takes."""
-    config, generator = model.config, torch.Generator().manual_seed(seed)
-    if config.input == "tokens":
-        x = torch.randn(batch, 6, config.token_dim, generator=generator)
-        arguments = {"x": x, "length": torch.arange(batch) * 2 % 6 + 1}
-    else:
-        shape = (batch, config.height_px, config.width_px, config.channels)
-        arguments = {"x": torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)}
-    if config.condition_dim:
-        condition = torch.randn(batch, 4, config.condition_dim, generator=generator)
-        arguments |= {"condition": condition, "condition_length": torch.arange(batch) % 4 + 1}
-    return arguments
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "one module"])

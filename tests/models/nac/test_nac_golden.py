@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors of the NAC authors' own code, forward and gradients."""
 
-import importlib.util
 import json
 
 import pytest
@@ -11,15 +10,13 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 
 FOLDER = TESTS / "golden" / "nac"
-CHECK = TESTS / "golden_cases" / "nac.py"
 
 
 @pytest.fixture(scope="module")
 def cases():
-    spec = importlib.util.spec_from_file_location("golden_nac", CHECK)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    from golden_cases import nac
+
+    return nac
 
 
 def manifest():
@@ -44,7 +41,7 @@ def test_every_key_of_a_shipped_template_finds_its_place(cases, file):
 
 def test_the_check_can_fail(cases):
     case = case_named("model_eval")
-    arrays, weights = cases._arrays(FOLDER, case), cases._weights(FOLDER, case)
+    arrays, weights = cases.arrays_of(FOLDER, case), cases.weights_of(FOLDER, case)
     weights["output_tokenizer.to_logits.weight"][0, 0] += 0.01
     values = cases.computed(case, arrays, weights)
     assert abs(values["logits"] - arrays["logits"]).max() > 1e-4
@@ -53,6 +50,6 @@ def test_the_check_can_fail(cases):
 
 def test_pixels_to_logits_to_a_trillionth(cases):
     case = case_named("model_eval")
-    arrays = cases._arrays(FOLDER, case)
-    values = cases.computed(case, arrays, cases._weights(FOLDER, case))
+    arrays = cases.arrays_of(FOLDER, case)
+    values = cases.computed(case, arrays, cases.weights_of(FOLDER, case))
     assert abs(values["logits"] - arrays["logits"]).max() < 1e-12

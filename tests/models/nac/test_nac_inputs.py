@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+import small_nac
 import torch
+from small_nac import SMALL
 from torch import Tensor, nn
 
 from saccade.core.errors import SaccadeError, ShapeError
@@ -16,7 +18,6 @@ from saccade.models.nac.components import model_arguments
 from saccade.models.nac.config import PRESETS
 from saccade.models.nac.model import NAC, NACConfig
 
-SMALL = {"modules": 16, "dim": 16, "code_dim": 6, "signature_dim": 5, "ffn_dim": 24, "seed": 1}
 CONDITION = {"conditional": True, "condition_dim": 7, "condition_tokens": 5}
 CASES: dict[str, dict[str, Any]] = {
     "image": {},
@@ -55,16 +56,9 @@ VARYING = [name for name, case in CASES.items() if "max_tokens" in case or "cond
 
 def nac(case: str, **changes: object) -> NAC:
     """A small float64 NAC in evaluation, away from its initial zeros and ones."""
-    model = NAC(NACConfig(**{**SMALL, **CASES[case], **changes})).double().eval()
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for weight in model.parameters():
-            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-            weight.add_(0.1 * noise)
+    model = small_nac.nac(**{**CASES[case], **changes})
     if model.config.conditional:
         model.rank_modules(*model_arguments(model.config, inputs_of(model, 16)))
-    else:
-        model.rank_modules()
     return model
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slot attention: recorded cases, equivariance, initial states, folding, what is exported."""
 
-import importlib.util
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +22,6 @@ from saccade.models.slot_attention.model import SlotModel
 from saccade.models.slot_attention.rounds import SlotAttention
 
 GOLDEN = TESTS / "golden" / "slot_attention"
-CASES = TESTS / "golden_cases" / "slot_attention.py"
 TINY = PRESETS["slot-attention-tiny"]
 BASELINE = replace(TINY, attention="sa", grid_embedding="project_add", grid_embedding_mlp=8)
 CNN = {
@@ -49,10 +47,9 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def golden():
-    spec = importlib.util.spec_from_file_location("golden_slot_attention", CASES)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    from golden_cases import slot_attention
+
+    return slot_attention
 
 
 def model_of(config: SlotConfig) -> SlotModel:

@@ -36,7 +36,7 @@ def test_full_size_keys_load_in_both_forms_of_the_dense_block(golden):
 @pytest.mark.parametrize("kind", ["classifier", "mgcrp", "token_embed", "sot", "mpn"])
 def test_other_weights_would_be_seen(kind, golden, monkeypatch):
     case = next(case for case in CASES if case["kind"] == kind)
-    arrays = golden._arrays
+    arrays = golden.arrays_of
 
     def moved(folder, of):
         return {
@@ -44,5 +44,5 @@ def test_other_weights_would_be_seen(kind, golden, monkeypatch):
             for name, array in arrays(folder, of).items()
         }
 
-    monkeypatch.setattr(golden, "_arrays", moved)
+    monkeypatch.setattr(golden, "arrays_of", moved)
     assert golden.failures(GOLDEN, case)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ViT, DeiT, Swin and SoT checkpoints under their documented names, read into our trunks."""
 
-import importlib.util
 import json
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ from places import TESTS
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
+import timm_files as files  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -17,11 +17,6 @@ from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.official import sot, vit  # noqa: E402
 from saccade.models.official.conversion import Official  # noqa: E402
 from saccade.models.sot.config import PRESETS  # noqa: E402
-
-_SPEC = importlib.util.spec_from_file_location("timm_files", TESTS / "timm_files.py")
-assert _SPEC is not None and _SPEC.loader is not None
-files = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(files)
 
 KEYS = TESTS / "golden" / "sot" / "SoT_Tiny.keys.json"
 

@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Swin checkpoints against attention written down anew, and torchvision's names of ViT and Swin."""
 
-import importlib.util
 from dataclasses import replace
 
 import pytest
-from places import TESTS
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
+import timm_files as files  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from saccade.models.official import swin, vit  # noqa: E402
 from saccade.models.official.conversion import Official  # noqa: E402
-
-_SPEC = importlib.util.spec_from_file_location("timm_files", TESTS / "timm_files.py")
-assert _SPEC is not None and _SPEC.loader is not None
-files = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(files)
 
 
 def swin_tokens(tensors, pixels):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors of SPARO's own code and the ids of CLIP's own tokenizer."""
 
-import importlib.util
 import json
 import shutil
 
@@ -20,15 +19,13 @@ from saccade.models.sparo.model import Sparo
 from saccade.models.sparo.text_tokens import TextEncoder, checked_merges, clean
 
 FOLDER = TESTS / "golden" / "sparo"
-CHECK = TESTS / "golden_cases" / "sparo.py"
 
 
 @pytest.fixture(scope="module")
 def cases():
-    spec = importlib.util.spec_from_file_location("golden_sparo", CHECK)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    from golden_cases import sparo
+
+    return sparo
 
 
 def test_every_copied_case_is_within_its_tolerance(cases):

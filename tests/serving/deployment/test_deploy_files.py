@@ -2,7 +2,6 @@
 """Manifests and chart, rendered by kubectl and helm, against Kubernetes' schemas and each other."""
 
 import copy
-import importlib.util
 import re
 import shutil
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from places import ROOT
+from places import ROOT, module_at
 from rendered import charted, kustomized, pods
 
 from saccade.serving.bulk.options import BulkOptions
@@ -38,10 +37,7 @@ ON_GPU = Requirements(gpu=True, runtimes=("tensorrt",), rate_limit=True)
 
 
 def the_script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, DEPLOY / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(DEPLOY / f"{name}.py")
 
 
 @pytest.fixture(scope="module")

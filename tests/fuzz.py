@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fuzz every file reader with many changed files, in processes with limits; write the counts.
 
-    python benchmarks/fuzz_readers.py --examples 100000 --minutes 60
+    python tests/fuzz.py --examples 100000 --minutes 60
+    python tests/fuzz.py --graphs --minutes 60     # ONNX files and their manifests
 
 The rule: a file is read or refused with SaccadeError within 5 s of CPU time, and the process
 never uses more than 1 GiB.
@@ -18,11 +19,16 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "benchmarks" / "results" / "fuzz_readers.json"
+from places import ROOT
+
+sys.path.append(str(Path(__file__).parent / "plugins"))
+RESULTS = ROOT / "benchmarks" / "results"
+
+GRAPHS = ("graph", "manifest")
 MOST_SECONDS, MOST_MIB = 5.0, 1024
 _ADDRESSES = 8 * 2**30  # torch alone needs some of it
 KEPT = 20  # failures
@@ -30,28 +36,44 @@ KEPT = 20  # failures
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-def fuzz(name: str, examples: int, seconds: float, first: int) -> dict[str, Any]:
-    """Fuzz one reader with `examples` seeds from `first` on, or as many as time allows."""
-    sys.path.insert(0, str(ROOT / "tests"))
+Example = Callable[[], str]  # reads one changed file, and says whether it was read or refused
+
+
+def examples_of(name: str, folder: Path) -> Callable[[int], Example]:
+    """Return what changes the file of a seed, for one reader or kind of graph file."""
+    if name in GRAPHS:
+        import graph_fuzz
+
+        return lambda seed: partial(graph_fuzz.outcome, name, seed, folder)
     from reader_fuzz import outcome, readers, sound_bytes, write_changed
 
+    reader = readers()[name]
+    path = folder / reader.name
+    sound = sound_bytes(reader, path)
+    reader.read(path)  # a valid file can be read
+
+    def changed(seed: int) -> Example:
+        write_changed(reader, sound, seed, path)
+        return lambda: outcome(reader, path)
+
+    return changed
+
+
+def fuzz(name: str, examples: int, seconds: float, first: int) -> dict[str, Any]:
+    """Fuzz one reader with `examples` seeds from `first` on, or as many as time allows."""
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
     signal.signal(signal.SIGVTALRM, too_long)
     ended = {"read": 0, "refused": 0}
     failures: list[dict[str, Any]] = []
     slowest, slowest_seed = 0.0, first
     with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
-        reader = readers()[name]
-        path = Path(folder) / reader.name
-        sound = sound_bytes(reader, path)
-        reader.read(path)  # a valid file can be read
+        changed = examples_of(name, Path(folder))
         start = time.monotonic()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         for seed in range(first, first + examples):
             if time.monotonic() - start > seconds:
                 break
-            write_changed(reader, sound, seed, path)
-            took, end = timed(lambda: outcome(reader, path))
+            took, end = timed(changed(seed))
             if isinstance(end, dict):
                 failures.append({"seed": seed, **end})
                 end = "failed"
@@ -116,7 +138,6 @@ def in_a_process(name: str, examples: int, seconds: float, first: int) -> dict[s
 
 
 def main() -> int:
-    sys.path.insert(0, str(ROOT / "tests"))
     from reader_fuzz import outcome, readers, sound_bytes
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -124,18 +145,21 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=600, help="time for all readers together")
     parser.add_argument("--first", type=int, default=0, help="seed")
     parser.add_argument("--reader", action="append", help="only this reader; may be repeated")
+    parser.add_argument("--graphs", action="store_true", help="ONNX files and manifests instead")
     parser.add_argument("--go-on", action="store_true", help="continue after the seeds in --out")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, help="fuzz_readers.json, or fuzz_graphs.json")
     given = parser.parse_args()
-    names = given.reader or list(readers())
+    title = "kinds" if given.graphs else "readers"
+    out = given.out or RESULTS / f"fuzz_{'graphs' if given.graphs else 'readers'}.json"
+    names = given.reader or list(GRAPHS if given.graphs else readers())
     with tempfile.TemporaryDirectory() as folder:  # so that the children have these imports
         reader = readers()["checkpoint"]
         sound_bytes(reader, Path(folder) / reader.name)
         outcome(reader, Path(folder) / reader.name)
     began_all = time.monotonic()
     counts: dict[str, Any] = {}
-    if (given.reader or given.go_on) and given.out.exists():  # keep the counts of the others
-        counts = json.loads(given.out.read_text())["readers"]
+    if (given.reader or given.go_on) and out.exists():  # keep the counts of the others
+        counts = json.loads(out.read_text())[title]
     for index, name in enumerate(names):
         left = 60 * given.minutes - (time.monotonic() - began_all)
         seconds = left / (len(names) - index)
@@ -147,7 +171,7 @@ def main() -> int:
         one["wall_seconds"] = round(time.monotonic() - began, 1)
         counts[name] = together(before, one) if before else one
         print(name, json.dumps(counts[name])[:600], flush=True)
-        _write(given.out, counts)
+        _write(out, title, counts)
     failed = [
         name
         for name, count in counts.items()
@@ -170,12 +194,12 @@ def together(before: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _write(path: Path, counts: dict[str, Any]) -> None:
+def _write(path: Path, title: str, counts: dict[str, Any]) -> None:
     content = {
         "law": {"seconds": MOST_SECONDS, "mib": MOST_MIB, "traces": 0},
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
         "examples": sum(count["examples"] for count in counts.values()),
-        "readers": counts,
+        title: counts,
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
 
