@@ -227,7 +227,7 @@ def read_frontier(path: Path) -> Frontier:
         VERSION,
         complete=lambda content: _complete(content, where),
         problems=lambda frontier: _problems(frontier, where),
-        again=_AGAIN,
+        command="saccade bench FOLDER",
     )
 
 
@@ -407,9 +407,6 @@ def own_cost(entry: FrontierEntry) -> CostFigure:
 
 def _goodness(entry: FrontierEntry) -> float:
     return entry.score.value if entry.score.higher_is_better else -entry.score.value
-
-
-_AGAIN = "Measure again with: saccade bench FOLDER"
 
 
 def entry_of(value: Any) -> FrontierEntry:

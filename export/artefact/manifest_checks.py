@@ -32,12 +32,11 @@ def read_stored(
     complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     problems: Callable[[T], Iterable[str]],
     command: str = EXPORT,
-    again: str = AGAIN,
 ) -> T:
     """Read a JSON file of a schema and version, and check every key, type and value.
 
     `complete` adds keys that only some files have. `problems` yields in what the content
-    contradicts itself. `command` writes such a file, and `again` says so.
+    contradicts itself. `command` writes such a file.
 
     Raises: SaccadeError for the first thing that is wrong.
     """
@@ -53,8 +52,8 @@ def read_stored(
         for problem in problems(value):
             raise SaccadeError(f"{path}: {problem}. {AGAIN}")
     except SaccadeError as error:
-        # The value checks are shared by files whose advice differs.
-        raise SaccadeError(str(error).replace(AGAIN, again)) from error
+        # The value checks are shared by files that other commands write.
+        raise SaccadeError(str(error).replace(EXPORT, command)) from error
     return value
 
 

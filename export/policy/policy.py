@@ -186,7 +186,11 @@ def texts_sha256(texts: Iterable[str]) -> str:
 
 def calibrate_again(folder: Path) -> str:
     """Return what to do about a policy that cannot be used."""
-    return f"Calibrate again with: saccade calibrate {shlex.quote(str(folder))} --data DATA"
+    return f"Calibrate again with: {_calibrate(folder)}"
+
+
+def _calibrate(folder: Path) -> str:
+    return f"saccade calibrate {shlex.quote(str(folder))} --data DATA"
 
 
 def read_policies(path: Path) -> PolicyFile:
@@ -202,7 +206,7 @@ def read_policies(path: Path) -> PolicyFile:
         VERSION,
         complete=lambda content: {**_ABSENT, **content},
         problems=lambda content: _contradictions(content, path.name),
-        again=calibrate_again(path.parent),
+        command=_calibrate(path.parent),
     )
 
 

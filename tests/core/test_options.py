@@ -41,7 +41,7 @@ REFUSED = (
 def test_a_value_that_the_annotation_does_not_allow_names_its_flag(given, words):
     with pytest.raises(SaccadeError) as refused:
         Own(**given)
-    assert str(refused.value).startswith(words) and "Export again" not in str(refused.value)
+    assert str(refused.value).startswith(words) and "Write it again" not in str(refused.value)
 
 
 def test_values_are_as_their_annotations():

@@ -32,7 +32,7 @@ VERSION = 1
 PLAN_SUFFIX = ".plan"
 Engine = Literal["tensorrt", "tensorrt-rtx"]
 BUILD = "saccade build ARTEFACT"
-AGAIN = f"Build it again with: {BUILD}"
+AGAIN = f"Write it again with: {BUILD}"
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
 
 Profile = dict[str, tuple[int, ...]]  # min, opt, max -> the shape
@@ -92,7 +92,6 @@ def read_engine_manifest(path: Path, name: str | None = None) -> EngineManifest:
         VERSION,
         problems=lambda content: _contradictions(content.engine, name or path.name),
         command=BUILD,
-        again=AGAIN,
     ).engine
 
 

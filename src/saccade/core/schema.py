@@ -19,7 +19,7 @@ from saccade.core.files import read_regular
 from saccade.core.json_text import parse_json
 
 EXPORT = "saccade export CHECKPOINT --out FOLDER --force"
-AGAIN = f"Export again with: {EXPORT}"
+AGAIN = f"Write it again with: {EXPORT}"
 _LARGEST_INT = 2**63 - 1  # what all our readers support
 _WORDS = {
     int: "a whole number",

@@ -287,7 +287,7 @@ def test_refuses_a_file_that_says(case, tmp_path):
     change, words = WRONG[case]
     path = tmp_path / FILE_NAME
     path.write_text(broken(change))
-    with pytest.raises(SaccadeError, match="Measure again") as caught:
+    with pytest.raises(SaccadeError, match="rite it again with: saccade bench") as caught:
         read_frontier(path)
     assert words in str(caught.value)
 
