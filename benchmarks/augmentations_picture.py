@@ -14,7 +14,7 @@ from PIL import Image
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from saccade.models.data.augment import CHANGES, Augment, mixed
+from saccade.models.data.augment import CHANGES, Augment, ImageMix
 from saccade.models.image_decoding import fit
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.training.regularization import AFFINE
@@ -51,11 +51,10 @@ def rows() -> dict[str, list[np.ndarray]]:
         alphas = {"mixup": 0.0, "cutmix": 0.0} | {name: 1.0}
         drawn[name] = []
         for index in range(DRAWS):
-            images, targets = mixed(
-                resized, np.arange(2), 2, np.random.default_rng((7, index)), **alphas
-            )
-            drawn[name].append(images[0])
-            drawn[name + str(index)] = [targets[0]]
+            rng = np.random.default_rng((7, index))
+            mix = ImageMix.draw(*resized.shape[1:3], rng, **alphas)
+            drawn[name].append(mix.images(resized[:1], resized[-1:])[0])
+            drawn[name + str(index)] = [mix.targets(np.arange(2), 2)[0]]
     return drawn
 
 

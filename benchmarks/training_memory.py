@@ -57,7 +57,7 @@ class Classify:
     def samples(self, batch: Any) -> int:
         return len(batch["labels"])
 
-    rows = weight = samples
+    weight = samples
 
 
 def measured(name: str, batch: int) -> dict[str, float]:

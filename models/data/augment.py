@@ -346,47 +346,50 @@ OPS: dict[str, _Op] = {
 }
 
 
-def mixed(
-    images: np.ndarray,
-    labels: np.ndarray,
-    classes: int,
-    rng: np.random.Generator,
-    *,
-    mixup: float,
-    cutmix: float,
-    rows: slice = slice(None),
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mix each image of a batch with the one before it, by one draw of Beta(alpha, alpha).
+@dataclass(frozen=True)
+class ImageMix:
+    """How each image of a batch is mixed with the one before it: `own` is its share.
 
-    `mixup` and `cutmix` are their alphas; if neither is 0, one of the two is drawn per batch. With
-    cutmix the share is that of the pixels. Of the images, only `rows` are mixed and returned.
+    With mixup, that of all its pixels; with cutmix, `box` shows the image before.
 
-    Shapes: images [n h w c] uint8, labels [n] -> images [rows h w c], targets [n classes] float32,
-            which sum to 1.
     Source: Zhang et al. 2018 (mixup); Yun et al. 2019 (cutmix).
     """
-    cut = cutmix > 0 and (not mixup or rng.random() < 0.5)
-    own = float(rng.beta(cutmix, cutmix) if cut else rng.beta(mixup, mixup))
-    others = np.roll(np.arange(len(labels)), 1)
-    changed, before = images[rows], images[others[rows]]
-    if cut:
-        height, width = images.shape[1:3]
-        box = _cut_box(height, width, own, rng)
-        own = 1 - images[0, *box, 0].size / images[0, ..., 0].size
-        changed = changed.copy()
-        changed[:, *box] = before[:, *box]
-    else:
-        blend = own * changed.astype(np.float32) + (1 - own) * before
-        changed = np.rint(blend).astype(np.uint8)
-    one_hot = np.eye(classes, dtype=np.float32)[labels]
-    return changed, np.float32(own) * one_hot + np.float32(1 - own) * one_hot[others]
+
+    own: float
+    box: tuple[slice, slice] | None = None
+
+    @classmethod
+    def draw(
+        cls, height: int, width: int, rng: np.random.Generator, *, mixup: float, cutmix: float
+    ) -> "ImageMix":
+        """Draw once of Beta(alpha, alpha); `mixup` and `cutmix` are the alphas.
+
+        If neither is 0, one of the two is drawn.
+        """
+        cut = cutmix > 0 and (not mixup or rng.random() < 0.5)
+        own = float(rng.beta(cutmix, cutmix) if cut else rng.beta(mixup, mixup))
+        if not cut:
+            return cls(own)
+        rows, columns = (_cut_side(length, own, rng) for length in (height, width))
+        area = (rows.stop - rows.start) * (columns.stop - columns.start)
+        return cls(1 - area / (height * width), (rows, columns))
+
+    def images(self, images: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """Shapes: images and those before them [n h w c] uint8 -> the same."""
+        if self.box is None:
+            blend = self.own * images.astype(np.float32) + (1 - self.own) * before
+            return np.rint(blend).astype(np.uint8)
+        changed = images.copy()
+        changed[:, *self.box] = before[:, *self.box]
+        return changed
+
+    def targets(self, labels: np.ndarray, classes: int) -> np.ndarray:
+        """Shapes: labels [n] of a whole batch -> [n classes] float32, which sum to 1."""
+        one_hot = np.eye(classes, dtype=np.float32)[labels]
+        return np.float32(self.own) * one_hot + np.float32(1 - self.own) * np.roll(one_hot, 1, 0)
 
 
-def _cut_box(height: int, width: int, own: float, rng: np.random.Generator) -> tuple[slice, slice]:
-    """Draw a box of the image's shape and 1 - own of its area; what is outside is cut off."""
-    side = math.sqrt(1 - own)
-    sides = []
-    for length in (height, width):
-        half, center = int(length * side) // 2, int(rng.integers(length))
-        sides.append(slice(max(0, center - half), min(length, center + half)))
-    return sides[0], sides[1]
+def _cut_side(length: int, own: float, rng: np.random.Generator) -> slice:
+    """Draw a side of a box with 1 - own of the area; what is outside the image is cut off."""
+    half, center = int(length * math.sqrt(1 - own)) // 2, int(rng.integers(length))
+    return slice(max(0, center - half), min(length, center + half))

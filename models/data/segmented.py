@@ -107,7 +107,8 @@ def segmented_images(
     shown = Path(name).name
     if isinstance(source, MaskArrays | ArrayFile):
         return _of_arrays(source, rows, preprocessing, shown, split)
-    lazy = Images(source, rows, (preprocessing or plain_preprocessing(source, side_px)).wanted())
+    wanted = (preprocessing or plain_preprocessing(source, side_px)).wanted()
+    lazy = Images(source, rows, wanted, asked.once)
     masked = isinstance(source, MaskSource) and source.masked
     masks = Masks(lazy, rows, asked.background) if masked else None
     kept = readable_rows(name, split, lazy if masks is None else masks, asked.skip_bad)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.samples.images import Own
 from saccade.models.data.segmented import segmented_images
 from saccade.models.data.shapes import scene_batch, scenes
 from saccade.models.data.tetrominoes import PIECES, tetromino_batch, tetrominoes
@@ -24,7 +23,7 @@ from saccade.models.slot_attention.initial import initial_states
 from saccade.models.slot_attention.model import SlotModel, random_pose
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.regularization import ImageChanges
-from saccade.models.training.task import Recipe, Task
+from saccade.models.training.task import BatchImages, Recipe, Task
 
 SOURCE_FIELDS = ("positions", "side_px")  # keys of --set, for generated scenes
 _SIDES = {"tetrominoes": 20, "shapes": 32}
@@ -40,14 +39,14 @@ _MOST_OBJECTS = {"tetrominoes": PIECES, "shapes": 4}
 class SceneSource:
     """Images to train on and to validate on.
 
-    Shapes: draw(rng, n, own) -> images [n h w c] uint8; validation: suffix of the score's name,
+    Shapes: draw(rng, n) -> images [n h w c] uint8; validation: suffix of the score's name,
             images, masks [n h w] uint8 or None; calibration(n) -> arrays by name.
     """
 
     name: str
     sha256: Mapping[str, str]
     fields: Mapping[str, Any]  # of the configuration
-    draw: Callable[[np.random.Generator, int, Own], np.ndarray]
+    draw: Callable[[np.random.Generator, int], BatchImages]
     validation: tuple[tuple[str, np.ndarray, np.ndarray | None], ...]
     calibration: Callable[[int], dict[str, np.ndarray]]
 
@@ -83,9 +82,9 @@ def _generated(name: str, options: TrainOptions, recipe: Recipe, validation: int
 
     changes = ImageChanges(recipe)
 
-    def draw(rng: np.random.Generator, count: int, own: Own) -> np.ndarray:
+    def draw(rng: np.random.Generator, count: int) -> BatchImages:
         drawn = batches(rng, count, side_px=side, positions=positions)
-        return changes.pixels(drawn.images, rng, own)
+        return changes.drawn(drawn.images, rng)[0]
 
     def calibration(count: int) -> dict[str, np.ndarray]:
         some = splits("train", count, side_px=side, positions=positions)
@@ -144,9 +143,7 @@ def _pictures(name: str, options: TrainOptions, recipe: Recipe, validation: int)
         # The masks of the training images are not all read: only those for calibration are used.
         sha256={"train": training.images_sha256, "validation": held_out.sha256},
         fields=fields,
-        draw=lambda rng, count, own: changes.pixels_at(
-            rng.integers(len(images), size=count), rng, own
-        ),
+        draw=lambda rng, count: changes.chosen(rng.integers(len(images), size=count), rng)[0],
         validation=(("", np.asarray(scored.images), masks),),
         calibration=calibration,
     )
@@ -233,16 +230,16 @@ class SlotTask(Task):
         with torch.no_grad():
             self.model.decoder.project.weight.mul_(GRID_GAIN)
 
-    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Any]:
         """Return images [b h w c] uint8, and initial slots: noise [b k d], pose [b k p]."""
         config, count = self.model.config, self.recipe.batch
-        images = self.source.draw(rng, count, self.own)
+        images = self.source.draw(rng, count)
         pose = random_pose(config, rng, count)
         learned = config.initial_slots == "learned"
         width = 0 if learned else config.slot_dim
         noise = rng.standard_normal((count, config.slots, width)).astype(np.float32)
-        named = {"images": images, "pose": pose, "noise": noise}
-        return {name: torch.from_numpy(value) for name, value in named.items()}
+        named = {"pose": torch.from_numpy(pose), "noise": torch.from_numpy(noise)}
+        return {"images": images} | named
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
         """Return the squared error of the reconstruction, summed over pixels, mean over images."""

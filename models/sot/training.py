@@ -4,7 +4,6 @@
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,7 @@ from torch import Tensor
 from saccade.core.errors import SaccadeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.data.augment import Augmentation
-from saccade.models.data.datasets import load_data, pixel_moments
-from saccade.models.data.samples.images import Own
+from saccade.models.data.datasets import image_fields, load_data
 from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
@@ -39,8 +37,6 @@ _ONE = (1, 1)  # objects per scene
 class SoTData:
     """A source of training and validation samples.
 
-    `draw` needs the images of the rows that this process owns only.
-
     Shapes: draw returns inputs by name, such as {"image": [n h w c] uint8}, and labels [n] int64
             or, of mixed images, targets [n classes] float32; validation and calibration the same
             with labels.
@@ -50,25 +46,16 @@ class SoTData:
     sha256: Mapping[str, str]
     class_names: tuple[str, ...]
     fields: Mapping[str, Any]  # fields of the configuration that the data decides
-    draw: Callable[[np.random.Generator, int, Own], Labelled]
+    draw: Callable[[np.random.Generator, int], tuple[dict[str, Any], np.ndarray]]
     validation: Labelled
     calibration: Labelled
     shots: int | None = None  # training samples per class, if it chose them
 
 
-def _image_fields(images: np.ndarray, seen: np.ndarray, classes: int) -> dict[str, Any]:
-    """Return the fields for the images' size, the mean and std of `seen`, and 8 tokens per side."""
-    _, height, width, channels = images.shape
-    mean, std = pixel_moments(seen)
-    return {
-        "height_px": height,
-        "width_px": width,
-        "channels": channels,
-        "patch_px": patch_side(height, width),
-        "mean": mean,
-        "std": std,
-        "classes": classes,
-    }
+def _fields(images: np.ndarray, seen: np.ndarray, classes: int) -> dict[str, Any]:
+    """Return the fields for these images, with 8 tokens per side."""
+    patch_px = patch_side(*images.shape[1:3])
+    return image_fields(images, seen) | {"patch_px": patch_px, "classes": classes}
 
 
 def image_source(
@@ -91,18 +78,20 @@ def image_source(
         recipe, usual, classes=classes, images=images, originals=training.originals
     )
 
-    def draw(rng: np.random.Generator, count: int, own: Own) -> Labelled:
-        chosen = rng.integers(len(labels), size=count)
-        drawn, targets = changes.drawn(chosen, labels[chosen], rng, own)
-        changes.ahead(lambda: deepcopy(rng).integers(len(labels), size=count), own)
-        return {"image": drawn}, targets
+    def draw(rng: np.random.Generator, count: int) -> tuple[dict[str, Any], np.ndarray]:
+        def places(rng: np.random.Generator) -> np.ndarray:
+            return rng.integers(len(labels), size=count)
+
+        chosen = places(rng)
+        image, targets = changes.chosen(chosen, rng, labels[chosen], then=places)
+        return {"image": image}, targets
 
     some = calibration_rows(len(labels), calibration)
     return SoTData(
         name=training.name,
         sha256={"train": training.sha256, "validation": held_out.sha256},
         class_names=training.class_names,
-        fields=_image_fields(held_out.images, images[:_SEEN], classes),
+        fields=_fields(held_out.images, images[:_SEEN], classes),
         draw=draw,
         validation=({"image": held_out.images}, held_out.labels),
         calibration=({"image": images[some]}, labels[some]),
@@ -126,16 +115,16 @@ def _shapes(recipe: Recipe, validation: int, calibration: int) -> SoTData:
 
     changes = ImageChanges(recipe, classes=len(SCENE_LABELS))
 
-    def draw(rng: np.random.Generator, count: int, own: Own) -> Labelled:
+    def draw(rng: np.random.Generator, count: int) -> tuple[dict[str, Any], np.ndarray]:
         drawn, labels = _labelled(scene_batch(rng, count, side_px=SCENE_PX, objects=_ONE))
-        images, targets = changes.batch(drawn["image"], labels, rng, own)
-        return {"image": images}, targets
+        image, targets = changes.drawn(drawn["image"], rng, labels)
+        return {"image": image}, targets
 
     return SoTData(
         name="shapes",
         sha256={"train": _digest(known.images), "validation": _digest(held_out.images)},
         class_names=SCENE_LABELS,
-        fields=_image_fields(held_out.images, known.images, len(SCENE_LABELS)),
+        fields=_fields(held_out.images, known.images, len(SCENE_LABELS)),
         draw=draw,
         validation=_labelled(held_out),
         calibration=_labelled(known),
@@ -188,7 +177,7 @@ def text_source(options: TrainOptions, *, calibration: int) -> SoTData:
         sha256={"train": train.sha256, "validation": held_out.sha256},
         class_names=train.class_names,
         fields=fields,
-        draw=lambda rng, count, own: _rows(train, rng.integers(total, size=count)),
+        draw=lambda rng, count: _rows(train, rng.integers(total, size=count)),
         validation=(held_out.inputs, held_out.labels),
         calibration=_rows(train, calibration_rows(total, calibration)),
     )
@@ -235,12 +224,12 @@ class SoTTask(Task):
         self.card = {f"validation_{kind}": len(source.validation[1])}
         self.model = new_model(SoT, config)
 
-    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Any]:
         """Return the model's inputs by name, such as image [b h w c] uint8, and labels.
 
         Labels are [b] int64 or, of mixed images, targets [b classes] float32.
         """
-        inputs, labels = self.source.draw(rng, self.recipe.batch, self.own)
+        inputs, labels = self.source.draw(rng, self.recipe.batch)
         return _tensors(inputs | {"labels": labels})
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
@@ -263,8 +252,11 @@ class SoTTask(Task):
         return inputs | {"labels": labels}
 
 
-def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+def _tensors(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+        for name, array in arrays.items()
+    }
 
 
 def _given(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:

@@ -5,14 +5,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from saccade.core.errors import SaccadeError
 from saccade.core.json_text import JSONRefused, parse_json
 from saccade.core.path_fields import PathFields
+from saccade.core.schema import Count, Natural, NonNegative, Positive, Range
 from saccade.core.spelling import did_you_mean
-from saccade.models.data.asked import DataAsked, check_skip_bad
+from saccade.models.data.asked import DataAsked, check_skip_bad, here
 from saccade.models.training.task import Recipe
+
+ShareBelowOne = Annotated[float, Range(0, 1, below=True)]
 
 
 @dataclass(frozen=True)
@@ -33,24 +36,27 @@ class TrainOptions(PathFields):
     recipe: Literal["quick", "shipped"] = "quick"
     # fields of the model's configuration, such as dim=64
     set: dict[str, Any] = field(default_factory=dict)
-    steps: int | None = None  # number of optimizer steps; default: the recipe's
-    batch: int | None = None  # samples per step; default: the recipe's
-    learning_rate: float | None = None  # peak learning rate; default: the recipe's
+    steps: Count | None = None  # number of optimizer steps; default: the recipe's
+    batch: Count | None = None  # samples per step; default: the recipe's
+    learning_rate: Positive | None = None  # peak learning rate; default: the recipe's
     # train on this many samples of each class, drawn with --seed (few-shot); default: all
-    shots: int | None = None
-    weight_decay: float | None = None  # of matrices; default: the recipe's
+    shots: Count | None = None
+    weight_decay: NonNegative | None = None  # of matrices; default: the recipe's
     # random changes of training images: affine, crop, flip, jitter, randaugment, erasing, each
     # with a number if you like (crop=0.35), or none; default: the family's
     augment: tuple[str, ...] = ()
-    mixup: float | None = None  # mix two images and their labels: alpha, such as 0.8; default: 0
-    cutmix: float | None = None  # paste a box of another image: alpha, such as 1.0; default: 0
-    label_smoothing: float | None = None  # share of a label spread over all classes
-    drop_path: float | None = None  # stochastic depth: share of dropped branches in the last block
+    # mix two images and their labels: alpha, such as 0.8; default: 0
+    mixup: NonNegative | None = None
+    # paste a box of another image: alpha, such as 1.0; default: 0
+    cutmix: NonNegative | None = None
+    label_smoothing: ShareBelowOne | None = None  # share of a label spread over all classes
+    # stochastic depth: share of dropped branches in the last block
+    drop_path: ShareBelowOne | None = None
     # factor on the learning rate from each layer of the trunk to the one before, such as 0.75
-    layer_decay: float | None = None
+    layer_decay: Annotated[float, Range(0, 1, above=True)] | None = None
     # precision of matrix products; bf16 uses autocast, also on a CPU
     precision: Literal["fp32", "bf16"] | None = None
-    side_px: int = 32  # side in pixels that image files are resized to
+    side_px: Annotated[int, Range(4)] = 32  # side in pixels that image files are resized to
     # checkpoint whose weights to start from: a file, a folder, or shipped:NAME
     init: Path | None = None
     # pretrained trunk to start from under a new head: a checkpoint, a folder of timm, transformers
@@ -58,13 +64,13 @@ class TrainOptions(PathFields):
     trunk: Path | None = None
     # parts of the model that keep the weights of --init or --trunk, such as trunk
     freeze: tuple[str, ...] = ()
-    seed: int = 0  # random seed of weights, batches and dropout
-    threads: int = 1  # CPU threads; small models gain nothing from more
+    seed: Natural = 0  # random seed of weights, batches and dropout
+    threads: Count = 1  # CPU threads; small models gain nothing from more
     device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU per process
     # processes that share each batch, which stays as large; torchrun starts them itself
-    processes: int = 1
+    processes: Count = 1
     # parts of a process's share of a batch that are computed one after the other, to save memory
-    accumulate: int = 1
+    accumulate: Count = 1
     # compute the activations of repeated blocks again for gradients, to save memory
     checkpoint_activations: bool = False
     # also log to: tensorboard, wandb (offline: files only), wandb-online
@@ -73,7 +79,8 @@ class TrainOptions(PathFields):
     force: bool = False  # replace what exists at --out
 
     start: ClassVar[Any] = None  # the checkpoint of --init, see `start.StartedOptions`
-    given_trunk: ClassVar[Any] = None  # that of --trunk, see `start.TrunkOptions`
+    given_trunk: ClassVar[Any] = None  # that of --trunk
+    once: ClassVar[Any] = staticmethod(here)  # the processes of a run read all images once
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +92,7 @@ class TrainOptions(PathFields):
         begun = self.start or self.given_trunk
         preprocessing = None if begun is None else begun.preprocessing
         given = (self.labels, self.data_root, self.skip_bad, self.background, preprocessing)
-        return DataAsked(*given, self.shots, self.seed)
+        return DataAsked(*given, self.shots, self.seed, once=self.once)
 
     def value(self, name: str, default: Any) -> Any:
         """Return a field of `--set`, or else of the checkpoint of `--init`, or of `--trunk`."""
@@ -130,21 +137,6 @@ def chosen_recipe(options: TrainOptions, *, quick: Recipe, shipped: Recipe) -> R
         if getattr(options, name) not in (None, ())
     }
     return replace(shipped if options.recipe == "shipped" else quick, **given)
-
-
-def with_counts(options: TrainOptions, recipe: Recipe, names: Sequence[str]) -> Recipe:
-    """Return the recipe with those of its `extra` numbers that `--set` gives.
-
-    Raises: SaccadeError if one is not a whole number of at least 1.
-    """
-    given = {name: options.set[name] for name in names if name in options.set}
-    for name, value in given.items():
-        if type(value) is not int or value < 1:
-            raise SaccadeError(
-                f"--set {name}={value}: expected a whole number of at least 1. Correct it, or "
-                f"leave it out for {recipe.extra[name]:,}."
-            )
-    return replace(recipe, extra={**recipe.extra, **given})
 
 
 def chosen_config(

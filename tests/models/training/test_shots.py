@@ -65,7 +65,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "canvases": ("nac", {"data": "digits-sum"}, "nac cannot choose samples by class"),
     "expressions": ("nac", {"data": "listops"}, "'listops': it draws new ones in each step"),
     "scenes": ("sot", {}, "sot cannot choose samples by class from the data 'shapes'"),
-    "none": ("nac", {"data": "digits", "shots": 0}, "--shots is 0, expected at least 1"),
+    "none": (
+        "nac",
+        {"data": "digits", "shots": 0},
+        "--shots is 0, expected a whole number of at least 1",
+    ),
     "too many": ("nac", {"data": "digits", "shots": 200}, "of the class '0'.*Lower --shots"),
 }
 
