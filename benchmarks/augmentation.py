@@ -91,7 +91,8 @@ def main() -> None:
                     **options,
                 )
                 model: Any = train("sot", run, progress=None).build()
-                top1 = score(model, ({"image": test.images}, test.labels), model.budgets()[:1])
+                samples = {"image": test.images, "labels": test.labels}
+                top1 = score(model, samples, model.budgets()[:1])
                 scores[name].append(100 * top1["exact"])
                 print(f"seed {seed}, {name}: {scores[name][-1]:.1f} %", flush=True)
             if seed:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageEnhance, ImageOps
+from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
 from saccade.core.spelling import did_you_mean
@@ -54,25 +56,15 @@ class Augmentation:
         _, height, width, _ = images.shape
         angle, scale = np.radians(self.degrees) * drawn[0], 1 + self.zoom * drawn[1]
         cosine, sine = (f(angle) / scale for f in (np.cos, np.sin))
-        shift = self.shift_px * drawn[2:]
-        row, column = np.mgrid[:height, :width].reshape(2, -1)
-        row, column = row - (height - 1) / 2, column - (width - 1) / 2
-        y = np.outer(cosine, row) - np.outer(sine, column) + shift[0][:, None] + (height - 1) / 2
-        x = np.outer(sine, row) + np.outer(cosine, column) + shift[1][:, None] + (width - 1) / 2
-        return _sample(images, y.clip(0, height - 1), x.clip(0, width - 1))
-
-
-def _sample(images: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    count, height, width, channels = images.shape
-    top = np.minimum(y.astype(np.intp), height - 2) if height > 1 else np.zeros(y.shape, np.intp)
-    left = np.minimum(x.astype(np.intp), width - 2) if width > 1 else np.zeros(x.shape, np.intp)
-    down, right = (y - top)[..., None], (x - left)[..., None]
-    sample = np.arange(count)[:, None]
-    below, beside = np.minimum(top + 1, height - 1), np.minimum(left + 1, width - 1)
-    upper = images[sample, top, left] * (1 - right) + images[sample, top, beside] * right
-    lower = images[sample, below, left] * (1 - right) + images[sample, below, beside] * right
-    mixed = upper * (1 - down) + lower * down
-    return np.rint(mixed).astype(np.uint8).reshape(count, height, width, channels)
+        down, right = self.shift_px * drawn[2:]
+        # torch counts from -1 to 1 between the centers of the outer pixels.
+        y, x = (max(1, side - 1) / 2 for side in (height, width))
+        rows = [[cosine, sine * y / x, right / x], [-sine * x / y, cosine, down / y]]
+        matrices = torch.from_numpy(np.array(rows).transpose(2, 0, 1))
+        pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).astype(np.float64))
+        grid = F.affine_grid(matrices, list(pixels.shape), align_corners=True)
+        moved = F.grid_sample(pixels, grid, padding_mode="border", align_corners=True)
+        return moved.permute(0, 2, 3, 1).round().byte().numpy()
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,23 @@ def with_pixels(batch: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class DataSource:
+    """Samples to train and to validate on, and what they decide about the model.
+
+    Shapes: draw(rng, n) -> a batch of n samples by name; calibration: arrays by name.
+    """
+
+    name: str
+    sha256: Mapping[str, str]  # by split
+    fields: Mapping[str, Any]  # of the configuration
+    draw: Callable[[np.random.Generator, int], dict[str, Any]]
+    validation: Any  # as the family scores it
+    calibration: dict[str, np.ndarray]
+    labels: tuple[str, ...] = ()  # of the classes
+    shots: int | None = None  # training samples per class, if it chose them
+
+
 def share_of(samples: int, index: int, count: int) -> slice:
     """Return part `index` of `count` of the samples; the parts differ by at most one sample."""
     return slice(index * samples // count, (index + 1) * samples // count)
@@ -91,12 +108,18 @@ class Task(ABC):
     recipe: Recipe  # with the options applied
     data: str  # the name of the data, for the card
     data_sha256: Mapping[str, str]  # by split
+    source: DataSource  # of tasks that `take` one
     labels: tuple[str, ...] = ()  # of the classes or answers
     card: Mapping[str, Any] = {}
     shots: int | None = None  # of `--shots`, if the task applies it to its data
     regularized_by: tuple[str, ...] = ()  # options of `regularization.NEEDS` that it applies
     auxiliary: Any = None  # a module trained along with the model, not in the checkpoint
     undivided: tuple[str, ...] = ()  # entries of a batch that every part of it keeps whole
+
+    def take(self, source: DataSource) -> None:
+        """Train on this source."""
+        self.source, self.data, self.data_sha256 = source, source.name, source.sha256
+        self.labels, self.shots = source.labels, source.shots
 
     @abstractmethod
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Any]:
@@ -135,9 +158,9 @@ class Task(ABC):
         The model is in evaluation mode, without gradients, with the weights that would be saved.
         """
 
-    @abstractmethod
     def calibration(self) -> dict[str, np.ndarray]:
         """Return samples of the training data, as in `checkpoint.Checkpoint.calibration`."""
+        return self.source.calibration
 
     def redrawn(self, before: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the parts that a checkpoint of this configuration cannot provide.

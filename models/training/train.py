@@ -2,7 +2,6 @@
 """`saccade train`: train a family and write a checkpoint with its scores."""
 
 import json
-import os
 import platform
 import shlex
 from collections.abc import Callable
@@ -277,10 +276,6 @@ def _check(options: TrainOptions) -> None:
         raise SaccadeError(
             f"{out}: cannot be written ({error}). Choose another path with --out."
         ) from error
-    if not os.access(out.parent, os.W_OK):
-        raise SaccadeError(
-            f"{out.parent}: the folder is not writable. Choose another path with --out."
-        )
 
 
 def _forget_unfinished(options: TrainOptions) -> None:

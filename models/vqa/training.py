@@ -227,11 +227,8 @@ class VQATask(QuestionTask, SceneTask):
         """Return the share of right answers (also by kind) and of cells without attention."""
         count = self.recipe.extra["report_scenes"]
         right, zero = self._validated(count)
-        by_kind = defaultdict(list)
-        asked = [question for group in self.asked[:count] for question in group]
-        for question, correct in zip(asked, right, strict=True):
-            by_kind[question.kind].append(correct)
-        kinds = {f"top1_{kind}": float(np.mean(by_kind[kind])) for kind in sorted(by_kind)}
+        by_kind = _means([each.kind for group in self.asked[:count] for each in group], right)
+        kinds = {f"top1_{kind}": mean for kind, mean in by_kind.items()}
         return {"top1": float(right.mean()), **kinds, "zero_attention": float(zero.mean())}
 
     def _validated(self, count: int) -> tuple[np.ndarray, np.ndarray]:
