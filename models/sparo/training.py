@@ -153,7 +153,8 @@ class SparoTask(ComparingTask):
         """
         if self.model.config.pooling != "sparo":
             return
-        images, labels = self.source.labelled("validation", self._validation)
+        count = self.recipe.extra["validation_images"]
+        images, labels = self.source.labelled("validation", count)
         named = self.source.named()
         texts = [text for sentences in named for text in sentences]
         classes = text_slots(self.model, texts, truncate=True)
@@ -164,11 +165,6 @@ class SparoTask(ComparingTask):
     def report(self) -> dict[str, float]:
         """Return all scores of the data."""
         return self.source.scores(self.model)
-
-    @property
-    def _validation(self) -> int:
-        count: int = self.recipe.extra["validation_images"]
-        return count
 
     def calibration(self) -> dict[str, np.ndarray]:
         """Return images, with their classes if they have any, and sentences of other images."""
