@@ -15,7 +15,7 @@ from PIL import Image
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from saccade.models.data.augment import CHANGES, Augment, mixed
+from saccade.models.data.augment import CHANGES, Augment, ImageMix
 from saccade.models.image_decoding import fit
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.training.regularization import AFFINE
@@ -53,10 +53,11 @@ def rows() -> dict[str, list[Any]]:
         ]
     for name in ("mixup", "cutmix"):
         alphas = {"mixup": 0.0, "cutmix": 0.0} | {name: 1.0}
-        drawn[name] = [
-            mixed(resized, np.arange(2), 2, np.random.default_rng((7, index)), **alphas)
-            for index in range(DRAWS)
-        ]
+        drawn[name] = []
+        for index in range(DRAWS):
+            mix = ImageMix.draw(*resized.shape[1:3], np.random.default_rng((7, index)), **alphas)
+            before = np.roll(resized, 1, 0)
+            drawn[name].append((mix.images(resized, before), mix.targets(np.arange(2), 2)))
     return drawn
 
 

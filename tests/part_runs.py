@@ -5,7 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -20,17 +20,18 @@ import labelled_sets
 import language_sets
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
+from saccade.models.captioner.training import CaptionTask
 from saccade.models.data.listops import listops
-from saccade.models.data.samples.images import passes_by
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
 from saccade.models.nac.training.recipes import DIGITS
 from saccade.models.training import loop, parts, train
 from saccade.models.training.options import TrainOptions
-from saccade.models.training.processes import ALONE, Follower, Group, from_the_first, joined
+from saccade.models.training.processes import ALONE, Group, from_the_first, joined
+from saccade.models.training.start import started
+from saccade.models.training.train import Follower
 from saccade.serving.commands import cli
 
 MODELS = "saccade.models."
@@ -54,6 +55,7 @@ class Case:
     recipe: dict[str, Any] = field(default_factory=dict)
     smaller: dict[str, Any] = field(default_factory=dict)  # "module:name" -> value
     data: str | None = None
+    noise: dict[str, Any] = field(default_factory=dict)  # further fields of `set`
     own: str = ""  # key in OWN
     batch: int = 6
     has_norms: bool = False
@@ -68,6 +70,7 @@ class Case:
 
 
 _NAC = {"modules": 6, "dim": 12, "code_dim": 8, "signature_dim": 4, "ffn_dim": 16}
+_NAC |= {"kernel_draw": "none"}
 _SOT = {"dim": 12, "layers": 1, "heads": 2, "mlp_dim": 16, "pool_heads": 2, "m": 4, "n": 4}
 _VQA = {
     "grid": [2, 2],
@@ -79,7 +82,6 @@ _VQA = {
     "feature_dim": 8,
     "pool_hidden": 8,
     "pool_dim": 8,
-    "dropout": 0.3,
     "attention": "sparsemax",
 }
 _CAPTIONER = {
@@ -99,12 +101,11 @@ CASES = {
     # The epoch of 998 digits has batches of two sizes, so parts differ too.
     "nac": Case(
         "nac",
-        _NAC
-        | {"drop_path": 0.3, "code_noise": 0.2, "kernel_draw": "sample"}
-        | {"initial_state": "linear", "state_noise": True},
+        _NAC | {"initial_state": "linear"},
+        noise={"drop_path": 0.3, "code_noise": 0.2, "kernel_draw": "sample", "state_noise": True},
         smaller={
             "nac.training.recipes:DIGITS": replace(
-                DIGITS, extra=DIGITS.extra | {"validate_images": 8}
+                DIGITS, extra=DIGITS.extra | {"validate_count": 8}
             )
         },
         data="digits",
@@ -138,7 +139,7 @@ CASES = {
         },
         {"extra": {"scenes": 24, "validation_images": 6}},
     ),
-    "sot": Case("sot", _SOT | {"pool_dropout": 0.3, "patch_px": 4}, {"ema": 0.9}, _FEW_IMAGES),
+    "sot": Case("sot", _SOT | {"patch_px": 4}, {"ema": 0.9}, _FEW_IMAGES),
     "sot, norms": Case(
         "sot",
         _SOT | {"token_embedding": "resnet", "patch_px": 8},
@@ -174,6 +175,7 @@ CASES = {
         "vqa",
         _VQA | {"height_px": 16, "width_px": 16},
         {"extra": FEW_SCENES | {"questions": 3}},
+        noise={"dropout": 0.3},
     ),
     "vqa, own": Case("vqa", _VQA, own="vqa"),
     "captioner": Case(
@@ -226,6 +228,7 @@ def run(
     *,
     kind: torch.dtype = torch.float64,
     stop_after: int = 0,
+    noisy: bool = False,
     **changes: Any,
 ) -> dict[str, np.ndarray]:
     """Return weights, losses and scores after a few steps, interrupted after `stop_after`."""
@@ -234,6 +237,7 @@ def run(
         Path("unused.safetensors"), set=case.set, steps=STEPS, batch=case.batch, side_px=16
     )
     torch.manual_seed(0)
+    changes |= {"set": case.set | case.noise} if noisy else {}
     with made_smaller(case), data_of(case) as data:
         options = replace(options, data=data, **changes)
         this = new_run(case, options, kind, group)
@@ -250,14 +254,13 @@ def run(
     for key, x in this.task.model.named_parameters():
         found[f"gradient of {key}"] = (torch.zeros_like(x) if x.grad is None else x.grad).numpy()
     found |= {"losses": np.array([row["loss"] for row in this.log.rows])}
-    found |= {"random": torch.random.get_rng_state().numpy()}
     return found | {"best": np.array([this.best_step, this.best_score])}
 
 
 def new_run(case: Case, options: TrainOptions, kind: torch.dtype, group: Group) -> loop.Run:
     """Begin a run with numbers of that type, validated after the last step."""
-    with passes_by(partial(from_the_first, group)):
-        task = imported(entry_of(case.family).training)(options)
+    options = started(case.family, options, partial(from_the_first, group))
+    task = imported(entry_of(case.family).training)(options)
     task.recipe = replace(task.recipe, warm_up_steps=1, validate_every=STEPS, clip_norm=1e6)
     for module in (task.model, task.auxiliary):
         if module is not None:
@@ -275,9 +278,15 @@ def difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> floa
     )
 
 
-def without_gradients(group: Any, x: Any, rows: Any) -> Any:
+def noise_of(group: Group) -> dict[str, np.ndarray]:
+    """Return a number that each process would draw next after a run with dropout."""
+    run("vqa", group, noisy=True)
+    return {"drawn": parts.gathered(group, torch.rand(1), group.size).numpy()}
+
+
+def without_gradients(group: Any, x: Any, total: int) -> Any:
     """Gather codes as constants."""
-    return gathered(group, x.detach(), rows)
+    return gathered(group, x.detach(), total)
 
 
 gathered = parts.gathered
@@ -286,30 +295,26 @@ SHARED: dict[str, Callable[[Group], dict[str, np.ndarray]]] = {
     **{name: partial(run, name) for name in CASES},
     "sparo in micro-batches": partial(run, "sparo", accumulate=3),
     "vqa, all at once": partial(run, "vqa", accumulate=2, checkpoint_activations=True),
-    "nac, resumed": partial(run, "nac", stop_after=1),
+    "nac, noisy": partial(run, "nac", noisy=True),
+    "nac, resumed": partial(run, "nac", noisy=True, stop_after=1),
+    "noise": noise_of,
     "sot in bfloat16": partial(
         run, "sot", kind=torch.float32, precision="bf16", checkpoint_activations=True
     ),
 }
-BROKEN: dict[str, tuple[str, str, Any]] = {
-    "gradients are not added up": ("sot", "sum_gradients", lambda group, parameters, value: value),
-    "each part has its own mean": ("captioner", "Part", lambda *a: Part(*a[:2], 0.5)),
-    "noise is drawn by part": ("vqa", "rows_of_batch", lambda rows: nullcontext()),
-    "batch norms see their part": (
-        "sot, norms",
-        "_batch_norm",
-        lambda group, *a, **named: F.batch_norm(*a, **named),
-    ),
-    "codes of others have no gradient": ("sparo", "gathered", without_gradients),
+BROKEN: dict[str, tuple[str, Any, str, Any]] = {
+    "gradients are not added up": ("sot", parts, "sum_gradients", lambda group, some, value: value),
+    "each part has its own mean": ("captioner", CaptionTask, "weight", lambda task, part: 1),
+    "batch norms see their part": ("sot, norms", parts, "_trained_norms", lambda model: []),
+    "codes of others have no gradient": ("sparo", parts, "gathered", without_gradients),
 }
-Part = parts.Part
 
 
 def shared(group: Group) -> dict[str, dict[str, np.ndarray]]:
     """Return what every run of SHARED and BROKEN gives in that group."""
     found = {name: work(group) for name, work in SHARED.items()}
-    for name, (case, broken, instead) in BROKEN.items():
-        with patch.object(parts, broken, instead):
+    for name, (case, place, broken, instead) in BROKEN.items():
+        with patch.object(place, broken, instead):
             found[name] = run(case, group)
     return found
 
@@ -322,7 +327,7 @@ def main(request: Follower) -> bool | str:
         return train.main(replace(request, family=family))
     if what == "launched":
         return launched(*json.loads(request.options))
-    with joined(request.group, "", TrainOptions(Path("unused.safetensors"))) as group:
+    with joined(request.group, "cpu") as group:
         if what == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "fails":

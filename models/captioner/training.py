@@ -2,7 +2,6 @@
 """Training of a captioner on scenes of shapes or on the user's images."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from saccade.core.errors import SaccadeError
 from saccade.models.captioner.model import Captioner, CaptionerConfig
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
 from saccade.models.data.own_texts import captioned_split
-from saccade.models.data.samples.images import own_images, read_ahead
 from saccade.models.data.samples.sentences import open_captions
 from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.scene_statements import is_true
@@ -30,11 +28,12 @@ from saccade.models.training.options import (
 )
 from saccade.models.training.own_images import (
     chosen_words,
-    image_fields,
+    encoder_fields,
     longest_text,
-    own_recipe,
     own_splits,
+    with_counts,
 )
+from saccade.models.training.regularization import ImageChanges
 from saccade.models.training.scene_mix import MIX, SceneTask
 from saccade.models.training.task import Recipe, Task
 from saccade.models.word_tokens import PAD, WordVocabulary
@@ -61,7 +60,6 @@ SHIPPED = replace(QUICK, steps=5_000, batch=64, extra={**EXTRA, "scenes": 30_000
 
 # Of the user's data. Words as many as in the paper's preset.
 COUNTS = {"most_words": 9_996, "word_count": 1}
-OWN = {**EXTRA, **COUNTS}
 _LONGEST = 30  # words of a caption; what is longer is cut
 _CELLS = 8  # per side of the small encoder's grid
 
@@ -83,10 +81,10 @@ class CaptionTask(Task):
     vocabulary: WordVocabulary
     references: list[Sequence[str]]  # of each validation image
 
-    def _batch(self, images: np.ndarray, texts: Sequence[str]) -> dict[str, Tensor]:
+    def _batch(self, images: Any, texts: Sequence[str]) -> dict[str, Any]:
         tokens = self._tokens(texts)
         used = int((tokens != PAD).sum(1).max())
-        return {"images": torch.from_numpy(images), "tokens": torch.from_numpy(tokens[:, :used])}
+        return {"images": images, "tokens": torch.from_numpy(tokens[:, :used])}
 
     def _tokens(self, texts: Sequence[str]) -> np.ndarray:
         length = self.model.config.max_length + 2
@@ -155,14 +153,14 @@ class CaptionerTask(CaptionTask, SceneTask):
         ]
         self.card = {"validation_images": extra["report_images"], "references": REFERENCES}
 
-    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Any]:
         """Return images [b h w 3] uint8, and tokens [b t] of new captions with start and end.
 
         At first all scenes have one object, then fewer and fewer of them.
         """
         rows = self.training.rows(rng, self.recipe.batch, step / self.recipe.steps)
         texts = [caption(self.training.objects[row], rng) for row in rows]
-        return self._batch(self.training.images[rows], texts)
+        return self._batch(torch.from_numpy(self.training.images[rows]), texts)
 
     def validate(self) -> dict[str, float]:
         """Return the CIDEr-D of greedy captions, and the share of captions that are true."""
@@ -199,9 +197,8 @@ class OwnCaptionTask(CaptionTask):
     """
 
     def __init__(self, options: TrainOptions) -> None:
-        self.recipe = own_recipe(
-            options, quick=QUICK, shipped=SHIPPED, extra=OWN, counts=tuple(COUNTS)
-        )
+        recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
+        self.recipe = with_counts(options, recipe, COUNTS)
         given = DataDescription.of(options.labels, options.data_root)
         source = open_captions(str(options.data), given)
         self.training, self.validation = own_splits(
@@ -212,6 +209,7 @@ class OwnCaptionTask(CaptionTask):
         config = self._config(options)
         self.model = new_model(Captioner, config)
         self.vocabulary = WordVocabulary(config.words)
+        self.changes = ImageChanges(self.recipe, images=self.training.dataset.images)
         shown = self.recipe.extra["report_images"]
         self.references = list(self.validation.captions[:shown])
         self.card = {
@@ -231,7 +229,7 @@ class OwnCaptionTask(CaptionTask):
         given = {
             "words": words,
             "max_length": longest,
-            **image_fields(options, training.dataset.images, CaptionerConfig.encoder),
+            **encoder_fields(options, training.dataset.images, CaptionerConfig.encoder),
         }
         if grid := given.pop("grid", None):
             given |= {"grid_height": grid[0], "grid_width": grid[1]}
@@ -240,14 +238,11 @@ class OwnCaptionTask(CaptionTask):
         fields = self.recipe.config
         return chosen_config(CaptionerConfig, options, fields, given, known=tuple(COUNTS))
 
-    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Any]:
         """Return images [b h w c] uint8, and tokens [b t] of one caption each."""
-        images, captions = self.training.dataset.images, self.training.captions
-        rows = self._drawn(rng)
+        captions, rows = self.training.captions, self._drawn(rng)
         texts = [captions[row][rng.integers(len(captions[row]))] for row in rows.tolist()]
-        pixels = own_images(images, rows, self.own)
-        read_ahead(images, lambda: self._drawn(deepcopy(rng)), self.own)
-        return self._batch(pixels, texts)
+        return self._batch(self.changes.chosen(rows, rng, then=self._drawn)[0], texts)
 
     def _drawn(self, rng: np.random.Generator) -> np.ndarray:
         return rng.integers(len(self.training.captions), size=self.recipe.batch)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageEnhance, ImageOps
+from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
 from saccade.core.spelling import did_you_mean
@@ -54,25 +56,15 @@ class Augmentation:
         _, height, width, _ = images.shape
         angle, scale = np.radians(self.degrees) * drawn[0], 1 + self.zoom * drawn[1]
         cosine, sine = (f(angle) / scale for f in (np.cos, np.sin))
-        shift = self.shift_px * drawn[2:]
-        row, column = np.mgrid[:height, :width].reshape(2, -1)
-        row, column = row - (height - 1) / 2, column - (width - 1) / 2
-        y = np.outer(cosine, row) - np.outer(sine, column) + shift[0][:, None] + (height - 1) / 2
-        x = np.outer(sine, row) + np.outer(cosine, column) + shift[1][:, None] + (width - 1) / 2
-        return _sample(images, y.clip(0, height - 1), x.clip(0, width - 1))
-
-
-def _sample(images: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    count, height, width, channels = images.shape
-    top = np.minimum(y.astype(np.intp), height - 2) if height > 1 else np.zeros(y.shape, np.intp)
-    left = np.minimum(x.astype(np.intp), width - 2) if width > 1 else np.zeros(x.shape, np.intp)
-    down, right = (y - top)[..., None], (x - left)[..., None]
-    sample = np.arange(count)[:, None]
-    below, beside = np.minimum(top + 1, height - 1), np.minimum(left + 1, width - 1)
-    upper = images[sample, top, left] * (1 - right) + images[sample, top, beside] * right
-    lower = images[sample, below, left] * (1 - right) + images[sample, below, beside] * right
-    mixed = upper * (1 - down) + lower * down
-    return np.rint(mixed).astype(np.uint8).reshape(count, height, width, channels)
+        down, right = self.shift_px * drawn[2:]
+        # torch counts from -1 to 1 between the centers of the outer pixels.
+        y, x = (max(1, side - 1) / 2 for side in (height, width))
+        rows = [[cosine, sine * y / x, right / x], [-sine * x / y, cosine, down / y]]
+        matrices = torch.from_numpy(np.array(rows).transpose(2, 0, 1))
+        pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).astype(np.float64))
+        grid = F.affine_grid(matrices, list(pixels.shape), align_corners=True)
+        moved = F.grid_sample(pixels, grid, padding_mode="border", align_corners=True)
+        return moved.permute(0, 2, 3, 1).round().byte().numpy()
 
 
 @dataclass(frozen=True)
@@ -346,47 +338,50 @@ OPS: dict[str, _Op] = {
 }
 
 
-def mixed(
-    images: np.ndarray,
-    labels: np.ndarray,
-    classes: int,
-    rng: np.random.Generator,
-    *,
-    mixup: float,
-    cutmix: float,
-    rows: slice = slice(None),
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mix each image of a batch with the one before it, by one draw of Beta(alpha, alpha).
+@dataclass(frozen=True)
+class ImageMix:
+    """How each image of a batch is mixed with the one before it: `own` is its share.
 
-    `mixup` and `cutmix` are their alphas; if neither is 0, one of the two is drawn per batch. With
-    cutmix the share is that of the pixels. Of the images, only `rows` are mixed and returned.
+    With mixup, that of all its pixels; with cutmix, `box` shows the image before.
 
-    Shapes: images [n h w c] uint8, labels [n] -> images [rows h w c], targets [n classes] float32,
-            which sum to 1.
     Source: Zhang et al. 2018 (mixup); Yun et al. 2019 (cutmix).
     """
-    cut = cutmix > 0 and (not mixup or rng.random() < 0.5)
-    own = float(rng.beta(cutmix, cutmix) if cut else rng.beta(mixup, mixup))
-    others = np.roll(np.arange(len(labels)), 1)
-    changed, before = images[rows], images[others[rows]]
-    if cut:
-        height, width = images.shape[1:3]
-        box = _cut_box(height, width, own, rng)
-        own = 1 - images[0, *box, 0].size / images[0, ..., 0].size
-        changed = changed.copy()
-        changed[:, *box] = before[:, *box]
-    else:
-        blend = own * changed.astype(np.float32) + (1 - own) * before
-        changed = np.rint(blend).astype(np.uint8)
-    one_hot = np.eye(classes, dtype=np.float32)[labels]
-    return changed, np.float32(own) * one_hot + np.float32(1 - own) * one_hot[others]
+
+    own: float
+    box: tuple[slice, slice] | None = None
+
+    @classmethod
+    def draw(
+        cls, height: int, width: int, rng: np.random.Generator, *, mixup: float, cutmix: float
+    ) -> "ImageMix":
+        """Draw once of Beta(alpha, alpha); `mixup` and `cutmix` are the alphas.
+
+        If neither is 0, one of the two is drawn.
+        """
+        cut = cutmix > 0 and (not mixup or rng.random() < 0.5)
+        own = float(rng.beta(cutmix, cutmix) if cut else rng.beta(mixup, mixup))
+        if not cut:
+            return cls(own)
+        rows, columns = (_cut_side(length, own, rng) for length in (height, width))
+        area = (rows.stop - rows.start) * (columns.stop - columns.start)
+        return cls(1 - area / (height * width), (rows, columns))
+
+    def images(self, images: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """Shapes: images and those before them [n h w c] uint8 -> the same."""
+        if self.box is None:
+            blend = self.own * images.astype(np.float32) + (1 - self.own) * before
+            return np.rint(blend).astype(np.uint8)
+        changed = images.copy()
+        changed[:, *self.box] = before[:, *self.box]
+        return changed
+
+    def targets(self, labels: np.ndarray, classes: int) -> np.ndarray:
+        """Shapes: labels [n] of a whole batch -> [n classes] float32, which sum to 1."""
+        one_hot = np.eye(classes, dtype=np.float32)[labels]
+        return np.float32(self.own) * one_hot + np.float32(1 - self.own) * np.roll(one_hot, 1, 0)
 
 
-def _cut_box(height: int, width: int, own: float, rng: np.random.Generator) -> tuple[slice, slice]:
-    """Draw a box of the image's shape and 1 - own of its area; what is outside is cut off."""
-    side = math.sqrt(1 - own)
-    sides = []
-    for length in (height, width):
-        half, center = int(length * side) // 2, int(rng.integers(length))
-        sides.append(slice(max(0, center - half), min(length, center + half)))
-    return sides[0], sides[1]
+def _cut_side(length: int, own: float, rng: np.random.Generator) -> slice:
+    """Draw a side of a box with 1 - own of the area; what is outside the image is cut off."""
+    half, center = int(length * math.sqrt(1 - own)) // 2, int(rng.integers(length))
+    return slice(max(0, center - half), min(length, center + half))

@@ -16,7 +16,7 @@ from saccade.core.verbosity import note_once
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.arrays import ArrayFile
-from saccade.models.data.samples.images import Images, fitting, is_gray, of_all_images
+from saccade.models.data.samples.images import Images, fitting, is_gray
 from saccade.models.data.samples.source import SampleSource
 from saccade.models.data.splits import (
     SPLITS,
@@ -128,12 +128,23 @@ def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, .
     Units: fractions of full white.
     """
     if isinstance(images, Images):
-        mean_of, std_of = of_all_images(lambda: _moments_by_block(images))
+        mean_of, std_of = images.once(lambda: _moments_by_block(images))
     else:
         pixels = images.reshape(-1, images.shape[-1]) / 255
         mean_of, std_of = pixels.mean(0), pixels.std(0)
     mean = tuple(round(float(mean), 4) for mean in mean_of)
     return mean, tuple(max(round(float(deviation), 4), 1e-3) for deviation in std_of)
+
+
+def image_fields(images: np.ndarray, seen: np.ndarray | None = None) -> dict[str, Any]:
+    """Return the fields of a configuration for images of this size, with the moments of `seen`.
+
+    Shapes: images and seen (default: images) [n h w c] uint8.
+    """
+    _, height, width, channels = images.shape
+    mean, std = pixel_moments(images if seen is None else seen)
+    size = {"height_px": height, "width_px": width, "channels": channels}
+    return size | {"mean": mean, "std": std}
 
 
 def _moments_by_block(images: Images) -> tuple[list[float], list[float]]:
@@ -265,12 +276,12 @@ def split_of_source(
         images = source.take(rows)
         return _kept(images, source, rows, shown, split), rows
     wanted = (preprocessing or plain_preprocessing(source, side_px)).wanted()
-    lazy = Images(source, rows, wanted)
+    lazy = Images(source, rows, wanted, asked.once)
     kept = readable_rows(name, split, lazy, asked.skip_bad)
     skipped = len(rows) - len(kept)
     rows = _few(source, kept, asked, split)
     if len(rows) < len(lazy):
-        lazy = Images(source, rows, wanted)
+        lazy = lazy.part(rows)
     images = fitting(lazy)
     if images is lazy:
         names = source.class_names
@@ -286,7 +297,7 @@ def readable_rows(name: str, split: str, images: Images, most: int) -> np.ndarra
 
     Raises: SaccadeError if there are more. With 0, nothing is read.
     """
-    unreadable = of_all_images(lambda: images.unreadable(most)) if most else []
+    unreadable = images.once(lambda: images.unreadable(most)) if most else []
     for _, text in unreadable[:_SHOWN]:
         note_once(f"left out: {text}")
     note_left_out(name, split, len(images), len(images) - len(unreadable))

@@ -99,7 +99,8 @@ def segmented_images(
             check_shape(name, images, preprocessing)
         made = tuple(partial(pixels_sha256, part) for part in (images, masks) if part is not None)
         return SegmentedImages(images, masks, shown, made, split)
-    lazy = Images(source, rows, (preprocessing or plain_preprocessing(source, side_px)).wanted())
+    wanted = (preprocessing or plain_preprocessing(source, side_px)).wanted()
+    lazy = Images(source, rows, wanted, asked.once)
     masks = Masks(lazy, rows, asked.background) if source.masked else None
     kept = readable_rows(name, split, lazy if masks is None else masks, asked.skip_bad)
     skipped = len(rows) - len(kept)

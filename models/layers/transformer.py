@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.layers.batch_rows import drawn
-
 
 def quick_gelu(x: Tensor) -> Tensor:
     """Return x sigmoid(1.702 x), the activation of OpenAI's CLIP."""
@@ -54,7 +52,8 @@ def dropped_path(residual: Tensor, rate: float, *, training: bool) -> Tensor:
     if not training or rate == 0:
         return residual
     shape = (residual.shape[0],) + (1,) * (residual.dim() - 1)
-    keep = torch.floor(1 - rate + drawn(torch.rand, shape, residual))
+    uniform = torch.rand(shape, dtype=residual.dtype, device=residual.device)
+    keep = torch.floor(1 - rate + uniform)
     return residual * keep / (1 - rate)
 
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.layers.batch_rows import drawn
 from saccade.models.layers.transformer import dropped_path
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.modulation import ModFC, ModFFN, Modulation, linear
@@ -179,7 +178,7 @@ class LinearState(nn.Module):
         mean = self.mean(x)
         if self.log_variance is None or not self.training:
             return mean
-        noise = drawn(torch.randn, (batch, *mean.shape), mean)
+        noise = torch.randn(batch, *mean.shape, dtype=mean.dtype, device=mean.device)
         return mean + noise * torch.exp(self.log_variance(x) / 2)
 
 

@@ -4,8 +4,6 @@
 import torch
 from torch import Tensor
 
-from saccade.models.layers.batch_rows import drawn
-
 
 def noised(code: Tensor, share: float, *, training: bool) -> Tensor:
     """In training, move each component of a code uniformly by up to `share` of its size.
@@ -18,5 +16,4 @@ def noised(code: Tensor, share: float, *, training: bool) -> Tensor:
     if not training or share == 0:
         return code
     size = code.detach().abs()
-    uniform = drawn(torch.rand, size.shape, size, by_row=code.dim() == 3)
-    return code + (2 * uniform - 1) * (share * size)
+    return code + (2 * torch.rand_like(size) - 1) * (share * size)

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.models.layers.batch_rows import drawn
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 CUT = -87.0  # e^-87 vanishes next to 1 in every type, and float16 can represent -87
 
@@ -88,7 +86,7 @@ def sampled_bias(
     log_p = log_p.clamp(math.log(p_min), math.log(p_max))
     logit = log_p - torch.log(-torch.expm1(log_p))
     shape = shape or tuple(log_p.shape)
-    uniform = drawn(torch.rand, shape, log_p, by_row=len(shape) == 3)
+    uniform = torch.rand(shape, dtype=log_p.dtype, device=log_p.device)
     tiny = torch.finfo(log_p.dtype).tiny
     uniform = uniform.clamp(p_min, p_max) if clamp_sample else uniform.clamp_min(tiny)
     noise = torch.log(uniform) - torch.log1p(-uniform)

@@ -2,8 +2,8 @@
 """Training of slot attention: it learns to reconstruct images and never sees a mask."""
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.samples.images import Own
 from saccade.models.data.segmented import segmented_images
 from saccade.models.data.shapes import scene_batch, scenes
 from saccade.models.data.tetrominoes import PIECES, tetromino_batch, tetrominoes
@@ -24,9 +23,10 @@ from saccade.models.slot_attention.initial import initial_states
 from saccade.models.slot_attention.model import SlotModel, random_pose
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.regularization import ImageChanges
-from saccade.models.training.task import Recipe, Task
+from saccade.models.training.task import DataSource, Recipe, Task
 
 SOURCE_FIELDS = ("positions", "side_px")  # keys of --set, for generated scenes
+CALIBRATION = 256
 _SIDES = {"tetrominoes": 20, "shapes": 32}
 # The functions of each kind of scene: a fixed split, and endless new scenes.
 _DRAWN: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -36,24 +36,11 @@ _DRAWN: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 _MOST_OBJECTS = {"tetrominoes": PIECES, "shapes": 4}
 
 
-@dataclass(frozen=True)
-class SceneSource:
-    """Images to train on and to validate on.
-
-    Shapes: draw(rng, n, own) -> images [n h w c] uint8; validation: suffix of the score's name,
-            images, masks [n h w] uint8 or None; calibration(n) -> arrays by name.
-    """
-
-    name: str
-    sha256: Mapping[str, str]
-    fields: Mapping[str, Any]  # of the configuration
-    draw: Callable[[np.random.Generator, int, Own], np.ndarray]
-    validation: tuple[tuple[str, np.ndarray, np.ndarray | None], ...]
-    calibration: Callable[[int], dict[str, np.ndarray]]
-
-
-def scene_source(options: TrainOptions, recipe: Recipe) -> SceneSource:
+def scene_source(options: TrainOptions, recipe: Recipe) -> DataSource:
     """Return the source that the options name; by default tetrominoes.
+
+    Its validation is a tuple of suffixes of the scores' names with images [n h w c] uint8, and
+    masks [n h w] uint8 or None.
 
     Raises: SaccadeError if there is no such data, or --set has fields that it lacks.
     """
@@ -69,7 +56,7 @@ def scene_source(options: TrainOptions, recipe: Recipe) -> SceneSource:
     return _pictures(name, options, recipe, validation)
 
 
-def _generated(name: str, options: TrainOptions, recipe: Recipe, validation: int) -> SceneSource:
+def _generated(name: str, options: TrainOptions, recipe: Recipe, validation: int) -> DataSource:
     side = options.set.get("side_px", options.value("height_px", _SIDES[name]))
     if type(side) is not int:
         raise SaccadeError(f"--set side_px={side}: expected a whole number, such as 20, 24 or 35.")
@@ -83,26 +70,22 @@ def _generated(name: str, options: TrainOptions, recipe: Recipe, validation: int
 
     changes = ImageChanges(recipe)
 
-    def draw(rng: np.random.Generator, count: int, own: Own) -> np.ndarray:
+    def draw(rng: np.random.Generator, count: int) -> dict[str, Any]:
         drawn = batches(rng, count, side_px=side, positions=positions)
-        return changes.pixels(drawn.images, rng, own)
-
-    def calibration(count: int) -> dict[str, np.ndarray]:
-        some = splits("train", count, side_px=side, positions=positions)
-        return {"image": some.images, "masks": some.masks}
+        return {"images": changes.drawn(drawn.images, rng)[0]}
 
     # Training scenes are endless; the first of the split represent them.
-    train = calibration(256)
-    return SceneSource(
+    train = splits("train", CALIBRATION, side_px=side, positions=positions)
+    return DataSource(
         name=name if positions == "anywhere" else f"{name} ({positions})",
         sha256={
-            "train": _digest(train["image"], train["masks"]),
+            "train": _digest(train.images, train.masks),
             "validation": _digest(like.images, like.masks),
         },
         fields=_fields(name, side),
         draw=draw,
         validation=tuple(scored),
-        calibration=calibration,
+        calibration={"image": train.images, "masks": train.masks},
     )
 
 
@@ -120,7 +103,7 @@ def _fields(name: str, side: int) -> dict[str, Any]:
     return fields
 
 
-def _pictures(name: str, options: TrainOptions, recipe: Recipe, validation: int) -> SceneSource:
+def _pictures(name: str, options: TrainOptions, recipe: Recipe, validation: int) -> DataSource:
     asked, side_px = options.asked, options.side_px
     known = tuple(_SIDES)
     training = segmented_images(name, "train", side_px=side_px, also=known, asked=asked)
@@ -134,21 +117,19 @@ def _pictures(name: str, options: TrainOptions, recipe: Recipe, validation: int)
     scored = held_out.first(validation)
     masks = None if scored.masks is None else np.asarray(scored.masks)
 
-    def calibration(count: int) -> dict[str, np.ndarray]:
-        chosen = np.arange(count) % len(images)
-        some = {"image": images[chosen]}
-        return some if true is None else some | {"masks": true[chosen]}
+    def draw(rng: np.random.Generator, count: int) -> dict[str, Any]:
+        return {"images": changes.chosen(rng.integers(len(images), size=count), rng)[0]}
 
-    return SceneSource(
+    chosen = np.arange(CALIBRATION) % len(images)
+    known_masks = {} if true is None else {"masks": true[chosen]}
+    return DataSource(
         name=training.name,
         # The masks of the training images are not all read: only those for calibration are used.
         sha256={"train": training.images_sha256, "validation": held_out.sha256},
         fields=fields,
-        draw=lambda rng, count, own: changes.pixels_at(
-            rng.integers(len(images), size=count), rng, own
-        ),
+        draw=draw,
         validation=(("", np.asarray(scored.images), masks),),
-        calibration=calibration,
+        calibration={"image": images[chosen]} | known_masks,
     )
 
 
@@ -196,7 +177,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "sa": {"grid_embedding": "project_add", "grid_embedding_mlp": 64},
     "ts-sa": {"scales_factor": 5.0},
 }
-CALIBRATION = 256
 
 
 def task(options: TrainOptions) -> "SlotTask":
@@ -221,9 +201,9 @@ class SlotTask(Task):
     regularized_by = ("augment",)
     model: SlotModel
 
-    def __init__(self, options: TrainOptions, recipe: Recipe, source: SceneSource) -> None:
-        self.recipe, self.source = recipe, source
-        self.data, self.data_sha256 = source.name, source.sha256
+    def __init__(self, options: TrainOptions, recipe: Recipe, source: DataSource) -> None:
+        self.recipe = recipe
+        self.take(source)
         if all(masks is None for _, _, masks in source.validation):
             self.card = {"task": "reconstruction"}  # the one that needs no masks
         kind = options.value("attention", source.fields["attention"])
@@ -233,16 +213,15 @@ class SlotTask(Task):
         with torch.no_grad():
             self.model.decoder.project.weight.mul_(GRID_GAIN)
 
-    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Any]:
         """Return images [b h w c] uint8, and initial slots: noise [b k d], pose [b k p]."""
         config, count = self.model.config, self.recipe.batch
-        images = self.source.draw(rng, count, self.own)
+        batch = self.source.draw(rng, count)
         pose = random_pose(config, rng, count)
         learned = config.initial_slots == "learned"
         width = 0 if learned else config.slot_dim
         noise = rng.standard_normal((count, config.slots, width)).astype(np.float32)
-        named = {"images": images, "pose": pose, "noise": noise}
-        return {name: torch.from_numpy(value) for name, value in named.items()}
+        return batch | {"pose": torch.from_numpy(pose), "noise": torch.from_numpy(noise)}
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
         """Return the squared error of the reconstruction, summed over pixels, mean over images."""
@@ -272,10 +251,6 @@ class SlotTask(Task):
         fg_ari = adjusted_rand_index(masks, segments, foreground=True).mean()
         ari = adjusted_rand_index(masks, segments).mean()
         return {"fg_ari" + suffix: float(fg_ari), "ari" + suffix: float(ari)} | error
-
-    def calibration(self) -> dict[str, np.ndarray]:
-        """Return images, with their masks if these are known."""
-        return self.source.calibration(CALIBRATION)
 
 
 @torch.no_grad()

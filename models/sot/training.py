@@ -3,9 +3,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +13,7 @@ from torch import Tensor
 from saccade.core.errors import SaccadeError
 from saccade.models.budget import ComputeBudget
 from saccade.models.data.augment import Augmentation
-from saccade.models.data.datasets import load_data, pixel_moments
-from saccade.models.data.samples.images import Own
+from saccade.models.data.datasets import image_fields, load_data
 from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
@@ -27,53 +24,25 @@ from saccade.models.sot.config import SMALL
 from saccade.models.sot.model import SoT, SoTConfig
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.regularization import ImageChanges
-from saccade.models.training.task import Recipe, Task
+from saccade.models.training.task import DataSource, Recipe, Task
 
-Labelled = tuple[dict[str, np.ndarray], np.ndarray]  # inputs by name, labels
+# Inputs by name, such as image [n h w c] uint8, with labels [n] int64 or, in a batch of mixed
+# images, targets [n classes] float32.
+Samples = dict[str, np.ndarray]
 SCENE_PX = 48  # 256 calibration images fit into the 3 MiB of a shipped file
 _SEEN = 1_000  # images used for mean and std
 _ONE = (1, 1)  # objects per scene
 
 
-@dataclass(frozen=True)
-class SoTData:
-    """A source of training and validation samples.
-
-    `draw` needs the images of the rows that this process owns only.
-
-    Shapes: draw returns inputs by name, such as {"image": [n h w c] uint8}, and labels [n] int64
-            or, of mixed images, targets [n classes] float32; validation and calibration the same
-            with labels.
-    """
-
-    name: str
-    sha256: Mapping[str, str]
-    class_names: tuple[str, ...]
-    fields: Mapping[str, Any]  # fields of the configuration that the data decides
-    draw: Callable[[np.random.Generator, int, Own], Labelled]
-    validation: Labelled
-    calibration: Labelled
-    shots: int | None = None  # training samples per class, if it chose them
-
-
-def _image_fields(images: np.ndarray, seen: np.ndarray, classes: int) -> dict[str, Any]:
-    """Return the fields for the images' size, the mean and std of `seen`, and 8 tokens per side."""
-    _, height, width, channels = images.shape
-    mean, std = pixel_moments(seen)
-    return {
-        "height_px": height,
-        "width_px": width,
-        "channels": channels,
-        "patch_px": patch_side(height, width),
-        "mean": mean,
-        "std": std,
-        "classes": classes,
-    }
+def _fields(images: np.ndarray, seen: np.ndarray, classes: int) -> dict[str, Any]:
+    """Return the fields for these images, with 8 tokens per side."""
+    patch_px = patch_side(*images.shape[1:3])
+    return image_fields(images, seen) | {"patch_px": patch_px, "classes": classes}
 
 
 def image_source(
     options: TrainOptions, recipe: Recipe, *, validation: int, calibration: int
-) -> SoTData:
+) -> DataSource:
     """Return the source that the options name: `shapes` (default), digits, a folder or an .npz.
 
     Raises: SaccadeError if there is no such data.
@@ -91,21 +60,23 @@ def image_source(
         recipe, usual, classes=classes, images=images, originals=training.originals
     )
 
-    def draw(rng: np.random.Generator, count: int, own: Own) -> Labelled:
-        chosen = rng.integers(len(labels), size=count)
-        drawn, targets = changes.drawn(chosen, labels[chosen], rng, own)
-        changes.ahead(lambda: deepcopy(rng).integers(len(labels), size=count), own)
-        return {"image": drawn}, targets
+    def draw(rng: np.random.Generator, count: int) -> dict[str, Any]:
+        def places(rng: np.random.Generator) -> np.ndarray:
+            return rng.integers(len(labels), size=count)
+
+        chosen = places(rng)
+        image, targets = changes.chosen(chosen, rng, labels[chosen], then=places)
+        return {"image": image, "labels": targets}
 
     some = calibration_rows(len(labels), calibration)
-    return SoTData(
+    return DataSource(
         name=training.name,
         sha256={"train": training.sha256, "validation": held_out.sha256},
-        class_names=training.class_names,
-        fields=_image_fields(held_out.images, images[:_SEEN], classes),
+        labels=training.class_names,
+        fields=_fields(held_out.images, images[:_SEEN], classes),
         draw=draw,
-        validation=({"image": held_out.images}, held_out.labels),
-        calibration=({"image": images[some]}, labels[some]),
+        validation={"image": held_out.images, "labels": held_out.labels},
+        calibration={"image": images[some], "labels": labels[some]},
         shots=options.shots,
     )
 
@@ -120,42 +91,42 @@ def patch_side(height: int, width: int) -> int:
     return min(divisors, key=lambda side: abs(side - max(height, width) / 8))
 
 
-def _shapes(recipe: Recipe, validation: int, calibration: int) -> SoTData:
+def _shapes(recipe: Recipe, validation: int, calibration: int) -> DataSource:
     held_out = scenes("validation", validation, side_px=SCENE_PX, objects=_ONE)
     known = scenes("train", calibration, side_px=SCENE_PX, objects=_ONE)
 
     changes = ImageChanges(recipe, classes=len(SCENE_LABELS))
 
-    def draw(rng: np.random.Generator, count: int, own: Own) -> Labelled:
-        drawn, labels = _labelled(scene_batch(rng, count, side_px=SCENE_PX, objects=_ONE))
-        images, targets = changes.batch(drawn["image"], labels, rng, own)
-        return {"image": images}, targets
+    def draw(rng: np.random.Generator, count: int) -> dict[str, Any]:
+        drawn = _labelled(scene_batch(rng, count, side_px=SCENE_PX, objects=_ONE))
+        image, targets = changes.drawn(drawn["image"], rng, drawn["labels"])
+        return {"image": image, "labels": targets}
 
-    return SoTData(
+    return DataSource(
         name="shapes",
         sha256={"train": _digest(known.images), "validation": _digest(held_out.images)},
-        class_names=SCENE_LABELS,
-        fields=_image_fields(held_out.images, known.images, len(SCENE_LABELS)),
+        labels=SCENE_LABELS,
+        fields=_fields(held_out.images, known.images, len(SCENE_LABELS)),
         draw=draw,
         validation=_labelled(held_out),
         calibration=_labelled(known),
     )
 
 
-def _labelled(drawn: Scenes) -> Labelled:
+def _labelled(drawn: Scenes) -> Samples:
     labels = np.array([scene_label(objects) for objects in drawn.objects], np.int64)
-    return {"image": drawn.images}, labels
+    return {"image": drawn.images, "labels": labels}
 
 
 def _digest(images: np.ndarray) -> str:
     return hashlib.sha256(repr(images.shape).encode() + images.tobytes()).hexdigest()
 
 
-def _rows(data: TokenStates, rows: np.ndarray) -> Labelled:
-    return {name: array[rows] for name, array in data.inputs.items()}, data.labels[rows]
+def _rows(data: TokenStates, rows: np.ndarray) -> Samples:
+    return {name: array[rows] for name, array in (data.inputs | {"labels": data.labels}).items()}
 
 
-def text_source(options: TrainOptions, *, calibration: int) -> SoTData:
+def text_source(options: TrainOptions, *, calibration: int) -> DataSource:
     """Return the token states in the file that the options name.
 
     Raises: SaccadeError if there is none, if it cannot be used, or `--set` contradicts it.
@@ -183,13 +154,13 @@ def text_source(options: TrainOptions, *, calibration: int) -> SoTData:
                 f"--set {name}={options.set[name]}: the data has {fields[name]}. Leave it out."
             )
     total = len(train.labels)
-    return SoTData(
+    return DataSource(
         name=train.name,
         sha256={"train": train.sha256, "validation": held_out.sha256},
-        class_names=train.class_names,
+        labels=train.class_names,
         fields=fields,
-        draw=lambda rng, count, own: _rows(train, rng.integers(total, size=count)),
-        validation=(held_out.inputs, held_out.labels),
+        draw=lambda rng, count: _rows(train, rng.integers(total, size=count)),
+        validation=held_out.inputs | {"labels": held_out.labels},
         calibration=_rows(train, calibration_rows(total, calibration)),
     )
 
@@ -223,25 +194,20 @@ class SoTTask(Task):
     family = "sot"
     model: SoT
 
-    def __init__(self, options: TrainOptions, recipe: Recipe, source: SoTData) -> None:
+    def __init__(self, options: TrainOptions, recipe: Recipe, source: DataSource) -> None:
         config = chosen_config(SoTConfig, options, recipe.config, source.fields)
-        self.recipe, self.source, self.shots = recipe, source, source.shots
-        self.data, self.data_sha256 = source.name, source.sha256
-        self.labels = source.class_names
+        self.recipe = recipe
+        self.take(source)
         kind = "texts" if config.input == "tokens" else "images"
         self.regularized_by = ("label_smoothing",)
         if kind == "images":
             self.regularized_by += ("augment", "mixup", "cutmix")
-        self.card = {f"validation_{kind}": len(source.validation[1])}
+        self.card = {f"validation_{kind}": len(source.validation["labels"])}
         self.model = new_model(SoT, config)
 
-    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        """Return the model's inputs by name, such as image [b h w c] uint8, and labels.
-
-        Labels are [b] int64 or, of mixed images, targets [b classes] float32.
-        """
-        inputs, labels = self.source.draw(rng, self.recipe.batch, self.own)
-        return _tensors(inputs | {"labels": labels})
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Any]:
+        """Return `Samples`: the model's inputs, and labels or targets."""
+        return _tensors(self.source.draw(rng, self.recipe.batch))
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
         """Return the cross entropy of the fused logits; with late fusion, of each classifier."""
@@ -257,14 +223,12 @@ class SoTTask(Task):
         """Return top-1 of every head in the default export."""
         return score(self.model, self.source.validation, self.model.budgets())
 
-    def calibration(self) -> dict[str, np.ndarray]:
-        """Return 256 training samples."""
-        inputs, labels = self.source.calibration
-        return inputs | {"labels": labels}
 
-
-def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+def _tensors(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+        for name, array in arrays.items()
+    }
 
 
 def _given(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -275,21 +239,14 @@ def _given(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
 
 
 @torch.inference_mode()
-def score(model: SoT, data: Labelled, budgets: Sequence[ComputeBudget]) -> dict[str, float]:
-    """Return the share of right answers by budget.
-
-    Shapes: data the inputs [n ...] by name and labels [n] int64.
-    """
-    device = next(model.parameters()).device
-    inputs, labels = data[0], torch.from_numpy(data[1]).to(device)
-    scores = {}
+def score(model: SoT, data: Samples, budgets: Sequence[ComputeBudget]) -> dict[str, float]:
+    """Return the share of right answers by budget."""
+    device, scores, count = next(model.parameters()).device, {}, len(data["labels"])
     for budget in budgets:
-        chosen = model.at(budget).eval()
-        right = 0
-        for at in range(0, len(labels), _BATCH):
-            part = slice(at, at + _BATCH)
-            given = _tensors({name: np.asarray(array[part]) for name, array in inputs.items()})
+        chosen, right = model.at(budget).eval(), 0
+        for at in range(0, count, _BATCH):
+            given = _tensors({name: np.asarray(x[at : at + _BATCH]) for name, x in data.items()})
             x, length = _given({name: tensor.to(device) for name, tensor in given.items()})
-            right += int((chosen(x, length).argmax(1) == labels[part]).sum())
-        scores[budget.label] = right / len(labels)
+            right += int((chosen(x, length).argmax(1).cpu() == given["labels"]).sum())
+        scores[budget.label] = right / count
     return scores

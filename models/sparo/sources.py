@@ -18,7 +18,7 @@ from saccade.models.data.captions import (
     caption,
     captioned,
 )
-from saccade.models.data.datasets import Dataset, load_data, pixel_moments
+from saccade.models.data.datasets import Dataset, image_fields, load_data
 from saccade.models.data.pairs import load_pairs
 from saccade.models.data.samples.images import Images
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
@@ -167,7 +167,7 @@ class LabelsSource:
             split_words(template.format(name)) for name in self.labels for template in TEMPLATES
         ]
         words = tuple(sorted({word for words in said for word in words}))
-        self.fields = vocabulary_fields(words, max(map(len, said)) + 2) | image_fields(self.images)
+        self.fields = vocabulary_fields(words, max(map(len, said)) + 2) | _image_fields(self.images)
         self.sha256 = {split: dataset.sha256 for split, dataset in self.data.items()}
         self.card = {"sentences": list(TEMPLATES)}
 
@@ -267,7 +267,7 @@ class PairsSource:
         if len(words) < len(counts):
             note(f"{self.name}: kept the {len(words):,} most frequent of {len(counts):,} words")
         longest = min(max(map(len, said)) + 2, _MOST_TOKENS)
-        return vocabulary_fields(tuple(words), longest) | image_fields(self.images)
+        return vocabulary_fields(tuple(words), longest) | _image_fields(self.images)
 
 
 _MOST_WORDS = 30_000  # of a new model; others are read as one unknown word
@@ -287,21 +287,8 @@ def note_unknown_words(texts: Sequence[str], known: Sequence[str]) -> None:
         )
 
 
-def image_fields(images: np.ndarray) -> dict[str, Any]:
-    """Return the fields of a model for these images.
-
-    Shapes: images [n h w c] uint8.
-    """
-    _, height, width, channels = images.shape
-    mean, std = pixel_moments(images)
-    return {
-        "height_px": height,
-        "width_px": width,
-        "channels": channels,
-        "mean": mean,
-        "std": std,
-        "patch_px": _patch(height, width),
-    }
+def _image_fields(images: np.ndarray) -> dict[str, Any]:
+    return image_fields(images) | {"patch_px": _patch(*images.shape[1:3])}
 
 
 def _patch(height: int, width: int) -> int:

@@ -3,7 +3,6 @@
 
 import math
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -100,17 +99,16 @@ class SparoTask(ComparingTask):
         sizes = {"pooling": config.pooling, "training_images": len(self.source.images)}
         self.card = sizes | self.source.card
 
-    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Any]:
         """Return images [b h w c] uint8 and tokens [b n] int64."""
-        total = len(self.source.images)
-        chosen = rng.choice(total, min(self.recipe.batch, total), replace=False)
+        chosen = self._drawn(rng)
         tokens = self.encode(self.source.sentences(chosen, rng), truncate=True)
-        images = self.changes.pixels_at(chosen, rng, self.own)
-        self.changes.ahead(
-            lambda: deepcopy(rng).choice(total, min(self.recipe.batch, total), replace=False),
-            self.own,
-        )
-        return {"image": torch.from_numpy(images), "tokens": torch.from_numpy(tokens)}
+        images, _ = self.changes.chosen(chosen, rng, then=self._drawn)
+        return {"image": images, "tokens": torch.from_numpy(tokens)}
+
+    def _drawn(self, rng: np.random.Generator) -> np.ndarray:
+        total = len(self.source.images)
+        return rng.choice(total, min(self.recipe.batch, total), replace=False)
 
     def codes(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the codes of the images and of the sentences, both [b d]."""
@@ -155,7 +153,8 @@ class SparoTask(ComparingTask):
         """
         if self.model.config.pooling != "sparo":
             return
-        images, labels = self.source.labelled("validation", self._validation)
+        count = self.recipe.extra["validation_images"]
+        images, labels = self.source.labelled("validation", count)
         named = self.source.named()
         texts = [text for sentences in named for text in sentences]
         classes = text_slots(self.model, texts, truncate=True)
@@ -166,11 +165,6 @@ class SparoTask(ComparingTask):
     def report(self) -> dict[str, float]:
         """Return all scores of the data."""
         return self.source.scores(self.model)
-
-    @property
-    def _validation(self) -> int:
-        count: int = self.recipe.extra["validation_images"]
-        return count
 
     def calibration(self) -> dict[str, np.ndarray]:
         """Return images, with their classes if they have any, and sentences of other images."""

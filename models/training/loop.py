@@ -80,16 +80,6 @@ def read_state(path: Path, run: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def generator_state(rng: np.random.Generator) -> str:
-    """Return the state of a NumPy generator as text."""
-    return json.dumps(rng.bit_generator.state)
-
-
-def restore_generator(rng: np.random.Generator, text: str) -> None:
-    """Set the state that `generator_state` returned."""
-    rng.bit_generator.state = json.loads(text)
-
-
 def _text(run: dict[str, Any]) -> str:
     return json.dumps(run, sort_keys=True, default=repr)
 
@@ -178,7 +168,6 @@ class Run:
                 f"recipe: schedule is {recipe.schedule!r}, expected {' or '.join(SCHEDULES)}."
             )
         self.task, self.options, self.recipe, self.group = task, options, recipe, group
-        task.share = (group.rank, group.size)
         self.device = torch.device(options.device)
         task.model.to(self.device)
         train_mode(task.model)
@@ -188,6 +177,9 @@ class Run:
             named += list(self.auxiliary.to(self.device).train().named_parameters())
         self.optimizer = adamw(recipe, named, layers=task.model.parameter_layers())
         self.average = ParameterAverage(task.model, recipe.ema) if recipe.ema else None
+        self.stateful: dict[str, Any] = {"model": task.model, "optimizer": self.optimizer}
+        self.stateful |= {"auxiliary": self.auxiliary} if self.auxiliary is not None else {}
+        self.stateful |= {"average": self.average} if self.average is not None else {}
         self.rng = np.random.default_rng(options.seed)
         self.log = TrainingLog(options.log_path)
         self.done, self.best_step, self.best_score = 0, 0, -math.inf
@@ -213,6 +205,9 @@ class Run:
         Raises: SaccadeError if the loss is not finite.
         """
         batch = self.task.batch(self.done, self.rng)
+        if self.group.rank:  # its own noise; the state of the first process is enough to resume
+            place = (self.options.seed, self.group.rank, self.done)
+            torch.manual_seed(int(np.random.default_rng(place).integers(2**62)))
         rate = rate_at(self.recipe, self.done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("factor", 1.0)  # states of older runs have none
@@ -286,44 +281,34 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """Return everything that `restore` needs, as tensors, numbers and strings."""
-        state: dict[str, Any] = {
+        state = {name: part.state_dict() for name, part in self.stateful.items()}
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        return state | {
             "done": self.done,
-            "model": self.task.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
             "best": (self.best_step, self.best_score, self.best_weights),
-            "numpy": generator_state(self.rng),
+            "numpy": json.dumps(self.rng.bit_generator.state),
             "torch": torch.random.get_rng_state(),
             "log": self.log.rows,
             "losses": self.losses,
             "seconds": self.seconds(),
             "scalars": self.scalars.state(),
+            "task": self.task.state(),
         }
-        if self.device.type == "cuda":
-            state["cuda"] = torch.cuda.get_rng_state(self.device)
-        if self.auxiliary is not None:
-            state["auxiliary"] = self.auxiliary.state_dict()
-        if self.average is not None:
-            state["average"] = (self.average.updates, self.average.weights)
-        return state | {"task": self.task.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue as the run whose `state` this is."""
+        for name, part in self.stateful.items():
+            part.load_state_dict(state[name])
         self.done = state["done"]
-        self.task.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
         self.best_step, self.best_score, self.best_weights = state["best"]
-        restore_generator(self.rng, state["numpy"])
+        self.rng.bit_generator.state = json.loads(state["numpy"])
         torch.random.set_rng_state(state["torch"])
         self.log.rows, self.losses = state["log"], state["losses"]
         self.begin = time.monotonic() - state["seconds"]
         self.scalars.restore(state.get("scalars", {}), self.done)
         if "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self.device)
-        if self.auxiliary is not None:
-            self.auxiliary.load_state_dict(state["auxiliary"])
-        if self.average is not None:
-            self.average.updates, weights = state["average"]
-            self.average.weights = moved(weights, self.device)
         self.task.restore(state.get("task", {}))
 
 
@@ -337,17 +322,9 @@ def train_mode(model: nn.Module) -> None:
             module.eval()
 
 
-def moved(batch: Any, device: torch.device) -> Any:
-    """Move tensors, and those in tuples, lists and dicts, to that device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = [moved(value, device) for value in batch]
-        named = hasattr(batch, "_fields")  # a NamedTuple takes its fields one by one
-        return type(batch)(*parts) if named else type(batch)(parts)
-    return batch
+def moved(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Move the tensors of a batch to that device."""
+    return {name: x.to(device, non_blocking=True) for name, x in batch.items()}
 
 
 def gpus(device: torch.device) -> list[int]:
@@ -429,6 +406,16 @@ class ParameterAverage:
             if parameter.requires_grad
         }
         self.weights = {name: parameter.detach().clone() for name, parameter in self._named.items()}
+
+    def state_dict(self) -> tuple[int, dict[str, Tensor]]:
+        """Return the number of updates and the averages."""
+        return self.updates, self.weights
+
+    def load_state_dict(self, state: tuple[int, Mapping[str, Tensor]]) -> None:
+        """Continue with what `state_dict` returned."""
+        self.updates, weights = state
+        for name, mean in self.weights.items():
+            mean.copy_(weights[name])
 
     @torch.no_grad()
     def update(self) -> None:

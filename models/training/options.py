@@ -12,7 +12,7 @@ from saccade.core.json_text import JSONRefused, parse_json
 from saccade.core.options import Options
 from saccade.core.schema import BelowOne, Count, Natural, NonNegative, Positive, Range
 from saccade.core.spelling import did_you_mean
-from saccade.models.data.asked import DataAsked
+from saccade.models.data.asked import DataAsked, here
 from saccade.models.training.task import Recipe
 
 
@@ -77,7 +77,8 @@ class TrainOptions(Options):
     force: bool = False  # replace what exists at --out
 
     start: ClassVar[Any] = None  # the checkpoint of --init, see `start.StartedOptions`
-    given_trunk: ClassVar[Any] = None  # that of --trunk, see `start.TrunkOptions`
+    given_trunk: ClassVar[Any] = None  # that of --trunk
+    once: ClassVar[Any] = staticmethod(here)  # the processes of a run read all images once
 
     @property
     def asked(self) -> DataAsked:
@@ -85,7 +86,7 @@ class TrainOptions(Options):
         begun = self.start or self.given_trunk
         preprocessing = None if begun is None else begun.preprocessing
         given = (self.labels, self.data_root, self.skip_bad, self.background, preprocessing)
-        return DataAsked(*given, self.shots, self.seed)
+        return DataAsked(*given, self.shots, self.seed, once=self.once)
 
     def value(self, name: str, default: Any) -> Any:
         """Return a field of `--set`, or else of the checkpoint of `--init`, or of `--trunk`."""
@@ -130,21 +131,6 @@ def chosen_recipe(options: TrainOptions, *, quick: Recipe, shipped: Recipe) -> R
         if getattr(options, name) not in (None, ())
     }
     return replace(shipped if options.recipe == "shipped" else quick, **given)
-
-
-def with_counts(options: TrainOptions, recipe: Recipe, names: Sequence[str]) -> Recipe:
-    """Return the recipe with those of its `extra` numbers that `--set` gives.
-
-    Raises: SaccadeError if one is not a whole number of at least 1.
-    """
-    given = {name: options.set[name] for name in names if name in options.set}
-    for name, value in given.items():
-        if type(value) is not int or value < 1:
-            raise SaccadeError(
-                f"--set {name}={value}: expected a whole number of at least 1. Correct it, or "
-                f"leave it out for {recipe.extra[name]:,}."
-            )
-    return replace(recipe, extra={**recipe.extra, **given})
 
 
 def chosen_config(

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.datasets import pixel_moments
+from saccade.models.data.datasets import image_fields
 from saccade.models.data.samples.source import SampleSource
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.resnet_sizes import BLOCKS, MEAN, STD, STRIDE, sizes_of
-from saccade.models.training.options import TrainOptions, chosen_recipe, with_counts
+from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import Recipe
 from saccade.models.word_tokens import frequent_words, split_words
 
@@ -20,20 +20,20 @@ _SEEN = 1_000  # images used for mean and std
 Split = TypeVar("Split")
 
 
-def own_recipe(
-    options: TrainOptions,
-    *,
-    quick: Recipe,
-    shipped: Recipe,
-    extra: Mapping[str, Any],
-    counts: Sequence[str],
-) -> Recipe:
-    """Return the recipe for the user's data, with those `counts` of `extra` that `--set` gives.
+def with_counts(options: TrainOptions, recipe: Recipe, counts: Mapping[str, int]) -> Recipe:
+    """Return the recipe with these further `extra` numbers, or those that `--set` gives.
 
     Raises: SaccadeError if one is not a whole number of at least 1.
     """
-    recipe = chosen_recipe(options, quick=quick, shipped=shipped)
-    return with_counts(options, replace(recipe, extra=extra), counts)
+    extra = {**recipe.extra, **counts}
+    for name, usual in counts.items():
+        value = extra[name] = options.set.get(name, usual)
+        if type(value) is not int or value < 1:
+            raise SaccadeError(
+                f"--set {name}={value}: expected a whole number of at least 1. Correct it, or "
+                f"leave it out for {usual:,}."
+            )
+    return replace(recipe, extra=extra)
 
 
 def own_splits(
@@ -65,26 +65,26 @@ def _wanted_images(options: TrainOptions, encoder: str) -> Preprocessing | None:
     return Preprocessing(side_px, side_px, 3, (0.0,) * 3, (1.0,) * 3)
 
 
-def image_fields(options: TrainOptions, images: np.ndarray, encoder: str) -> dict[str, Any]:
+def encoder_fields(options: TrainOptions, images: np.ndarray, encoder: str) -> dict[str, Any]:
     """Return the fields of a configuration about these images, as `_wanted_images` reads them.
 
     A ResNet takes the mean and std of ImageNet, as its weights do; its cells are of 32 pixels.
 
     Shapes: images uint8 [n h w c].
     """
-    height, width, channels = images.shape[1:]
-    fields = {"height_px": height, "width_px": width, "channels": channels}
     name = options.value("encoder", encoder)
-    if name in BLOCKS:
-        grid = (max(1, height // STRIDE), max(1, width // STRIDE))
-        return fields | {
-            "mean": MEAN,
-            "std": STD,
-            "feature_dim": sizes_of(name).features,
-            "grid": grid,
-        }
-    mean, std = pixel_moments(images[:_SEEN])
-    return fields | {"mean": mean, "std": std}
+    if name not in BLOCKS:
+        return image_fields(images, images[:_SEEN])
+    _, height, width, channels = images.shape
+    return {
+        "height_px": height,
+        "width_px": width,
+        "channels": channels,
+        "mean": MEAN,
+        "std": STD,
+        "feature_dim": sizes_of(name).features,
+        "grid": (max(1, height // STRIDE), max(1, width // STRIDE)),
+    }
 
 
 def chosen_words(

@@ -1,62 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients of a batch in parts, one per process or one after the other: the same sum.
+"""The gradients of a batch in parts, one per process or one after the other.
 
-Each part's loss has its share of the mean, noise is drawn for the whole batch
-(`layers.batch_rows`), batch norms use the statistics of all processes, and a loss that compares
-samples gets the codes of all of them.
+Each part's loss has its share of the mean, batch norms use the statistics of all processes, and a
+loss that compares samples gets the codes of all of them. So without noise the sum is that of one
+pass over the batch. Noise, such as dropout, is drawn by each part.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from saccade.core.errors import SaccadeError
-from saccade.models.layers.batch_rows import BatchRows, current_rows, rows_of_batch
 from saccade.models.training.processes import Group, ProcessLost
-from saccade.models.training.task import ComparingTask, Task
-
-_HALF = (torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a batch, its rows, and its share of the mean that the loss is."""
-
-    batch: Any
-    rows: BatchRows
-    share: float
-
-
-def parts_of(task: Task, batch: Any, count: int) -> list[Part]:
-    """Cut a batch into `count` parts that differ by at most one sample.
-
-    Raises: SaccadeError if it has fewer samples.
-    """
-    samples = task.samples(batch)
-    if samples < count:
-        raise SaccadeError(
-            f"found a batch of {samples} samples, expected at least {count}: one for each process "
-            "and micro-batch. Raise --batch, or lower --processes or --accumulate."
-        )
-    cut = [task.part(batch, index, count) for index in range(count)]
-    sizes = [task.rows(part) for part in cut]
-    weights = [task.weight(part) for part in cut]
-    firsts = [0, *accumulate(sizes)]
-    return [
-        Part(part, BatchRows(first, size, firsts[-1]), weight / sum(weights))
-        for part, first, size, weight in zip(cut, firsts, sizes, weights, strict=False)
-    ]
+from saccade.models.training.task import BatchImages, ComparingTask, Task, share_of, with_pixels
 
 
 @dataclass(frozen=True)
@@ -64,8 +28,8 @@ class Gradients:
     """Adds a batch's gradients to those of the task's parameters, and returns its loss.
 
     With `accumulate` above 1, each process passes its rows through the model in that many parts. A
-    loss that compares samples first gets the codes of all parts without gradients. Then each part
-    is passed again, with the gradients of its codes.
+    loss that compares samples keeps only the codes of the parts; the gradients pass each part again
+    with the same noise.
 
     Source: of the second pass, Gao et al. 2021 (arXiv 2101.06983).
     """
@@ -82,81 +46,60 @@ class Gradients:
 
         Raises: SaccadeError if the batch is too small, ProcessLost if another process has ended.
         """
-        count = self.group.size * self.accumulate
-        with _recomputed(self.blocks, self.group):
-            if count == 1:
-                return self._mean(step, Part(batch, BatchRows(0, 1, 1), 1.0))
-            parts = parts_of(self.task, batch, count)
-            own = parts[self.group.rank * self.accumulate :][: self.accumulate]
-            with _OfWholeBatch(self.group):
-                if isinstance(self.task, ComparingTask):
-                    value = self._compared(self.task, batch, own, step)
-                else:
-                    value = sum(_each(own, partial(self._mean, step)))
+        count, samples = self.group.size * self.accumulate, self.task.samples(batch)
+        if samples < count:
+            raise SaccadeError(
+                f"found a batch of {samples} samples, expected at least {count}: one for each "
+                "process and micro-batch. Raise --batch, or lower --processes or --accumulate."
+            )
+        own = with_pixels(self._cut(batch, self.group.size)[self.group.rank])
+        parts = self._cut(own, self.accumulate)
+        with changed_layers(self.task.model, self.blocks, self.group):
+            if isinstance(self.task, ComparingTask) and count > 1:
+                value = self._compared(self.task, batch, parts, step)
+            else:
+                value = self._means(parts, step)
         return sum_gradients(self.group, _parameters(self.task), value)
 
-    def _mean(self, step: int, part: Part) -> float:
-        batch = self.move(part.batch)
-        with self.autocast():
-            loss = self.task.loss(batch, step)
-        torch.autograd.backward(loss if part.share == 1 else loss * part.share)
-        return loss.item() * part.share
+    def _cut(self, batch: Any, count: int) -> list[Any]:
+        if count == 1:
+            return [batch]
+        return [self.task.part(batch, index, count) for index in range(count)]
 
-    def _codes(self, task: ComparingTask, part: Part) -> tuple[Tensor, ...]:
-        with self.autocast():
-            return task.codes(self.move(part.batch))
+    def _means(self, parts: Sequence[Any], step: int) -> float:
+        weights = torch.tensor([self.task.weight(part) for part in parts], dtype=torch.float64)
+        shares = weights / all_sum(self.group, weights.sum())
+        value = 0.0
+        for part, share in zip(parts, shares.tolist(), strict=True):
+            batch = self.move(part)
+            with self.autocast():
+                loss = self.task.loss(batch, step)
+            torch.autograd.backward(loss if share == 1 else loss * share)
+            value += loss.item() * share
+        return value
 
-    def _compared(self, task: ComparingTask, batch: Any, own: list[Part], step: int) -> float:
-        rows = BatchRows(own[0].rows.first, sum(part.rows.count for part in own), own[0].rows.total)
-        codes = partial(self._codes, task)
-        before = _random_states()
-        if whole_pass := len(own) == 1:
-            found = _each(own, codes)[0]
-        else:
-            with torch.no_grad():
-                by_part = _each(own, codes)
-            found = tuple(torch.cat(name).requires_grad_() for name in zip(*by_part, strict=True))
+    def _compared(self, task: ComparingTask, batch: Any, parts: Sequence[Any], step: int) -> float:
+        total, size = task.samples(batch), self.group.size
+        known = {name: x for name, x in batch.items() if not isinstance(x, BatchImages)}
         with self.autocast():
-            every = tuple(gathered(self.group, code, rows) for code in found)
-            loss = task.compare(every, self.move(batch), step)
-        with rows_of_batch(rows if whole_pass else None):
-            # Every process computes the whole loss, so each takes the same share of its gradient.
-            torch.autograd.backward(loss / self.group.size)
-        if not whole_pass:
-            after = _random_states()
-            _restore(before)
-            sizes = [part.rows.count for part in own]
-            gradients = zip(*(code.grad.split(sizes) for code in found), strict=True)
-            _each(own, lambda part: torch.autograd.backward(codes(part), next(gradients)))
-            _restore(after)
-        return loss.item() / self.group.size
+            codes = zip(*(self._codes(task, part) for part in parts), strict=True)
+            every = tuple(gathered(self.group, torch.cat(code), total) for code in codes)
+            loss = task.compare(every, self.move(known), step)
+        # Every process computes the whole loss, so each takes the same share of its gradient.
+        torch.autograd.backward(loss / size)
+        return loss.item() / size
+
+    def _codes(self, task: ComparingTask, part: Any) -> Any:
+        batch = self.move(part)
+        if self.accumulate == 1:
+            return task.codes(batch)
+        return checkpoint(task.codes, batch, use_reentrant=False)
 
 
 def _parameters(task: Task) -> Iterator[nn.Parameter]:
     yield from task.model.parameters()
     if task.auxiliary is not None:
         yield from task.auxiliary.parameters()
-
-
-def _each(parts: Sequence[Part], work: Callable[[Part], Any]) -> list[Any]:
-    """Return the result for each part; all of them draw the same numbers for the whole batch."""
-    before, answers = _random_states(), []
-    for part in parts:
-        _restore(before)
-        with rows_of_batch(part.rows):
-            answers.append(work(part))
-    return answers
-
-
-def _random_states() -> tuple[Tensor, Tensor | None]:
-    gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    return torch.random.get_rng_state(), gpu
-
-
-def _restore(states: tuple[Tensor, Tensor | None]) -> None:
-    torch.random.set_rng_state(states[0])
-    if states[1] is not None:
-        torch.cuda.set_rng_state(states[1])
 
 
 # --- sums over all processes ----------------------------------------------------------------------
@@ -191,14 +134,14 @@ def all_sum(group: Group, x: Tensor) -> Tensor:
     return total
 
 
-def gathered(group: Group, x: Tensor, rows: BatchRows) -> Tensor:
+def gathered(group: Group, x: Tensor, total: int) -> Tensor:
     """Return the rows of all processes, with their gradient.
 
-    Shapes: x [rows.count ...] -> [rows.total ...].
+    Shapes: x [n ...], this process's rows of a batch -> [total ...].
     Raises: ProcessLost.
     """
-    after = rows.total - rows.first - rows.count
-    zeros = [x.new_zeros((count, *x.shape[1:])) for count in (rows.first, after)]
+    own = share_of(total, group.rank, group.size)
+    zeros = [x.new_zeros((count, *x.shape[1:])) for count in (own.start, total - own.stop)]
     return all_sum(group, torch.cat((zeros[0], x, zeros[1])))
 
 
@@ -222,55 +165,38 @@ def sum_gradients(group: Group, parameters: Iterable[nn.Parameter], value: float
     return float(total)
 
 
-# --- layers whose result depends on the whole batch -----------------------------------------------
+# --- layers that a batch in parts changes ---------------------------------------------------------
 
 
-class _OfWholeBatch(TorchFunctionMode):
-    """Draw dropout for the whole batch, and give batch norms the statistics of all processes."""
+@contextmanager
+def changed_layers(model: nn.Module, blocks: Sequence[Any], group: Group) -> Iterator[None]:
+    """Recompute these blocks for gradients, and give batch norms the statistics of all processes.
 
-    def __init__(self, group: Group) -> None:
-        super().__init__()
-        self.group = group
-
-    def __torch_function__(
-        self, function: Any, types: Any, arguments: Any = (), named: Any = None
-    ) -> Any:
-        if function is F.dropout:
-            return _dropout(*arguments, **(named or {}))
-        if function is F.batch_norm and self.group.size > 1:
-            return _batch_norm(self.group, *arguments, **(named or {}))
-        return function(*arguments, **(named or {}))
-
-
-def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    rows = current_rows()
-    if not training or p == 0 or rows is None:
-        return F.dropout(x, p, training, inplace)
-    each = x.shape[0] // rows.count
-    # Numbers are drawn in the order of memory, which is the part's.
-    order = sorted(range(x.dim()), key=lambda axis: (-x.stride()[axis], axis))
-    shape = (each * rows.total, *x.shape[1:])
-    ones = x.new_ones([shape[axis] for axis in order])
-    kept = F.dropout(ones.permute([order.index(axis) for axis in range(x.dim())]), p)
-    return x * kept[each * rows.first : each * (rows.first + rows.count)]
+    The modules are as before after the block, because validation copies them.
+    """
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    norms: list[Any] = [] if group.size == 1 else _trained_norms(model)
+    for norm in norms:
+        norm.forward = partial(_normalized, group, norm)
+    try:
+        yield
+    finally:
+        for module in (*blocks, *norms):
+            del module.forward
 
 
-def _batch_norm(
-    group: Group,
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_variance: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    """Return the batch norm with the mean and variance over all processes, as SyncBatchNorm."""
-    if not training:
-        return F.batch_norm(x, running_mean, running_variance, weight, bias, False, momentum, eps)
-    wide = x.float() if x.dtype in _HALF else x
+def _trained_norms(model: nn.Module) -> list[Any]:
+    return [each for each in model.modules() if isinstance(each, _BatchNorm) and each.training]
+
+
+def _normalized(group: Group, norm: Any, x: Tensor) -> Tensor:
+    """Normalize with the statistics of all processes: torch's SyncBatchNorm does so on GPUs only.
+
+    Shapes: x [b c ...] -> same.
+    """
     axes, shape = [0, *range(2, x.dim())], [1, -1, *(1 for _ in range(2, x.dim()))]
+    wide = x.to(norm.running_var.dtype)
     count = wide.new_tensor([x.numel() / x.shape[1]])
     sums = all_sum(group, torch.cat((wide.sum(axes), count)))
     total = sums[-1].detach()
@@ -278,13 +204,11 @@ def _batch_norm(
     centered = wide - mean.view(shape)
     variance = all_sum(group, centered.square().sum(axes)) / total
     with torch.no_grad():
-        if running_mean is not None and running_variance is not None:
-            running_mean.lerp_(mean.to(running_mean), momentum)
-            running_variance.lerp_((variance * total / (total - 1)).to(running_variance), momentum)
-    scaled = centered * (variance + eps).rsqrt().view(shape)
-    if weight is not None:
-        scaled = scaled * weight.view(shape)
-    return (scaled if bias is None else scaled + bias.view(shape)).to(x.dtype)
+        norm.num_batches_tracked += 1
+        norm.running_mean.lerp_(mean, norm.momentum)
+        norm.running_var.lerp_(variance * total / (total - 1), norm.momentum)
+    scaled = centered * (norm.weight * (variance + norm.eps).rsqrt()).view(shape)
+    return (scaled + norm.bias.view(shape)).to(x.dtype)
 
 
 def check_norms(model: nn.Module) -> None:
@@ -292,16 +216,14 @@ def check_norms(model: nn.Module) -> None:
 
     Raises: SaccadeError naming the first one.
     """
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.training:
-            raise SaccadeError(
-                f"--accumulate: found the batch norm '{name}', whose statistics are those of the "
-                "whole batch, which micro-batches do not have. Use --processes, which share them, "
-                "or a smaller --batch; or keep that part with --init and --freeze."
-            )
-
-
-# --- activations that are computed again ----------------------------------------------------------
+    norms = _trained_norms(model)
+    if norms:
+        name = next(name for name, module in model.named_modules() if module is norms[0])
+        raise SaccadeError(
+            f"--accumulate: found the batch norm '{name}', whose statistics are those of the "
+            "whole batch, which micro-batches do not have. Use --processes, which share them, "
+            "or a smaller --batch; or keep that part with --init and --freeze."
+        )
 
 
 def blocks_of(model: Any) -> list[nn.Module]:
@@ -316,22 +238,3 @@ def blocks_of(model: Any) -> list[nn.Module]:
             "layers of a transformer. Leave it out; --accumulate needs less memory, too."
         )
     return found
-
-
-@contextmanager
-def _recomputed(blocks: Sequence[Any], group: Group) -> Iterator[None]:
-    """Keep only the inputs of these modules, and run them again for gradients; dropout repeats.
-
-    The modules are as before after the block, because validation copies them.
-    """
-
-    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), _OfWholeBatch(group)  # torch computes gradients outside of modes
-
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
-    try:
-        yield
-    finally:
-        for block in blocks:
-            del block.forward

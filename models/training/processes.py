@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,6 @@ from saccade.core.errors import SaccadeError, require
 from saccade.core.leftovers import temporary_folder
 from saccade.core.worker import Worker, WorkerEnded
 
-_FOLLOWER = "saccade.models.training.train"  # its `main` runs in the workers
 _POLL_S = 0.02
 _LAST_WORDS_S = 20.0  # to wait for the error of a worker that has left the group
 _LOST_AFTER = timedelta(hours=2)  # without a sign of another process
@@ -48,15 +47,6 @@ class Group:
 ALONE = Group()
 
 
-@dataclass(frozen=True)
-class Follower:
-    """The request to a worker: a family, the options as JSON, and its place in the group."""
-
-    family: str
-    options: str
-    group: Group
-
-
 def group_of(processes: int) -> Group:
     """Return the group that `--processes` or a launcher's environment names.
 
@@ -74,8 +64,10 @@ def group_of(processes: int) -> Group:
 
 
 @contextmanager
-def joined(group: Group, family: str, options: Any) -> Iterator[Group]:
-    """Meet the other processes, start them first if needed, and leave them after the block.
+def joined(
+    group: Group, device: str, *, start: Callable[[Group], Worker] | None = None
+) -> Iterator[Group]:
+    """Meet the other processes, `start` them first if needed, and leave them after the block.
 
     Raises: SaccadeError if a process fails: its error, or how it ended. Of a launcher's processes,
         only the first that fails raises; the others exit.
@@ -92,10 +84,12 @@ def joined(group: Group, family: str, options: Any) -> Iterator[Group]:
             if not group.rank:
                 folder = stack.enter_context(temporary_folder("train"))
                 group = Group(0, group.size, meeting=str(folder / "meeting"))
-                workers = _started(group, family, options, stack)
+                assert start is not None, "the first process starts the others"
+                for rank in range(1, group.size):
+                    workers.append(stack.enter_context(start(replace(group, rank=rank))))
             store = dist.FileStore(group.meeting, group.size)
         try:
-            _connect(group, store, options, workers)
+            _connect(group, store, device, workers)
             yield group
         except BaseException as error:
             # Before the others notice that the connection is closed.
@@ -106,16 +100,6 @@ def joined(group: Group, family: str, options: Any) -> Iterator[Group]:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
-
-
-def _started(group: Group, family: str, options: Any, stack: ExitStack) -> list[Worker]:
-    text = json.dumps(vars(options), default=str)
-    workers = []
-    for rank in range(1, group.size):
-        worker = stack.enter_context(Worker(_FOLLOWER))
-        worker.send(Follower(family, text, Group(rank, group.size, meeting=group.meeting)))
-        workers.append(worker)
-    return workers
 
 
 def _cause(workers: Sequence[Worker]) -> SaccadeError:
@@ -135,12 +119,12 @@ def _cause(workers: Sequence[Worker]) -> SaccadeError:
     )
 
 
-def _connect(group: Group, store: Any, options: Any, workers: Sequence[Worker]) -> None:
+def _connect(group: Group, store: Any, device: str, workers: Sequence[Worker]) -> None:
     """Create torch's default process group when all processes have arrived."""
     import torch
     import torch.distributed as dist
 
-    if options.device == "cuda":
+    if device == "cuda":
         torch.cuda.set_device(_local_rank(group))
     store.set(f"here {group.rank}", "")
     arrived = [f"here {rank}" for rank in range(group.size)]
@@ -148,7 +132,7 @@ def _connect(group: Group, store: Any, options: Any, workers: Sequence[Worker]) 
         if any(worker.has_answered for worker in workers):
             raise ProcessLost
         time.sleep(_POLL_S)
-    backend = "cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     place: Any = {"store": dist.PrefixStore("group", store), "rank": group.rank}
     with _loopback(not group.launched):
         try:
@@ -233,9 +217,3 @@ def from_the_first(group: Group, work: Callable[[], Any]) -> Any:
     except RuntimeError as error:
         raise ProcessLost from error
     return json.loads(data.numpy().tobytes())
-
-
-def followers_options(kind: Callable[..., Any], text: str) -> Any:
-    """Return the options that a `Follower` was sent."""
-    given = json.loads(text)
-    return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in given.items()})

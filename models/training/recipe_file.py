@@ -10,7 +10,6 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -64,7 +63,7 @@ def recipe_text(family: str, options: TrainOptions, resolved: Mapping[str, Any])
 
     Options without a value are left out.
     """
-    values = {name: getattr(options, name) for name in _options() if name not in _OF_ONE_CALL}
+    values = {name: getattr(options, name) for name in _DEFAULTS if name not in _OF_ONE_CALL}
     lines = [_HEAD, f"{FAMILY} = {_toml(family)}"]
     for name, value in (values | dict(resolved)).items():
         if name != "set" and value not in (None, (), {}):
@@ -76,7 +75,7 @@ def recipe_example(family: str, options: TrainOptions) -> str:
     """Return a recipe file of all options, each with its help; those without value as comments."""
     helps = _helps()
     lines = [_HEAD, f"{FAMILY} = {_toml(family)}"]
-    for name, default in _options().items():
+    for name, default in _DEFAULTS.items():
         value = getattr(options, name)
         if name != "set":
             lines += ["", *(f"# {line}" for line in helps.get(name, ()))]
@@ -88,24 +87,14 @@ def recipe_example(family: str, options: TrainOptions) -> str:
     return "\n".join([*lines, *(line for line in table if line), ""])
 
 
-def _options() -> dict[str, Any]:
-    """Return the default of every option; Path() stands for the only one without."""
-    return {
-        field.name: field.default_factory()
-        if field.default_factory is not MISSING
-        else field.default
-        for field in fields(TrainOptions)
-    }
+_DEFAULTS = vars(TrainOptions(Path()))  # of every option; the only one without has Path()
 
 
 def _kinds() -> dict[str, Any]:
     """Return the type of each key: as in the options, with text for paths."""
     written = {Path: str, Path | None: str | None}
     hints = get_type_hints(TrainOptions)
-    return {FAMILY: str} | {
-        field.name: written.get(hints[field.name], hints[field.name])
-        for field in fields(TrainOptions)
-    }
+    return {FAMILY: str} | {name: written.get(hints[name], hints[name]) for name in _DEFAULTS}
 
 
 def _checked(path: Path, name: str, kind: Any, value: Any) -> Any:
@@ -194,12 +183,10 @@ def _toml(value: Any) -> str:
 
     Raises: TypeError for None, which TOML lacks.
     """
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, str | Path):
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, int | float):
-        return repr(value)
+        return json.dumps(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, Mapping):

@@ -2,17 +2,18 @@
 """Regularization of a run: changed and mixed images, stochastic depth, rates by layer."""
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.augment import Augment, Augmentation, mixed
-from saccade.models.data.samples.images import Images, Originals, Own, in_batch, read_ahead
+from saccade.models.data.augment import Augment, Augmentation, ImageMix
+from saccade.models.data.samples.images import Images, Originals
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.start import is_within
-from saccade.models.training.task import Recipe, Task
+from saccade.models.training.task import BatchImages, Recipe, Task
 
 # Options that need the task, and what they need.
 NEEDS = {
@@ -90,6 +91,9 @@ NO_CHANGE = Augmentation()
 AFFINE = Augmentation(shift_px=2.0, degrees=10.0, zoom=0.1)
 
 
+Read = Callable[[np.ndarray], np.ndarray]  # rows of a batch -> their images
+
+
 class ImageChanges:
     """The random changes of a task's images: those of its recipe, or else the family's own.
 
@@ -97,9 +101,8 @@ class ImageChanges:
     the changes depend neither on the order in which threads make them nor on the process. Crops are
     cut from the `originals`, if there are any.
 
-    A process makes only the rows that it `own`s, and with mixup or cutmix the row that is mixed
-    into its first one: to decode one image again costs less than to send it. The other rows of a
-    batch are zero.
+    Images are changed when they are needed: a process reads its own and, with mixup or cutmix, the
+    one that is mixed into its first one. To decode it again costs less than to send it.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class ImageChanges:
         images: np.ndarray | None = None,
         originals: Images | None = None,
     ) -> None:
-        """Prepare the changes of batches, or of these images; mixing needs the number of classes.
+        """Prepare the changes of drawn images, or of these; mixing needs the number of classes.
 
         Raises: SaccadeError if the recipe names a change that does not exist.
         """
@@ -123,95 +126,88 @@ class ImageChanges:
         if originals is not None and self._augment is not None and self._augment.crop:
             self._originals = Originals(originals)
 
-    def batch(
-        self, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator, own: Own
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Change the images of a batch, and mix them if the recipe has mixup or cutmix.
+    def drawn(
+        self, images: np.ndarray, rng: np.random.Generator, labels: np.ndarray | None = None
+    ) -> tuple[BatchImages, Any]:
+        """Change these images, and mix them if they have labels and the recipe asks for it.
 
         Shapes: images [n h w c] uint8, labels [n] -> images; labels, or if images were mixed the
                 targets [n classes] float32.
         """
-        rows = self._needed(own, len(images))
-        made = in_batch(self._changed(images[rows], rows, len(images), rng), rows, len(images))
-        return self._mixed(made, labels, rng, own)
+        read = self._changed(lambda rows: images[rows], len(images), rng)
+        return self._mixed(read, len(images), images.shape[1:3], labels, rng)
 
-    def pixels(self, images: np.ndarray, rng: np.random.Generator, own: Own) -> np.ndarray:
-        """Change the images of a batch, without mixing them.
+    def chosen(
+        self,
+        places: np.ndarray,
+        rng: np.random.Generator,
+        labels: np.ndarray | None = None,
+        *,
+        then: Callable[[np.random.Generator], np.ndarray] | None = None,
+    ) -> tuple[BatchImages, Any]:
+        """Change the images at these places; those of the next batch are decoded ahead.
 
-        Shapes: images [n h w c] uint8 -> the same.
+        `then` returns their places, for a copy of the generator as it is after this batch.
+
+        Shapes: places and labels [n] -> as `drawn`.
         """
-        count = len(images)
-        rows = _places(own, count)
-        return in_batch(self._changed(images[rows], rows, count, rng), rows, count)
-
-    def drawn(
-        self, places: np.ndarray, labels: np.ndarray, rng: np.random.Generator, own: Own
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Change the images at these places, which have these labels.
-
-        Shapes: places and labels [n] -> as `batch`.
-        """
-        made = self._made(places, self._needed(own, len(places)), rng)
-        return self._mixed(made, labels, rng, own)
-
-    def pixels_at(self, places: np.ndarray, rng: np.random.Generator, own: Own) -> np.ndarray:
-        """Change the images at these places, without mixing them.
-
-        Shapes: places [n] -> [n h w c] uint8.
-        """
-        return self._made(places, _places(own, len(places)), rng)
-
-    def ahead(self, places: Callable[[], np.ndarray], own: Own) -> None:
-        """Begin to decode the images that will be asked for next."""
-        source = self._images if self._originals is None else self._originals
-        read_ahead(source, places, lambda count: self._needed(own, count))
-
-    def _needed(self, own: Own, count: int) -> np.ndarray:
-        """Return the rows of a batch whose images this process needs, in order."""
-        rows = _places(own, count)
-        if not (self.recipe.mixup or self.recipe.cutmix):
-            return rows
-        return np.union1d(rows, (rows - 1) % max(1, count))
-
-    def _made(self, places: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        assert self._images is not None
-        if self._originals is None:
-            made = self._changed(self._images[places[rows]], rows, len(places), rng)
+        known, originals, augment = self._images, self._originals, self._augment
+        assert known is not None
+        if originals is None or augment is None:
+            read = self._changed(lambda rows: known[places[rows]], len(places), rng)
         else:
-            assert self._augment is not None
-            use = self._augment.from_original
-            made = self._originals.each(places[rows], use, _numbers(rng, rows))
-        return in_batch(made, rows, len(places))
+            use, seed = augment.from_original, _seed(rng)
 
-    def _changed(
-        self, images: np.ndarray, rows: np.ndarray, count: int, rng: np.random.Generator
-    ) -> np.ndarray:
-        """Change the images of these rows of a batch of `count`."""
-        if self._augment is None:
-            return self.usual.by(images, self.usual.draw(count, rng)[:, rows])
-        numbers = _numbers(rng, rows)
-        changed = [self._augment(*pair) for pair in zip(images, numbers, strict=True)]
-        return np.stack(changed) if changed else images
+            def read(rows: np.ndarray) -> np.ndarray:
+                return originals.each(places[rows], use, _numbers(seed, rows))
+
+        source: Any = known if originals is None else originals
+
+        def read_ahead(rows: np.ndarray) -> np.ndarray:
+            made = read(rows)
+            if then is not None and isinstance(source, Images | Originals):
+                later = then(deepcopy(rng))
+                source.ahead(later[rows[rows < len(later)]])
+            return made
+
+        return self._mixed(read_ahead, len(places), known.shape[1:3], labels, rng)
+
+    def _changed(self, read: Read, count: int, rng: np.random.Generator) -> Read:
+        augment = self._augment
+        if augment is None:
+            drawn = self.usual.draw(count, rng)
+            return lambda rows: self.usual.by(read(rows), drawn[:, rows])
+        seed = _seed(rng)
+        return lambda rows: np.stack([*map(augment, read(rows), _numbers(seed, rows))])
 
     def _mixed(
-        self, images: np.ndarray, labels: np.ndarray, rng: np.random.Generator, own: Own
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self,
+        read: Read,
+        count: int,
+        size: tuple[int, ...],
+        labels: np.ndarray | None,
+        rng: np.random.Generator,
+    ) -> tuple[BatchImages, Any]:
         mixup, cutmix = self.recipe.mixup, self.recipe.cutmix
-        if not (mixup or cutmix):
-            return images, labels
-        count = len(images)
-        (numbers,) = _numbers(rng, np.zeros(1, np.int64))
-        made, targets = mixed(
-            images, labels, self.classes, numbers, mixup=mixup, cutmix=cutmix, rows=own(count)
-        )
-        return in_batch(made, _places(own, count), count), targets
+        if labels is None or not (mixup or cutmix):
+            return BatchImages(read, np.arange(count)), labels
+        (numbers,) = _numbers(_seed(rng), np.zeros(1, np.int64))
+        mix = ImageMix.draw(size[0], size[1], numbers, mixup=mixup, cutmix=cutmix)
+
+        def mixed(rows: np.ndarray) -> np.ndarray:
+            before = (rows - 1) % count
+            needed = np.union1d(rows, before)
+            images = read(needed)
+            both = (images[np.searchsorted(needed, part)] for part in (rows, before))
+            return mix.images(*both)
+
+        return BatchImages(mixed, np.arange(count)), mix.targets(labels, self.classes)
 
 
-def _places(own: Own, count: int) -> np.ndarray:
-    return np.arange(count)[own(count)]
+def _seed(rng: np.random.Generator) -> int:
+    return int(rng.integers(2**62))
 
 
-def _numbers(rng: np.random.Generator, rows: np.ndarray) -> list[np.random.Generator]:
-    """Draw one seed, and return the generator of each of these rows of a batch."""
-    seed = int(rng.integers(2**62))
+def _numbers(seed: int, rows: np.ndarray) -> list[np.random.Generator]:
+    """Return the generator of each of these rows of a batch."""
     return [np.random.default_rng((seed, row)) for row in rows.tolist()]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start a run from a checkpoint, or from the trunk of one: weights, new parts, frozen parts."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from saccade.core.spelling import did_you_mean
 from saccade.core.verbosity import note
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_name
+from saccade.models.data.asked import Once, here
 from saccade.models.entry import imported
 from saccade.models.families import entries, entry_of, outline
 from saccade.models.preprocessing import Preprocessing
@@ -26,13 +27,6 @@ _SHOWN = 12  # tensors in a note; the card lists all
 # Also reads what other projects wrote; a later package, so it is imported by its name.
 _TRUNK_READER = "saccade.models.official.convert:read_trunk"
 _TRUNK = "trunk"  # in --freeze: all tensors of --trunk, whatever the family calls them
-
-
-@dataclass(frozen=True)
-class StartedOptions(TrainOptions):
-    """Options of a run, with the checkpoint of `--init`."""
-
-    start: Checkpoint = field(kw_only=True)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -52,27 +46,32 @@ class GivenTrunk:
 
 
 @dataclass(frozen=True)
-class TrunkOptions(TrainOptions):
-    """Options of a run, with the trunk of `--trunk`."""
+class StartedOptions(TrainOptions):
+    """Options of a run, with the checkpoint of `--init` or the trunk of `--trunk`."""
 
-    given_trunk: GivenTrunk = field(kw_only=True)  # type: ignore[misc]
+    start: Checkpoint | None = field(default=None, kw_only=True)  # type: ignore[misc]
+    given_trunk: GivenTrunk | None = field(default=None, kw_only=True)  # type: ignore[misc]
+    once: Once = field(default=here, kw_only=True)  # type: ignore[misc]
 
 
-def started(family: str, options: TrainOptions) -> TrainOptions:
+def started(family: str, options: TrainOptions, once: Once = here) -> StartedOptions:
     """Return the options with the checkpoint of `--init` or the trunk of `--trunk`, if any.
+
+    `once` does what reads all images, see `data.asked.Once`.
 
     Raises: SaccadeError if it cannot be read, or the family cannot start from it, or `--freeze` has
         no start.
     """
     if options.trunk is not None:
-        return _with_trunk(family, options, options.trunk)
+        trunk = _given_trunk(family, options, options.trunk)
+        return StartedOptions(**vars(options), given_trunk=trunk, once=once)
     if options.init is None:
         if options.freeze:
             raise SaccadeError(
                 f"--freeze {','.join(options.freeze)}: found no --init and no --trunk, expected a "
                 "checkpoint whose weights to keep. Pass one of them, or leave --freeze out."
             )
-        return options
+        return StartedOptions(**vars(options), once=once)
     start = load(options.init)
     if start.family != family:
         raise SaccadeError(
@@ -80,7 +79,7 @@ def started(family: str, options: TrainOptions) -> TrainOptions:
             f"checkpoint of {family}, or run saccade train {start.family}."
         )
     _check_side(options, "the checkpoint of --init", start.preprocessing)
-    return StartedOptions(**vars(options), start=start)
+    return StartedOptions(**vars(options), start=start, once=once)
 
 
 def _check_side(options: TrainOptions, what: str, preprocessing: Preprocessing | None) -> None:
@@ -92,7 +91,7 @@ def _check_side(options: TrainOptions, what: str, preprocessing: Preprocessing |
         )
 
 
-def _with_trunk(family: str, options: TrainOptions, path: Path) -> TrunkOptions:
+def _given_trunk(family: str, options: TrainOptions, path: Path) -> GivenTrunk:
     if options.init is not None:
         raise SaccadeError(
             f"--init {options.init} and --trunk {path} are both given, but a run starts from one "
@@ -117,7 +116,7 @@ def _with_trunk(family: str, options: TrainOptions, path: Path) -> TrunkOptions:
     images = origin.preprocessing if port.sizes_images else None
     given = GivenTrunk(origin, trunk, port, port.fields(trunk.shape), images)
     _check_side(options, "the trunk of --trunk", given.preprocessing)
-    return TrunkOptions(**vars(options), given_trunk=given)
+    return given
 
 
 def _port_of(family: str) -> TrunkPort | None:
@@ -141,91 +140,87 @@ def load_start(task: Task, options: TrainOptions) -> None:
     The card records both.
     Raises: ShapeError if a tensor does not fit, SaccadeError if `--freeze` cannot be used.
     """
-    if options.given_trunk is not None:
-        _load_trunk(task, options)
-        return
-    start: Checkpoint | None = options.start
-    if start is None or options.init is None:
-        return
     own = task.model.state_dict()
-    redrawn, left_out = _redrawn(task, start, own)
-    new = (*_new_head(task, start), *redrawn)
-    given = {name: value for name, value in start.weights.items() if name not in left_out}
-    _check_fit(start, given, own, new)
-    task.model.load_state_dict(
-        own | {name: value for name, value in given.items() if name not in new}
-    )
-    freeze(task.model, options.freeze, new)
-    task.card = {
-        **task.card,
-        "init": {"name": start_name(options.init), "sha256": start.sha256},
-        "new_head": list(new),
-        "frozen": list(options.freeze),
-        **({"left_out": list(left_out)} if left_out else {}),
-    }
+    if options.given_trunk is not None:
+        given, new, card = _of_trunk(task, options, own)
+    elif options.start is not None:
+        given, new, card = _of_checkpoint(task, options, own)
+    else:
+        return
+    task.model.load_state_dict(own | given)
+    parts = list(options.freeze)
+    if options.trunk is not None and _TRUNK in parts:
+        parts = [part for part in parts if part != _TRUNK]
+        parts += [name for name, _ in task.model.named_parameters() if name in given]
+    freeze(task.model, parts, new)
+    task.card = {**task.card, **card, "frozen": list(options.freeze)}
 
 
-def _redrawn(
-    task: Task, start: Checkpoint, own: dict[str, Any]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the tensors of the new parts, and those that only the checkpoint has.
+_Loaded = tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]  # tensors, new names, card
 
-    The card lists all of them.
-    """
+
+def _of_checkpoint(task: Task, options: TrainOptions, own: dict[str, Any]) -> _Loaded:
+    start: Checkpoint = options.start
+    assert options.init is not None
     parts = task.redrawn(start.config)
-    new = tuple(name for name in own if _is_in(name, parts))
+    redrawn = tuple(name for name in own if _is_in(name, parts))
     left_out = tuple(name for name in start.weights if _is_in(name, parts) and name not in own)
-    if new:
-        note(f"new: {len(new)} tensors ({_listed(new)})")
-    if left_out:
-        note(f"left out of the checkpoint: {len(left_out)} tensors ({_listed(left_out)})")
-    return new, left_out
+    for what, names in (("new", redrawn), ("left out of the checkpoint", left_out)):
+        if names:
+            listed = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+            note(f"{what}: {len(names)} tensors ({listed})")
+    new = (*_new_head(task, start), *redrawn)
+    given = {name: value for name, value in start.weights.items() if name not in (*new, *left_out)}
+    _check_fit(
+        f"{start.path}", given, own, (own.keys() | given.keys()) - {*new},
+        "Leave out the fields of --set that change the model's tensors, or train without --init.",
+    )  # fmt: skip
+    return (
+        given,
+        new,
+        {
+            "init": {"name": start_name(options.init), "sha256": start.sha256},
+            "new_head": list(new),
+            **({"left_out": list(left_out)} if left_out else {}),
+        },
+    )
 
 
 def _is_in(name: str, parts: Sequence[str]) -> bool:
     return any(is_within(name, part) for part in parts)
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-
-
-def _load_trunk(task: Task, options: TrainOptions) -> None:
+def _of_trunk(task: Task, options: TrainOptions, own: dict[str, Any]) -> _Loaded:
     given: GivenTrunk = options.given_trunk
     assert options.trunk is not None
-    state = given.port.state(given.trunk, task.model.config)
-    own = task.model.state_dict()
-    for name, value in state.items():
-        if _shape(value) != _shape(own.get(name)):
-            raise ShapeError(
-                f"--trunk {options.trunk}: {name}: found {_shape(value)}, expected "
-                f"{_shape(own.get(name))}. The weights and the JSON are from different models. "
-                "Copy both from one source."
-            )
-    task.model.load_state_dict(own | state)
-    new = [name for name, _ in task.model.named_parameters() if name not in state]
-    parts = [part for part in options.freeze if part != _TRUNK]
-    if len(parts) < len(options.freeze):
-        parts += [name for name, _ in task.model.named_parameters() if name in state]
-    freeze(task.model, parts, new)
-    config: Any = task.model.config
-    sides = {"height_px": config.height_px, "width_px": config.width_px}
-    described, name = replace(given.trunk.shape, **sides).described(), start_name(options.trunk)
+    config, card = task.model.config, given.origin.card
+    state = given.port.state(given.trunk, config)
+    _check_fit(
+        f"--trunk {options.trunk}", state, own, state,
+        "The weights and the JSON are from different models. Copy both from one source.",
+    )  # fmt: skip
+    new = tuple(name for name, _ in task.model.named_parameters() if name not in state)
+    shape = replace(given.trunk.shape, height_px=config.height_px, width_px=config.width_px)
+    described, name = shape.described(), start_name(options.trunk)
     tops = _places(new, state)
     note(f"trunk: {described}, {len(state)} tensors from {name}; new: {', '.join(tops)}")
-    card = given.origin.card
-    task.card = {
-        **task.card,
-        "trunk": {
-            "name": name,
-            "sha256": given.origin.sha256,
-            "shape": described,
-            "tensors": len(state),
-            **{key: card[key] for key in ("source", "file", "notes") if card.get(key)},
-        },
-        "new_parts": list(tops),
-        "frozen": list(options.freeze),
+    facts = {
+        "name": name,
+        "sha256": given.origin.sha256,
+        "shape": described,
+        "tensors": len(state),
+        **{key: card[key] for key in ("source", "file", "notes") if card.get(key)},
     }
+    return state, new, {"trunk": facts, "new_parts": list(tops)}
+
+
+def _check_fit(
+    where: str, given: dict[str, Any], own: dict[str, Any], names: Iterable[str], advice: str
+) -> None:
+    for name in sorted(names):
+        found, expected = _shape(given.get(name)), _shape(own.get(name))
+        if found != expected:
+            raise ShapeError(f"{where}: {name}: found {found}, expected {expected}. {advice}")
 
 
 def _places(new: Sequence[str], kept: Collection[str]) -> tuple[str, ...]:
@@ -254,19 +249,6 @@ def _new_head(task: Task, start: Checkpoint) -> tuple[str, ...]:
     instead = f"instead of {before}" if before != now else "with other names"
     note(f"new head: {now} {counted} {instead} ({', '.join(new)})")
     return new
-
-
-def _check_fit(
-    start: Checkpoint, given: dict[str, Any], own: dict[str, Any], new: Sequence[str]
-) -> None:
-    for name in sorted((own.keys() | given.keys()) - set(new)):
-        found = _shape(given.get(name))
-        expected = _shape(own.get(name))
-        if found != expected:
-            raise ShapeError(
-                f"{start.path}: {name}: found {found}, expected {expected}. Leave out the fields "
-                "of --set that change the model's tensors, or train without --init."
-            )
 
 
 def _shape(tensor: Any) -> str:

@@ -2,8 +2,8 @@
 """The task that a family gives to the training loop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +44,52 @@ class Recipe:
     extra: Mapping[str, Any] = field(default_factory=dict)  # read by this family's task only
 
 
+@dataclass(frozen=True)
+class BatchImages:
+    """Images of a batch that are read and changed when they are needed, in parts.
+
+    Shapes: `make` takes rows of the batch, [n] int64 -> [n h w c] uint8.
+    """
+
+    make: Callable[[np.ndarray], np.ndarray]
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.rows)
+
+    def __getitem__(self, part: slice) -> "BatchImages":
+        """Return some of the images."""
+        return replace(self, rows=self.rows[part])
+
+
+def with_pixels(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a batch, or a part of one, with its images as tensors [n h w c]."""
+    import torch
+
+    return {
+        name: torch.from_numpy(x.make(x.rows)) if isinstance(x, BatchImages) else x
+        for name, x in batch.items()
+    }
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Samples to train and to validate on, and what they decide about the model.
+
+    Shapes: draw(rng, n) -> a batch of n samples by name; calibration: arrays by name.
+    """
+
+    name: str
+    sha256: Mapping[str, str]  # by split
+    fields: Mapping[str, Any]  # of the configuration
+    draw: Callable[[np.random.Generator, int], dict[str, Any]]
+    validation: Any  # as the family scores it
+    calibration: dict[str, np.ndarray]
+    labels: tuple[str, ...] = ()  # of the classes
+    shots: int | None = None  # training samples per class, if it chose them
+
+
 def share_of(samples: int, index: int, count: int) -> slice:
     """Return part `index` of `count` of the samples; the parts differ by at most one sample."""
     return slice(index * samples // count, (index + 1) * samples // count)
@@ -62,30 +108,30 @@ class Task(ABC):
     recipe: Recipe  # with the options applied
     data: str  # the name of the data, for the card
     data_sha256: Mapping[str, str]  # by split
+    source: DataSource  # of tasks that `take` one
     labels: tuple[str, ...] = ()  # of the classes or answers
     card: Mapping[str, Any] = {}
     shots: int | None = None  # of `--shots`, if the task applies it to its data
     regularized_by: tuple[str, ...] = ()  # options of `regularization.NEEDS` that it applies
     auxiliary: Any = None  # a module trained along with the model, not in the checkpoint
     undivided: tuple[str, ...] = ()  # entries of a batch that every part of it keeps whole
-    share: tuple[int, int] = (0, 1)  # of processes: the number of this one, and of all
+
+    def take(self, source: DataSource) -> None:
+        """Train on this source."""
+        self.source, self.data, self.data_sha256 = source, source.name, source.sha256
+        self.labels, self.shots = source.labels, source.shots
 
     @abstractmethod
-    def batch(self, step: int, rng: np.random.Generator) -> Any:
-        """Return one training batch (a tensor, or tuples, lists and dicts of them), on the CPU.
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Any]:
+        """Return one training batch: tensors on the CPU, or `BatchImages`, by name.
 
-        The loop moves it to the model's device. Every process draws the same batch, but needs the
-        images of the rows `own(samples)` only; the others may be zero, as long as what is drawn
-        from the generator is the same.
+        Every process draws the same batch, reads the images of its own part, and moves it to the
+        model's device.
         """
 
     @abstractmethod
     def loss(self, batch: Any, step: int) -> "Tensor":
         """Return the scalar to minimize; the model is in training mode."""
-
-    def own(self, samples: int) -> slice:
-        """Return the rows of a batch of that many samples that this process computes."""
-        return share_of(samples, *self.share)
 
     def samples(self, batch: Any) -> int:
         """Return the number of samples, which can be divided among processes."""
@@ -97,10 +143,6 @@ class Task(ABC):
         return {
             name: value if name in self.undivided else value[rows] for name, value in batch.items()
         }
-
-    def rows(self, part: Any) -> int:
-        """Return the number of rows for which the model draws noise: the samples."""
-        return self.samples(part)
 
     def weight(self, part: Any) -> float:
         """Return the number of terms of which the loss is the mean: the samples.
@@ -116,9 +158,9 @@ class Task(ABC):
         The model is in evaluation mode, without gradients, with the weights that would be saved.
         """
 
-    @abstractmethod
     def calibration(self) -> dict[str, np.ndarray]:
         """Return samples of the training data, as in `checkpoint.Checkpoint.calibration`."""
+        return self.source.calibration
 
     def redrawn(self, before: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the parts that a checkpoint of this configuration cannot provide.
@@ -162,7 +204,7 @@ class ComparingTask(Task):
 
     @abstractmethod
     def compare(self, codes: "tuple[Tensor, ...]", batch: Any, step: int) -> "Tensor":
-        """Return the loss of a whole batch with these codes."""
+        """Return the loss of a whole batch with these codes; the batch has no images."""
 
     def loss(self, batch: Any, step: int) -> "Tensor":
         """Return the loss of a batch."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade train`: train a family and write a checkpoint with its scores."""
 
-import os
+import json
 import platform
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +16,16 @@ from saccade.core.leftovers import only_writer, remove_leftovers
 from saccade.core.machine import version_of
 from saccade.core.progress import Report, bar, reporting
 from saccade.core.verbosity import note, verbosity
+from saccade.core.worker import Worker
 from saccade.models.checkpoint import Checkpoint, save
 from saccade.models.checkpoint_format import GENERATED_DATA
 from saccade.models.entry import imported
 from saccade.models.families import config_class, entry_of
-from saccade.models.training.options import REGULARIZATION, check_fields, overrides_words
 from saccade.models.training.options import TrainOptions as TrainOptions
+from saccade.models.training.options import check_fields, overrides_words
 from saccade.models.training.processes import (
-    Follower,
     Group,
     ProcessLost,
-    followers_options,
     from_the_first,
     group_of,
     joined,
@@ -41,6 +40,15 @@ if TYPE_CHECKING:
 # With scores rounded to these digits, the same run on the same machine gives the same file.
 ABOUT_MINUTES = (1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 150, 200, 300, 500, 1000)
 _PACKAGES = ("saccade", "torch", "numpy", "safetensors")
+
+
+@dataclass(frozen=True)
+class Follower:
+    """The request to a worker: a family, the options as JSON, and its place in the group."""
+
+    family: str
+    options: str
+    group: Group
 
 
 def train(family: str, options: TrainOptions, *, progress: Report | None = bar) -> Checkpoint:
@@ -60,7 +68,7 @@ def train(family: str, options: TrainOptions, *, progress: Report | None = bar) 
     with reporting(progress), only_writer(options.out):
         _forget_unfinished(options)
         _check_place(options)
-        with joined(group, family, options):
+        with joined(group, options.device, start=partial(_started, family, options)):
             trained = _trained(family, options, group)
     assert trained is not None, "the first process writes the checkpoint"
     return trained
@@ -68,27 +76,34 @@ def train(family: str, options: TrainOptions, *, progress: Report | None = bar) 
 
 def main(request: Follower) -> bool:
     """Take part in a run that another process started; return False if it ended too early."""
-    options = followers_options(TrainOptions, request.options)
+    given = json.loads(request.options)
+    values: Any = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
     try:
-        _follow(request.family, options, request.group)
+        _follow(request.family, TrainOptions(**values), request.group)
     except ProcessLost:
         return False
     return True
 
 
+def _started(family: str, options: TrainOptions, place: Group) -> Worker:
+    """Start a process that takes part in a run."""
+    worker = Worker(__name__)
+    worker.send(Follower(family, json.dumps(vars(options), default=str), place))
+    return worker
+
+
 def _follow(family: str, options: TrainOptions, group: Group) -> None:
     """Take part in a run without writing or printing anything."""
-    with verbosity(quiet=True), reporting(None), joined(group, family, options):
+    with verbosity(quiet=True), reporting(None), joined(group, options.device):
         _trained(family, options, group)
 
 
 def _trained(family: str, options: TrainOptions, group: Group) -> Checkpoint | None:
     torch: Any = require("torch", extra="export")
-    from saccade.models.data.samples.images import passes_by
     from saccade.models.training.start import started
 
     make = _task_of(family)
-    options = started(family, options)
+    options = started(family, options, partial(from_the_first, group))
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SaccadeError(
             "--device is cuda, but torch finds no GPU on this machine. Use --device cpu."
@@ -99,9 +114,7 @@ def _trained(family: str, options: TrainOptions, group: Group) -> Checkpoint | N
     try:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(options.seed)
-            with passes_by(partial(from_the_first, group)):
-                task = make(options)
-            checkpoint = _run(task, options, group)
+            checkpoint = _run(make(options), options, group)
     except BaseException as error:
         if not options.state_path.exists() and not group.rank:
             _remove_logs(options)
@@ -253,10 +266,6 @@ def _check(options: TrainOptions) -> None:
         raise SaccadeError(
             f"{out}: cannot be written ({error}). Choose another path with --out."
         ) from error
-    if not os.access(out.parent, os.W_OK):
-        raise SaccadeError(
-            f"{out.parent}: the folder is not writable. Choose another path with --out."
-        )
 
 
 def _forget_unfinished(options: TrainOptions) -> None:
@@ -291,34 +300,34 @@ def _remove_logs(options: TrainOptions) -> None:
         remove_logs(options.logs_path)
 
 
+# Options that say nothing about the result, or that are written first or last.
+_NOT_REPEATED = ("out", "data", "seed", "threads", "log_to", "resume", "force")
+
+
 def command_line(family: str, options: TrainOptions, data: str) -> str:
     """Return the command that repeats a training run, without this machine's folders."""
     words = ["saccade", "train", family, "--data", data, "--out", options.out.name]
-    given = TrainOptions(out=options.out)
-    if options.recipe != given.recipe:
-        words += ["--recipe", options.recipe]
-    if options.set:
-        words += ["--set", *overrides_words(options.set)]
-    # As with --data, only the names of files: the folders are this machine's.
-    for name in ("labels", "data_root"):
-        if (path := getattr(options, name)) is not None:
-            words += [f"--{name.replace('_', '-')}", path.name]
-    if options.background != given.background:
-        words += ["--background", ",".join(map(str, options.background))]
-    for name in ("init", "trunk"):
-        if (path := getattr(options, name)) is not None:
-            from saccade.models.training.start import start_name
-
-            words += [f"--{name}", start_name(path)]
-    if options.freeze:
-        words += ["--freeze", ",".join(options.freeze)]
-    named = ("skip_bad", "shots", "steps", "batch", "learning_rate", "weight_decay", "precision")
-    for name in (*named, "side_px", "device", "processes", "accumulate", *REGULARIZATION):
+    usual = TrainOptions(out=options.out)
+    for name in (field.name for field in fields(TrainOptions)):
         value = getattr(options, name)
-        if value != getattr(given, name):
-            text = ",".join(value) if isinstance(value, tuple) else f"{value}"
-            words += [f"--{name.replace('_', '-')}", text]
-    if options.checkpoint_activations:
-        words.append("--checkpoint-activations")
+        if name not in _NOT_REPEATED and value != getattr(usual, name):
+            words += [_flag(name), *_words(name, value)]
     words += ["--seed", f"{options.seed}", "--threads", f"{options.threads}"]
     return shlex.join(words)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """Return the words that give an option this value; of paths only names, as with --data."""
+    if name == "set":
+        return overrides_words(value)
+    if isinstance(value, Path):
+        from saccade.models.training.start import start_name
+
+        return [start_name(value) if name in ("init", "trunk") else value.name]
+    if isinstance(value, tuple):
+        return [",".join(map(str, value))]
+    return [] if value is True else [f"{value}"]

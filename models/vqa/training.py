@@ -4,7 +4,6 @@
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,6 @@ from saccade.models.data.questions import (
     Question,
     questions,
 )
-from saccade.models.data.samples.images import own_images, read_ahead
 from saccade.models.data.samples.questions import open_questions
 from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.splits import calibration_rows
@@ -37,11 +35,12 @@ from saccade.models.training.options import (
 )
 from saccade.models.training.own_images import (
     chosen_words,
-    image_fields,
+    encoder_fields,
     longest_text,
-    own_recipe,
     own_splits,
+    with_counts,
 )
+from saccade.models.training.regularization import ImageChanges
 from saccade.models.training.scene_mix import MIX, SceneTask
 from saccade.models.training.task import Recipe, Task, share_of
 from saccade.models.vqa.config import VQAConfig
@@ -57,6 +56,8 @@ EXTRA: dict[str, Any] = {
     "questions": 4,  # per scene in a batch, so that its image is encoded only once
     "validate_scenes": 250,  # while training
     "report_scenes": 1_000,  # at the end
+    "validate_questions": 1_000,  # the same, of the user's data
+    "report_questions": 20_000,
 }
 QUICK = Recipe(
     steps=900,
@@ -79,7 +80,6 @@ SHIPPED = replace(
 
 # Of the user's data. Answers as many as in MCAN's code.
 COUNTS = {"most_words": 19_996, "word_count": 1, "most_answers": 3_129, "answer_count": 1}
-OWN = {**EXTRA, **COUNTS, "validate_questions": 1_000, "report_questions": 20_000}
 _LONGEST = 40  # tokens of a question; what is longer is cut
 
 
@@ -113,7 +113,7 @@ class QuestionTask(Task):
     model: VQA
     vocabulary: WordVocabulary
 
-    def _tensors(self, images: np.ndarray, asked: Sequence[Sequence[str]]) -> dict[str, Tensor]:
+    def _tensors(self, images: Any, asked: Sequence[Sequence[str]]) -> dict[str, Any]:
         """Return images [b s s c], the questions [n t] about them, and the image of each [n]."""
         length = self.model.config.question_length
         texts = [text for group in asked for text in group]
@@ -121,7 +121,7 @@ class QuestionTask(Task):
         used = int((tokens != 0).sum(1).max())
         of_image = np.repeat(np.arange(len(asked)), [len(group) for group in asked])
         return {
-            "images": torch.from_numpy(images),
+            "images": torch.from_numpy(images) if isinstance(images, np.ndarray) else images,
             "question": torch.from_numpy(tokens[:, :used]),
             "of_image": torch.from_numpy(of_image),
         }
@@ -143,10 +143,6 @@ class QuestionTask(Task):
         asked = (of_image >= 0) & (of_image < len(images))
         about = {name: batch[name][asked] for name in ("question", "answers")}
         return {"images": images, **about, "of_image": of_image[asked]}
-
-    def rows(self, part: Any) -> int:
-        """Return the number of questions, to which dropout is applied."""
-        return len(part["question"])
 
     def weight(self, part: Any) -> float:
         """Return the number of questions."""
@@ -211,7 +207,7 @@ class VQATask(QuestionTask, SceneTask):
             "validation_questions": sum(map(len, self.asked)),
         }
 
-    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Any]:
         """Return images [b s s 3] uint8, questions [n t] int64, and their images and answers.
 
         At first all scenes have one object, then fewer and fewer of them.
@@ -231,11 +227,8 @@ class VQATask(QuestionTask, SceneTask):
         """Return the share of right answers (also by kind) and of cells without attention."""
         count = self.recipe.extra["report_scenes"]
         right, zero = self._validated(count)
-        by_kind = defaultdict(list)
-        asked = [question for group in self.asked[:count] for question in group]
-        for question, correct in zip(asked, right, strict=True):
-            by_kind[question.kind].append(correct)
-        kinds = {f"top1_{kind}": float(np.mean(by_kind[kind])) for kind in sorted(by_kind)}
+        by_kind = _means([each.kind for group in self.asked[:count] for each in group], right)
+        kinds = {f"top1_{kind}": mean for kind, mean in by_kind.items()}
         return {"top1": float(right.mean()), **kinds, "zero_attention": float(zero.mean())}
 
     def _validated(self, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -267,9 +260,8 @@ class OwnQuestionTask(QuestionTask):
     """
 
     def __init__(self, options: TrainOptions) -> None:
-        self.recipe = own_recipe(
-            options, quick=QUICK, shipped=SHIPPED, extra=OWN, counts=tuple(COUNTS)
-        )
+        recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
+        self.recipe = with_counts(options, recipe, COUNTS)
         name = str(options.data)
         given = DataDescription.of(options.labels, options.data_root)
         source = open_questions(name, given)
@@ -278,6 +270,7 @@ class OwnQuestionTask(QuestionTask):
         self.data_sha256 = {"train": self.training.sha256, "validation": self.validation.sha256}
         self.labels = given.labels or self._frequent_answers(name)
         self.model = new_model(VQA, self._config(options))
+        self.changes = ImageChanges(self.recipe, images=self.training.dataset.images)
         self._index(binary=self.model.config.answer == "sigmoid")
         self._shown = _by_image(self.validation.owner)
 
@@ -306,7 +299,7 @@ class OwnQuestionTask(QuestionTask):
             "tokens": len(self.vocabulary),
             "question_length": options.value("question_length", length),
             "answers": len(self.labels),
-            **image_fields(options, training.dataset.images, VQAConfig.encoder),
+            **encoder_fields(options, training.dataset.images, VQAConfig.encoder),
         }
         fields = self.recipe.config
         return chosen_config(VQAConfig, options, fields, given, known=tuple(COUNTS))
@@ -350,17 +343,17 @@ class OwnQuestionTask(QuestionTask):
                 f"have no answer among the {len(self.labels):,} of the model; they {then}"
             )
 
-    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Any]:
         """Return images [b h w c] uint8, questions [n t] int64, and their images and answers."""
-        images = self.training.dataset.images
         chosen = self._drawn(rng)
         count = self.recipe.extra["questions"]
         asked = [rng.permutation(group)[:count] for group in chosen]
-        pixels = own_images(images, self._places(chosen), self.own)
-        read_ahead(images, lambda: self._places(self._drawn(deepcopy(rng))), self.own)
+        images, _ = self.changes.chosen(
+            self._places(chosen), rng, then=lambda rng: self._places(self._drawn(rng))
+        )
         texts = [[self._text(question) for question in group] for group in asked]
         answers = self._targets(np.concatenate(asked))
-        return self._tensors(pixels, texts) | {"answers": torch.from_numpy(answers)}
+        return self._tensors(images, texts) | {"answers": torch.from_numpy(answers)}
 
     def _drawn(self, rng: np.random.Generator) -> list[np.ndarray]:
         drawn = rng.integers(len(self._groups), size=self.recipe.batch)

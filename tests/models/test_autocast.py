@@ -17,6 +17,7 @@ from saccade.models.nac.skmdpa import signature_distance, skmdpa
 from saccade.models.nac.training import task
 from saccade.models.training.loop import Run
 from saccade.models.training.options import TrainOptions
+from saccade.models.training.task import with_pixels
 from saccade.models.training.train import command_line
 
 MODEL = {"modules": 12, "dim": 32, "signature_dim": 4, "module_dropout": 1.0}
@@ -86,7 +87,7 @@ def test_softmax_and_losses_are_in_float32(tmp_path: Path, monkeypatch: pytest.M
     given = MODEL | {"connectivity": "dense"}  # without a kernel nothing else widens the scores
     trained = task(TrainOptions(tmp_path / "a.safetensors", data="digits-sum", set=given))
     with torch.autocast("cpu", torch.bfloat16):
-        trained.loss(trained.batch(0, np.random.default_rng(0)), 0)
+        trained.loss(with_pixels(trained.batch(0, np.random.default_rng(0))), 0)
     assert kinds == {key: {torch.float32} for key in ("softmax", "cross_entropy", "mse_loss")}
 
 
@@ -100,7 +101,7 @@ def test_digits_sum_without_auxiliary_heads(tmp_path: Path) -> None:
     given = {"data": "digits-sum", "set": MODEL | {"counts_weight": 0}}
     without = task(TrainOptions(tmp_path / "a.safetensors", **given))
     assert without.auxiliary is None  # type: ignore[attr-defined]
-    batch = without.batch(0, np.random.default_rng(0))
+    batch = with_pixels(without.batch(0, np.random.default_rng(0)))
     assert "counts" in batch  # new canvases all the same
     assert torch.isfinite(without.loss(batch, 0))
 

@@ -4,9 +4,8 @@
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
 from threading import Lock
 from typing import Any, TypeVar, cast
@@ -15,34 +14,14 @@ import numpy as np
 from PIL import Image
 
 from saccade.core.errors import SaccadeError
+from saccade.models.data.asked import Once, here
 from saccade.models.data.samples.source import RowUnreadable, SampleSource
 from saccade.models.image_decoding import FORMATS, ImageInput, ImageRefused, fit, opened, upright
 
 T = TypeVar("T")
-# Of a batch of that many samples, the rows that this process passes through the model.
-Own = Callable[[int], slice]
 KEPT_BYTES = 512 * 2**20  # images that fit into it are decoded once; others when they are used
 _MOST_WORKERS = 8
 _BLOCK = 64  # images of a pass over all
-# How a pass over all images is made; the processes of a run let one of them make it.
-_pass: Callable[[Callable[[], Any]], Any] = lambda work: work()  # noqa: E731
-
-
-@contextmanager
-def passes_by(make: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-    """Let `make` decide in which process a value of JSON is computed that needs all images."""
-    global _pass
-    before, _pass = _pass, make
-    try:
-        yield
-    finally:
-        _pass = before
-
-
-def of_all_images(work: Callable[[], T]) -> T:
-    """Return what this work returns, which reads all images of a split."""
-    found: T = _pass(work)
-    return found
 
 
 class Images:
@@ -55,8 +34,10 @@ class Images:
     dtype = np.dtype(np.uint8)
     ndim = 4
 
-    def __init__(self, source: SampleSource, rows: np.ndarray, wanted: ImageInput) -> None:
-        self.source, self.rows, self.wanted = source, rows, wanted
+    def __init__(
+        self, source: SampleSource, rows: np.ndarray, wanted: ImageInput, once: Once = here
+    ) -> None:
+        self.source, self.rows, self.wanted, self.once = source, rows, wanted, once
         self.shape: tuple[int, ...] = (len(rows), wanted.height_px, wanted.width_px)
         self.shape += (wanted.channels,)
         self._ahead: dict[int, Future[np.ndarray]] = {}
@@ -94,7 +75,7 @@ class Images:
 
     def part(self, rows: np.ndarray) -> "Images":
         """Return the images of other rows."""
-        return Images(self.source, rows, self.wanted)
+        return Images(self.source, rows, self.wanted, self.once)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return all images as one array."""
@@ -134,7 +115,8 @@ class Images:
 
         Reads the images that were not yet read in order.
         """
-        return of_all_images(self._sha256)
+        digest: str = self.once(self._sha256)
+        return digest
 
     def _sha256(self) -> str:
         while self._hashed < len(self):
@@ -253,40 +235,8 @@ def pixels_sha256(images: np.ndarray) -> str:
             digest.update(images[np.arange(start, min(start + _BLOCK, len(images)))].tobytes())
         return digest.hexdigest()
 
-    return of_all_images(made)
-
-
-def in_batch(images: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
-    """Return a batch of `count` images that has these at `rows`, in order, and zeros elsewhere.
-
-    Shapes: images [r h w c], rows [r] -> [count h w c].
-    """
-    if len(rows) == count:
-        return images
-    # The system gives memory to the rows that are written, not to the zeros.
-    batch = np.zeros((count, *images.shape[1:]), images.dtype)
-    batch[rows] = images
-    return batch
-
-
-def own_images(images: np.ndarray, places: np.ndarray, own: Own) -> np.ndarray:
-    """Return a batch of the images at these places; only the rows of this process are decoded.
-
-    Shapes: places [n] -> [n h w c] uint8.
-    """
-    rows = np.arange(len(places))[own(len(places))]
-    return in_batch(images[places[rows]], rows, len(places))
-
-
-def read_ahead(
-    images: np.ndarray | Originals | None,
-    places: Callable[[], np.ndarray],
-    own: Callable[[int], slice | np.ndarray],
-) -> None:
-    """Begin to decode images that will be asked for next, if they are not in memory."""
-    if isinstance(images, Images | Originals):
-        later = places()
-        images.ahead(later[own(len(later))])
+    digest: str = images.once(made) if isinstance(images, Images) else made()
+    return digest
 
 
 @cache

@@ -44,7 +44,7 @@ class Masks(Images):
     ndim = 3
 
     def __init__(self, images: Images, rows: np.ndarray, background: Sequence[int]) -> None:
-        super().__init__(images.source, rows, images.wanted)
+        super().__init__(images.source, rows, images.wanted, images.once)
         self.shape = self.shape[:3]
         self._images, self._background = images, tuple(background)
         self._nearest = images.wanted._replace(

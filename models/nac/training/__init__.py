@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.data.datasets import Dataset, load_data, pixel_moments
+from saccade.models.data.datasets import Dataset, image_fields, load_data
 from saccade.models.data.digits import QUADRANTS, compose, digits
-from saccade.models.data.samples.images import Own
 from saccade.models.data.splits import CALIBRATION_SAMPLES, calibration_rows
 from saccade.models.nac.model import NAC
-from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules
+from saccade.models.nac.training.circuit_task import CircuitTask
 from saccade.models.nac.training.recipes import SETTABLE, recipe_for, with_epochs, with_extra
 from saccade.models.nac.training.sequences import takes_sequences
 from saccade.models.nac.training.sequences import task as sequence_task
@@ -50,7 +49,7 @@ class ImageBatches:
             originals=data.originals,
         )
 
-    def at(self, step: int, rng: np.random.Generator, own: Own) -> dict[str, Tensor]:
+    def at(self, step: int, rng: np.random.Generator) -> dict[str, Any]:
         """Return the batch of a step; steps count from 0.
 
         Shapes: images [b h w c] uint8, labels [b] int64 or, of mixed images, targets [b classes]
@@ -66,10 +65,11 @@ class ImageBatches:
             return self._canvases(step // self.steps, rng)
         parts, place = np.array_split(self._epoch, self.steps), step % self.steps
         part = parts[place]
-        images, targets = self._changes.drawn(part, self._labels[part], rng, own)
         later = parts[place + 1] if place + 1 < len(parts) else part[:0]
-        self._changes.ahead(lambda: later, own)
-        return {"images": torch.from_numpy(images), "labels": torch.from_numpy(targets)}
+        images, targets = self._changes.chosen(
+            part, rng, self._labels[part], then=lambda rng: later
+        )
+        return {"images": images, "labels": torch.from_numpy(targets)}
 
     def _canvases(self, epoch: int, rng: np.random.Generator) -> dict[str, Tensor]:
         images = np.concatenate([self._images, self._epoch])
@@ -195,40 +195,29 @@ class NACTask(CircuitTask):
         self.data, self.labels = training.name, training.class_names
         self.data_sha256 = {"train": training.sha256, "validation": validation.sha256}
         self.card = {"validation_images": len(validation.labels)}
-        _, height, width, channels = training.images.shape
         trunk = options.given_trunk
         patch_px = trunk.fields["patch_px"] if trunk is not None else 0
-        recipe = recipe_for(options.data or "digits", height, width, patch_px=patch_px)
+        size = training.images.shape[1:3]
+        recipe = recipe_for(options.data or "digits", *size, patch_px=patch_px)
         recipe = chosen_recipe(options, quick=recipe, shipped=recipe)
         recipe = with_extra(recipe, options.set)
         recipe = with_epochs(recipe, len(training.labels), steps=options.steps)
-        mean, std = pixel_moments(training.images)
-        given = {
-            "height_px": height,
-            "width_px": width,
-            "channels": channels,
-            "mean": mean,
-            "std": std,
-            "classes": len(training.class_names),
-        }
+        given = image_fields(training.images) | {"classes": len(training.class_names)}
         super().__init__(options, recipe, given, SETTABLE)
         self.regularized_by = ("label_smoothing",)
         if not self.extra["canvases"]:  # which are composed of augmented digits, and are counted
             self.regularized_by += ("augment", "mixup", "cutmix")
         self.scored = (validation.images,), validation.labels
         self.ranked = (np.asarray(training.images[:CALIBRATION_SAMPLES]),)
-        self.few = self.extra["validate_images"]
         # Canvases are composed of all training digits.
         self.shots = None if self.extra["canvases"] else options.shots
         self.auxiliary = Auxiliary(self.model) if self.extra["counts_weight"] else None
         self.batches = ImageBatches(self.recipe, training)
         self._order: Tensor | None = None
 
-    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Any]:
         """Return images [b h w c] uint8, labels [b], and `modules` [m] if some are left out."""
-        batch = self.batches.at(step, rng, self.own)
-        modules = self._modules(step, rng)
-        return batch if modules is None else batch | {"modules": modules}
+        return self.batches.at(step, rng) | self.modules(step, rng)
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
         """Return the loss of the class, the graph prior, and the digits if they are known."""
@@ -239,13 +228,13 @@ class NACTask(CircuitTask):
             loss = loss + self.extra["counts_weight"] * self.auxiliary.loss(batch["counts"])
         return self.with_graph_prior(loss)
 
-    def _modules(self, step: int, rng: np.random.Generator) -> Tensor | None:
-        config = self.model.config
+    def most_modules(self, step: int) -> int:
+        """Return the most modules of a step: all in the last `whole_share` of the steps."""
         whole = step >= (1 - self.extra["whole_share"]) * self.recipe.steps
-        most = config.modules if whole else self.extra["keep"][1]
-        return drawn_modules(config, rng, most=most, rank=lambda: self._order_at(step))
+        return self.model.config.modules if whole else super().most_modules(step)
 
-    def _order_at(self, step: int) -> Tensor:
+    def order(self, step: int) -> Tensor:
+        """Return the modules as they were ranked in the last 20 steps."""
         if step % _ORDER_STEPS == 0 or self._order is None:
             self._order = self.rank().cpu().clone()
         return self._order

@@ -21,18 +21,17 @@ SMALL_BUDGET = 0.125  # the best step has the best mean of full and small model
 
 
 class CircuitTask(Task):
-    """A `training.task.Task` of a NAC; `extra` of its recipe has `graph_weight`, `keep`, `budgets`.
+    """A `training.task.Task` of a NAC, whose recipe has the `extra` fields of `recipes.CIRCUIT`.
 
     With module dropout, a step keeps a share of the modules that is drawn as `dropout_draw` says.
     In `dropout_ordered` of the steps they are the best connected ones, else a random subset.
     """
 
     family = "nac"
-    undivided = ("modules",)
+    undivided: tuple[str, ...] = ("modules",)
     model: NAC
     scored: tuple[Arguments, np.ndarray]  # validation inputs, and their labels
     ranked: Arguments  # inputs for the modules' order, if it depends on them
-    few: int  # validation samples during training
     at_once: int  # samples per scoring pass
 
     def __init__(
@@ -49,6 +48,21 @@ class CircuitTask(Task):
             config = replace(config, module_dropout=min(1.0, fewest))
         self.model = new_model(NAC, config)
 
+    def modules(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        """Return `modules` [m], those that a step keeps; nothing if it keeps all."""
+        kept = drawn_modules(
+            self.model.config, rng, most=self.most_modules(step), rank=lambda: self.order(step)
+        )
+        return {} if kept is None else {"modules": kept}
+
+    def most_modules(self, step: int) -> int:
+        """Return the most modules that a step with module dropout keeps."""
+        return int(self.extra["keep"][1])
+
+    def order(self, step: int) -> Tensor:
+        """Return the modules, the best connected ones first."""
+        return self.model.rank_now().cpu()
+
     def with_graph_prior(self, loss: Tensor) -> Tensor:
         """Add the links' distance from the prior to the loss."""
         if self.extra["graph_weight"]:
@@ -59,7 +73,8 @@ class CircuitTask(Task):
         """Return top-1 of the full and a small model, their mean first."""
         self.rank()
         small = max(SMALL_BUDGET, 1 / self.model.config.modules)
-        scores = self.scores(sorted({1.0, small}, reverse=True), most=self.few)
+        few = self.extra["validate_count"]
+        scores = self.scores(sorted({1.0, small}, reverse=True), most=few)
         return {"mean": (scores["1"] + scores[f"{small:g}"]) / 2} | scores
 
     def report(self) -> dict[str, float]:

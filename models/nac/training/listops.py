@@ -22,39 +22,14 @@ from saccade.models.data.listops import (
     most_tokens,
 )
 from saccade.models.nac.model import NAC
-from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules
+from saccade.models.nac.training.circuit_task import CircuitTask
+from saccade.models.nac.training.recipes import LISTOPS
 from saccade.models.training.options import TrainOptions, chosen_recipe
-from saccade.models.training.task import Recipe, Task
+from saccade.models.training.task import Task
 
 CALIBRATION, FIXED_TRAIN = 512, 2_000  # from the training split's fixed draw, whose hash is stored
 
-QUICK = Recipe(
-    steps=1_000,
-    batch=64,
-    learning_rate=2e-3,
-    config={
-        "modules": 64,
-        "dim": 64,
-        "code_dim": 32,
-        "ffn_dim": 128,
-        "propagator_layers": 2,
-        "local_layers": 3,
-        "local_width": 7,
-        "graph_degree": 24.0,
-        "dropout_ordered": 0.7,
-        "dropout_draw": "log-uniform",
-    },
-    without_decay=("codes", "signatures", "position", "norm", "alpha", "bias", "embedding"),
-    schedule="trapezoid",
-    decay_share=0.3,
-    extra={
-        "keep": (8, 64),  # fewest and most modules in a step
-        "graph_weight": 0.1,  # weight of the graph structure regularizer
-        "values_weight": 1.0,  # weight of each list's value, read from its closing bracket's token
-        "validate_count": 1_000,  # validation samples during training
-        "budgets": (1.0, 0.5, 0.25, 0.125),  # scored on all validation samples at the end
-    },
-)
+QUICK = LISTOPS
 SHIPPED = replace(QUICK, steps=10_000, validate_every=500)
 
 
@@ -74,6 +49,7 @@ class ListOpsTask(CircuitTask):
     """A `CircuitTask`: each step draws new expressions of the training split."""
 
     data, labels = "listops", CLASS_NAMES
+    undivided = (*CircuitTask.undivided, "lists_share")
     at_once = 250
 
     def __init__(self, options: TrainOptions) -> None:
@@ -110,7 +86,6 @@ class ListOpsTask(CircuitTask):
         labels, kept = validation.labels, slice(CALIBRATION)
         self.scored = (validation.characters, validation.length), labels
         self.ranked = (self.training.characters[kept], self.training.length[kept])
-        self.few = self.extra["validate_count"]
         self.card = {
             "grammar": vars(self.grammar),
             "validation_samples": len(labels),
@@ -127,10 +102,7 @@ class ListOpsTask(CircuitTask):
             "length": torch.from_numpy(drawn.length),
             "labels": torch.from_numpy(drawn.labels),
         }
-        modules = drawn_modules(
-            self.model.config, rng, most=self.extra["keep"][1], rank=self._order
-        )
-        return batch if modules is None else batch | {"modules": modules}
+        return batch | self.modules(step, rng)
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
         """Return the loss of the answer, the graph prior, and the value of each list."""
@@ -149,10 +121,7 @@ class ListOpsTask(CircuitTask):
         """Return a part, whose mean over lists counts as much as it has lists per expression."""
         part = super().part(batch, index, count)
         lists, whole = (float((each["values"] >= 0).double().mean()) for each in (part, batch))
-        return part | {"lists_share": torch.tensor(lists / whole)}
-
-    def _order(self) -> Tensor:
-        return self.model.rank_now().cpu()
+        return part | {"lists_share": batch.get("lists_share", 1.0) * torch.tensor(lists / whole)}
 
     def calibration(self) -> dict[str, np.ndarray]:
         """Return 512 training expressions with their answers."""

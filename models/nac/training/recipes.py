@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes of a NAC per image data set: the defaults of `saccade train nac`."""
+"""Recipes of a NAC per data set: the defaults of `saccade train nac`."""
 
 import math
 from collections.abc import Mapping
@@ -11,20 +11,27 @@ from saccade.models.data.augment import Augmentation
 from saccade.models.training.task import Recipe
 
 MAX_TOKENS = 256
+WITHOUT_DECAY = ("codes", "signatures", "position", "norm", "alpha", "bias")
 SETTABLE = ("counts_weight",)  # keys below that `--set` accepts besides the model's fields
 
+CIRCUIT: dict[str, Any] = {
+    "graph_weight": 0.1,  # weight of the graph structure regularizer
+    "keep": (8, 64),  # fewest and most modules in a step with module dropout
+    "validate_count": 1_000,  # most validation samples during training
+    "budgets": (1.0, 0.5, 0.25, 0.125),  # scored on all validation samples at the end
+}
 EXTRA: dict[str, Any] = {
+    **CIRCUIT,
     "epochs": 0,  # passes over the data, if no steps are given
     "epoch_steps": 0,  # steps per epoch; 0: one pass over the data
-    "graph_weight": 0.1,  # weight of the graph structure regularizer
-    "keep": (4, 32),  # fewest and most modules in a step with module dropout
+    "keep": (4, 32),
     "whole_share": 0.0,  # last share of the steps, in which all modules may be kept
     "curriculum_epochs": 0,  # first epochs of digits-sum, with one to four digits
     "canvases": False,  # endless new canvases instead of the training split (digits-sum)
     "counts_weight": 0.0,  # weight of the auxiliary losses (digits-sum), see `Auxiliary`; 0: none
     "augmentation": Augmentation(),
-    "validate_images": 2_000,  # most validation images during training
-    "budgets": (1.0, 0.5, 0.25, 0.2, 0.125),  # scored on all validation images at the end
+    "validate_count": 2_000,
+    "budgets": (1.0, 0.5, 0.25, 0.2, 0.125),
 }
 
 
@@ -33,7 +40,7 @@ def _recipe(**changes: Any) -> Recipe:
     extra = EXTRA | {key: value for key, value in changes.items() if key in EXTRA}
     return Recipe(
         schedule="trapezoid",
-        without_decay=("codes", "signatures", "position", "norm", "alpha", "bias"),
+        without_decay=WITHOUT_DECAY,
         extra=extra,
         **fields,
     )
@@ -84,8 +91,40 @@ DIGITS_SUM = _recipe(
     counts_weight=1.0,
     augmentation=Augmentation(shift_px=0.6, degrees=8, zoom=0.08),
     validate_every=1_000,
-    validate_images=1_000,
+    validate_count=1_000,
     budgets=(1.0, 0.5, 0.25, 0.2, 0.125, 0.0625, 0.03125, 0.015625),
+)
+
+
+LOCAL = {"local_layers": 3, "local_width": 7}  # convolutions over neighboring characters
+SEQUENCES = Recipe(
+    steps=600,
+    batch=32,
+    learning_rate=2e-3,
+    config={
+        "modules": 64,
+        "dim": 64,
+        "code_dim": 32,
+        "ffn_dim": 128,
+        "propagator_layers": 2,
+        "graph_degree": 24.0,
+        "dropout_ordered": 0.7,
+        "dropout_draw": "log-uniform",
+    },
+    without_decay=(*WITHOUT_DECAY, "embedding"),
+    schedule="trapezoid",
+    decay_share=0.3,
+    label_smoothing=0.1,
+    extra=CIRCUIT,
+)
+LISTOPS = replace(
+    SEQUENCES,
+    steps=1_000,
+    batch=64,
+    config={**SEQUENCES.config, **LOCAL},
+    label_smoothing=0.0,
+    # The weight of each list's value, read from its closing bracket's token.
+    extra={**CIRCUIT, "values_weight": 1.0},
 )
 
 

@@ -10,42 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.datasets import pixel_moments
+from saccade.models.data.datasets import image_fields
 from saccade.models.data.sequences import Sequences, Takes, has_conditions, sequences
 from saccade.models.data.splits import calibration_rows
 from saccade.models.nac.components import model_arguments
-from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules
-from saccade.models.nac.training.recipes import patch_side
+from saccade.models.nac.training.circuit_task import CircuitTask
+from saccade.models.nac.training.recipes import LOCAL, SEQUENCES, patch_side
 from saccade.models.training.options import TrainOptions, chosen_recipe
-from saccade.models.training.task import Recipe, Task
+from saccade.models.training.task import Task
 
-_LOCAL = {"local_layers": 3, "local_width": 7}  # convolutions over neighboring bytes
-
-QUICK = Recipe(
-    steps=600,
-    batch=32,
-    learning_rate=2e-3,
-    config={
-        "modules": 64,
-        "dim": 64,
-        "code_dim": 32,
-        "ffn_dim": 128,
-        "propagator_layers": 2,
-        "graph_degree": 24.0,
-        "dropout_ordered": 0.7,
-        "dropout_draw": "log-uniform",
-    },
-    without_decay=("codes", "signatures", "position", "norm", "alpha", "bias", "embedding"),
-    schedule="trapezoid",
-    decay_share=0.3,
-    label_smoothing=0.1,
-    extra={
-        "keep": (8, 64),  # fewest and most modules in a step
-        "graph_weight": 0.1,  # weight of the graph structure regularizer
-        "validate_count": 1_000,  # validation samples during training
-        "budgets": (1.0, 0.5, 0.25, 0.125),  # scored on all validation samples at the end
-    },
-)
+QUICK = SEQUENCES
 SHIPPED = replace(QUICK, steps=6_000)
 
 
@@ -108,7 +82,6 @@ class SequenceTask(CircuitTask):
         self._kept = {name: array[kept] for name, array in training.inputs.items()}
         self._kept_labels = training.labels[kept]
         self.ranked = _arguments(self.model.config, self._kept)
-        self.few = self.extra["validate_count"]
         self.card = {
             "validation_samples": len(validation.labels),
             "majority": float(np.bincount(validation.labels).max() / len(validation.labels)),
@@ -129,10 +102,7 @@ class SequenceTask(CircuitTask):
             for name, array in inputs.items()
         }
         batch["labels"] = torch.from_numpy(self.training.labels[rows])
-        modules = drawn_modules(
-            self.model.config, rng, most=self.extra["keep"][1], rank=self._order
-        )
-        return batch if modules is None else batch | {"modules": modules}
+        return batch | self.modules(step, rng)
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
         """Return the loss of the class and the graph prior."""
@@ -142,9 +112,6 @@ class SequenceTask(CircuitTask):
         return self.with_graph_prior(
             F.cross_entropy(logits, batch["labels"], label_smoothing=smoothing)
         )
-
-    def _order(self) -> Tensor:
-        return self.model.rank_now().cpu()
 
     def calibration(self) -> dict[str, np.ndarray]:
         """Return 256 training samples with their labels."""
@@ -160,14 +127,12 @@ def _fields(data: Sequences) -> dict[str, Any]:
         "classes": len(data.class_names),
     }
     if takes.kind == "image":
-        _, height, width, channels = data.inputs["image"].shape
-        mean, std = pixel_moments(data.inputs["image"])
-        fields |= {"height_px": height, "width_px": width, "channels": channels}
-        fields |= {"mean": mean, "std": std, "patch_px": patch_side(height, width)}
+        images = data.inputs["image"]
+        fields |= image_fields(images) | {"patch_px": patch_side(*images.shape[1:3])}
     else:
         fields["max_tokens"] = takes.most
     if takes.kind in ("bytes", "characters"):
-        fields |= _LOCAL
+        fields |= LOCAL
     if takes.kind == "characters":
         fields["vocabulary"] = takes.vocabulary
     if takes.kind == "tokens":

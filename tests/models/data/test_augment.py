@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance
 
 from saccade.core.errors import SaccadeError
 from saccade.models.data import augment as changes
-from saccade.models.data.augment import CHANGES, OPS, Augment, Augmentation, crop_box, mixed
+from saccade.models.data.augment import CHANGES, OPS, Augment, Augmentation, ImageMix, crop_box
 from saccade.models.data.samples import images as image_file
 from saccade.models.preprocessing import Preprocessing
 
@@ -173,7 +173,8 @@ def test_rand_augment_applies_two_of_all_ops_half_of_the_time(
 def test_mixup_blends_images_and_labels_alike() -> None:
     images = np.repeat(np.array([0, 100, 200], np.uint8), 16).reshape(3, 4, 4, 1)
     labels = np.array([2, 0, 1])
-    found, targets = mixed(images, labels, 4, numbers(3), mixup=0.8, cutmix=0.0)
+    mix = ImageMix.draw(4, 4, numbers(3), mixup=0.8, cutmix=0.0)
+    found, targets = mix.images(images, images[[2, 0, 1]]), mix.targets(labels, 4)
     rng = numbers(3)
     own = rng.beta(0.8, 0.8)
     one_hot = np.eye(4)[labels]
@@ -186,7 +187,8 @@ def test_cutmix_pastes_a_box_and_counts_its_pixels() -> None:
     images = np.stack([np.full((10, 20, 3), value, np.uint8) for value in (1, 2, 3)])
     labels, shares = np.arange(3), []
     for seed in range(200):
-        found, targets = mixed(images, labels, 3, numbers(seed), mixup=0.0, cutmix=1.0)
+        mix = ImageMix.draw(10, 20, numbers(seed), mixup=0.0, cutmix=1.0)
+        found, targets = mix.images(images, images[[2, 0, 1]]), mix.targets(labels, 3)
         pasted = (found != images).any(-1)
         assert (pasted == pasted[0]).all(), "the same box in every image"
         assert (found[0][pasted[0]] == 3).all()
@@ -199,12 +201,8 @@ def test_cutmix_pastes_a_box_and_counts_its_pixels() -> None:
 
 
 def test_with_both_each_is_drawn_for_half_of_the_batches() -> None:
-    images = np.stack([np.zeros((8, 8, 1), np.uint8), np.full((8, 8, 1), 200, np.uint8)])
-    cut = 0
-    for seed in range(100):
-        found, _ = mixed(images, np.arange(2), 2, numbers(seed), mixup=0.8, cutmix=1.0)
-        cut += bool(np.isin(found, (0, 200)).all())
-    assert 35 < cut < 75
+    drawn = [ImageMix.draw(8, 8, numbers(seed), mixup=0.8, cutmix=1.0) for seed in range(100)]
+    assert 35 < sum(mix.box is not None for mix in drawn) < 75
 
 
 REFUSED = {

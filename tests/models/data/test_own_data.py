@@ -140,7 +140,7 @@ def test_images_are_read_when_they_are_used(
     rows = drawn_rows(12, 4)
     assert np.array_equal(np.asarray(few.images), whole[rows]) and len(read) == 6
     assert np.array_equal(few.labels, data.labels[rows])
-    image_file.read_ahead(data.images, lambda: np.array([8, 9, 10]), lambda count: slice(1, count))
+    data.images.ahead(np.array([9, 10]))
     assert np.array_equal(data.images[np.array([10, 9])], whole[[10, 9]])
     assert len(read) == 8, "what was read ahead is not read again"
 

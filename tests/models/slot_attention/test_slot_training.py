@@ -18,6 +18,7 @@ from saccade.models.slot_attention.encoders import SameConv  # noqa: E402
 from saccade.models.slot_attention.model import SlotModel, random_pose  # noqa: E402
 from saccade.models.slot_attention.rounds import Gate, linear  # noqa: E402
 from saccade.models.training.options import TrainOptions  # noqa: E402
+from saccade.models.training.task import with_pixels  # noqa: E402
 
 TINY = PRESETS["slot-attention-tiny"]
 FIELDS = {
@@ -114,7 +115,7 @@ def test_gaussian_slots_have_the_width_of_their_rule(job):
 
 
 def test_loss_is_summed_over_pixels_and_averaged_over_images(job):
-    batch = job.batch(0, np.random.default_rng(0))
+    batch = with_pixels(job.batch(0, np.random.default_rng(0)))
     again = tetromino_batch(np.random.default_rng(0), 4, side_px=14, positions="left")
     assert np.array_equal(batch["images"], again.images)
     with torch.no_grad():

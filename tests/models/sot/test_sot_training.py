@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.sot.training import patch_side, task  # noqa: E402
 from saccade.models.training.options import TrainOptions  # noqa: E402
+from saccade.models.training.task import with_pixels  # noqa: E402
 
 SMALL = {"dim": 16, "layers": 1, "heads": 2, "mlp_dim": 16, "m": 4, "n": 4, "pool_heads": 2}
 
@@ -32,7 +33,7 @@ def test_a_few_steps_lower_the_loss(tmp_path, fusion):
     optimiser = torch.optim.AdamW(trained.model.parameters(), lr=1e-2)
     losses = []
     for step in range(60):
-        loss = trained.loss(trained.batch(step, rng), step)
+        loss = trained.loss(with_pixels(trained.batch(step, rng)), step)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -45,7 +46,7 @@ def test_a_few_steps_lower_the_loss(tmp_path, fusion):
 
 def test_shapes_are_scenes_of_one_object(tmp_path):
     trained = task(options(tmp_path, None))
-    batches = [trained.batch(0, np.random.default_rng(7)) for _ in range(2)]
+    batches = [with_pixels(trained.batch(0, np.random.default_rng(7))) for _ in range(2)]
     assert torch.equal(batches[0]["image"], batches[1]["image"])
     assert tuple(batches[0]["image"].shape) == (64, 48, 48, 3)
     saved = trained.saved()

@@ -24,6 +24,7 @@ from saccade.models.sparo import training as sparo
 from saccade.models.sparo.sources import PairsSource
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.start import load_start, started
+from saccade.models.training.task import with_pixels
 from saccade.models.training.train import train
 
 TINY = {
@@ -82,7 +83,7 @@ def test_a_batch_has_each_image_once_with_one_of_its_sentences(pairs: str, tmp_p
     place = {image.tobytes(): index for index, image in enumerate(own.images)}
     rng, told = np.random.default_rng(0), set()
     for step in range(20):
-        batch = task.batch(step, rng)
+        batch = with_pixels(task.batch(step, rng))
         images = [image.tobytes() for image in batch["image"].numpy()]
         assert len(set(images)) == len(images) == 12
         for image, tokens in zip(images, batch["tokens"].numpy(), strict=True):
@@ -101,7 +102,7 @@ def test_words_that_are_rare_or_unknown_are_said(
     options = TrainOptions(tmp_path / "x.safetensors", data=pairs, side_px=16)
     task = sparo.SparoTask(options)
     assert len(task.model.config.words) == 5 and task.model.config.context_length == 6
-    assert task.batch(0, np.random.default_rng(0))["tokens"].shape == (12, 6)
+    assert with_pixels(task.batch(0, np.random.default_rng(0)))["tokens"].shape == (12, 6)
     assert "kept the 5 most frequent of " in capsys.readouterr().err
     sources.note_unknown_words(["a red zebra"], ("a", "red"))
     said = "1 of the 3 words of the sentences are not among the 2 of --init, which reads"

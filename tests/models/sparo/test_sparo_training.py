@@ -22,6 +22,7 @@ from saccade.models.sparo.codes import image_slots, text_slots
 from saccade.models.sparo.ranking import rank_by_negatives, read_selection, with_selection
 from saccade.models.sparo.select import SelectOptions, select
 from saccade.models.training.options import TrainOptions
+from saccade.models.training.task import with_pixels
 from saccade.models.training.train import train
 
 TINY = {
@@ -90,7 +91,7 @@ def test_baselines_train_by_the_same_recipe(few, pooling, tmp_path):
 
 def test_the_loss_falls(few, tmp_path):
     task = sparo.SparoTask(TrainOptions(tmp_path / "x.safetensors"))
-    batch = task.batch(0, np.random.default_rng(0))
+    batch = with_pixels(task.batch(0, np.random.default_rng(0)))
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=3e-3)
     losses = []
     for step in range(25):
@@ -109,7 +110,7 @@ def test_equal_sentences_share_what_is_right(few, tmp_path, logit_scale, scale):
     task = sparo.SparoTask(TrainOptions(tmp_path / "x.safetensors"))
     model = task.model.eval()
     model.logit_scale.fill_(logit_scale)
-    batch = task.batch(0, np.random.default_rng(0))
+    batch = with_pixels(task.batch(0, np.random.default_rng(0)))
     batch["tokens"][1] = batch["tokens"][0]
     image, text = model.encode_image(batch["image"]).code, model.encode_text(batch["tokens"]).code
     sentences, shared, single = batch["tokens"].tolist(), 0.0, 0.0

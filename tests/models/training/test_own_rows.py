@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each process decodes and changes its own rows of a batch, which are those of the whole batch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from saccade.models.data.samples import images as image_file
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
 from saccade.models.training.options import TrainOptions
-from saccade.models.training.task import Task, share_of
+from saccade.models.training.task import Task, share_of, with_pixels
 
 BATCH, STEPS, SIDE_PX = 5, 2, 12  # parts of 2 and 3 samples
 TINY: dict[str, dict[str, Any]] = {
@@ -87,10 +87,12 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def batches(task: Task, share: tuple[int, int]) -> list[dict[str, np.ndarray]]:
-    """The first batches that a process draws."""
-    task.share, rng = share, np.random.default_rng(3)
-    drawn = [task.batch(step, rng) for step in range(STEPS)]
-    return [{name: value.numpy() for name, value in batch.items()} for batch in drawn]
+    """The images of a process's part of the first batches."""
+    rng, found = np.random.default_rng(3), []
+    for step in range(STEPS):
+        part = with_pixels(task.part(task.batch(step, rng), *share))
+        found.append({name: value.numpy() for name, value in part.items() if value.ndim == 4})
+    return found
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -104,28 +106,17 @@ def test_a_process_decodes_its_own_rows(
     made = TrainOptions(**vars(made) | {"batch": BATCH, "steps": 8} | options)
     task: Task = imported(entry_of(family).training)(made)
     decoded.clear()
-    whole, seen = batches(task, (0, 1)), set(drop(decoded))
-    image = next(key for key, value in whole[0].items() if value.ndim == 4)
+    whole, seen = batches(task, (0, 1)), {*decoded}
     counts, rows = [], set()
     for rank in range(2):
+        decoded.clear()
         for one, own in zip(whole, batches(task, (rank, 2)), strict=True):
-            mine = share_of(len(one[image]), rank, 2)
-            assert own[image][mine].any()
-            np.testing.assert_array_equal(own[image][mine], one[image][mine])
-            assert not np.delete(own[image], mine, 0).any()
-            for key in own.keys() - {image}:
-                np.testing.assert_array_equal(own[key], one[key])
-        found = drop(decoded)
-        counts.append(len(found))
-        rows |= set(found)
+            (image,) = one
+            assert own[image].any()
+            np.testing.assert_array_equal(own[image], one[image][share_of(BATCH, rank, 2)])
+        counts.append(len(decoded))
+        rows |= {*decoded}
     # One batch is decoded ahead; a row that a batch has twice may be decoded once.
     most = [(STEPS + 1) * (len(range(BATCH)[share_of(BATCH, rank, 2)]) + others) for rank in (0, 1)]
     assert all(count <= limit for count, limit in zip(counts, most, strict=True)), (counts, most)
     assert rows == seen
-
-
-def drop(rows: list[int]) -> Iterable[int]:
-    """Return the rows, and forget them."""
-    found = list(rows)
-    rows.clear()
-    return found

@@ -35,7 +35,7 @@ from saccade.models.training.regularization import (
     rate_factors,
     set_drop_path,
 )
-from saccade.models.training.task import Recipe, Task
+from saccade.models.training.task import Recipe, Task, with_pixels
 from saccade.models.training.train import train
 
 SIZES = {"dim": 8, "heads": 1, "layers": 2, "mlp_dim": 8, "pool_heads": 1, "m": 2, "n": 2}
@@ -79,9 +79,9 @@ def test_a_regularized_run_is_repeatable_and_resumes(
     whole = trained(photographs, tmp_path / "sot.safetensors", **EVERY)
     card = load(tmp_path / "sot.safetensors").card
     assert (
-        " --weight-decay 0.03 --side-px 8 --augment affine,crop=0.3,flip,jitter,randaugment,"
-        "erasing=0.5 --mixup 0.8 --cutmix 1.0 --label-smoothing 0.1 --drop-path 0.3 "
-        "--layer-decay 0.75 "
+        " --weight-decay 0.03 --augment affine,crop=0.3,flip,jitter,randaugment,erasing=0.5 "
+        "--mixup 0.8 --cutmix 1.0 --label-smoothing 0.1 --drop-path 0.3 --layer-decay 0.75 "
+        "--side-px 8 "
     ) in card["command"]
     monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
     after = loop.Run.after_step
@@ -124,7 +124,7 @@ def task_of(tmp_path: Path, **options: Any) -> Any:
 
 def test_batches_and_losses_of_mixed_images(tmp_path: Path) -> None:
     made = task_of(tmp_path, mixup=0.8, label_smoothing=0.2)
-    batch = made.batch(0, np.random.default_rng(1))
+    batch = with_pixels(made.batch(0, np.random.default_rng(1)))
     assert batch["labels"].shape == (64, 10)
     torch.testing.assert_close(batch["labels"].sum(1), torch.ones(64))
     assert ((batch["labels"] > 0).sum(1) == 2).sum() > 40
@@ -132,13 +132,13 @@ def test_batches_and_losses_of_mixed_images(tmp_path: Path) -> None:
     smooth = 0.8 * batch["labels"] + 0.2 / 10
     expected = -(smooth * logits.log_softmax(1)).sum(1).mean()
     torch.testing.assert_close(made.loss(batch, 0), expected)
-    plain = task_of(tmp_path).batch(0, np.random.default_rng(1))
+    plain = with_pixels(task_of(tmp_path).batch(0, np.random.default_rng(1)))
     assert plain["labels"].dtype == torch.int64
 
 
 def test_by_default_the_family_changes_its_images_as_before(tmp_path: Path) -> None:
     made, rng = task_of(tmp_path), np.random.default_rng(4)
-    found = made.batch(0, np.random.default_rng(4))
+    found = with_pixels(made.batch(0, np.random.default_rng(4)))
     data = made.source.draw.__closure__
     assert data is not None
     changes = next(
@@ -147,7 +147,7 @@ def test_by_default_the_family_changes_its_images_as_before(tmp_path: Path) -> N
     places = rng.integers(len(changes._images), size=64)
     expected = changes.usual(changes._images[places], rng)
     np.testing.assert_array_equal(found["image"].numpy(), expected)
-    none = task_of(tmp_path, augment=("none",)).batch(0, np.random.default_rng(4))
+    none = with_pixels(task_of(tmp_path, augment=("none",)).batch(0, np.random.default_rng(4)))
     np.testing.assert_array_equal(none["image"].numpy(), changes._images[places])
 
 
@@ -155,10 +155,10 @@ def test_every_image_of_a_batch_has_its_own_numbers() -> None:
     recipe = Recipe(1, 1, 1.0, augment=("crop", "jitter"))
     images = np.random.default_rng(0).integers(0, 256, (1, 9, 9, 3), dtype=np.uint8)
     images = np.repeat(images, 4, 0)
-    found = ImageChanges(recipe).pixels(images, np.random.default_rng(0), slice)
-    assert len({one.tobytes() for one in found}) == 4
-    first = ImageChanges(recipe).pixels(images[:2], np.random.default_rng(0), slice)
-    np.testing.assert_array_equal(first, found[:2], "the batch's size does not matter")
+    found, _ = ImageChanges(recipe).drawn(images, np.random.default_rng(0))
+    pixels = found.make(np.arange(4))
+    assert len({one.tobytes() for one in pixels}) == 4
+    np.testing.assert_array_equal(found.make(np.arange(2)), pixels[:2], "neither do their parts")
 
 
 def test_crops_of_own_images_come_from_their_files(photographs: str) -> None:
@@ -167,10 +167,8 @@ def test_crops_of_own_images_come_from_their_files(photographs: str) -> None:
     for words, cut in ((("crop",), True), (("flip",), False)):
         recipe = Recipe(1, 1, 1.0, augment=words)
         changes = ImageChanges(recipe, images=black, originals=data.originals)
-        found, labels = changes.drawn(
-            np.arange(3), data.labels[:3], np.random.default_rng(0), slice
-        )
-        assert found.any() == cut
+        found, labels = changes.chosen(np.arange(3), np.random.default_rng(0), data.labels[:3])
+        assert found.make(found.rows).any() == cut
         np.testing.assert_array_equal(labels, data.labels[:3])
     assert data.originals is not None
     np.testing.assert_array_equal(np.asarray(data.originals), data.images)
@@ -229,12 +227,12 @@ def sot_states(tmp_path: Path) -> str:
 
 
 WRONG = {
-    "mixup": (-0.1, "of at least 0"),
-    "cutmix": (float("nan"), "of at least 0"),
-    "label_smoothing": (1.0, "from 0 to below 1"),
-    "drop_path": (1.0, "from 0 to below 1"),
+    "mixup": (-0.1, "at least 0"),
+    "cutmix": (float("nan"), "a finite number"),
+    "label_smoothing": (1.0, "at least 0 and below 1"),
+    "drop_path": (1.0, "at least 0 and below 1"),
     "layer_decay": (0.0, "above 0 and at most 1"),
-    "weight_decay": (-1.0, "of at least 0"),
+    "weight_decay": (-1.0, "at least 0"),
 }
 
 
@@ -382,7 +380,7 @@ def test_digits_of_nac_keep_their_smoothed_labels(tmp_path: Path) -> None:
     options = TrainOptions(tmp_path / "m.safetensors", set={"modules": 4, "dim": 8}, batch=8)
     for given, expected in (({}, 0.1), ({"label_smoothing": 0.3}, 0.3), ({"cutmix": 1.0}, 0.1)):
         made = imported(entry_of("nac").training)(replace(options, **given))
-        batch = made.batch(0, np.random.default_rng(0))
+        batch = with_pixels(made.batch(0, np.random.default_rng(0)))
         with torch.no_grad():
             made.model.eval()
             loss = made.loss(batch, 0) - made.with_graph_prior(torch.zeros(()))

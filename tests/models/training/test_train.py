@@ -75,7 +75,7 @@ def test_digits_sum_trains_with_its_auxiliary_heads_and_leaves_them_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = nac_recipes.DIGITS_SUM
-    short = replace(whole, batch=8, extra=whole.extra | {"validate_images": 100})
+    short = replace(whole, batch=8, extra=whole.extra | {"validate_count": 100})
     monkeypatch.setattr(nac_recipes, "DIGITS_SUM", short)
     options = replace(SMALL, out=tmp_path / "sum.safetensors", data="digits-sum", steps=3)
     checkpoint = train("nac", options)

@@ -33,7 +33,7 @@ MODEL = {
 def short_digits_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Auxiliary heads, a curriculum, averaged weights and epochs of four steps."""
     whole = nac_recipes.DIGITS_SUM
-    extra = whole.extra | {"validate_images": 20, "epoch_steps": 4, "curriculum_epochs": 2}
+    extra = whole.extra | {"validate_count": 20, "epoch_steps": 4, "curriculum_epochs": 2}
     short = replace(whole, batch=4, validate_every=5, ema=0.9, extra=extra)
     monkeypatch.setattr(nac_recipes, "DIGITS_SUM", short)
 
@@ -147,13 +147,6 @@ def test_the_average_is_in_the_model_only_inside_the_block() -> None:
     with average.in_place():
         assert model.weight.item() == pytest.approx(9 / 11)
     assert model.weight.item() == 1.0
-
-
-def test_batches_move_whole() -> None:
-    batch: Any = {"a": (torch.ones(1), [torch.ones(2), "text"]), "n": 3}
-    moved = loop.moved(batch, torch.device("meta"))
-    assert moved["a"][0].device.type == moved["a"][1][0].device.type == "meta"
-    assert (moved["a"][1][1], moved["n"]) == ("text", 3)
 
 
 @pytest.mark.parametrize(("drawn", "middle"), [("uniform", 33), ("log-uniform", 12)])

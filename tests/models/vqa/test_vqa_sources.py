@@ -22,6 +22,7 @@ from saccade.models.official.conversion import Official
 from saccade.models.official.tvmax_vqa import convert
 from saccade.models.scores.attention import jensen_shannon, repetition, zero_share
 from saccade.models.training.options import TrainOptions
+from saccade.models.training.task import with_pixels
 from saccade.models.vqa import training
 from saccade.models.vqa.model import VQA
 
@@ -113,8 +114,8 @@ def test_a_task_trains_scores_and_saves(tmp_path: Path, monkeypatch: pytest.Monk
         set={"attention": "tvmax", "dim": 32, "feature_dim": 32, "layers": 1},
     )
     task = training.task(options)
-    batch = task.batch(3, np.random.default_rng(0))
-    again = task.batch(3, np.random.default_rng(0))
+    batch = with_pixels(task.batch(3, np.random.default_rng(0)))
+    again = with_pixels(task.batch(3, np.random.default_rng(0)))
     assert all(torch.equal(batch[name], again[name]) for name in batch)
     optimiser = torch.optim.AdamW(task.model.parameters(), lr=1e-3)
     losses = []
@@ -146,7 +147,7 @@ def test_an_answer_by_itself_is_learned_by_binary_cross_entropy(
     monkeypatch.setattr(training, "QUICK", replace(training.QUICK, extra=extra, batch=8))
     fields = {"answer": "sigmoid", "dim": 32, "feature_dim": 32, "layers": 1}
     task = training.task(TrainOptions(tmp_path / "vqa.safetensors", set=fields))
-    batch = task.batch(0, np.random.default_rng(0))
+    batch = with_pixels(task.batch(0, np.random.default_rng(0)))
     logits = task._answers(batch)["logits"].detach().double()
     right = torch.eye(logits.shape[1])[batch["answers"]].double()
     taken = torch.where(right > 0, logits.sigmoid(), 1 - logits.sigmoid())
