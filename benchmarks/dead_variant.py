@@ -37,9 +37,9 @@ from saccade.serving.repository.description import Deployment
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.server import server as server_module
 from saccade.serving.server.addresses import ServeOptions, with_ports
+from saccade.serving.server.process import stubs_in
 from saccade.serving.server.reaper import SHARED_MEMORY
 from saccade.serving.server.server import Server
-from saccade.serving.server.stubs import stubs_in
 
 HERE = Path(__file__).parent
 FREE = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}

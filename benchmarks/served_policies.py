@@ -46,7 +46,7 @@ from saccade.serving.client.answers import BY_POLICY
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.policies import ServedPolicy, policies_of
+from saccade.serving.repository.policies import policies_of
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
 
@@ -113,7 +113,7 @@ def repository_of(folder: Path, kept: Sequence[float] = ()) -> Repository:
     return Repository(model, tuple(arms), budgets[full].name, same)
 
 
-def _arm(policy: ServedPolicy) -> Arm:
+def _arm(policy: Any) -> Arm:
     chain = tuple(step.variant for step in policy.steps)
     return Arm(f"policy {policy.name}", {"policy": policy.name}, chain)
 

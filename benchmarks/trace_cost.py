@@ -34,8 +34,8 @@ from saccade.core.machine import process_fields, this_machine
 from saccade.serving.client.client import Client
 from saccade.serving.repository import router_folder
 from saccade.serving.server.addresses import ServeOptions
+from saccade.serving.server.process import stubs_in
 from saccade.serving.server.server import Server
-from saccade.serving.server.stubs import stubs_in
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))

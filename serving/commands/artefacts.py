@@ -193,7 +193,7 @@ def serve(
     ] = False,
 ) -> Result:
     """Serve a repository in the foreground under supervision, until Ctrl-C."""
-    from saccade.serving.server.server import serve
+    from saccade.serving.server.foreground import serve
 
     if print_command:
         from saccade.serving.server import print_command as printed

@@ -1,30 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of a repository: its folder, its runtime, and how requests wait."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from saccade.core.errors import SaccadeError
 from saccade.core.path_fields import PathFields
+from saccade.core.schema import Range
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.serving.repository.runtimes.registry import ServedName, served_runtime
 
-MOST_THREADS, MOST_PRIORITIES = 256, 100
-# A number outside its range is a typing mistake, and a server would accept it.
-RANGES: dict[str, tuple[float, float]] = {
-    "instance_count": (1, 64),
-    "threads": (0, MOST_THREADS),
-    "cores": (1, 4096),
-    "inter_op_threads": (0, MOST_THREADS),
-    "parallel_nodes": (False, True),
-    "graph_level": (-1, 2),
-    "max_queue": (1, 1_000_000),
-    "queue_timeout_ms": (0.001, 3_600_000),
-    "priority_levels": (2, MOST_PRIORITIES),
-    "slo_ms": (1, 60_000),
-}
+Threads = Range(0, 256)
 
 
 @dataclass(frozen=True)
@@ -49,33 +36,33 @@ class RepositoryOptions(PathFields):
     # serve the folder's policies; --no-policies: leave them out
     policies: bool = True
     # answer requests that name no budget within this time, with less compute under load
-    slo_ms: float | None = None
+    slo_ms: Annotated[float | None, Range(1, 60_000)] = None
     # with --slo-ms: the smallest budget under load, a number or a name; policies have their risk
     floor_budget: float | str | None = None
     # run custom ops with saccade's kernels if they can be built; --no-op-library: run custom ops
     # with their ONNX function bodies
     op_library: bool = True
     instances: Literal["cpu", "gpu"] | None = None  # default: cpu, plans gpu; gpu: container only
-    instance_count: int = 1  # instances of each variant
+    instance_count: Annotated[int, Range(1, 64)] = 1  # instances of each variant
     # threads of one run; default: by --cores and the measurements (see docs/serving.md); 0: as many
     # as ONNX Runtime takes by itself
-    threads: int | None = None
-    cores: int | None = None  # cores of the server; default: those of this machine
-    inter_op_threads: int = 1  # threads of ONNX Runtime across nodes
+    threads: Annotated[int | None, Threads] = None
+    # cores of the server; default: those of this machine
+    cores: Annotated[int | None, Range(1, 4096)] = None
+    inter_op_threads: Annotated[int, Threads] = 1  # threads of ONNX Runtime across nodes
     parallel_nodes: bool = False  # let ONNX Runtime run independent nodes at the same time
-    graph_level: int = 0  # ONNX Runtime's optimization: 0 all, 1 extended, -1 basic, 2 none
-    max_queue: int | None = None  # most requests waiting for one variant; default: no limit
-    queue_timeout_ms: float | None = None  # refuse a request that has waited longer
-    priority_levels: int | None = None  # requests may set a priority from 1 (first) to this
+    # ONNX Runtime's optimization: 0 all, 1 extended, -1 basic, 2 none
+    graph_level: Annotated[int, Range(-1, 2)] = 0
+    # most requests waiting for one variant; default: no limit
+    max_queue: Annotated[int | None, Range(1, 1_000_000)] = None
+    # refuse a request that has waited longer
+    queue_timeout_ms: Annotated[float | None, Range(0.001, 3_600_000)] = None
+    # requests may set a priority from 1 (first) to this
+    priority_levels: Annotated[int | None, Range(2, 100)] = None
     rate_limit: str | None = None  # a resource that all variants on a GPU share, such as gpu
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
-                flag = name.replace("_", "-")
-                raise SaccadeError(f"--{flag} is {value}, expected {low:g} to {high:g}.")
         if self.rate_limit is not None and not self.rate_limit.isidentifier():
             raise SaccadeError(f"--rate-limit is {self.rate_limit!r}, expected a word such as gpu.")
         if self.floor_budget is not None and self.slo_ms is None:

@@ -4,57 +4,41 @@
 import errno
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from saccade.core.errors import SaccadeError
+from saccade.core.path_fields import PathFields, flag_of
+from saccade.core.schema import NonNegative, Range
 
-LOG_FORMATS = ("text", "json")
+Port = Annotated[int, Range(0, 65535)]
+Seconds = Annotated[float, Range(0, above=True)]
 PORTS = ("grpc_port", "http_port", "metrics_port", "ready_port")
 
 
 @dataclass(frozen=True)
-class ServeOptions:
+class ServeOptions(PathFields):
     """Options of serve: where it listens, and what follows a failure. Port 0 takes a free one."""
 
     host: str = "127.0.0.1"  # address to listen on; --accept-risk is needed beyond loopback
-    grpc_port: int = 8001  # port for inference over gRPC
+    grpc_port: Port = 8001  # port for inference over gRPC
     http: bool = False  # also serve HTTP, where one large request can crash it (docs/serving.md)
-    http_port: int = 8000  # port for inference over HTTP, with --http
-    metrics_port: int = 8002  # port for Prometheus metrics
-    ready_port: int = 8003  # port where GET /ready returns 200 or 503
+    http_port: Port = 8000  # port for inference over HTTP, with --http
+    metrics_port: Port = 8002  # port for Prometheus metrics
+    ready_port: Port = 8003  # port where GET /ready returns 200 or 503
     # seconds without progress after which a start has failed; ten times as long with progress
-    start_timeout_s: float = 60
-    probe_interval_s: float = 5  # seconds between two test inferences of each variant
+    start_timeout_s: Seconds = 60
+    probe_interval_s: Seconds = 5  # seconds between two test inferences of each variant
     # seconds for a variant to answer a test inference, if its pace does not allow more
-    probe_timeout_s: float = 2
+    probe_timeout_s: Seconds = 2
     # seconds for a server that ends to finish calls in flight, if its pace does not allow more
-    grace_s: float = 30
+    grace_s: NonNegative = 30
     server_log: Path | None = None  # file for the server's own, unprocessed log
     log_format: Literal["text", "json"] = "text"  # format of the log on standard error
     # restart a server that fails; --no-restart: exit with code 3 when the server fails
     restart: bool = True
     accept_risk: bool = False  # agree to listen beyond loopback
-
-    def __post_init__(self) -> None:
-        if self.log_format not in LOG_FORMATS:
-            raise SaccadeError(
-                f"log_format: found {self.log_format!r:.60}, expected {' or '.join(LOG_FORMATS)}."
-            )
-        for name in PORTS:
-            if not 0 <= getattr(self, name) <= 65535:
-                raise SaccadeError(
-                    f"{flag_of(name)}: found {getattr(self, name)}, expected a port from 1 to "
-                    "65535, or 0 for a free one."
-                )
-        for field in fields(self):
-            value = getattr(self, field.name)
-            least_is_open = field.name != "grace_s"
-            if field.name.endswith("_s") and not (value > 0 or (value == 0 and not least_is_open)):
-                raise SaccadeError(
-                    f"{flag_of(field.name)}: found {value}, expected a positive number of seconds."
-                )
 
 
 def with_ports(options: ServeOptions) -> ServeOptions:
@@ -128,12 +112,16 @@ def _bind(host: str, port: int, name: str, chosen: dict[str, int]) -> socket.soc
                 f"--host {host}: this machine has no such address ({error.strerror}). "
                 "Pass one of its addresses, or drop the option for 127.0.0.1."
             ) from error
-        raise SaccadeError(
-            f"Port {port} on {host} cannot be used ({error.strerror}). Stop the process that is "
-            f"using it (`ss -ltnp` shows it), or choose another port with {flag_of(name)} "
-            "(0 takes a free one)."
-        ) from error
+        raise port_in_use(host, port, flag_of(name), error) from error
     return listener
+
+
+def port_in_use(host: str, port: int, flag: str, error: OSError) -> SaccadeError:
+    """Return the refusal of a port that cannot be used, which `flag` sets."""
+    return SaccadeError(
+        f"Port {port} on {host} cannot be used ({error.strerror}). Stop the process that is "
+        f"using it (`ss -ltnp` shows it), or choose another port with {flag} (0 takes a free one)."
+    )
 
 
 def refuse_shared(name: str, port: int, chosen: Mapping[str, int]) -> None:
@@ -147,8 +135,3 @@ def refuse_shared(name: str, port: int, chosen: Mapping[str, int]) -> None:
                 f"{flag_of(name)} and {flag_of(other)} are both {port}, expected different ports. "
                 "Change one of them."
             )
-
-
-def flag_of(name: str) -> str:
-    """Return the command-line option that sets a field."""
-    return "--" + name.replace("_", "-")

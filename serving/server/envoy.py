@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Annotated, Any
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import write_atomically
+from saccade.core.path_fields import PathFields
+from saccade.core.schema import Range
 from saccade.serving.client.connection import is_loopback
 
 MIB = 2**20
@@ -24,17 +26,22 @@ _RETRY_ON = "connect-failure,refused-stream,reset"
 
 
 @dataclass(frozen=True)
-class ProxyOptions:
+class ProxyOptions(PathFields):
     """Options of proxy: where Envoy listens, and how much it lets through."""
 
     out: Path  # configuration file to write, for `envoy -c`
     listen: str = "127.0.0.1:8443"  # address and port; beyond loopback with --tls or --accept-risk
     tls: Path | None = None  # folder with tls.crt and tls.key; clients then have to use TLS
-    in_flight: int = 32  # concurrent requests per server; more are refused
-    replicas: int = 0  # number of servers, if a name stands for several; 0: one per address
-    max_message_mib: int = 32  # size limit of a request; larger ones are refused
-    memory_mib: int = 1024  # memory of the proxy, which buffers each request completely
-    longest_s: int = 600  # time limit of a request, even if its caller sets a longer deadline
+    # concurrent requests per server; more are refused
+    in_flight: Annotated[int, Range(1, 100_000)] = 32
+    # number of servers, if a name stands for several; 0: one per address
+    replicas: Annotated[int, Range(0, 1000)] = 0
+    # size limit of a request; larger ones are refused
+    max_message_mib: Annotated[int, Range(1, 2047)] = 32
+    # memory of the proxy, which buffers each request completely
+    memory_mib: Annotated[int, Range(1, 1_000_000)] = 1024
+    # time limit of a request, even if its caller sets a longer deadline
+    longest_s: Annotated[int, Range(1, 86_400)] = 600
     ready_port: tuple[int, ...] = (8003,)  # readiness port: one for all servers, or one per server
     ready_path: str = "/ready"  # readiness path; for a container /v2/health/ready on its HTTP port
     admin: Path | None = None  # socket for statistics and a graceful stop, open to this user only
@@ -42,18 +49,7 @@ class ProxyOptions:
     force: bool = False  # replace an existing file at --out
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("in_flight", 1, 100_000),
-            ("replicas", 0, 1000),
-            ("max_message_mib", 1, 2047),
-            ("memory_mib", 1, 1_000_000),
-            ("longest_s", 1, 86_400),
-        ):
-            if not low <= (value := getattr(self, name)) <= high:
-                flag = "--" + name.replace("_", "-")
-                raise SaccadeError(
-                    f"{flag}: found {value}, expected a number from {low} to {high}."
-                )
+        super().__post_init__()
         if self.memory_mib < 4 * self.max_message_mib:
             raise SaccadeError(
                 f"--memory-mib: found {self.memory_mib}, expected room for four messages of "

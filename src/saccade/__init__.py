@@ -85,9 +85,9 @@ if TYPE_CHECKING:
     from saccade.serving.repository.preflight.verb import preflight as preflight
     from saccade.serving.server.envoy import ProxyOptions as ProxyOptions
     from saccade.serving.server.envoy import proxy as proxy
+    from saccade.serving.server.foreground import serve as serve
     from saccade.serving.server.server import ServeOptions as ServeOptions
     from saccade.serving.server.server import Server as Server
-    from saccade.serving.server.server import serve as serve
 
 __version__ = "0.1.0"
 
@@ -158,7 +158,7 @@ _HOME = {
     "repository": "saccade.serving.repository.deploy:deploy",
     "segment": "saccade.serving.commands.calls",
     "select": "saccade.models.sparo.select",
-    "serve": "saccade.serving.server.server",
+    "serve": "saccade.serving.server.foreground",
     "show": "saccade.serving.commands.calls",
     "sweep": "saccade.serving.bench.sweep.sweep",
     "train": "saccade.models.training.train",

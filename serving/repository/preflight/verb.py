@@ -5,38 +5,33 @@ The contents of the repository are loaded there. If a library or a model kills t
 check that got no answer names it.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
-from saccade.core.errors import SaccadeError
+from saccade.core.path_fields import PathFields
 from saccade.core.progress import Report, bar, progress_of, reporting
+from saccade.core.schema import Range
 from saccade.core.worker import Limits, Worker, WorkerEnded
 from saccade.serving.repository.preflight.examine import steps
-from saccade.serving.repository.preflight.report import Finding, PreflightReport
+from saccade.serving.repository.preflight.report import Finding, PreflightReport, Target, target_of
 from saccade.serving.repository.preflight.repository import open_repository
-from saccade.serving.repository.preflight.target import Target, target_of
 
 _NICENESS = 10  # a server on the same machine takes precedence
 _GIB = 2**30
 
 
 @dataclass(frozen=True)
-class PreflightOptions:
+class PreflightOptions(PathFields):
     """The server that the repository is checked for."""
 
     server_version: str | None = None  # a container's tag, such as 26.07; default: bundled server
     tensorrt_version: str | None = None  # that server's TensorRT, to compare plans with
-    memory_mib: int | None = None  # memory of the server; default: all memory of this machine
-    timeout_s: float = 300.0  # per check of one model
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
-            raise SaccadeError(f"--timeout-s is {self.timeout_s}, expected more than 0 seconds.")
-        if self.memory_mib is not None and self.memory_mib < 1:
-            raise SaccadeError(f"--memory-mib is {self.memory_mib}, expected at least 1.")
+    # memory of the server; default: all memory of this machine
+    memory_mib: Annotated[int | None, Range(1)] = None
+    timeout_s: Annotated[float, Range(0, 1e6, above=True)] = 300.0  # per check of one model
 
 
 def preflight(

@@ -92,7 +92,7 @@ def test_a_missing_file_and_a_folder_of_something_else_are_refused(folder, tmp_p
     for place, words in ((tmp_path / "no", "no such folder"), (tmp_path, "no .manifest.json")):
         with pytest.raises(SaccadeError, match=words):
             load_artefact(place)
-    with pytest.raises(SaccadeError, match="--threads is 1000, expected 0 to 256"):
+    with pytest.raises(SaccadeError, match=r"--threads is 1000, expected .* at most 256"):
         load_artefact(folder, threads=1000)
     with pytest.raises(SaccadeError, match="has no variant in int8, only in fp32"):
         load_artefact(folder, precisions=("int8",))

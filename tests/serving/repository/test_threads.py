@@ -19,12 +19,12 @@ from saccade.core.errors import SaccadeError
 from saccade.core.machine import cores
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import entry_of
-from saccade.serving.repository.config_text import read_config
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
+from saccade.serving.repository.model_config import read_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.threads import ThreadRule, is_alone, thread_rules
-from saccade.serving.server import served_copy
+from saccade.serving.server import run_folder
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_the_repository_says_what_was_chosen_and_why(artefacts: Path, tmp_path: 
     assert read_repository(tmp_path / "one").threads == {FULL: ThreadRule()}
     deploy(one, RepositoryOptions(tmp_path / "given", threads=3, cores=16))
     assert threads_in(tmp_path / "given") == {FULL: "3"}
-    with pytest.raises(SaccadeError, match="--cores is 0, expected 1 to 4096"):
+    with pytest.raises(SaccadeError, match="--cores is 0, expected at least 1 and at most 4096"):
         RepositoryOptions(tmp_path, cores=0)
 
 
@@ -113,8 +113,8 @@ def test_a_server_with_other_cores_chooses_again(
     deploy(artefacts, RepositoryOptions(repository, cores=4, threads=given))
     before = (repository / FULL / "config.pbtxt").read_bytes()
     for here in (4, 32):
-        monkeypatch.setattr(served_copy, "cores", lambda here=here: here)
-        served_copy.link_models(repository, tmp_path / "copy", models)
+        monkeypatch.setattr(run_folder, "cores", lambda here=here: here)
+        run_folder.link_models(repository, tmp_path / "copy", models)
         expected = str(given or here // 2)
         assert threads_in(models) == {FULL: expected, HALF: expected}
         rewritten = not (models / FULL / "config.pbtxt").is_symlink()
