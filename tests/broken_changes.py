@@ -11,7 +11,7 @@ import onnx
 import tiny_artefacts as tiny
 from tiny_artefacts import FULL, HALF
 
-from saccade.serving.repository.config_text import config_text, parse_config
+from saccade.serving.repository.model_config import config_text, parse_config
 
 LIBRARY = "libsaccade_onnxruntime.so"
 

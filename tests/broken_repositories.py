@@ -35,7 +35,7 @@ BROKEN = {
     "a truncated model": (truncate(f"{FULL}/1/model.onnx"), "model", "not a complete ONNX model"),
     "models of two variants swapped": (swap_models, "model", "another model's file"),
     "swapped, manifests too": (swap_models_and_hashes, "answer", "from the stored answer"),
-    "a weight that is NaN": (edit_onnx(spoil_weights), "weights", "'embed'"),
+    "a weight that is NaN": (edit_onnx(spoil_weights), "answer", "contains NaN"),
     "weights in a file beside it": (
         edit_onnx(put_weights_elsewhere), "model", "weights in another file",
     ),
@@ -45,10 +45,10 @@ BROKEN = {
     "a newer IR version": (
         edit_onnx(lambda it: setattr(it, "ir_version", 11)), "model", "IR version 11",
     ),
-    "an op that no server has": (edit_onnx(call_a_foreign_op), "model", "com.example::Softmax"),
+    "an op that no server has": (edit_onnx(call_a_foreign_op), "answer", "com.example"),
     "a renamed input": (
         edit_onnx(lambda it: setattr(it.graph.input[0], "name", "picture")),
-        "tensors", "'picture' is only in its model.onnx",
+        "answer", "output of a previous node",
     ),
     "other dims": (
         edit(lambda it: it.input[0].dims.__setitem__(0, 8)),

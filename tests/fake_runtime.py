@@ -20,9 +20,9 @@ from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
 from saccade.exporter.runtimes.runtime import Packages
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.answer_checks import differences
+from saccade.serving.repository.preflight.model_checks import differences
+from saccade.serving.repository.preflight.report import Target
 from saccade.serving.repository.preflight.repository import RepositoryModel
-from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.runtimes.served_runtime import ServedFiles, StoredFile
 from saccade.serving.repository.stored_sample import read_sample
 

@@ -125,7 +125,7 @@ def spread(place: Path, folder: Path, images: np.ndarray) -> None:
     ort, path = pytest.importorskip("onnxruntime"), place / "routes.json"
     confidence = router_module("confidence").confidence
     routes = router_module("routes").read_routes(path)
-    labels = router_module("labels").Labels(place, routes.variants)
+    labels = router_module("plain_family").Labels(place, routes.variants)
     variants = {variant.name: variant for variant in ArtefactFolder(folder).variants}
     content, left = json.loads(path.read_text()), images
     (policy,) = content["policies"]

@@ -32,9 +32,8 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.examine import steps
-from saccade.serving.repository.preflight.report import Finding
+from saccade.serving.repository.preflight.report import Finding, Target
 from saccade.serving.repository.preflight.repository import open_repository
-from saccade.serving.repository.preflight.target import Target
 
 MODEL, LABELS = "tiny", ("circle", "square", "star")
 SETTINGS = {"b1000": 1.0, "b0500": 0.5}

@@ -29,6 +29,7 @@ class CertificateReport:
     name: str
     policy: Policy | None
     problem: str | None
+    file: PolicyFile | None = None  # that the policy is in
 
     @property
     def passed(self) -> bool:
@@ -80,7 +81,7 @@ def _again(content: PolicyFile, path: Path) -> list[CertificateReport]:
             problem = _difference(policy, expected)
         if problem is not None:
             problem = f"{path}: policy {policy.name}: {problem}. {calibrate_again(path.parent)}"
-        reports.append(CertificateReport(policy.name, policy, problem))
+        reports.append(CertificateReport(policy.name, policy, problem, content))
     return reports
 
 

@@ -16,19 +16,17 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from candidates import candidates_of
+from choose import candidates_of
 from forecast import Forecast, Reach
-from lane import later
-from service_time import Rate
+from lane import Rate, later
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from candidates import Wish
-    from forecast import Candidate
+    from backlog import Ticket
+    from choose import Candidate, Wish
     from lane import Lane
     from routes import Routes
-    from ticket import Ticket
 
 SAFE = 0.8  # share of the objective that a forecast may need
 # Share of the caller's remaining time, as in a lane. Of the objective, for the best candidate, and

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router's calls of models, and the answers that callers get if a call fails."""
+"""The router's calls of models, and how its own callers are answered or refused."""
 
 import time
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb
+from backlog import Ticket
 from instrumentation import called
-from outcomes import CALLER_GONE, FAILED, QUEUE_FULL, TIMEOUT, UNAVAILABLE, code_of
-from ticket import Ticket
+from metrics import CALLER_GONE, FAILED, QUEUE_FULL, TIMEOUT, UNAVAILABLE, Metrics, code_of
 
 ASK_EVERY_S = 0.05
 
@@ -111,3 +112,64 @@ def fail(sender: Any, text: str, error: Exception) -> None:
     """Answer with an internal error: the reason goes to the log, not to the caller."""
     pb.Logger.log_error(f"{text}: {error!r}")
     refuse(sender, f"{text}; see the server's log", FAILED)
+
+
+class Reply:
+    """The server's sender of one request, which keeps what is sent while `execute` runs.
+
+    `execute` returns it then: the server takes it along with the end of `execute`. A response that
+    is sent costs a message to the server and one back, for which `execute` would wait.
+    """
+
+    __slots__ = ("_kept", "_sender", "_thread")
+
+    def __init__(self, sender: Any) -> None:
+        """Call this in the thread that runs `execute`, and `executed` at its end."""
+        self._sender, self._kept = sender, None
+        self._thread: int | None = get_ident()
+
+    def send(self, response: Any, flags: int) -> None:
+        """Send a response, or keep it if it comes from `execute`."""
+        if get_ident() == self._thread:
+            self._kept = response
+        else:
+            self._sender.send(response, flags=flags)
+
+    def executed(self) -> Any:
+        """Return the response that was kept, or None; later ones are sent."""
+        self._thread = None
+        return self._kept
+
+    def is_cancelled(self) -> bool:
+        """Return whether the caller has gone."""
+        return bool(self._sender.is_cancelled())
+
+
+class Sender:
+    """Sends like the server's own sender. `variant` is set when it has been chosen."""
+
+    __slots__ = ("metrics", "variant", "watched")
+
+    def __init__(self, watched: Any, metrics: Metrics, variant: str = "") -> None:
+        """`watched` is the sender from `Instrumentation`."""
+        self.watched, self.metrics, self.variant = watched, metrics, variant
+
+    def send(self, response: Any, flags: int) -> None:
+        """Send an answer or an error; call `ended` afterwards."""
+        self.watched.send(response, flags=flags)
+
+    def is_cancelled(self) -> bool:
+        """Return whether the caller has gone."""
+        return bool(self.watched.is_cancelled())
+
+    def ended(self, outcome: str) -> None:
+        """Count the request under its outcome."""
+        self.metrics.ended(self.variant, outcome)
+
+    def waited(self, seconds: float) -> None:
+        """Record how long the request waited."""
+        self.metrics.waited(self.variant, seconds)
+
+    def decoded(self, seconds: float) -> None:
+        """Record how long its images took to decode."""
+        self.metrics.decoded(self.variant, seconds)

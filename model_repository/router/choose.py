@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose the variant that answers: pure functions over routes.json, standard library only.
+"""Choose who answers a request: a variant, a policy, or any of several that adapt to the load.
+
+These are pure functions over routes.json, with the standard library only. A policy is certified by
+`saccade calibrate`; `saccade repository` writes it into routes.json.
 
 The router runs this file and `saccade choose` imports it, so both apply the same rule.
 """
@@ -12,9 +15,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
-    from routes import Route, Routes
+    from routes import PolicyRoute, Route, Routes
+
 
 # Parameters that the protocol, the server and its clients use.
 RESERVED = {
@@ -228,3 +232,186 @@ RULES = {
         measured="latencies",
     ),
 }
+
+
+POLICY, MAX_RISK, STRICT = "policy", "max_risk", "strict"
+NEEDS_POLICIES = (
+    "needs policies, and this repository has none. Run `saccade calibrate` on the artefact folder, "
+    "then `saccade repository` again"
+)
+
+
+class Followed(NamedTuple):
+    """The policy of a request."""
+
+    policy: PolicyRoute
+    strict: bool  # refuse if an answer would not be certified
+
+
+def policy_of(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...]) -> Followed | None:
+    """Return the policy that a request names; None if it chooses a variant, or nothing.
+
+    `own` are the parameters of the family.
+
+    Raises: RequestRefused for an unknown parameter or policy, two choices, or an invalid value.
+    """
+    parameter = choice_of(parameters, (*RULES, POLICY, MAX_RISK), (STRICT, *own))
+    if parameter not in (POLICY, MAX_RISK):
+        if STRICT in parameters:
+            raise RequestRefused(
+                f"found parameter {STRICT} without {POLICY} or {MAX_RISK}, expected one of them"
+            )
+        return None
+    if not routes.policies:
+        raise RequestRefused(f"{parameter} {NEEDS_POLICIES}")
+    value, strict = parameters[parameter], _truth(parameters.get(STRICT, False))
+    if parameter == MAX_RISK:
+        return Followed(by_risk(routes, _risk(value)), strict)
+    named = next((policy for policy in routes.policies if policy.name == str(value)), None)
+    if named is None:
+        raise RequestRefused(f"unknown policy {value!r:.60}, expected one of:{_table(routes)}")
+    return Followed(named, strict)
+
+
+def by_risk(routes: Routes, risk: float) -> PolicyRoute:
+    """Return the cheapest policy that is certified for at most this risk, or the full model.
+
+    For a risk of 0 it is always the full model, even if a policy is certified for 0.
+    """
+    fitting = [policy for policy in routes.policies if risk > 0 and policy.risk <= risk]
+    if not fitting:
+        return routes.full_policy
+    return min(fitting, key=lambda policy: policy.seconds)
+
+
+def all_policies(routes: Routes) -> tuple[PolicyRoute, ...]:
+    """Return every policy that a request can follow; none in a repository without policies."""
+    return (*routes.policies, routes.full_policy) if routes.policies else ()
+
+
+def steps_of(routes: Routes, policy: PolicyRoute) -> tuple[Route, ...]:
+    """Return the variants of a policy, in the order in which they run."""
+    return tuple(routes.named(step.variant) for step in policy.steps)
+
+
+def _risk(value: Any) -> float:
+    try:
+        risk = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        risk = math.nan
+    if not 0 <= risk < 1:
+        raise RequestRefused(
+            f"parameter {MAX_RISK} is {value!r:.60}, expected a number of at least 0 and below 1"
+        )
+    return risk
+
+
+def _truth(value: Any) -> bool:
+    words = {"true": True, "false": False}
+    found = value if isinstance(value, bool) else words.get(str(value).lower())
+    if found is None:
+        raise RequestRefused(f"parameter {STRICT} is {value!r:.60}, expected true or false")
+    return found
+
+
+def _table(routes: Routes) -> str:
+    rows = [f"{policy.name}: risk of at most {policy.risk:g}" for policy in routes.policies]
+    return "\n" + "\n".join(rows)
+
+
+MAX_LATENCY = "max_latency_ms"
+
+
+class Candidate(NamedTuple):
+    """One way to answer a request: by one variant, or along the chain of a policy."""
+
+    name: str
+    routes: tuple[Route, ...]
+    policy: PolicyRoute | None = None
+    certified: bool = True  # whether the answer is the full model's, or covered by a certificate
+
+
+class Wish(NamedTuple):
+    """A request that adapts to the load.
+
+    Units: slo_s is the time in which it wants its answer, in seconds.
+    """
+
+    slo_s: float
+    followed: Followed | None  # the policy that the caller named, or the one of its risk
+    risk: float | None  # the risk that the caller named
+
+
+def wish_of(routes: Routes, parameters: Mapping[str, Any], own: tuple[str, ...]) -> Wish | None:
+    """Return a request's wish if its parameters adapt; None if exactly what it names must answer.
+
+    A request with `budget` or `min_score` never adapts. The others do if the repository has a
+    service level objective. `max_latency_ms` together with `policy` or `max_risk` is the request's
+    own objective, also in other repositories.
+
+    Raises: RequestRefused for an unknown parameter or policy, two choices, or an invalid value.
+    """
+    given = {key for key in parameters if not is_reserved(key)}
+    by_policy = not given.isdisjoint({POLICY, MAX_RISK})
+    names_variant = not given.isdisjoint({*RULES} - {MAX_LATENCY})
+    own_slo = MAX_LATENCY in given
+    if names_variant or not (routes.adaptive or (own_slo and by_policy)):
+        return None
+    rest = {key: value for key, value in parameters.items() if key != MAX_LATENCY}
+    followed = policy_of(routes, rest, own)
+    slo_ms = routes.adaptive.slo_ms if routes.adaptive else 0.0
+    if own_slo:
+        slo_ms = number(MAX_LATENCY, parameters[MAX_LATENCY])
+    risk = float(parameters[MAX_RISK]) if MAX_RISK in given else None
+    return Wish(slo_ms / 1e3, followed, risk)
+
+
+def candidates_of(routes: Routes, wish: Wish) -> tuple[Candidate, ...]:
+    """Return who may answer, best first; never empty.
+
+    Of a request that names a policy or a risk, no candidate has a larger risk. The first is the
+    named policy or, for a risk, the full model.
+    """
+    if wish.followed is None:
+        return by_quality(routes)
+    if wish.risk is None:
+        first = wish.followed.policy
+        others = [one for one in routes.policies if one.seconds < first.seconds]
+        most = first.risk
+    else:
+        first, others, most = routes.full_policy, list(routes.policies), wish.risk
+    cheaper = _cheaper(one for one in others if most > 0 and one.risk <= most)
+    return (_chain(routes, first), *(_chain(routes, policy) for policy in cheaper))
+
+
+def by_quality(routes: Routes) -> tuple[Candidate, ...]:
+    """Return the candidates of a request that names nothing.
+
+    The largest budget, the policies by risk, and then smaller and smaller budgets, down to the
+    floor. A policy has no floor: its certificate limits what is lost.
+    """
+    first = best(routes, "budget", 1.0)
+    floor = routes.adaptive.floor_budget if routes.adaptive else None
+    smaller: list[Route] = []
+    for route in sorted(routes.variants, key=lambda one: (-compared(one.budget), -one.quickness)):
+        below = compared(route.budget) < compared((smaller or [first])[-1].budget)
+        if below and (floor is None or compared(route.budget) >= compared(floor)):
+            smaller.append(route)
+    return (
+        Candidate(first.name, (first,)),
+        *(_chain(routes, policy) for policy in _cheaper(routes.policies)),
+        *(Candidate(route.name, (route,), certified=False) for route in smaller),
+    )
+
+
+def _cheaper(policies: Iterable[PolicyRoute]) -> list[PolicyRoute]:
+    """Return the policies by risk, without those that save nothing over a safer one."""
+    kept: list[PolicyRoute] = []
+    for policy in sorted(policies, key=lambda one: (one.risk, one.seconds)):
+        if not kept or policy.seconds < kept[-1].seconds:
+            kept.append(policy)
+    return kept
+
+
+def _chain(routes: Routes, policy: PolicyRoute) -> Candidate:
+    return Candidate(policy.name, steps_of(routes, policy), policy)

@@ -17,13 +17,11 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import triton_python_backend_utils as pb
-from image_size import megapixels
-from request_log import MOST_ID, REQUEST_LOG, RequestLog, printable
-from tracing import Clock, spans_of
+from tracing import MOST_ID, REQUEST_LOG, Clock, RequestLog, printable, spans_of
 
 if TYPE_CHECKING:
+    from backlog import Ticket
     from routes import Route
-    from ticket import Ticket
 
 MOST_CALLS = 128  # spans of calls per request: a search makes hundreds of calls
 # Codes by their names in the server's module, which abbreviates one of gRPC's names.
@@ -84,14 +82,14 @@ class Instrumentation:
                 ticket.sender.watched.taken()
 
     @contextmanager
-    def decoding(self, ticket: Ticket, files: list[bytes]) -> Iterator[None]:
-        """Observe the decoding of a request's files inside the context."""
+    def decoding(self, ticket: Ticket, megapixels: list[float]) -> Iterator[None]:
+        """Observe the decoding of a request's images, of these sizes, inside the context."""
         began_s = time.monotonic()
         try:
             yield
         finally:
             if self.on and ticket.sender.watched.span:
-                ticket.sender.watched.decoded(began_s, files)
+                ticket.sender.watched.decoded(began_s, megapixels)
 
     @contextmanager
     def calls_for(self, tickets: list[Ticket]) -> Iterator[None]:
@@ -170,10 +168,10 @@ class ObservedSender:
             self._note("wait", since_s, self._taken_s, {})
 
     @harmless
-    def decoded(self, began_s: float, files: list[bytes]) -> None:
+    def decoded(self, began_s: float, megapixels: list[float]) -> None:
         """Note the decoded images."""
-        size = round(sum(map(megapixels, files)), 6)
-        attributes = {"saccade.images": len(files), "saccade.megapixels": size}
+        size = round(sum(megapixels), 6)
+        attributes = {"saccade.images": len(megapixels), "saccade.megapixels": size}
         self._note("decode", began_s, time.monotonic(), attributes)
 
     def call_span(self, model: str, rows: int, requests: int) -> Any:

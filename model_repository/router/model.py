@@ -19,27 +19,50 @@ from typing import Any, NamedTuple
 import numpy as np
 import triton_python_backend_utils as pb
 from adaptive import Adaptive, Busy
-from calls import ASK_EVERY_S, CallerCheck, Refused, call, fail, refuse, remaining_us
-from candidates import Wish, by_quality, wish_of
-from choose import RequestRefused, choose, compared
-from decoding import decoded, expected_megapixels
+from backlog import Ticket, caller_of, deadline, time_for
+from calls import (
+    ASK_EVERY_S,
+    CallerCheck,
+    Refused,
+    Reply,
+    Sender,
+    call,
+    fail,
+    refuse,
+    remaining_us,
+)
+from choose import (
+    Followed,
+    RequestRefused,
+    Wish,
+    all_policies,
+    by_quality,
+    choose,
+    compared,
+    policy_of,
+    steps_of,
+    wish_of,
+)
+from decoding import decoded, expected_megapixels, megapixels
+from forecast import ServerQueue
 from image_decoding import ImageInput
 from instrumentation import Instrumentation
-from intake import check_axes, component_for, count_rows
-from labels import OUTPUTS, Labels
 from lane import INPUTS_LOST, Lane
-from metrics import Metrics
-from outcomes import ANSWERED, BUSY, INVALID_REQUEST, TIMEOUT
+from metrics import ANSWERED, BUSY, INVALID_REQUEST, TIMEOUT, Metrics
 from PIL import Image
-from plain_family import PlainFamily, family_of
-from policies import Followed, all_policies, policy_of, steps_of
+from plain_family import (
+    OUTPUTS,
+    Labels,
+    PlainFamily,
+    check_axes,
+    component_for,
+    count_rows,
+    family_of,
+    repeated,
+)
 from relay import OUTPUTS as OF_ALL
 from relay import Relay, StepSender, count_adapted, marks_of, outputs_of
 from routes import Route, Routes, read_routes
-from sender import Reply, Sender
-from server_queue import ServerQueue
-from texts import repeated
-from ticket import Ticket, caller_of, deadline, time_for
 
 NAMES = ("variant", "variant_sha256")
 PROBE = "saccade_probe"  # parameter of a request for a report of the lanes, and nothing else
@@ -270,7 +293,6 @@ class TritonPythonModel:
             routes,
             offer=self._offer,
             family=self.family,
-            metrics=self.metrics,
             learn=self.adaptive.forecast.learn,
             later_deadline_s=later_deadline_s,
         )
@@ -318,7 +340,7 @@ class TritonPythonModel:
                 continue  # decoded ahead, or for an earlier step of a policy
             assert self.wanted is not None
             files = ticket.inputs[name].ravel().tolist()
-            with self.instrumentation.decoding(ticket, files):
+            with self.instrumentation.decoding(ticket, list(map(megapixels, files))):
                 ticket.inputs[name] = decoded(files, self.wanted, ticket, lane)
 
     def _answer_group(self, route: Route, role: str, group: list[Ready], lane: Lane) -> float:
@@ -447,7 +469,7 @@ def send(ready: Ready, arrays: dict[str, np.ndarray], route: Route) -> None:
     ticket.sender.ended(ANSWERED)
     count_adapted(ticket)
     if ticket.policy:
-        ticket.sender.followed(ticket.policy, ticket.rows)
+        ticket.sender.metrics.followed(ticket.policy, 0, certified=True, rows=ticket.rows)
 
 
 def choices_of(routes: Routes) -> tuple[str, ...]:

@@ -6,14 +6,15 @@ that needs more adds a `family.py` next to this file, with a class `Family` deri
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from backlog import Ticket
 from choose import RequestRefused
 from routes import ComponentRoute, Route, Routes
-from ticket import Ticket
 
 FILE = "family.py"
 
@@ -123,3 +124,132 @@ def largest(name: str, metadata: dict[str, Any]) -> Any:
 def shown(numbers: np.ndarray) -> str:
     """Return numbers as text, at most the first eight."""
     return ",".join(str(number) for number in numbers[:8]) + (",..." if numbers.size > 8 else "")
+
+
+def component_for(components: dict[str, ComponentRoute], given: set[str]) -> str:
+    """Return the role of the component that takes these inputs.
+
+    Raises: RequestRefused with the inputs found and expected.
+    """
+    for role, component in components.items():
+        if component.fits(given):
+            return role
+    wanted = []
+    for component in components.values():
+        filled = [
+            name
+            for name in component.optional
+            if name in {value.name for value in component.inputs}
+        ]
+        optional = f" [and {', '.join(filled)}]" if filled else ""
+        wanted.append(" and ".join(component.required) + optional)
+    names = ", ".join(sorted(given)) or "none"
+    raise RequestRefused(f"inputs are {names}; expected {', or '.join(wanted)}")
+
+
+def count_rows(inputs: dict[str, np.ndarray]) -> int:
+    """Return the number of samples in the request.
+
+    Raises: RequestRefused if there is none.
+    """
+    rows = min((len(array) for array in inputs.values()), default=0)
+    if rows == 0:
+        raise RequestRefused("the request has no sample: the first axis of its inputs is 0")
+    return rows
+
+
+def check_axes(inputs: dict[str, np.ndarray], routes: Routes, role: str) -> None:
+    """Check that axes of the same name have the same size, and that no axis is empty.
+
+    Raises: RequestRefused with the input, its shape and the expected axes.
+    """
+    sizes: dict[str, int] = {}
+    for spec in routes.components[role].inputs:
+        if spec.name not in inputs or inputs[spec.name].dtype == object:
+            continue
+        shape = inputs[spec.name].shape
+        # The server has no tensors with a batch axis only: such a tensor arrives as [b 1].
+        axes = spec.axes.split() if " " in spec.axes else [spec.axes, "1"]
+        fits = len(shape) == len(axes)
+        for axis, size in zip(axes, shape, strict=False):
+            fits &= size > 0 and size == (
+                int(axis) if axis.isdigit() else sizes.setdefault(axis, size)
+            )
+        if not fits:
+            raise RequestRefused(
+                f"input {spec.name} has shape {list(shape)}, expected [{' '.join(axes)}]"
+                + "".join(f", {axis} = {size}" for axis, size in sizes.items() if axis != "b")
+            )
+
+
+def whole(name: str, value: Any, low: int, high: int) -> int:
+    """Return a parameter's whole number, from a string, an integer or a double.
+
+    Raises: RequestRefused if it is not a whole number in the range.
+    """
+    try:
+        parsed = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        parsed = float("nan")
+    if not (low <= parsed <= high and parsed == int(parsed)):
+        raise RequestRefused(
+            f"parameter {name} is {value!r:.60}, expected a whole number from {low} to {high}"
+        )
+    return int(parsed)
+
+
+# Outputs that labels add to the component that takes images.
+OUTPUTS = ("logits", "probabilities")
+
+
+class Labels:
+    """Class vectors of each variant that has them.
+
+    Shapes: a file contains float32 [labels d], rows of length 1.
+    """
+
+    def __init__(self, folder: Path, routes: tuple[Route, ...]) -> None:
+        self._vectors = {
+            route.name: np.load(folder / route.classes, allow_pickle=False)
+            for route in routes
+            if route.classes
+        }
+
+    def known(self, route: Route, role: str) -> bool:
+        """Return whether answers of this component get logits and probabilities."""
+        return role == "image" and route.name in self._vectors
+
+    def scores(self, route: Route, embedding: np.ndarray) -> dict[str, np.ndarray]:
+        """Return logits and probabilities of the labels.
+
+        Shapes: embedding [b d] -> both [b labels].
+        """
+        scale = np.float32(route.facts["logit_scale"])
+        length = np.linalg.norm(embedding, axis=1, keepdims=True)
+        code = embedding / np.maximum(length, np.float32(1e-12))
+        logits = scale * (code @ self._vectors[route.name].T)
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities = weights / weights.sum(axis=1, keepdims=True)
+        return {"logits": logits.astype(np.float32), "probabilities": probabilities}
+
+
+# Texts are rows of bytes and not string tensors: if a caller requests the classes of a string
+# output, servers before July 2025 divide by zero and crash (triton-inference-server/server#8267).
+def text_rows(texts: list[str]) -> np.ndarray:
+    """Return the bytes of each text in UTF-8, padded with zeros to the longest.
+
+    Shapes: -> uint8 [texts bytes]; at least one byte wide, since the server drops empty outputs.
+    """
+    encoded = [text.encode() for text in texts]
+    width = max(1, *(len(row) for row in encoded))
+    padded = b"".join(row.ljust(width, b"\0") for row in encoded)
+    return np.frombuffer(padded, np.uint8).reshape(len(texts), width)
+
+
+@lru_cache(maxsize=256)
+def repeated(text: str, count: int) -> np.ndarray:
+    """Repeat a string for each image.
+
+    Shapes: -> uint8 [count bytes].
+    """
+    return np.repeat(text_rows([text]), count, axis=0)

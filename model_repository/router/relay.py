@@ -13,16 +13,13 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb
-from calls import fail
-from choose import RequestRefused
+from backlog import Ticket
+from calls import Sender, fail
+from choose import Followed, RequestRefused
 from confidence import DECIDES
-from metrics import Metrics
-from outcomes import ANSWERED, CALLER_GONE
-from plain_family import PlainFamily
-from policies import Followed
+from metrics import ANSWERED, CALLER_GONE
+from plain_family import PlainFamily, repeated, text_rows
 from routes import Route
-from texts import repeated, text_rows
-from ticket import Ticket
 
 # Outputs of every request with a policy, besides those of the family.
 OUTPUTS = ("variant", "variant_sha256", "steps", "certified", "degraded")
@@ -61,7 +58,6 @@ class Relay:
         *,
         offer: Callable[[Ticket, Route], None],
         family: PlainFamily,
-        metrics: Metrics,
         learn: Callable[[str, list[int]], None],
         later_deadline_s: float | None = None,
     ) -> None:
@@ -72,7 +68,7 @@ class Relay:
         """
         self._request, self._sender = request, request.sender
         self._policy, self._strict = followed
-        self._routes, self._offer, self._family, self._metrics = routes, offer, family, metrics
+        self._routes, self._offer, self._family = routes, offer, family
         self._learn, self._later_deadline_s = learn, later_deadline_s
         self._kept = [name for name in family.by_policy if name in request.wanted]
         self._at = 0  # the current step
@@ -197,7 +193,7 @@ class Relay:
             self._learn(self._policy.name, ended.tolist())
         ends = zip(self._answered_by.tolist(), certified[:, 0].tolist(), strict=True)
         for (step, covered), rows in Counter(ends).items():
-            self._metrics.followed(self._policy.name, step, certified=covered, rows=rows)
+            self._sender.metrics.followed(self._policy.name, step, certified=covered, rows=rows)
 
     def _names(self) -> Arrays:
         """Return the variant that answered each row, and after how many steps."""
@@ -250,7 +246,7 @@ def marks_of(ticket: Ticket) -> Arrays:
 def count_adapted(ticket: Ticket) -> None:
     """Count an answered request, if its answer was adapted to the load."""
     if ticket.adapted:
-        ticket.sender.adapted(ticket.adapted.choice, degraded=ticket.adapted.degraded)
+        ticket.sender.metrics.adapted(ticket.adapted.choice, degraded=ticket.adapted.degraded)
 
 
 @lru_cache(maxsize=256)
@@ -262,22 +258,18 @@ def ended_at(steps: int, rows: int) -> np.ndarray:
     return np.full((rows, 1), steps, np.int32)
 
 
-class StepSender:
+class StepSender(Sender):
     """Sender for the ticket of one step: it passes what a lane sends to the request's relay.
 
     A step ends once; anything sent later is dropped.
     """
 
-    __slots__ = ("_relay", "_response", "_sender")
+    __slots__ = ("_relay", "_response")
 
-    def __init__(self, relay: Relay, sender: Any) -> None:
+    def __init__(self, relay: Relay, sender: Sender) -> None:
+        super().__init__(sender.watched, sender.metrics, sender.variant)
         self._relay: Relay | None = relay
-        self._sender, self._response = sender, None
-
-    @property
-    def watched(self) -> Any:
-        """The sender from `Instrumentation`."""
-        return self._sender.watched
+        self._response: Any = None
 
     def answered(self, inputs: Arrays, arrays: Arrays) -> None:
         """Take the answers to the step's rows, and their inputs."""
@@ -294,15 +286,3 @@ class StepSender:
         relay, self._relay = self._relay, None
         if relay is not None:
             relay.refused(self._response, outcome)
-
-    def is_cancelled(self) -> bool:
-        """Return True if the caller has gone."""
-        return bool(self._sender.is_cancelled())
-
-    def waited(self, seconds: float) -> None:
-        """Count the time that the step waited."""
-        self._sender.waited(seconds)
-
-    def decoded(self, seconds: float) -> None:
-        """Count the time in which the request's images were decoded."""
-        self._sender.decoded(seconds)

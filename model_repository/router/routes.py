@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the routes that `saccade repository` wrote: variants, components and their inputs."""
+"""Routes of a repository: variants, components and their inputs, and policies.
+
+The router reads them with this file, and `saccade` writes and checks them with its classes.
+Standard library only.
+"""
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 SCHEMA = "saccade.routes"
 VERSION = 3
+# The policy of a request that allows no risk, or less than any policy is certified for. No
+# calibration can write a policy of this name, because their names contain no space.
+FULL = "full model"
 
 
 class TensorRoute(NamedTuple):
@@ -63,7 +71,8 @@ class Route(NamedTuple):
         return self.inferences_per_second or 1 / max(1, self.multiply_adds)
 
 
-class StepRoute(NamedTuple):
+@dataclass(frozen=True)
+class StepRoute:
     """One variant of a policy: its answer is final if its confidence reaches the threshold."""
 
     variant: str
@@ -72,24 +81,28 @@ class StepRoute(NamedTuple):
     temperature: float
 
 
-class PolicyRoute(NamedTuple):
+@dataclass(frozen=True)
+class PolicyRoute:
     """A chain of variants that `saccade calibrate` certified.
 
     Units: risk and bound are shares of samples, seconds are per sample.
     """
 
     name: str
-    against: str  # full: answers that differ from the full model's are lost; labels: wrong ones
+    against: Literal[
+        "full", "labels"
+    ]  # full: answers that differ from the full model's are lost; labels: wrong ones
     confidence: float
     risk: float
     bound: float
-    measure: str
+    measure: Literal["top1", "margin", "entropy"]
     full: str  # the variant with which the chain was compared
     seconds: float
     steps: tuple[StepRoute, ...]
 
 
-class AdaptiveRules(NamedTuple):
+@dataclass(frozen=True)
+class AdaptiveRules:
     """The load-adaptive choice of requests that name no budget.
 
     `shares` are the shares of the calibration's samples that end at each step, by policy.
@@ -97,7 +110,7 @@ class AdaptiveRules(NamedTuple):
 
     slo_ms: float  # service level objective: the time in which a request should be answered
     floor_budget: float | None  # no smaller variant answers instead of the full model
-    shares: dict[str, list[float]]
+    shares: dict[str, tuple[float, ...]]
 
 
 class Routes(NamedTuple):
@@ -110,6 +123,18 @@ class Routes(NamedTuple):
     variants: tuple[Route, ...]
     policies: tuple[PolicyRoute, ...] = ()
     adaptive: AdaptiveRules | None = None  # None: only a request's own objective adapts
+
+    def named(self, name: str) -> Route:
+        """Return the variant of this name; `saccade preflight` checks that there is one."""
+        return next(route for route in self.variants if route.name == name)
+
+    @property
+    def full_policy(self) -> PolicyRoute:
+        """The chain of one step: the variant with which all policies are compared."""
+        first = self.policies[0]
+        full = self.named(first.full)
+        step = StepRoute(full.name, full.sha256, None, 1.0)
+        return replace(first, name=FULL, risk=0.0, bound=0.0, steps=(step,))
 
 
 def read_routes(path: Path) -> Routes:

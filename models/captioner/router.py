@@ -5,15 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from backlog import Ticket
 from calls import CallerCheck, Refused, call, remaining_us
 from caption_search import SearchedCaption, WrongSearch, best_captions, check_search, step_of
 from choose import RequestRefused
-from intake import whole
-from outcomes import INVALID_REQUEST
-from plain_family import PlainFamily
+from metrics import INVALID_REQUEST
+from plain_family import PlainFamily, text_rows, whole
 from routes import ComponentRoute, Route, Routes
-from texts import text_rows
-from ticket import Ticket
 
 RANGES = {"beam": (1, 64), "max_length": (1, 256)}
 SPECIAL = 4  # tokens before the first word: padding, start, end, unknown

@@ -11,11 +11,10 @@ rule's keys. `first_image` is for callers that split their images into requests.
 from typing import Any
 
 import numpy as np
+from backlog import Ticket
 from choose import RequestRefused
-from intake import whole
-from plain_family import PlainFamily
+from plain_family import PlainFamily, whole
 from routes import Route
-from ticket import Ticket
 
 STATE = "initial_state"
 DRAWN = ("seed", "slots")  # parameters that draw the state of a request

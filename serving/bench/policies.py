@@ -21,6 +21,7 @@ from saccade.exporter.policy.policy import (
     PolicyFile,
 )
 from saccade.model_repository.router.choose import compared
+from saccade.model_repository.router.routes import PolicyRoute
 from saccade.models.scores.intervals import (
     paired_bootstrap,
     paired_log_ratio,
@@ -31,7 +32,7 @@ from saccade.plugins.execution import Ops
 from saccade.serving.bench.in_process import InProcessLoad
 from saccade.serving.bench.policy_works import Answered, PolicyWork, PolicyWorks, ends_of
 from saccade.serving.client.zero_shot import Labelling
-from saccade.serving.repository.policies import ServedPolicy, served_policy
+from saccade.serving.repository.policies import served_policy
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ServedPolicies:
     """
 
     works: tuple[PolicyWork, ...] = ()
-    followed: tuple[ServedPolicy, ...] = ()
+    followed: tuple[PolicyRoute, ...] = ()
     labelling: Labelling | None = None
     precisions: Mapping[str, str] = field(default_factory=dict)  # of each variant
     full_alone: bool = False

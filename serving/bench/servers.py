@@ -21,6 +21,7 @@ from saccade.core.progress import Advance, progress_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import ROUNDS, FrontierEntry
 from saccade.exporter.runtimes.runtime import DEFAULT
+from saccade.model_repository.router.routes import PolicyRoute
 from saccade.models.data.datasets import HELD_OUT, load_data
 from saccade.models.scores.intervals import wilson
 from saccade.serving.bench import served
@@ -35,7 +36,6 @@ from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.zero_shot import Labelling
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.policies import ServedPolicy
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
 
@@ -90,7 +90,7 @@ def server_under_load(
     *,
     runtime: str = DEFAULT,
     op_library: bool = True,
-    policies: tuple[ServedPolicy, ...] = (),
+    policies: tuple[PolicyRoute, ...] = (),
     labelling: Labelling | None = None,
 ) -> Iterator[ServerUnderLoad]:
     """Start a server of the folder's variants, and stop it at the end of the context.

@@ -17,6 +17,7 @@ from saccade.core.files import json_bytes
 from saccade.core.leftovers import only_writer, temporary_folder
 from saccade.core.progress import Report, bar, pace, progress_of, reporting
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.model_repository.router.routes import PolicyRoute
 from saccade.serving.bulk import listing, runners
 from saccade.serving.bulk.answers import AnswerForm, form_of
 from saccade.serving.bulk.options import BulkOptions
@@ -41,7 +42,7 @@ from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import choice
 from saccade.serving.local.in_process import view_in
 from saccade.serving.repository.deploy import deploy
-from saccade.serving.repository.policies import ServedPolicy, policies_of
+from saccade.serving.repository.policies import policies_of
 from saccade.serving.repository.preflight.repository import open_repository
 from saccade.serving.repository.runtimes.plans import MAX_IMAGES_FLAG, SmallProfile
 
@@ -345,11 +346,11 @@ def without_policy(parameters: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in parameters.items() if key not in _PARAMETERS}
 
 
-def policies_sha256(policies: tuple[ServedPolicy, ...]) -> str:
+def policies_sha256(policies: tuple[PolicyRoute, ...]) -> str:
     """Return the hash of a repository's policies; empty if it has none."""
     if not policies:
         return ""
-    return hashlib.sha256(json_bytes([policy.to_dict() for policy in policies])).hexdigest()
+    return hashlib.sha256(json_bytes([asdict(policy) for policy in policies])).hexdigest()
 
 
 def answered_by(variant: str, parameters: Mapping[str, str]) -> str:

@@ -273,7 +273,7 @@ def serve(
         # print the command for NVIDIA's container instead
         saccade serve build/repository --print-command --container
     """
-    from saccade.serving.server.server import serve
+    from saccade.serving.server.foreground import serve
 
     if print_command:
         from saccade.serving.server import print_command as printed

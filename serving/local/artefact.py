@@ -30,8 +30,7 @@ from saccade.serving.local.in_process import (
     outputs_in,
     view_in,
 )
-from saccade.serving.repository.components import write_component
-from saccade.serving.repository.deploy import plan_repository
+from saccade.serving.repository.deploy import plan_repository, write_component
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.router_folder import write_router
@@ -209,7 +208,7 @@ class _Opened:
         folder, place = self._plan.folder, self._place / name
         (manifest,) = (one for one in folder.manifests if one.variant.name == name)
         refuse_untried(folder, [manifest])
-        write_component(place, self._plan.component(manifest, _NO_SAMPLE), refer=True)
+        write_component(place, self._plan, _NO_SAMPLE, refer=True)
         return RepositoryModel(place, self._plan.options.runtime)
 
 

@@ -26,8 +26,7 @@ from saccade.core.errors import SaccadeError, ShapeError, missing_package
 from saccade.exporter.runtimes.runners import Runner, run_in_batches
 from saccade.serving.client.router_view import RouterView, view_of
 from saccade.serving.local.server_code import SERVER_MODULE, ServerCode, backend_files
-from saccade.serving.repository.config_text import read_config
-from saccade.serving.repository.model_config import LABELS_FILE, on_gpu
+from saccade.serving.repository.model_config import LABELS_FILE, on_gpu, read_config
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.preflight.repository import RepositoryModel, open_repository
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from saccade.core.errors import SaccadeError
 from saccade.core.machine import this_machine
+from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import Frontier, FrontierEntry
@@ -113,7 +114,13 @@ def measurements(
             )
     place = _place(path, frontier, device, runtime)
     entries = [entry for entry in frontier.entries if (entry.device, entry.runtime) == place]
-    there = {entry.ops for entry in entries}
+    there = {entry.ops for entry in entries if entry.ops}
+    if ops and there and ops not in there:
+        note(
+            f"{path}: was measured with custom ops run by {there.pop()}, but the repository runs "
+            f"them by {ops}. The router chooses among these variants by budget only. To measure "
+            f"them again, run: saccade bench {folder} --out REPORT"
+        )
     counted = ops or next((kind for kind in OPS if kind in there), None)
     return {entry.variant: entry for entry in entries if entry.ops in (None, counted)}
 

@@ -1,36 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the model repository of an artefact folder: one folder that a server loads."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.core.errors import SaccadeError
-from saccade.core.files import json_bytes, new_folder, refuse_existing
+from saccade.core.file_copies import copy_file
+from saccade.core.files import json_bytes, new_folder, refuse_existing, sha256_of
 from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import FrontierEntry
-from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.manifest import DATA_SUFFIX, SUFFIX
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.graph.trial import refuse_untried
+from saccade.model_repository.router.routes import PolicyRoute
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.execution import OPS, Ops
 from saccade.serving.client.zero_shot import Labelling, class_vectors, read_labelling
-from saccade.serving.repository.adaptive import served_adaptive
 from saccade.serving.repository.checks import check_alike, chosen, measurements
-from saccade.serving.repository.components import ComponentPlan, write_component
 from saccade.serving.repository.description import DESCRIPTION, Deployment, description
-from saccade.serving.repository.image_caps import absurd_caps
-from saccade.serving.repository.model_config import MAX_BATCH
+from saccade.serving.repository.model_config import MAX_BATCH, MODEL_FILE, variant_config
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.policies import ServedPolicy, served_policies
+from saccade.serving.repository.policies import RouterPolicies, served_adaptive, served_policies
 from saccade.serving.repository.preflight.examine import broken_rules
-from saccade.serving.repository.preflight.target import Target
-from saccade.serving.repository.router_folder import RouterPlan, write_router
+from saccade.serving.repository.preflight.report import Target
+from saccade.serving.repository.router_folder import (
+    RouterPlan,
+    absurd_caps,
+    write_labels,
+    write_router,
+)
 from saccade.serving.repository.runtimes.registry import served_runtime
-from saccade.serving.repository.runtimes.served_runtime import ServedFiles
-from saccade.serving.repository.stored_sample import Sample, samples
+from saccade.serving.repository.runtimes.served_runtime import ServedFiles, StoredFile
+from saccade.serving.repository.stored_sample import Sample, samples, write_sample
 from saccade.serving.repository.threads import ThreadRule, served_cores, thread_rules
 
 
@@ -45,27 +49,13 @@ class RepositoryPlan:
     threads: Mapping[str, ThreadRule]  # the same
     ops: Ops
 
-    def component(self, manifest: Manifest, sample: Sample) -> ComponentPlan:
-        """Return the plan of one component, with the sample to store."""
-        (variant,) = (
-            variant for variant in self.router.variants if manifest in variant.components.values()
-        )
-        return ComponentPlan(
-            manifest,
-            run_batch=self.router.run_batch[variant.name],
-            threads=self.threads[manifest.variant.name].on(served_cores(self.options)),
-            sample=sample,
-            options=self.options,
-            served=self.served[manifest.variant.name],
-        )
-
 
 def deploy(
     folder: ArtefactFolder | Path | str,
     options: RepositoryOptions,
     *,
     labelling: Labelling | None = None,
-    policies: tuple[ServedPolicy, ...] | None = None,
+    policies: tuple[PolicyRoute, ...] | None = None,
 ) -> Deployment:
     """Write the repository of an artefact folder: every variant, and the router that calls them.
 
@@ -84,14 +74,9 @@ def deploy(
     refuse_untried(folder, folder.manifests)
     plan = plan_repository(folder, options, labelling, policies)
     kept = samples(plan.folder)
-    components = [
-        plan.component(manifest, kept[manifest.variant.name])
-        for variant in plan.router.variants
-        for manifest in variant.components.values()
-    ]
     try:
         with new_folder(out, force=options.force) as partial:
-            return _write(partial, components, plan)
+            return _write(partial, plan, kept)
     except OSError as error:
         raise SaccadeError(
             f"{out}: cannot be written ({error.strerror}). Free some space, or choose another "
@@ -107,7 +92,7 @@ def plan_repository(
     folder: ArtefactFolder,
     options: RepositoryOptions,
     labelling: Labelling | None,
-    policies: tuple[ServedPolicy, ...] | None = None,
+    policies: tuple[PolicyRoute, ...] | None = None,
 ) -> RepositoryPlan:
     """Return the plan of a folder's repository; `labelling` is what the options' files contain.
 
@@ -124,13 +109,13 @@ def plan_repository(
     max_images = preprocessing.max_images if preprocessing else options.max_images or MAX_BATCH
     served = served_runtime(options.runtime).component_files(folder, options, max_images)
     ops = _ops(served.values())
-    measured = _measurements(folder, options, ops)
+    measured = measurements(folder, options.device, options.runtime, ops)
     labels = labelling.labels if labelling else None
-    if not options.policies:
-        policies = ()
-    elif policies is None:
-        policies = served_policies(whole, variants, runtime=options.runtime, labelling=labelling)
-    if policies and options.on_gpu:
+    if options.policies and policies is None:
+        followed = served_policies(whole, variants, runtime=options.runtime, labelling=labelling)
+    else:
+        followed = RouterPolicies((options.policies and policies) or ())
+    if followed.routes and options.on_gpu:
         note(
             "The policies were chosen by the speeds of CPUs. Their certificates are about answers, "
             "not speeds, but on a GPU another variant or chain may be faster: measure there with "
@@ -148,17 +133,22 @@ def plan_repository(
             for variant in variants
         },
         max_images=max_images,
-        policies=policies,
-        adaptive=served_adaptive(whole, variants, policies, options, labelled=bool(labels)),
+        policies=followed.routes,
+        adaptive=served_adaptive(variants, followed, options, labelled=bool(labels)),
     )
     threads = thread_rules(variants, measured, options)
     return RepositoryPlan(folder, options, router, served, threads, ops)
 
 
-def _write(partial: Path, components: Sequence[ComponentPlan], plan: RepositoryPlan) -> Deployment:
+def _write(partial: Path, plan: RepositoryPlan, kept: Mapping[str, Sample]) -> Deployment:
     router, frontier = plan.router, plan.folder.frontier
-    for component in components:
-        write_component(partial / component.name, component)
+    names = tuple(
+        manifest.variant.name
+        for variant in router.variants
+        for manifest in variant.components.values()
+    )
+    for name in names:
+        write_component(partial / name, plan, kept[name])
     write_router(partial / router.model, router)
     if frontier and router.measured:
         served = {policy.name for policy in router.policies}
@@ -166,12 +156,12 @@ def _write(partial: Path, components: Sequence[ComponentPlan], plan: RepositoryP
         copy = replace(frontier, policies=measured)
         (partial / FRONTIER).write_bytes(json_bytes(copy.to_dict()))
     deployment = Deployment(
-        folder=components[0].options.out,
+        folder=plan.options.out,
         model=router.model,
-        variants=tuple(component.name for component in components),
+        variants=names,
         unmeasured=tuple(v.name for v in router.variants if v.name not in router.measured),
-        runtime=components[0].options.runtime,
-        samples=tuple(component.name for component in components if component.sample.answers),
+        runtime=plan.options.runtime,
+        samples=tuple(name for name in names if kept[name].answers),
         ops=plan.ops,
         policies=tuple(policy.name for policy in router.policies),
         slo_ms=router.adaptive.slo_ms if router.adaptive else None,
@@ -181,30 +171,9 @@ def _write(partial: Path, components: Sequence[ComponentPlan], plan: RepositoryP
     (partial / DESCRIPTION).write_bytes(
         json_bytes(description(partial, deployment, router.preprocessing))
     )
-    _hold_to_rules(partial)
-    return deployment
-
-
-def _hold_to_rules(folder: Path) -> None:
-    if broken := broken_rules(folder, Target(bundled=False)):
+    if broken := broken_rules(partial, Target(bundled=False)):
         raise SaccadeError(f"A server would not load this repository: {broken[0]} Export again.")
-
-
-def _measurements(
-    folder: ArtefactFolder, options: RepositoryOptions, ops: Ops
-) -> dict[str, FrontierEntry]:
-    """Return the measurements to route by; note if those of custom ops do not apply."""
-    entries, every = (
-        measurements(folder, options.device, options.runtime, wanted) for wanted in (ops, None)
-    )
-    otherwise = {entry.ops for entry in every.values() if entry.ops} - {ops}
-    if ops and otherwise and ops not in {value.ops for value in entries.values()}:
-        note(
-            f"{folder.path / FRONTIER}: was measured with custom ops run by {otherwise.pop()}, but "
-            f"the repository runs them by {ops}. The router chooses among these variants by budget "
-            f"only. To measure them again, run: saccade bench {folder} --out REPORT"
-        )
-    return entries
+    return deployment
 
 
 def _ops(served: Iterable[ServedFiles]) -> Ops:
@@ -243,3 +212,58 @@ def _run_batch(
             f"run_batch is {chosen}, expected 1 to {min(largest, MAX_BATCH)} images."
         )
     return chosen
+
+
+def write_component(
+    place: Path, plan: RepositoryPlan, sample: Sample, *, refer: bool = False
+) -> None:
+    """Write the folder of the component that `place` names; with `refer`, link to its ONNX file.
+
+    Raises: SaccadeError if a file changes while it is copied.
+    """
+    name, options = place.name, plan.options
+    variant, manifest = next(
+        (variant, manifest)
+        for variant in plan.router.variants
+        for manifest in variant.components.values()
+        if manifest.variant.name == name
+    )
+    served, run_batch = plan.served[name], plan.router.run_batch[variant.name]
+    (place / "1").mkdir(parents=True)
+    for file_name, file in served.files.items():
+        if not (refer and _linked(file, place / file_name)):
+            _store(file, place / file_name)
+    # The manifest, for users who have the repository but not the artefact folder.
+    (place / (name + SUFFIX)).write_bytes(json_bytes(manifest.to_dict()))
+    config = variant_config(
+        manifest,
+        served.fields(run_batch, plan.threads[name].on(served_cores(options))),
+        options,
+        run_batch=run_batch,
+        max_batch=served.max_batch,
+        sample=sample.shapes,
+    )
+    (place / "config.pbtxt").write_text(config, "utf-8")
+    write_labels(place, manifest.labels)
+    write_sample(place, sample)
+
+
+def _linked(file: StoredFile, target: Path) -> bool:
+    """Link to an ONNX file, whose bytes have been checked, if the file system has links."""
+    is_model = target.name == MODEL_FILE or target.name.endswith(f".onnx{DATA_SUFFIX}")
+    if isinstance(file.source, bytes) or not is_model:
+        return False  # a link to a plan is refused when it is opened
+    try:
+        target.symlink_to(file.source.resolve())
+    except OSError:
+        return False
+    return True
+
+
+def _store(file: StoredFile, target: Path) -> None:
+    if isinstance(file.source, bytes):
+        target.write_bytes(file.source)
+        return
+    copy_file(file.source, target)
+    if sha256_of(target) != (file.sha256 or sha256_of(file.source)):
+        raise SaccadeError(f"{file.source}: changed while it was copied. Run the command again.")

@@ -3,9 +3,11 @@
 
 import hashlib
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.files import sha256_of
@@ -13,8 +15,7 @@ from saccade.core.schema import AGAIN as EXPORT_AGAIN
 from saccade.core.schema import typed
 from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.models.preprocessing import Preprocessing
-from saccade.plugins.execution import OPS, Ops
-from saccade.serving.repository.files import regular_files
+from saccade.plugins.execution import Ops
 from saccade.serving.repository.runtimes.registry import served_names
 from saccade.serving.repository.threads import ThreadRule, described, read_rules
 
@@ -23,6 +24,11 @@ VERSION = 2
 DESCRIPTION = "saccade.json"
 MAX_DESCRIPTION_BYTES = 16 << 20  # about 100 bytes per file: a larger file is not a description
 WRITER = "saccade repository FOLDER --out REPOSITORY --force"
+# Keys that every description has.
+_KEYS = (
+    *("schema", "version", "model", "variants", "unmeasured", "runtime", "samples", "cores"),
+    *("threads", "files"),
+)
 
 
 @dataclass(frozen=True)
@@ -97,40 +103,26 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
             raise ValueError(f"has {size} bytes, expected at most {MAX_DESCRIPTION_BYTES}")
         data = path.read_bytes()
         content = json.loads(data)
+        if missing := [key for key in _KEYS if key not in content]:
+            raise ValueError(f"no {missing[0]!r}")
         version = content["schema"], content["version"]
         if version != (SCHEMA, VERSION):
             raise ValueError(f"is {version}, expected {(SCHEMA, VERSION)}")
-        files = typed(dict[str, str], content["files"], "files: ")
-        model = typed(str, content["model"], "model: ")
-        variants, unmeasured, kept = (
-            typed(tuple[str, ...], content[key], f"{key}: ")
-            for key in ("variants", "unmeasured", "samples")
-        )
         if (runtime := content["runtime"]) not in (known := served_names()):
             raise ValueError(f"runtime is {runtime!r}, expected {' or '.join(known)}")
-        policies = typed(tuple[str, ...], content.get("policies", []), "policies: ")
-        slo_ms = typed(float | None, content.get("slo_ms"), "slo_ms: ")
-        cores = typed(int, content["cores"], "cores: ")
+        files = typed(dict[str, str], content["files"], "files: ")
+        kinds = get_type_hints(Deployment)
+        given = {
+            key: typed(kinds[key], content[key], f"{key}: ")
+            for key in content.keys() & kinds.keys() - {"folder", "runtime", "threads", "sha256"}
+        }
         threads = read_rules(content["threads"])
-        if (ops := content.get("ops")) not in (None, *OPS):
-            raise ValueError(f"ops is {ops!r}, expected {' or '.join(OPS)}")
-    except (
-        OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SaccadeError
-    ) as error:  # fmt: skip
-        why = f"does not describe a model repository ({_said(error)})"
-        raise Damaged(path, why, WRITER) from error
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, SaccadeError) as error:
+        said = str(error).replace(f". {EXPORT_AGAIN}", "")
+        raise Damaged(path, f"does not describe a model repository ({said})", WRITER) from error
     own = hashlib.sha256(data).hexdigest()
-    written = Deployment(
-        Path(folder), model, variants, unmeasured, runtime, kept, ops, policies, slo_ms, cores,
-        threads, own,
-    )  # fmt: skip
-    return written, files
-
-
-def _said(error: Exception) -> str:
-    # A KeyError contains only the key.
-    said = f"no {error}" if isinstance(error, KeyError) else str(error)
-    return said.replace(f". {EXPORT_AGAIN}", "")
+    deployment = Deployment(Path(folder), runtime=runtime, threads=threads, sha256=own, **given)
+    return deployment, files
 
 
 def description(
@@ -146,3 +138,59 @@ def description(
         "preprocessing": preprocessing.to_dict() if preprocessing else None,
         "files": {name: sha256_of(path) for name, path in sorted(regular_files(folder).items())},
     }
+
+
+class RepositoryEntry(NamedTuple):
+    """An entry of a repository that is not a folder."""
+
+    name: str  # as in the description, with slashes
+    path: Path
+    kind: Literal["file", "link", "other"]
+
+
+def entries(folder: Path) -> Iterator[RepositoryEntry]:
+    """Yield the entries of a folder and its subfolders in a fixed order, without following links.
+
+    Raises: OSError if a folder cannot be read.
+    """
+    # An explicit stack: folders may be nested deeper than Python can recurse.
+    waiting = [Path(folder)]
+    while waiting:
+        with os.scandir(waiting.pop()) as listing:
+            for item in sorted(listing, key=lambda entry: entry.name):
+                path = Path(item.path)
+                name = path.relative_to(folder).as_posix()
+                if item.is_symlink():
+                    yield RepositoryEntry(name, path, "link")
+                elif item.is_dir(follow_symlinks=False):
+                    waiting.append(path)
+                else:
+                    plain = item.is_file(follow_symlinks=False)
+                    yield RepositoryEntry(name, path, "file" if plain else "other")
+
+
+def regular_files(folder: Path) -> dict[str, Path]:
+    """Return every file of a repository, by its name in the description.
+
+    Raises: SaccadeError for a link, a special file, or a folder that cannot be read.
+    """
+    files = {}
+    try:
+        for entry in entries(folder):
+            if entry.kind != "file":
+                raise SaccadeError(f"{entry.path}: {fault_of(entry)}")
+            files[entry.name] = entry.path
+    except OSError as error:
+        raise SaccadeError(f"{error.filename}: cannot be read ({error.strerror}).") from error
+    return files
+
+
+def fault_of(entry: RepositoryEntry) -> str:
+    """Return why an entry that is not a regular file is refused, and what to do about it."""
+    if entry.kind != "link":
+        return "is neither a file nor a folder. Remove it."
+    target = os.fspath(entry.path.readlink())
+    return (
+        f"is a link to {target:.200}, whose content the repository's hashes do not cover. "
+        "Replace the link with the file or folder itself (cp -RL)."
+    )

@@ -4,23 +4,15 @@
 Only fields that server 2.51 knows are used: an unknown field stops the load.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.models.interface import TensorSpec
-from saccade.serving.client.router_view import LANES
-from saccade.serving.repository.config_text import (
-    config_text,
-    messages,
-    parse_config,
-    set_plain_fields,
-)
 from saccade.serving.repository.options import RepositoryOptions
-
-__all__ = ["MAX_BATCH", "parse_config", "router_config", "variant_config"]
 
 MAX_BATCH = 64
 LABELS_FILE = "labels.txt"
@@ -32,97 +24,36 @@ _TYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RouterTensors:
-    """Tensors of the router, and the parameters that describe it to clients and probes.
-
-    `parameters` are strings by name. `labelled`: whether `probabilities` has labels. `marked`:
-    whether requests may follow a policy or adapt to the load.
-    """
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    encoded: frozenset[str]  # inputs that arrive as encoded files
-    parameters: dict[str, str]
-    labelled: bool = True
-    marked: bool = False
-
-
-@dataclass(frozen=True)
-class Served:
-    """The server's side of a component: its runtime, files and warm-up.
-
-    `fields` are the fields that its runtime sets in the ModelConfig message.
-
-    Shapes: sample[input] [1 ...], one per input; empty: warm up with zeros.
-    """
-
-    fields: Mapping[str, Any]
-    options: RepositoryOptions | None = None  # None: every setting at its default
-    max_batch: int = MAX_BATCH
-    sample: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-
 def variant_config(
-    manifest: Manifest, *, run_batch: int, served: Served, labelled: bool = True
+    manifest: Manifest,
+    fields: Mapping[str, Any],
+    options: RepositoryOptions | None = None,
+    *,
+    run_batch: int,
+    max_batch: int = MAX_BATCH,
+    sample: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> str:
     """Return the configuration of one component of a variant.
 
+    `fields` are those that its runtime sets in the ModelConfig message. Without `options`, every
+    setting has its default.
+
+    Shapes: sample[input] [1 ...], one per input; empty: warm up with zeros.
     Units:  run_batch is the number of images per call that was measured to be fastest.
     Raises: SaccadeError for a tensor whose first axis is not the batch.
     """
     config = messages().ModelConfig(name=manifest.variant.name)
-    set_plain_fields(config, served.fields)
+    set_plain_fields(config, fields)
     for spec in manifest.inputs:
-        tensor = config.input.add(name=spec.name, data_type=_type(spec), dims=_dims(spec))
+        tensor = config.input.add(name=spec.name, data_type=type_of(spec), dims=dims_of(spec))
         _scalar(tensor, spec)
     for spec in manifest.outputs:
-        _scalar(_output(config, spec, labelled), spec)
-    _shared(config, max_batch=served.max_batch, preferred=run_batch)
-    _instances(config, served.options)
-    _queue(config, served.options)
+        _scalar(add_output(config, spec, bool(manifest.labels)), spec)
+    set_batches(config, max_batch, preferred=run_batch)
+    _instances(config, options)
+    _queue(config, options)
     for size in sorted({1, run_batch}):
-        _warmup(config, manifest, size, served.sample)
-    return config_text(config)
-
-
-def router_config(
-    name: str, tensors: RouterTensors, *, variants: Sequence[str], max_images: int
-) -> str:
-    """Return the configuration of the router.
-
-    The router takes encoded images or tensors, and returns the chosen variant's outputs and name.
-    It has no warm-up, because the server would refuse its calls to the variants with "Server not
-    ready". If there are several inputs, all are optional: those in a request select the component.
-    """
-    config = messages().ModelConfig(name=name, backend="python")
-    # The repository index is closed to clients: this parameter lists the variants for them.
-    for key, value in {"variants": ",".join(variants), **tensors.parameters}.items():
-        config.parameters[key].string_value = value
-    optional = len(tensors.inputs) > 1
-    for spec in tensors.inputs:
-        encoded = spec.name in tensors.encoded
-        config.input.add(
-            name=spec.name,
-            data_type="TYPE_STRING" if encoded else _type(spec),
-            dims=[1] if encoded else _dims(spec),
-            optional=optional,
-        )
-    for spec in tensors.outputs:
-        _output(config, spec, tensors.labelled)
-    for output in ("variant", "variant_sha256"):
-        # Bytes, not TYPE_STRING: a request for classes of a string crashes servers before 25.08.
-        config.output.add(name=output, data_type="TYPE_UINT8", dims=[-1])
-    if tensors.marked:
-        config.output.add(name="steps", data_type="TYPE_INT32", dims=[1])
-        for output in ("certified", "degraded"):
-            config.output.add(name=output, data_type="TYPE_BOOL", dims=[1])
-    config.output.add(name=LANES, data_type="TYPE_UINT8", dims=[-1])
-    _shared(config, max_batch=max_images, preferred=1)
-    config.instance_group.add(count=1, kind="KIND_CPU")
-    # One request at a time: if one request of a batch is broken, the server refuses the whole
-    # batch with that request's message. The lanes make the batches.
-    config.ClearField("dynamic_batching")
+        _warmup(config, manifest, size, sample)
     return config_text(config)
 
 
@@ -131,7 +62,8 @@ def data_type(dtype: str) -> int:
     return int(messages().DataType.Value(_TYPES[dtype]))
 
 
-def _shared(config: Any, *, preferred: int, max_batch: int) -> None:
+def set_batches(config: Any, max_batch: int, *, preferred: int = 1) -> None:
+    """Set the largest and the preferred batch of a model, and what all models have in common."""
     config.max_batch_size = max_batch
     config.version_policy.specific.versions.append(1)
     config.response_cache.enable = False
@@ -178,17 +110,21 @@ def _warmup(config: Any, manifest: Manifest, size: int, sample: Mapping[str, Any
     warmup = config.model_warmup.add(name=f"{kind} of batch {size}", batch_size=size)
     for spec in manifest.inputs:
         tensor = warmup.inputs[spec.name]
-        tensor.data_type = messages().DataType.Value(_type(spec))
+        tensor.data_type = messages().DataType.Value(type_of(spec))
         if sample:
             # One sample: the server fills the batch by repeating it.
             tensor.dims.extend(sample[spec.name][1:] or (1,))
             tensor.input_data_file = spec.name
         else:
-            tensor.dims.extend(max(1, axis) for axis in _dims(spec))
+            tensor.dims.extend(max(1, axis) for axis in dims_of(spec))
             tensor.zero_data = True
 
 
-def _type(spec: TensorSpec) -> str:
+def type_of(spec: TensorSpec) -> str:
+    """Return the server's name of a tensor's type.
+
+    Raises: SaccadeError if it has none.
+    """
     if spec.dtype not in _TYPES:
         raise SaccadeError(
             f"tensor {spec.name!r} has the type {spec.dtype}, expected {', '.join(_TYPES)}. "
@@ -197,7 +133,11 @@ def _type(spec: TensorSpec) -> str:
     return _TYPES[spec.dtype]
 
 
-def _dims(spec: TensorSpec) -> list[int]:
+def dims_of(spec: TensorSpec) -> list[int]:
+    """Return the sizes of a tensor's axes after the batch; -1 for an open one.
+
+    Raises: SaccadeError if the first axis is not the batch.
+    """
     batch, *rest = spec.shape
     if batch != "b":
         raise SaccadeError(
@@ -213,10 +153,74 @@ def _scalar(tensor: Any, spec: TensorSpec) -> None:
         tensor.reshape.SetInParent()
 
 
-def _output(config: Any, spec: TensorSpec, labelled: bool) -> Any:
+def add_output(config: Any, spec: TensorSpec, labelled: bool) -> Any:
+    """Add an output to a configuration; probabilities refer to the labels, if there are any."""
     return config.output.add(
         name=spec.name,
-        data_type=_type(spec),
-        dims=_dims(spec),
+        data_type=type_of(spec),
+        dims=dims_of(spec),
         label_filename=LABELS_FILE if labelled and spec.name == "probabilities" else "",
     )
+
+
+MAX_BYTES = 1 << 20  # a configuration has a few kilobytes: a larger file is not a configuration
+
+
+def config_text(message: Any) -> str:
+    """Return a message in protobuf's text form: fields in order of number, maps sorted by key."""
+    from google.protobuf import text_format
+
+    return str(text_format.MessageToString(message, as_utf8=True))
+
+
+def parse_config(text: str) -> Any:
+    """Parse the text of a config.pbtxt into a `ModelConfig`. Compare these, not the texts."""
+    from google.protobuf import text_format
+
+    return text_format.Parse(text, messages().ModelConfig())
+
+
+def read_config(path: Path) -> Any:
+    """Read the `ModelConfig` message from a file.
+
+    Raises: SaccadeError if the file cannot be read or parsed.
+    """
+    from google.protobuf import text_format
+
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise SaccadeError(f"{path.name} is too large, expected at most {MAX_BYTES} bytes.")
+        return parse_config(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SaccadeError(f"{path.name} cannot be read ({error}).") from error
+    except text_format.ParseError as error:
+        raise SaccadeError(f"{path.name} is not a valid ModelConfig ({error}).") from error
+
+
+def messages() -> Any:
+    """Return the module with the configuration's protobuf messages."""
+    from tritonclient.grpc import model_config_pb2
+
+    return model_config_pb2
+
+
+def set_plain_fields(message: Any, fields: Mapping[str, Any]) -> None:
+    """Set fields of a message by name from plain data; maps are dictionaries."""
+    from google.protobuf import json_format
+
+    json_format.ParseDict(dict(fields), message)
+
+
+def plain_fields(message: Any) -> dict[str, Any]:
+    """Return the fields of a `ModelConfig` that are set, by name; parameters as strings.
+
+    Values are as in protobuf's JSON: 64-bit integers are strings.
+    """
+    from google.protobuf import json_format
+
+    fields: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    if message.parameters:
+        fields["parameters"] = {
+            key: parameter.string_value for key, parameter in message.parameters.items()
+        }
+    return fields

@@ -1,71 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies of an artefact folder for the router: those that are still certified."""
+"""Policies of an artefact folder for the router, and the load-adaptive choice among its answers.
 
+Only policies that are still certified are served. Both are in routes.json, in the router's words.
+"""
+
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from saccade.core.errors import SaccadeError
-from saccade.core.schema import AGAIN, Positive, Probability, Range, typed
+from saccade.core.options import range_of
+from saccade.core.schema import AGAIN, Range, typed
 from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.tasks import tasks_of
 from saccade.exporter.policy.answers import DECIDES
 from saccade.exporter.policy.certificate import check_certificates
-from saccade.exporter.policy.options import MOST_STEPS, Against
+from saccade.exporter.policy.options import MOST_STEPS
 from saccade.exporter.policy.policy import (
-    Measure,
+    SUFFIX,
     Policy,
     PolicyFile,
-    Risk,
     policy_files,
     read_answers,
-    read_policies,
     texts_sha256,
 )
+from saccade.model_repository.router.routes import AdaptiveRules, PolicyRoute, StepRoute
+from saccade.models.budget import Budget
 from saccade.serving.client.zero_shot import Labelling
+from saccade.serving.repository.options import RepositoryOptions
 
-KEY = "policies"  # key in routes.json and in the router's description for clients
+KEY, ADAPTIVE = "policies", "adaptive"  # keys in routes.json and in the router's description
 CHOOSES = "logits"  # output of models that choose among classes, so variants can take turns
 _AGAIN = "Write the repository again."
+_ROUNDED = 1e-3  # shares in a policy file have six digits
+# Numbers of policies and of the load-adaptive choice, by the names of their fields.
+_BOUNDS = {
+    "confidence": Range(0, 1, above=True, below=True),
+    "risk": Range(0, 1, below=True),
+    "bound": Range(-1, 1),
+    "seconds": Range(0, above=True),
+    "temperature": Range(0, above=True),
+    "slo_ms": range_of(RepositoryOptions, "slo_ms"),
+    "floor_budget": Range(0, 1, above=True),
+}
 
 
-@dataclass(frozen=True)
-class ServedStep:
-    """One variant of a chain, and the confidence at which its answer is kept."""
+class RouterPolicies(NamedTuple):
+    """Policies that a router follows, and the shares of samples that end at each of their steps."""
 
-    variant: str
-    sha256: str
-    threshold: float | None  # None: the last step, which always answers
-    temperature: Positive
-
-
-@dataclass(frozen=True)
-class ServedPolicy:
-    """A policy in routes.json.
-
-    Units: risk and bound are shares of samples, seconds are per sample.
-    """
-
-    name: str
-    against: Against
-    confidence: Probability
-    risk: Risk
-    bound: Annotated[float, Range(-1, 1)]
-    measure: Measure
-    full: str  # the variant with which the chain was compared
-    seconds: Positive
-    steps: tuple[ServedStep, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {**asdict(self), "steps": [asdict(step) for step in self.steps]}
-
-    @property
-    def variants(self) -> set[str]:
-        """The variants that the repository must have."""
-        return {self.full, *(step.variant for step in self.steps)}
+    routes: tuple[PolicyRoute, ...] = ()
+    shares: Mapping[str, tuple[float, ...]] = MappingProxyType({})  # in the calibration, by name
 
 
 def served_policies(
@@ -74,7 +62,7 @@ def served_policies(
     *,
     runtime: str,
     labelling: Labelling | None,
-) -> tuple[ServedPolicy, ...]:
+) -> RouterPolicies:
     """Return the policies of a folder that a router of these variants can follow.
 
     `labelling` are labels given at deployment. A policy that needs a variant which is not served,
@@ -84,58 +72,78 @@ def served_policies(
     Raises: SaccadeError if a certificate is not confirmed, the variants have changed, or policies
         contradict each other.
     """
-    paths = policy_files(folder.path)
-    if not paths:
-        return ()
-    for report in check_certificates(folder.path, folder.variants):
+    if not policy_files(folder.path):
+        return RouterPolicies()
+    reports = check_certificates(folder.path, folder.variants)
+    for report in reports:
         if not report.passed:
             raise SaccadeError(_refusal(str(report.problem)))
-    kept: dict[str, ServedPolicy] = {}
-    for path in paths:
-        content = read_policies(path)
-        if labelling is not None:
-            _check_labels(content, path, labelling.of(variants[0].runtime_metadata))
-        for policy in _followable(content, path, variants, runtime, labelling is not None):
-            if policy.name in kept:
-                raise SaccadeError(
-                    f"{path}: found policy {policy.name}, which another file of {folder} also "
-                    "contains. Delete one of the files, or calibrate again with another --name."
-                )
-            kept[policy.name] = policy
-    _check_full(folder, kept)
-    return tuple(kept.values())
+    if labelling is not None:
+        for file in {report.file.name: report.file for report in reports if report.file}.values():
+            path = folder.path / f"{file.name}{SUFFIX}"
+            _check_labels(file, path, labelling.of(variants[0].runtime_metadata))
+    kept = [
+        (served_policy(report.file, report.policy), report.policy)
+        for report in reports
+        if report.file and report.policy
+        if _is_followable(report.file, report.policy, variants, runtime, labelling is not None)
+    ]
+    for reason in _contradictions([route for route, _ in kept]):
+        raise SaccadeError(
+            f"{folder}: {reason} Delete one of the policy files, or calibrate again with: "
+            f"saccade calibrate {folder} --data DATA"
+        )
+    shares = {policy.name: tuple(step.share for step in policy.steps) for _, policy in kept}
+    return RouterPolicies(tuple(route for route, _ in kept), shares)
 
 
-def policies_of(routes: Mapping[str, Any]) -> tuple[ServedPolicy, ...]:
+def policies_of(routes: Mapping[str, Any]) -> tuple[PolicyRoute, ...]:
     """Return the policies in routes.json.
 
     Raises: SaccadeError for a missing, unknown or wrong key.
     """
+    policies: tuple[PolicyRoute, ...] = _read(tuple[PolicyRoute, ...], routes.get(KEY, ()), KEY)
+    return policies
+
+
+def _read(kind: Any, content: Any, key: str) -> Any:
     try:
-        found: tuple[ServedPolicy, ...] = typed(
-            tuple[ServedPolicy, ...], routes.get(KEY, ()), f"{KEY}"
-        )
+        return typed(kind, content, key)
     except SaccadeError as error:
-        raise SaccadeError(str(error).replace(f"{AGAIN}", _AGAIN)) from error
-    return found
+        raise SaccadeError(str(error).replace(AGAIN, _AGAIN)) from error
 
 
-def faults(policies: Sequence[ServedPolicy], hashes: Mapping[str, str]) -> Iterator[str]:
+def policy_faults(policies: Sequence[PolicyRoute], hashes: Mapping[str, str]) -> Iterator[str]:
     """Yield what is wrong with policies for variants of these hashes, one sentence each."""
-    for name, count in _counts(policy.name for policy in policies).items():
-        if count > 1:
-            yield f"found {count} policies with the name {name}, expected one. {_AGAIN}"
-    if len(full := {policy.full for policy in policies}) > 1:
-        yield f"policies are compared with {' and '.join(sorted(full))}, expected one. {_AGAIN}"
+    for reason in _contradictions(policies):
+        yield f"{reason} {_AGAIN}"
     for policy in policies:
-        for reason in _faults(policy, hashes):
+        for reason in (*_numbers_outside(policy), *_chain_faults(policy, hashes)):
             yield f"policy {policy.name}: {reason} {_AGAIN}"
 
 
-def _faults(policy: ServedPolicy, hashes: Mapping[str, str]) -> Iterator[str]:
-    if missing := sorted(policy.variants - set(hashes)):
+def _contradictions(policies: Sequence[PolicyRoute]) -> Iterator[str]:
+    for name, count in Counter(policy.name for policy in policies).items():
+        if count > 1:
+            yield f"found {count} policies with the name {name}, expected one."
+    full = {policy.full: policy.name for policy in policies}
+    if len(full) > 1:
+        pairs = ", ".join(f"{policy} with {variant}" for variant, policy in sorted(full.items()))
+        yield f"policies are compared with different full models ({pairs}), expected one."
+
+
+def _numbers_outside(part: PolicyRoute | StepRoute | AdaptiveRules) -> Iterator[str]:
+    for name, value in vars(part).items():
+        bounds = _BOUNDS.get(name)
+        if bounds and value is not None and not bounds.holds(value):
+            yield f"{name} is {value:g}, expected {bounds}."
+
+
+def _chain_faults(policy: PolicyRoute, hashes: Mapping[str, str]) -> Iterator[str]:
+    if missing := sorted(_needed(policy) - set(hashes)):
         yield f"needs {missing[0]}, which is not in the repository."
     for step in policy.steps:
+        yield from _numbers_outside(step)
         if step.variant in hashes and hashes[step.variant] != step.sha256:
             yield (
                 f"was certified with {step.variant} of SHA-256 {step.sha256[:12]}..., the "
@@ -147,38 +155,37 @@ def _faults(policy: ServedPolicy, hashes: Mapping[str, str]) -> Iterator[str]:
         yield "is not a chain: expected different variants, each but the last with a threshold."
 
 
+def _needed(policy: PolicyRoute) -> set[str]:
+    """Return the variants that the repository must have."""
+    return {policy.full, *(step.variant for step in policy.steps)}
+
+
 def _refusal(problem: str) -> str:
     return f"{problem.rstrip('.')}. Or leave policies out with --no-policies."
 
 
-def _followable(
-    content: PolicyFile,
-    path: Path,
-    variants: Sequence[VariantFiles],
-    runtime: str,
-    labelled: bool,
-) -> Iterator[ServedPolicy]:
-    there = {variant.name for variant in variants}
+def _is_followable(
+    file: PolicyFile, policy: Policy, variants: Sequence[VariantFiles], runtime: str, labelled: bool
+) -> bool:
+    """Return whether a router of these variants can follow a policy; if not, note the reason."""
     components = variants[0].components.values()
     decides = any(spec.name in DECIDES for part in components for spec in part.outputs)
-    for policy in content.policies:
-        served = served_policy(content, policy)
-        reason = ""
-        if content.runtime.partition(" ")[0] != runtime:
-            reason = f"was calibrated with {content.runtime}, and the repository runs {runtime}"
-        elif left_out := sorted(served.variants - there):
-            reason = f"needs {left_out[0]}, which the repository leaves out"
-        elif not (decides or labelled):
-            reason = "needs logits, which a router has only with --labels"
-        if reason:
-            note(f"{path.name}: policy {policy.name} is left out: it {reason}")
-        else:
-            yield served
+    needed = _needed(served_policy(file, policy))
+    reason = ""
+    if file.runtime.partition(" ")[0] != runtime:
+        reason = f"was calibrated with {file.runtime}, and the repository runs {runtime}"
+    elif left_out := sorted(needed - {variant.name for variant in variants}):
+        reason = f"needs {left_out[0]}, which the repository leaves out"
+    elif not (decides or labelled):
+        reason = "needs logits, which a router has only with --labels"
+    if reason:
+        note(f"{file.name}{SUFFIX}: policy {policy.name} is left out: it {reason}")
+    return not reason
 
 
-def served_policy(content: PolicyFile, policy: Policy) -> ServedPolicy:
+def served_policy(content: PolicyFile, policy: Policy) -> PolicyRoute:
     """Return a policy of a file as a router follows it."""
-    return ServedPolicy(
+    return PolicyRoute(
         name=policy.name,
         against=content.against,
         confidence=content.confidence,
@@ -188,7 +195,7 @@ def served_policy(content: PolicyFile, policy: Policy) -> ServedPolicy:
         full=content.full,
         seconds=policy.seconds,
         steps=tuple(
-            ServedStep(step.variant, step.sha256, step.threshold, step.temperature)
+            StepRoute(step.variant, step.sha256, step.threshold, step.temperature)
             for step in policy.steps
         ),
     )
@@ -224,19 +231,83 @@ def labels_problem(content: PolicyFile, path: Path, labelling: Labelling) -> str
     return ""
 
 
-def _check_full(folder: ArtefactFolder, policies: Mapping[str, ServedPolicy]) -> None:
-    full = {policy.full: policy.name for policy in policies.values()}
-    if len(full) > 1:
-        pairs = ", ".join(f"{policy} with {variant}" for variant, policy in sorted(full.items()))
+def served_adaptive(
+    variants: Sequence[VariantFiles],
+    policies: RouterPolicies,
+    options: RepositoryOptions,
+    *,
+    labelled: bool,
+) -> AdaptiveRules | None:
+    """Return the load-adaptive choice of a repository; None without `--slo-ms`.
+
+    Raises: SaccadeError if answers of different variants cannot be compared, the floor is not a
+        budget, or only one answer is left to choose from.
+    """
+    if options.slo_ms is None:
+        return None
+    specs = [spec.name for part in variants[0].components.values() for spec in part.outputs]
+    family = variants[0].main.variant.family
+    decides = any(task.decide for task in tasks_of(family).values())  # words have logits, too
+    if not decides or (CHOOSES not in specs and not labelled):
         raise SaccadeError(
-            f"{folder}: policies are compared with different full models ({pairs}), expected one. "
-            "Delete the older file, or calibrate again with: "
-            f"saccade calibrate {folder} --data DATA"
+            f"--slo-ms: found a model of family {family}, expected a classifier: other "
+            "answers of different variants cannot take each other's place. Drop --slo-ms"
+            + (", or pass --labels." if "embedding" in specs else ".")
+        )
+    floor = None if options.floor_budget is None else _floor(options.floor_budget, variants)
+    adaptive = AdaptiveRules(float(options.slo_ms), floor, dict(policies.shares))
+    for reason in adaptive_faults(
+        adaptive, policies.routes, [one.main.variant.budget for one in variants]
+    ):
+        raise SaccadeError(f"--slo-ms: {reason}")
+    return adaptive
+
+
+def adaptive_of(routes: Mapping[str, Any]) -> AdaptiveRules | None:
+    """Return the load-adaptive choice in routes.json; None if there is none.
+
+    Raises: SaccadeError for a missing, unknown or wrong key.
+    """
+    adaptive: AdaptiveRules | None = _read(
+        AdaptiveRules | None, routes.get(ADAPTIVE), f"{ADAPTIVE}: "
+    )
+    return adaptive
+
+
+def adaptive_faults(
+    adaptive: AdaptiveRules, policies: Sequence[PolicyRoute], budgets: Sequence[float]
+) -> Iterator[str]:
+    """Yield what is wrong with a choice among these policies and budgets, one sentence each."""
+    yield from _numbers_outside(adaptive)
+    steps = {policy.name: len(policy.steps) for policy in policies}
+    if {name: len(ends) for name, ends in adaptive.shares.items()} != steps:
+        yield f"expected the shares of each step of {', '.join(steps) or 'no policy'}. {_AGAIN}"
+    for name, ends in adaptive.shares.items():
+        if abs(sum(ends) - 1) > _ROUNDED or min(ends) < 0:
+            yield f"the shares of policy {name} add up to {sum(ends):g}, expected 1. {_AGAIN}"
+    floor, largest = adaptive.floor_budget, max(budgets)
+    if floor is not None and floor > largest:
+        yield (
+            f"found --floor-budget {floor:g}, expected at most {largest:g}, the largest budget "
+            "of the folder."
+        )
+    elif not policies and not any((floor or 0.0) <= one < largest for one in budgets):
+        above = f" of at least {floor:g} (--floor-budget)" if floor is not None else ""
+        yield (
+            f"found one budget{above} and no policies, expected something to choose from. Export "
+            "more budgets, or calibrate policies with: saccade calibrate FOLDER --data DATA"
         )
 
 
-def _counts(names: Iterator[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-    return counts
+def _floor(given: float | str, variants: Sequence[VariantFiles]) -> float:
+    """Return the floor as a number; a name is that of a budget in the folder."""
+    named = {one.main.variant.setting: one.main.variant.budget for one in variants}
+    if given in named:
+        return float(named[str(given)])
+    try:
+        return float(Budget(given))
+    except SaccadeError as error:
+        raise SaccadeError(
+            f"--floor-budget is {given!r:.60}, expected a number above 0 and at most 1, or one of "
+            f"{', '.join(named)}."
+        ) from error

@@ -9,8 +9,8 @@ from typing import Any
 from saccade.core.errors import SaccadeError, install
 from saccade.exporter.runtimes.gpu import gpus
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
-from saccade.serving.repository.config_text import read_config
 from saccade.serving.repository.installation import Installation
+from saccade.serving.repository.model_config import read_config
 from saccade.serving.repository.runtimes.registry import served_names, served_runtime
 
 RELEASE = "26.07"  # NVIDIA's container that docker/Dockerfile pins

@@ -12,28 +12,42 @@ import numpy as np
 
 from saccade.core.files import json_bytes
 from saccade.exporter.artefact.frontier import FrontierEntry
+from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.artefact.variant_files import VariantFiles, encoded, filled
+from saccade.model_repository.router.routes import SCHEMA as ROUTES_SCHEMA
+from saccade.model_repository.router.routes import VERSION as ROUTES_VERSION
+from saccade.model_repository.router.routes import AdaptiveRules, PolicyRoute
 from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of
 from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.intervals import paired_log_ratio
-from saccade.serving.client.router_view import DESCRIBED, FIRST_ROW, PROBE
-from saccade.serving.repository.adaptive import KEY as ADAPTIVE
-from saccade.serving.repository.adaptive import ServedAdaptive
+from saccade.serving.client.router_view import DESCRIBED, FIRST_ROW, LANES, PROBE
 from saccade.serving.repository.checks import join
 from saccade.serving.repository.model_config import (
     LABELS_FILE,
     MAX_BATCH,
-    RouterTensors,
-    router_config,
+    add_output,
+    config_text,
+    dims_of,
+    messages,
+    set_batches,
+    type_of,
 )
-from saccade.serving.repository.policies import KEY, ServedPolicy
+from saccade.serving.repository.policies import ADAPTIVE, KEY
 
 # Files of saccade.models that also run in the server: they import only numpy and Pillow.
 SHARED = ("image_decoding.py",)
-ROUTES_SCHEMA, ROUTES_VERSION = "saccade.routes", 3
 MAX_ROUTES_BYTES = 64 << 20  # enough for a vocabulary in the runtime metadata of every variant
+# A gRPC message has at most 2 GiB, and an image of 1,000 megapixels takes 3 GB when decoded.
+MOST = {
+    "max_image_mib": 1024,
+    "max_megapixels": 1000,
+    "max_side_px": 65_535,
+    "min_side_px": 65_535,
+    "max_images": MAX_BATCH,
+}
+LARGEST_INPUT_PX = 16_384  # side of the model's own input
 
 
 @dataclass(frozen=True)
@@ -51,8 +65,8 @@ class RouterPlan:
     measured: dict[str, FrontierEntry]
     run_batch: dict[str, int]
     max_images: int = MAX_BATCH
-    policies: tuple[ServedPolicy, ...] = ()
-    adaptive: ServedAdaptive | None = None
+    policies: tuple[PolicyRoute, ...] = ()
+    adaptive: AdaptiveRules | None = None
 
     @property
     def family(self) -> str:
@@ -85,22 +99,71 @@ def routes_content(plan: RouterPlan) -> dict[str, Any]:
         "preprocessing": plan.preprocessing.to_dict() if plan.preprocessing else None,
         "parts": _parts(plan),
         "variants": [route_fields(plan, variant) for variant in plan.variants],
-        **({KEY: [policy.to_dict() for policy in plan.policies]} if plan.policies else {}),
-        **({ADAPTIVE: plan.adaptive.to_dict()} if plan.adaptive else {}),
+        **({KEY: [asdict(policy) for policy in plan.policies]} if plan.policies else {}),
+        **({ADAPTIVE: asdict(plan.adaptive)} if plan.adaptive else {}),
     }
 
 
 def router_text(plan: RouterPlan) -> str:
     """Return the router's configuration, which has neither measurements nor sizes of a run.
 
+    The router takes encoded images or tensors, and returns the chosen variant's outputs and name.
+    It has no warm-up, because the server would refuse its calls to the variants with "Server not
+    ready". If there are several inputs, all are optional: those in a request select the component.
+
     Raises: SaccadeError if one router cannot answer for all variants.
     """
-    models = [
-        component.variant.name
+    config = messages().ModelConfig(name=plan.model, backend="python")
+    models = [part.variant.name for one in plan.variants for part in one.components.values()]
+    description = json.dumps(_description(plan), sort_keys=True)
+    # The repository index is closed to clients: a parameter lists the variants for them.
+    for key, value in {"variants": ",".join(models), DESCRIBED: description}.items():
+        config.parameters[key].string_value = value
+    inner = entry_of(plan.family).inner
+    parts = [
+        part
         for variant in plan.variants
-        for component in variant.components.values()
+        for role, part in variant.components.items()
+        if role not in inner
     ]
-    return router_config(plan.model, _tensors(plan), variants=models, max_images=plan.max_images)
+    files = {name for part in parts for name in encoded(part)}
+    inputs = _joined([spec for part in parts for spec in part.inputs], plan.model)
+    for spec in inputs:
+        config.input.add(
+            name=spec.name,
+            data_type="TYPE_STRING" if spec.name in files else type_of(spec),
+            dims=[1] if spec.name in files else dims_of(spec),
+            optional=len(inputs) > 1,
+        )
+    for spec in _outputs(plan, parts):
+        add_output(config, spec, bool(plan.labels))
+    for output in ("variant", "variant_sha256"):
+        # Bytes, not TYPE_STRING: a request for classes of a string crashes servers before 25.08.
+        config.output.add(name=output, data_type="TYPE_UINT8", dims=[-1])
+    if plan.policies or plan.adaptive:
+        config.output.add(name="steps", data_type="TYPE_INT32", dims=[1])
+        for output in ("certified", "degraded"):
+            config.output.add(name=output, data_type="TYPE_BOOL", dims=[1])
+    config.output.add(name=LANES, data_type="TYPE_UINT8", dims=[-1])
+    set_batches(config, plan.max_images)
+    config.instance_group.add(count=1, kind="KIND_CPU")
+    # One request at a time: if one request of a batch is broken, the server refuses the whole
+    # batch with that request's message. The lanes make the batches.
+    config.ClearField("dynamic_batching")
+    return config_text(config)
+
+
+def _outputs(plan: RouterPlan, parts: Sequence[Manifest]) -> tuple[TensorSpec, ...]:
+    answers = entry_of(plan.family).router_outputs
+    if answers is None:
+        outputs = _joined([spec for part in parts for spec in part.outputs], plan.model)
+    else:
+        answered = {role: part.outputs for role, part in plan.variants[0].components.items()}
+        outputs = imported(answers)(plan.model, answered)
+    if not plan.classes:
+        return outputs
+    scores = ("logits", "probabilities")
+    return (*outputs, *(TensorSpec(name, f"b {len(plan.labels)}", "float32") for name in scores))
 
 
 def write_labels(place: Path, labels: Sequence[str]) -> None:
@@ -176,39 +239,6 @@ def _parts(plan: RouterPlan) -> dict[str, Any]:
     }
 
 
-def _tensors(plan: RouterPlan) -> RouterTensors:
-    entry = entry_of(plan.family)
-    outer = [
-        component
-        for variant in plan.variants
-        for role, component in variant.components.items()
-        if role not in entry.inner
-    ]
-    inputs = _joined([spec for component in outer for spec in component.inputs], plan.model)
-    if entry.router_outputs is None:
-        outputs = _joined([spec for component in outer for spec in component.outputs], plan.model)
-    else:
-        answered = {
-            role: component.outputs for role, component in plan.variants[0].components.items()
-        }
-        outputs = imported(entry.router_outputs)(plan.model, answered)
-    if plan.classes:
-        axes = f"b {len(plan.labels)}"
-        scores = (
-            TensorSpec("logits", axes, "float32"),
-            TensorSpec("probabilities", axes, "float32"),
-        )
-        outputs = (*outputs, *scores)
-    return RouterTensors(
-        inputs=inputs,
-        outputs=outputs,
-        encoded=frozenset(name for part in outer for name in encoded(part)),
-        parameters={DESCRIBED: json.dumps(_description(plan), sort_keys=True)},
-        labelled=bool(plan.labels),
-        marked=bool(plan.policies or plan.adaptive),
-    )
-
-
 def _joined(specs: Sequence[TensorSpec], model: str) -> tuple[TensorSpec, ...]:
     by_name: dict[str, list[TensorSpec]] = {}
     for spec in specs:
@@ -240,9 +270,27 @@ def _description(plan: RouterPlan) -> dict[str, Any]:
         "labels": bool(plan.labels),
         **({FIRST_ROW: first_row} if first_row else {}),
         **({KEY: [policy.name for policy in plan.policies]} if plan.policies else {}),
-        **({ADAPTIVE: plan.adaptive.described()} if plan.adaptive else {}),
+        **({ADAPTIVE: _without_shares(plan.adaptive)} if plan.adaptive else {}),
         "probe": {
             "inputs": [spec.name for spec in first.inputs if spec.name not in filled(first)],
             "parameters": {PROBE: "lanes"},
         },
     }
+
+
+def _without_shares(adaptive: AdaptiveRules) -> dict[str, Any]:
+    content = asdict(adaptive)
+    del content["shares"]
+    return content
+
+
+def absurd_caps(declared: Preprocessing) -> Iterator[str]:
+    """Describe each cap that is above its limit."""
+    for name, most in MOST.items():
+        if (value := getattr(declared, name)) > most:
+            yield f"{name} is {value}, expected at most {most}"
+    sides = {"height_px": declared.height_px, "width_px": declared.width_px}
+    sides |= {f"resize_px[{at}]": side for at, side in enumerate(declared.resize_px)}
+    for name, side in sides.items():
+        if side > LARGEST_INPUT_PX:
+            yield f"{name} is {side}, expected at most {LARGEST_INPUT_PX}"

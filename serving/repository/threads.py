@@ -86,12 +86,12 @@ def described(rules: Mapping[str, ThreadRule], cores: int) -> dict[str, Any]:
 def read_rules(content: Any) -> dict[str, ThreadRule]:
     """Return the rules from `saccade.json`.
 
-    Raises: SaccadeError for a wrong type, KeyError for a missing key.
+    Raises: SaccadeError for a wrong type, or a missing key.
     """
     models = typed(dict[str, dict[str, Any]], content, "threads: ")
-    return {
-        name: typed(ThreadRule, one["rule"], f"threads: {name}: ") for name, one in models.items()
-    }
+    rules = {name: one.get("rule") for name, one in models.items()}
+    read: dict[str, ThreadRule] = typed(dict[str, ThreadRule], rules, "threads: ")
+    return read
 
 
 def chosen_again(rules: Mapping[str, ThreadRule], planned: int, here: int) -> dict[str, int]:

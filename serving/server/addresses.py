@@ -111,12 +111,16 @@ def _bind(host: str, port: int, name: str, chosen: dict[str, int]) -> socket.soc
                 f"--host {host}: this machine has no such address ({error.strerror}). "
                 "Pass one of its addresses, or drop the option for 127.0.0.1."
             ) from error
-        raise SaccadeError(
-            f"Port {port} on {host} cannot be used ({error.strerror}). Stop the process that is "
-            f"using it (`ss -ltnp` shows it), or choose another port with {flag(name)} "
-            "(0 takes a free one)."
-        ) from error
+        raise port_in_use(host, port, flag(name), error) from error
     return listener
+
+
+def port_in_use(host: str, port: int, flag: str, error: OSError) -> SaccadeError:
+    """Return the refusal of a port that cannot be used, which `flag` sets."""
+    return SaccadeError(
+        f"Port {port} on {host} cannot be used ({error.strerror}). Stop the process that is "
+        f"using it (`ss -ltnp` shows it), or choose another port with {flag} (0 takes a free one)."
+    )
 
 
 def refuse_shared(name: str, port: int, chosen: Mapping[str, int]) -> None:

@@ -47,11 +47,11 @@ from saccade.serving.server.process import (
     backend_folder,
     limited,
     server_arguments,
+    trace_arguments,
     writable,
 )
-from saccade.serving.server.served_copy import link_models
+from saccade.serving.server.run_folder import link_models
 from saccade.serving.server.server import refuse_exposure
-from saccade.serving.server.tracing import trace_arguments
 
 IMAGE = f"saccade-server:{RELEASE}"  # built from docker/Dockerfile
 MODELS = PurePosixPath("/models")

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server process: its folders, arguments and stubs, its start and its end."""
+"""One server process: its folders, arguments, stubs and traces, its start and its end.
+
+Stubs are the processes in which a server's Python models run.
+"""
 
 import os
 import py_compile
+import re
 import secrets
 import shutil
 import signal
@@ -10,27 +14,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from saccade.core.die_with_parent import dying_with_parent
-from saccade.core.errors import SaccadeError
-from saccade.core.machine import cpu_seconds, family_of
+from saccade.core.errors import SaccadeError, ServerFailed
+from saccade.core.machine import cpu_seconds, family_of, process_fields
 from saccade.serving.local.server_code import backend_files
 from saccade.serving.repository.installation import STUB, Installation
 from saccade.serving.repository.requirements import Requirements
 from saccade.serving.repository.runtimes.registry import served_names, served_runtime
-from saccade.serving.server import listeners
 from saccade.serving.server.addresses import ServeOptions
-from saccade.serving.server.json_log import REQUEST_LOG
-from saccade.serving.server.log import ServerLog
-from saccade.serving.server.metrics_relay import OWN_HOST, hold_port, metrics
-from saccade.serving.server.run_folder import RunFolder, close_regions, remove_regions
-from saccade.serving.server.served_copy import link_models
-from saccade.serving.server.stubs import Stub, is_alive, stubs_in, wait_gone
-from saccade.serving.server.tracing import CLOSE_S, is_traced, trace_arguments
+from saccade.serving.server.http_endpoint import OWN_HOST, hold_port, metrics
+from saccade.serving.server.log import REQUEST_LOG, ServerLog
+from saccade.serving.server.run_folder import RunFolder, close_regions, link_models, remove_regions
 
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
 # A header that no request can have, so that there is no key to read or guess: a colon ends a
@@ -56,6 +57,98 @@ def compile_models(models: Path) -> None:
     for source in models.rglob("*.py"):
         name = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
         py_compile.compile(str(source), str(source.parent / "__pycache__" / name), quiet=2)
+
+
+@dataclass(frozen=True)
+class Stub:
+    """The process of one Python model; `started` distinguishes it from a later one with its id."""
+
+    pid: int
+    started: int
+    model: str
+    region: str = ""  # of shared memory, between it and the server
+
+
+def stubs_in(group: int) -> list[Stub]:
+    """Return the stubs in a process group."""
+    stubs = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError, IndexError):
+            fields = process_fields(int(entry.name))
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if int(fields[2]) == group and words[0].endswith(STUB.encode()):
+                region = words[2].decode(errors="replace") if len(words) > 2 else ""
+                stubs.append(Stub(int(entry.name), int(fields[19]), _model_of(words), region))
+    return stubs
+
+
+def _model_of(words: list[bytes]) -> str:
+    # One of the stub's arguments is the instance, such as `nac-b0250-fp32_0_0`.
+    for word in words[2:]:
+        instance = re.fullmatch(r"([a-z0-9-]+)_\d+_\d+", word.decode(errors="replace"))
+        if instance:
+            return instance[1]
+    return ""
+
+
+def _started(pid: int) -> int | None:
+    """Return the start time of process `pid` in clock ticks; None if it is gone or a zombie."""
+    fields = process_fields(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def is_alive(stub: Stub) -> bool:
+    """Return True if this very process is running, not a later one with the same id."""
+    return _started(stub.pid) == stub.started
+
+
+def wait_gone(stub: Stub) -> None:
+    """Wait until a stub that was killed is gone.
+
+    Raises: ServerFailed if it does not exit.
+    """
+    end = time.monotonic() + 3
+    while is_alive(stub):
+        if time.monotonic() > end:
+            raise ServerFailed(f"Process {stub.pid} of model {stub.model} does not exit.")
+        time.sleep(0.01)
+
+
+SHARE = 0.1  # of one core: less is housekeeping, not progress
+MOST_TIMES = 10.0  # a start may take this many times the limit, however much it computes
+_LOOK_S = 1.0  # between two looks at the CPU time
+
+
+class StartLimit:
+    """Watches one start from now on; `used_s` returns the CPU time of its processes so far."""
+
+    def __init__(
+        self, used_s: Callable[[], float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read, self._clock = used_s, clock
+        self._began_s = self._looked_s = self._progress_s = clock()
+        self._used_s = 0.0
+
+    def is_over(self, limit_s: float) -> bool:
+        """Return True if there was no progress for so long, or for much longer no end of it."""
+        now_s = self._clock()
+        if now_s - self._looked_s >= _LOOK_S:
+            used_s = self._read()
+            # Less than before: a process that had used some has ended.
+            if used_s < self._used_s or used_s - self._used_s > SHARE * (now_s - self._looked_s):
+                self._progress_s = now_s
+            self._used_s, self._looked_s = used_s, now_s
+        return now_s - self._progress_s > limit_s or now_s - self._began_s > MOST_TIMES * limit_s
+
+    def text(self, limit_s: float) -> str:
+        """Return the limit that was passed, and what to do."""
+        seconds = self._clock() - self._began_s
+        return (
+            f"after {seconds:.0f} s, {self._clock() - self._progress_s:.0f} of them without "
+            f"progress, expected at most {limit_s:g}. Allow more with --start-timeout-s"
+        )
 
 
 class ServerProcess:
@@ -185,10 +278,6 @@ class ServerProcess:
     def ports(self) -> tuple[int, int]:
         """Ports that callers use."""
         return self._options.grpc_port, self._options.http_port
-
-    def callers(self) -> int:
-        """Return the number of connections from callers to this process."""
-        return sum(listeners.connections(port, self.pid) for port in self.ports())
 
     def stop(self, *, at_once: bool = False) -> None:
         """Let requests in the server's queues finish, then stop it; remove stubs, shared memory.
@@ -329,3 +418,44 @@ def backend_code() -> dict[str, bytes]:
         for backend in sorted(backends)
         for name, file in sorted(backend_files(backend).items())
     }
+
+
+_RULES: Mapping[str, Any] = vars(import_module("saccade.model_repository.router.tracing"))
+_wants_tracing: Callable[[Mapping[str, str]], bool] = _RULES["wants_tracing"]
+_obstacle: Callable[[Mapping[str, str]], str] = _RULES["obstacle"]
+
+# The models create the spans (model_repository/router/tracing.py); the server only forwards a
+# caller's context. The server's own trace mode is not used, because it follows every context that a
+# caller sends, whether sampled or not, and does not know decoding, lanes or batched requests.
+_TRACING_FILE = "tracing.py"  # in the router, if it supports contexts
+CLOSE_S: float = _RULES["CLOSE_S"]  # the longest time that a model needs to send its last spans
+_PATTERN = f"(?i)^({'|'.join(_RULES['CONTEXT'])})$"
+
+
+def is_traced(models: Path, environment: Mapping[str, str]) -> bool:
+    """Return True if these models send spans; a router of an older release cannot."""
+    return _wants_tracing(environment) and any(models.glob(f"*/1/{_TRACING_FILE}"))
+
+
+def trace_arguments(
+    models: Path, options: ServeOptions, environment: Mapping[str, str]
+) -> list[str]:
+    """Return the server arguments that forward callers' contexts to the router."""
+    # A router that does not know these parameters would refuse requests that contain them.
+    if not is_traced(models, environment):
+        return []
+    http = [f"--http-header-forward-pattern={_PATTERN}"] if options.http else []
+    return [f"--grpc-header-forward-pattern={_PATTERN}", *http]
+
+
+def trace_notices(models: Path, environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield reasons why no spans reach the configured endpoint."""
+    if not _wants_tracing(environment):
+        return
+    if not is_traced(models, environment):
+        yield (
+            f"No spans are sent: {models} was written by an older release. Run `saccade "
+            "repository` again, or unset OTEL_EXPORTER_OTLP_ENDPOINT."
+        )
+    elif reason := _obstacle(environment):
+        yield f"No spans are sent: {reason}. Or unset OTEL_EXPORTER_OTLP_ENDPOINT."

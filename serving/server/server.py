@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server as a context manager, and `saccade serve` in the foreground."""
+"""The server as a context manager."""
 
 import logging
 import os
 import secrets
-import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
-from saccade.core import interruption, verbosity
 from saccade.core.errors import SaccadeError, ServerFailed
-from saccade.core.escaped import escaped_message
 from saccade.core.machine import cores
 from saccade.serving.client.connection import is_loopback
 from saccade.serving.client.readiness import Board, Readiness
@@ -30,33 +24,20 @@ from saccade.serving.repository.requirements import Requirements, refuse_unrunna
 from saccade.serving.repository.threads import chosen_again
 from saccade.serving.server.addresses import ServeOptions, address, with_ports
 from saccade.serving.server.handover import Replacement, Start
-from saccade.serving.server.http_endpoint import JSON, Answer, HttpEndpoint, json_line
-from saccade.serving.server.json_log import JsonFormatter, event
-from saccade.serving.server.log import EscapedFormatter, ServerLog
-from saccade.serving.server.metrics_relay import MetricsRelay, Watched
-from saccade.serving.server.new_connection import NewCaller
-from saccade.serving.server.process import ServerProcess
-from saccade.serving.server.run_folder import RunFolder
-from saccade.serving.server.served_copy import COPY
-from saccade.serving.server.signals import signals
+from saccade.serving.server.http_endpoint import (
+    MetricsRelay,
+    NewCaller,
+    ReadyEndpoint,
+    Watched,
+)
+from saccade.serving.server.log import ServerLog, event
+from saccade.serving.server.process import ServerProcess, trace_notices
+from saccade.serving.server.run_folder import COPY, RunFolder
 from saccade.serving.server.supervisor import Supervisor
-from saccade.serving.server.tracing import trace_notices
-
-
-class ReadyEndpoint(HttpEndpoint):
-    """Answers 200 or 503, with the readiness as JSON."""
-
-    def __init__(self, host: str, port: int, ask: Callable[[], Readiness]) -> None:
-        def answer() -> Answer:
-            readiness = ask()
-            return 200 if readiness else 503, JSON, json_line(readiness.to_dict())
-
-        super().__init__(host, port, "--ready-port", ("/ready", "/"), answer)
-
 
 LOGGER = logging.getLogger("saccade.serve")
 
-__all__ = ["ServeOptions", "Server", "serve"]
+__all__ = ["ServeOptions", "Server"]
 
 # Weaknesses of the server that saccade cannot fix, reported when it starts.
 _HTTP = (
@@ -296,43 +277,6 @@ class Server:
                 self._metrics = None
 
 
-def serve(repository: Path | str, options: ServeOptions | None = None) -> int:
-    """Run the server in the foreground until Ctrl-C or SIGTERM, and return the exit code.
-
-    With a JSON log, an error becomes the last line of the log instead of an exception, and its
-    exit code is returned.
-
-    Raises: SaccadeError for wrong input; ServerFailed if the server cannot be kept running;
-        KeyboardInterrupt if it is interrupted before it is ready.
-    """
-    options = options or ServeOptions()
-    if not is_loopback(options.host) and not options.accept_risk:
-        options = _ask_consent(options)
-    with _own_log(options):
-        try:
-            with signals() as hang_up:
-                with Server(repository, options) as server, suppress(KeyboardInterrupt):
-                    hang_up.call(server)
-                    _announce(server, options)
-                    server.wait()
-        except (SaccadeError, KeyboardInterrupt) as error:
-            if options.log_format == "text":
-                raise
-            return _logged_end(error)
-        _say("stopped.", options, "stopped")
-    return 0
-
-
-def _logged_end(error: BaseException) -> int:
-    if isinstance(error, SaccadeError):
-        code = error.exit_code
-        LOGGER.critical("%s", error, **event("failed", exit_code=code))
-    else:
-        code = 128 + (interruption.received() or signal.SIGINT)
-        LOGGER.warning("Interrupted.", **event("interrupted", exit_code=code))
-    return code
-
-
 def notices(options: ServeOptions) -> Iterator[tuple[int, str]]:
     """Yield notices about remaining risks, each with a log level."""
     if options.http:
@@ -364,61 +308,3 @@ def risk_of(installation: Installation) -> str:
         "limit the size of a message. To expose it, serve the same repository with NVIDIA's "
         "current container, behind a proxy that limits messages."
     )
-
-
-def _ask_consent(options: ServeOptions) -> ServeOptions:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return options
-    _print(risk_of(find_installation()))
-    print(f"Listen on {options.host} anyway? [y/N] ", end="", file=sys.stderr, flush=True)
-    agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
-    return replace(options, accept_risk=agreed)
-
-
-def _announce(server: Server, options: ServeOptions) -> None:
-    if options.log_format == "json":
-        places = {"grpc": server.url, "metrics": server.metrics_url, "ready": server.ready_url}
-        places |= {"http": server.http_url} if server.options.http else {}
-        what = {"model": server.model, "variants": list(server.variants)}
-        what |= {
-            "repository": str(server.repository),
-            "repository_sha256": server.repository_sha256,
-        }
-        LOGGER.info("Serving.", **event("serving", **what, **places))
-        return
-    count = len(server.variants)
-    names = ", ".join(server.variants)
-    _print(f"{server.model} with {count} variant{'s' * (count != 1)}: {names}")
-    _print(f"repository {server.repository}, SHA-256 {server.repository_sha256[:12]}")
-    over_http = f"HTTP {server.http_url}   " if server.options.http else ""
-    _print(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
-    _print(f"ready: {server.ready_url}   (Ctrl-C stops)")
-
-
-def _say(text: str, options: ServeOptions, kind: str) -> None:
-    if options.log_format == "json":
-        LOGGER.info("%s", text, **event(kind))
-    else:
-        _print(text)
-
-
-def _print(text: str) -> None:
-    print(escaped_message(f"saccade: {text}"), file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _own_log(options: ServeOptions) -> Iterator[None]:
-    """Show the log on standard error, unless the program has set one up."""
-    logger = logging.getLogger("saccade")
-    if logger.hasHandlers():
-        yield
-        return
-    handler = logging.StreamHandler()
-    text = EscapedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(text if options.log_format == "text" else JsonFormatter())
-    logger.addHandler(handler)
-    logger.setLevel(verbosity.level())
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)

@@ -21,14 +21,10 @@ from saccade.serving.server.handover import (
     foreign_listeners,
     receive_callers,
 )
-from saccade.serving.server.json_log import event
-from saccade.serving.server.liveness import Liveness
-from saccade.serving.server.log import ServerLog
-from saccade.serving.server.process import ServerProcess
-from saccade.serving.server.run_folder import RunFolder
-from saccade.serving.server.served_copy import remove_other_copies
-from saccade.serving.server.start_limit import StartLimit
-from saccade.serving.server.variant_reload import VariantReload
+from saccade.serving.server.liveness import Liveness, VariantReload
+from saccade.serving.server.log import ServerLog, event
+from saccade.serving.server.process import ServerProcess, StartLimit
+from saccade.serving.server.run_folder import RunFolder, remove_other_copies
 
 FORGIVEN_AFTER_S = 30.0  # seconds of service that make up for one failure
 MOST_TROUBLES = 5

@@ -70,8 +70,8 @@ from saccade.serving.repository.preflight.verb import PreflightOptions as Prefli
 from saccade.serving.repository.preflight.verb import preflight as preflight
 from saccade.serving.server.envoy import ProxyOptions as ProxyOptions
 from saccade.serving.server.envoy import proxy as proxy
+from saccade.serving.server.foreground import serve as serve
 from saccade.serving.server.server import ServeOptions as ServeOptions
 from saccade.serving.server.server import Server as Server
-from saccade.serving.server.server import serve as serve
 
 __version__: str

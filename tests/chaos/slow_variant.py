@@ -32,11 +32,11 @@ from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.load_requests import png_files, request
 from saccade.serving.client import request_sizes
 from saccade.serving.client.client import Client
-from saccade.serving.repository.config_text import read_config
+from saccade.serving.repository.model_config import read_config
 from saccade.serving.repository.preflight.verb import preflight
 from saccade.serving.server import server as server_module
+from saccade.serving.server.process import stubs_in
 from saccade.serving.server.server import ServeOptions, Server
-from saccade.serving.server.stubs import stubs_in
 
 FREE = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 IMAGES = list(np.random.default_rng(0).integers(0, 256, (64, 4, 4, 1), dtype=np.uint8))

@@ -13,17 +13,16 @@ from itertools import zip_longest
 from pathlib import Path
 
 from saccade.core.errors import SaccadeError
-from saccade.serving.repository.files import entries
+from saccade.serving.repository.description import entries
 from saccade.serving.repository.model_config import LABELS_FILE
-from saccade.serving.repository.preflight.difference import differences
 from saccade.serving.repository.preflight.rendered import (
+    differences,
     free_fields,
     rendered_config,
     rendered_files,
 )
-from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.report import NotChecked, Target
 from saccade.serving.repository.preflight.repository import RepositoryModel
-from saccade.serving.repository.preflight.target import Target
 
 
 def check_config(model: RepositoryModel, target: Target) -> Iterator[str]:

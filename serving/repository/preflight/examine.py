@@ -7,37 +7,29 @@ from itertools import islice
 from pathlib import Path
 
 from saccade.core.errors import MissingPackage, SaccadeError
-from saccade.serving.repository.files import entries
-from saccade.serving.repository.preflight import (
-    answer_checks,
-    config_checks,
-    file_checks,
-    machine_checks,
-    model_checks,
-    router_checks,
-)
-from saccade.serving.repository.preflight.report import Finding, NotChecked
+from saccade.serving.repository.description import entries
+from saccade.serving.repository.preflight import config_checks, model_checks, repository_checks
+from saccade.serving.repository.preflight.report import Finding, NotChecked, Target
 from saccade.serving.repository.preflight.repository import Repository, open_repository
-from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.runtimes.registry import served_runtime
 from saccade.serving.repository.runtimes.served_runtime import ModelCheck
 
 MOST_REASONS = 5  # per check and model: more of the same kind add nothing
 REPOSITORY: dict[str, Callable[[Repository, Target], Iterator[str]]] = {
-    "files": file_checks.check_files,
-    "models": file_checks.check_models,
-    "top": file_checks.check_top,
-    "machine": machine_checks.check_machine,
+    "files": repository_checks.check_files,
+    "models": repository_checks.check_models,
+    "top": repository_checks.check_top,
+    "machine": repository_checks.check_machine,
 }
 ROUTER: dict[str, Callable[[Repository, Target], Iterator[str]]] = {
     "configuration": lambda repository, target: config_checks.check_config(
         repository.router, target
     ),
     "versions": lambda repository, target: config_checks.check_versions(repository.router, target),
-    "fields": router_checks.check_fields,
-    "content": router_checks.check_content,
-    "router": router_checks.check_router,
-    "routes": router_checks.check_routes,
+    "fields": repository_checks.check_fields,
+    "content": repository_checks.check_content,
+    "router": repository_checks.check_router,
+    "routes": repository_checks.check_routes,
 }
 # The checks of the runtime come after these.
 MODEL: dict[str, ModelCheck] = {
@@ -48,11 +40,11 @@ MODEL: dict[str, ModelCheck] = {
     "instances": config_checks.check_instances,
     "manifest": model_checks.check_manifest,
     "labels": config_checks.check_labels,
-    "sample": answer_checks.check_sample,
-    "warm-up": answer_checks.check_warmup,
+    "sample": model_checks.check_sample,
+    "warm-up": model_checks.check_warmup,
 }
 LAST: dict[str, Callable[[Repository, Target], Iterator[str]]] = {
-    "memory": machine_checks.check_memory
+    "memory": repository_checks.check_memory
 }
 # Checks that load nothing: `deploy` applies them to what it has written.
 RULES = ("configuration", "versions", "fields", "content", "labels", "sample", "warm-up")

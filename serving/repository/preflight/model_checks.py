@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the ONNX file: that it is readable, verified, finite, and in a format the server reads."""
+"""Check the ONNX file: that it is verified, in a format the server reads, and gives its answer."""
 
-from collections.abc import Iterator
+import ctypes
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 
-from saccade.core.errors import SaccadeError, require
+import numpy as np
+
+from saccade.core.errors import MissingPackage, SaccadeError
 from saccade.core.files import sha256_of
-from saccade.exporter.artefact.manifest import SUFFIX, read_manifest
+from saccade.exporter.artefact.manifest import SUFFIX, Manifest, read_manifest
+from saccade.exporter.gate.metrics import one_minus_cosine, relative_error, thresholds_of
+from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
+from saccade.models.interface import Arrays
+from saccade.plugins.native.library import built_library
 from saccade.serving.repository.model_config import MODEL_FILE
-from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.report import NotChecked, Target
 from saccade.serving.repository.preflight.repository import RepositoryModel
-from saccade.serving.repository.preflight.target import Target
+from saccade.serving.repository.stored_sample import FOLDER, read_sample
 
 OPSET, IR_VERSION = 20, 10  # both servers read these
-_DOMAINS = {"", "ai.onnx", "saccade", "pkg.onnxscript.torch_lib.common"}
 
 
 def check_manifest(model: RepositoryModel, target: Target) -> Iterator[str]:
@@ -29,7 +38,10 @@ def check_manifest(model: RepositoryModel, target: Target) -> Iterator[str]:
 
 
 def check_model(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """Check that the ONNX file matches its manifest and that the server can read and run it."""
+    """Check that the ONNX file matches its manifest and that the server can read it.
+
+    Whether it runs is for `check_answer`, which loads it.
+    """
     if not model.model.is_file():
         return
     for name, file in zip(model.files, model.manifest.file.files, strict=True):
@@ -53,52 +65,149 @@ def check_model(model: RepositoryModel, target: Target) -> Iterator[str]:
             f"{MODEL_FILE} has opset {opset} and IR version {proto.ir_version}, expected opset "
             f"{OPSET} and IR version {IR_VERSION}."
         )
-    functions = {(function.domain, function.name) for function in proto.functions}
-    for node in proto.graph.node:
-        own = (node.domain, node.op_type) in functions
-        if node.domain not in _DOMAINS and not own:
-            op = f"{node.domain}::{node.op_type}"
-            yield f"{MODEL_FILE} calls {op}, an op that the server does not have."
-            break
 
 
-def check_weights(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """Check that no weight is NaN or infinite, except for -inf in masks."""
-    require("onnx", extra="export")
-    numpy = require("numpy", extra="export")
-    from saccade.exporter.graph.weights import loader
-
-    proto, weights = model.graph
-    for tensor in proto.graph.initializer:
-        values = loader(tensor, weights)()
-        if values.dtype.kind != "f":
-            continue
-        # Attention masks contain -inf; NaN and +inf are always faults.
-        if bool(numpy.isnan(values).any() or (values == numpy.inf).any()):
-            yield f"weight {tensor.name!r} of {MODEL_FILE} contains NaN or infinity."
+_ENTRY = "RegisterCustomOps"
 
 
-def check_tensors(model: RepositoryModel, target: Target) -> Iterator[str]:
-    """Check that the file's tensors are those of the manifest."""
-    onnx = require("onnx", extra="export")
-    weights = {tensor.name for tensor in model.proto.graph.initializer}
-    for kind in ("input", "output"):
-        expected = {spec.name: spec for spec in getattr(model.manifest, f"{kind}s")}
-        tensors = {
-            value.name: value
-            for value in getattr(model.proto.graph, kind)
-            if value.name not in weights
-        }
-        for name in sorted(set(tensors) ^ set(expected)):
-            where = MODEL_FILE if name in tensors else "manifest"
-            yield f"{kind} {name!r} is only in its {where}."
-        for name in sorted(set(tensors) & set(expected)):
-            tensor = tensors[name].type.tensor_type
-            dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-            sizes = [size.dim_value or size.dim_param or "?" for size in tensor.shape.dim]
-            fixed = [axis for axis in expected[name].shape if isinstance(axis, int)]
-            if dtype != expected[name].dtype or [s for s in sizes if isinstance(s, int)] != fixed:
-                yield (
-                    f"{kind} {name!r} of {MODEL_FILE} is {dtype} {sizes}, expected "
-                    f"{expected[name].dtype} [{expected[name].axes}] from its manifest."
-                )
+def check_library(model: RepositoryModel, target: Target) -> Iterator[str]:
+    """Check that the library of custom ops is saccade's, loads here, and has the entry point.
+
+    The library is compared before it is loaded, because loading runs its code.
+    """
+    for path in libraries(model):
+        if not path.is_file():
+            yield f"{path.name} is missing from the version folder."
+        elif fault := _foreign_library(path):
+            yield fault
+        else:
+            try:
+                has_entry = hasattr(ctypes.CDLL(str(path)), _ENTRY)
+            except OSError as error:
+                yield f"{path.name} cannot be loaded ({error})."
+                continue
+            if not has_entry:
+                yield f"{path.name} has no {_ENTRY}, the entry point that ONNX Runtime calls."
+
+
+def _foreign_library(path: Path) -> str | None:
+    """Return why a library must not be loaded; None if it is saccade's own library."""
+    own = built_library()
+    if own is None:
+        return (
+            f"{path.name} is code and was not loaded: there is no library here to compare it with. "
+            "Build one with: saccade ops --build"
+        )
+    if (digest := sha256_of(path)) == (expected := sha256_of(own)):
+        return None
+    return (
+        f"{path.name} has the SHA-256 {digest[:12]}..., but saccade's library here has "
+        f"{expected[:12]}...: it is different code and was not loaded. Write the repository again "
+        "with this installation of saccade, or check it with the one that wrote it."
+    )
+
+
+def libraries(model: RepositoryModel) -> list[Path]:
+    """Return the libraries that the configuration names, in the version folder."""
+    names = model.config.model_operations.op_library_filename
+    return [model.version / name for name in names if name == Path(name).name]
+
+
+def check_sample(model: RepositoryModel, target: Target) -> Iterator[str]:
+    """Check that the stored sample exists and fits the manifest."""
+    if not model.sampled:
+        raise NotChecked(
+            "no sample was stored. To have one, write the repository on a machine with ONNX Runtime"
+        )
+    try:
+        sample = read_sample(model.sample)
+    except SaccadeError as error:
+        yield str(error)
+        return
+    for spec in model.manifest.inputs:
+        array = sample.inputs.get(spec.name)
+        if array is None or str(array.dtype) != spec.dtype or array.ndim != len(spec.shape):
+            yield f"the stored sample has no input {spec.name!r} of {spec.dtype} [{spec.axes}]."
+    if odd := set(sample.answers) - {spec.name for spec in model.manifest.outputs}:
+        yield f"the stored answer has {min(odd)!r}, which is not an output of the model."
+
+
+def check_warmup(model: RepositoryModel, target: Target) -> Iterator[str]:
+    """Check that the warm-up data has as many bytes as the configuration requires.
+
+    The server refuses to load a model whose warm-up fails.
+    """
+    types = {spec.name: np.dtype(spec.dtype) for spec in model.manifest.inputs}
+    for warmup in model.config.model_warmup[:1]:
+        for name, tensor in sorted(warmup.inputs.items()):
+            path = model.folder / FOLDER / name
+            if tensor.input_data_file and name in types and path.is_file():
+                needed = math.prod(tensor.dims) * types[name].itemsize
+                if (size := path.stat().st_size) != needed:
+                    yield f"the warm-up takes {needed} bytes of {name!r}, but its file has {size}."
+
+
+def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
+    """Check that the model loads and gives the stored answer for the stored sample."""
+    kernels = libraries(model)
+    if any(check_library(model, target)):
+        raise NotChecked("its library of ops cannot be loaded")
+    with suppress(MissingPackage):  # without onnx, only the limits of this process apply
+        assert model.proto.graph.node, "a file beyond the limits of graphs is not loaded"
+    try:
+        session = onnx_session(model.model, kernels=kernels[0] if kernels else None)
+    except MissingPackage:
+        raise
+    except Exception as error:  # ONNX Runtime raises its own classes, which share no base class
+        yield str(error)
+        return
+    if not model.sampled:
+        raise NotChecked("the model loads, but no sample was stored to compare answers")
+    try:
+        sample = read_sample(model.sample)
+        answers = onnx_runner(session)(sample.inputs)
+        apart = list(differences(answers, sample.answers, model.manifest))
+    except SaccadeError as error:
+        yield str(error)
+        return
+    yield from apart
+
+
+def differences(answers: Arrays, stored: Arrays, manifest: Manifest) -> Iterator[str]:
+    """Report each output that differs from the stored answer by more than the gate allows.
+
+    Shapes: both [1 ...], by output.
+    Raises: SaccadeError if the manifest overrides a threshold that does not exist.
+    """
+    limits = thresholds_of(manifest.variant.precision, manifest.parity.overrides)
+    for name, expected in stored.items():
+        if name not in answers or answers[name].shape != expected.shape:
+            yield f"output {name!r} has a different shape than the stored answer."
+        elif not np.isfinite(answers[name]).all():
+            yield f"output {name!r} contains NaN or infinity."
+        else:
+            yield from _apart(name, answers[name], expected, limits, manifest.parity.floor)
+
+
+def _apart(
+    name: str,
+    actual: np.ndarray,
+    expected: np.ndarray,
+    limits: Mapping[str, float],
+    floor: float,
+) -> Iterator[str]:
+    if (limit := limits.get("relative_error")) is not None:
+        error = relative_error(actual, expected, floor)
+        if error > limit:
+            yield (
+                f"output {name!r} is {error:.2g} from the stored answer, expected at most "
+                f"{limit:g}."
+            )
+    elif expected.ndim > 1:
+        error = one_minus_cosine(actual, expected).max()
+        if error > limits["one_minus_cosine"]:
+            limit = limits["one_minus_cosine"]
+            yield (
+                f"output {name!r} is {error:.2g} (1 - cosine) from the stored answer, expected at "
+                f"most {limit:g}."
+            )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The repository that `saccade repository` would write for the models found.
+"""The repository that `saccade repository` would write for the models found, and differences.
 
 A repository does not store the options that it was written with. They are read back from the
 configurations if they are within their bounds. Everything else follows from the manifests.
@@ -8,7 +8,10 @@ configurations if they are within their bounds. Everything else follows from the
 import json
 import math
 import re
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -19,21 +22,19 @@ from saccade.core.options import range_of
 from saccade.exporter.artefact.manifest import SUFFIX
 from saccade.exporter.artefact.variant_files import VariantFiles, grouped
 from saccade.models.preprocessing import Preprocessing
-from saccade.serving.repository.adaptive import adaptive_of
-from saccade.serving.repository.config_text import parse_config, plain_fields
-from saccade.serving.repository.image_caps import MOST
 from saccade.serving.repository.model_config import (
     LABELS_FILE,
     MAX_BATCH,
-    Served,
+    parse_config,
+    plain_fields,
     variant_config,
 )
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.policies import policies_of
-from saccade.serving.repository.preflight.difference import Bounds
+from saccade.serving.repository.policies import adaptive_of, policies_of
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.preflight.repository import Repository, RepositoryModel
 from saccade.serving.repository.router_folder import (
+    MOST,
     RouterPlan,
     labels_text,
     router_code,
@@ -56,6 +57,19 @@ _FIELDS = {
     "priority_levels": f"{_BATCHING}.priority_levels",
 }
 _UNITS = {"queue_timeout_ms": 1000}  # how many units of the field make one unit of the option
+
+
+_AGAIN = "Write the repository again."
+_MOST_SHOWN = 80
+_ABSENT: Any = object()
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of a field whose value the operator may choose."""
+
+    expected: str
+    fit: Callable[[Any], bool]
 
 
 def _whole(low: float, high: float) -> Bounds:
@@ -111,14 +125,14 @@ def rendered_config(model: RepositoryModel) -> dict[str, Any]:
     """
     fields, manifest, run_batch = model.fields, model.manifest, _run_batch(model)
     options = _options(model)
-    served = Served(
-        fields=model.served.config_fields(model, options, run_batch),
-        options=options,
+    text = variant_config(
+        manifest,
+        model.served.config_fields(model, options, run_batch),
+        options,
+        run_batch=run_batch,
         max_batch=_largest(fields),
         sample=_sample_shapes(model),
     )
-    labelled = bool(manifest.labels)
-    text = variant_config(manifest, run_batch=run_batch, served=served, labelled=labelled)
     return plain_fields(parse_config(text))
 
 
@@ -261,3 +275,86 @@ def _capped(declared: Any, expected: Preprocessing | None) -> Preprocessing | No
         return replace(expected, **{name: getattr(preprocessing, name) for name in MOST})
     except SaccadeError:
         return expected  # the check of the routes reports the fault
+
+
+@dataclass(frozen=True)
+class _Difference:
+    place: str  # for messages: `input[image].dims`
+    field: str  # without positions in lists: `input.dims`
+    found: Any
+    expected: Any
+
+
+def differences(actual: Any, expected: Any, free: Mapping[str, Bounds]) -> Iterator[str]:
+    """Describe each difference between the data found and the data that saccade would write.
+
+    A field that saccade does not write is a difference, unless it is in `free`.
+    """
+    for difference in _compared(actual, expected, "", ""):
+        bounds = free.get(difference.field)
+        if bounds is None:
+            yield _sentence(difference, _shown(difference.expected))
+        elif difference.found is _ABSENT or not bounds.fit(difference.found):
+            yield _sentence(difference, bounds.expected)
+
+
+def _sentence(difference: _Difference, expected: str) -> str:
+    if difference.found is _ABSENT:
+        return f"{difference.place} is missing, expected {expected}. {_AGAIN}"
+    if expected:
+        return f"{difference.place} is {_shown(difference.found)}, expected {expected}. {_AGAIN}"
+    return (
+        f"{difference.place} is {_shown(difference.found)}, which saccade does not write. {_AGAIN}"
+    )
+
+
+def _compared(actual: Any, expected: Any, place: str, field: str) -> Iterator[_Difference]:
+    if isinstance(actual, dict) and (
+        isinstance(expected, dict) or (actual and expected is _ABSENT)
+    ):
+        there = {} if expected is _ABSENT else expected
+        for key in sorted({*actual, *there}):
+            name = key if key.isidentifier() else repr(key)  # `8.9` is one name, not two
+            inner = (f"{each}.{name}" if each else name for each in (place, field))
+            yield from _compared(actual.get(key, _ABSENT), there.get(key, _ABSENT), *inner)
+    elif _are_lists_of_objects(actual, expected):
+        for index, (here, there) in enumerate(zip_longest(actual, expected, fillvalue=_ABSENT)):
+            if isinstance(here, dict) and isinstance(there, dict):
+                name = there.get("name", index)
+                yield from _compared(here, there, f"{place}[{name}]", field)
+            else:
+                # An extra item is reported whole: the operator may choose none of its fields.
+                yield _Difference(f"{place}[{index}]", f"{field}[]", here, there)
+    elif (type(actual), actual) != (type(expected), expected):
+        yield from _inside(actual, expected, place, field)
+
+
+def _inside(actual: Any, expected: Any, place: str, field: str) -> Iterator[_Difference]:
+    """Yield the differences inside two strings if both are JSON objects."""
+    inner: list[_Difference] = []
+    if isinstance(actual, str) and isinstance(expected, str) and expected.startswith("{"):
+        with suppress(ValueError, RecursionError):
+            inner = list(_compared(json.loads(actual), json.loads(expected), place, field))
+    yield from inner or [_Difference(place, field, actual, expected)]
+
+
+def _are_lists_of_objects(*values: Any) -> bool:
+    return all(isinstance(value, list) for value in values) and any(
+        isinstance(item, dict) for value in values for item in value
+    )
+
+
+def _shown(value: Any) -> str:
+    """Return a value as text for a message; the empty string for an absent value."""
+    if value is _ABSENT:
+        return ""
+    if isinstance(value, list) and not any(isinstance(item, dict) for item in value):
+        text = f"[{', '.join(map(_in_list, value))}]"
+    else:
+        text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _in_list(value: Any) -> str:
+    # 64-bit integers are strings in protobuf's JSON.
+    return value if isinstance(value, str) and value.lstrip("-").isdecimal() else repr(value)

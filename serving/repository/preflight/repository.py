@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.core.errors import SaccadeError, require
 from saccade.exporter.artefact.manifest import SUFFIX, Manifest, read_manifest
-from saccade.serving.repository.config_text import plain_fields, read_config
 from saccade.serving.repository.description import Deployment, read_description
-from saccade.serving.repository.model_config import LABELS_FILE, MODEL_FILE
+from saccade.serving.repository.model_config import (
+    LABELS_FILE,
+    MODEL_FILE,
+    plain_fields,
+    read_config,
+)
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.router_folder import MAX_ROUTES_BYTES
 from saccade.serving.repository.runtimes.registry import served_runtime
@@ -116,24 +120,19 @@ class RepositoryModel:
                 raise NotChecked(f"{path.name} cannot be read") from None
         return engines
 
-    @property
+    @cached_property
     def proto(self) -> Any:
         """The parsed ONNX file, if it stays within the limits of graphs."""
-        return self.graph[0]
-
-    @cached_property
-    def graph(self) -> Any:
-        """The parsed ONNX file, and functions that return its weights in the data file."""
         require("onnx", extra="export")
         from saccade.exporter.graph.model_file import read_model
 
         try:
-            proto, weights = read_model(self.model, self.manifest.file, MODEL_FILE)
+            proto, _ = read_model(self.model, self.manifest.file, MODEL_FILE)
         except SaccadeError as error:
             raise NotChecked(str(error).rstrip(".")) from error
         if not proto.graph.node:
             raise NotChecked(f"{MODEL_FILE} has no node")
-        return proto, weights
+        return proto
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from saccade.core.progress import Report, bar, progress_of, reporting
 from saccade.core.schema import Count, Positive
 from saccade.core.worker import Limits, Worker, WorkerEnded
 from saccade.serving.repository.preflight.examine import steps
-from saccade.serving.repository.preflight.report import Finding, PreflightReport
+from saccade.serving.repository.preflight.report import Finding, PreflightReport, Target, target_of
 from saccade.serving.repository.preflight.repository import open_repository
-from saccade.serving.repository.preflight.target import Target, target_of
 
 _NICENESS = 10  # a server on the same machine takes precedence
 _GIB = 2**30

@@ -28,37 +28,30 @@ from saccade.serving.repository.model_config import (
     on_gpu,
 )
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight import answer_checks, model_checks
+from saccade.serving.repository.preflight import model_checks
 from saccade.serving.repository.preflight.model_checks import IR_VERSION, OPSET
 from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.runtimes.served_runtime import (
     ModelCheck,
     ServedFiles,
+    ServedRuntime,
     StoredFile,
-    exported_bytes,
     exported_files,
-    exported_names,
     refuse_engines,
 )
 
 
-class ServedOnnxRuntime:
+class ServedOnnxRuntime(ServedRuntime):
     """NVIDIA's backend for ONNX Runtime, and saccade's Python backend in the bundled server."""
 
     backend = "onnxruntime"
-    platform = ""
     bundled = True
-    only_bundled = ""
     models_title = "ONNX files"
-    server_arguments: tuple[str, ...] = ()
     checks: Mapping[str, ModelCheck] = {
         "model": model_checks.check_model,
-        "tensors": model_checks.check_tensors,
-        "weights": model_checks.check_weights,
-        "library": answer_checks.check_library,
-        "answer": answer_checks.check_answer,
+        "library": model_checks.check_library,
+        "answer": model_checks.check_answer,
     }
-    rules: tuple[str, ...] = ()
     option_fields: Mapping[str, str] = {
         "threads": "parameters.intra_op_thread_count",
         "inter_op_threads": "parameters.inter_op_thread_count",
@@ -99,10 +92,7 @@ class ServedOnnxRuntime:
 
     def files(self, model: RepositoryModel) -> set[str]:
         library = {f"1/{OP_LIBRARY_FILE}"} if _names_library(model) else set()
-        return exported_names(model) | library
-
-    def weights_bytes(self, model: RepositoryModel) -> int:
-        return exported_bytes(model)
+        return super().files(model) | library
 
     def check_gpus(self, model: RepositoryModel, gpus: Sequence[Gpu]) -> None:
         check_provider(CUDA)

@@ -9,7 +9,6 @@ from typing import Any
 from saccade.core.errors import SaccadeError
 from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.gpu import Gpu
 from saccade.exporter.runtimes.openvino.model import (
     SOURCE,
@@ -21,18 +20,15 @@ from saccade.exporter.runtimes.openvino.model import (
 from saccade.exporter.runtimes.runners import Runner
 from saccade.serving.repository.model_config import MODEL_FILE, RUN_BATCH
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight import model_checks
-from saccade.serving.repository.preflight.answer_checks import differences
-from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.model_checks import differences
+from saccade.serving.repository.preflight.report import NotChecked, Target
 from saccade.serving.repository.preflight.repository import RepositoryModel
-from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.runtimes.served_runtime import (
     ModelCheck,
     ServedFiles,
+    ServedRuntime,
     StoredFile,
-    exported_bytes,
     exported_files,
-    exported_names,
     refuse_engines,
     refuse_onnxruntimes_own,
 )
@@ -67,28 +63,23 @@ def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
     yield from differences(run(sample.inputs), sample.answers, model.manifest)
 
 
-class ServedOpenVino:
+class ServedOpenVino(ServedRuntime):
     """saccade's Python backend in the bundled server.
 
     Its parameters are those of NVIDIA's backend of the same name, and have the same meaning.
     """
 
     backend = "openvino"
-    platform = ""
     bundled = True
     only_bundled = (
         "NVIDIA's backend for OpenVINO compiles for one batch size and fills every smaller request "
         "up to it."
     )
     models_title = "ONNX files for OpenVINO"
-    server_arguments: tuple[str, ...] = ()
     checks: Mapping[str, ModelCheck] = {
         "model": check_model,
-        "tensors": model_checks.check_tensors,
-        "weights": model_checks.check_weights,
         "answer": check_answer,
     }
-    rules: tuple[str, ...] = ()
     option_fields: Mapping[str, str] = {"threads": f"parameters.{_THREADS}"}
 
     def check_options(self, options: RepositoryOptions) -> None:
@@ -96,9 +87,6 @@ class ServedOpenVino:
             raise SaccadeError("--instances is gpu, but OpenVINO runs on CPUs here. Leave it out.")
         refuse_engines(options)
         refuse_onnxruntimes_own(options)
-
-    def check_manifest(self, manifest: Manifest) -> None:
-        pass  # the OpenVINO that is installed with saccade reads every format that it writes
 
     def component_files(
         self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int
@@ -126,10 +114,7 @@ class ServedOpenVino:
         with suppress(NotChecked):  # without a manifest, only the file's name is known
             if is_changed(model.manifest):
                 return {f"1/{MODEL_FILE}"}
-        return exported_names(model)
-
-    def weights_bytes(self, model: RepositoryModel) -> int:
-        return exported_bytes(model)
+        return super().files(model)
 
     def check_gpus(self, model: RepositoryModel, gpus: Sequence[Gpu]) -> None:
         raise SaccadeError(f"{model.name}: OpenVINO runs on CPUs here. Leave out --instances gpu.")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protocol of served runtimes, and the files of one component."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from saccade.core.errors import SaccadeError
@@ -14,8 +15,8 @@ from saccade.exporter.runtimes.runners import Runner
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.model_config import MAX_BATCH, MODEL_FILE
 from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight.report import Target
 from saccade.serving.repository.preflight.repository import RepositoryModel
-from saccade.serving.repository.preflight.target import Target
 
 DEFAULT_RUN_BATCH = 8
 
@@ -56,17 +57,6 @@ def exported_files(folder: ArtefactFolder, manifest: Manifest) -> dict[str, Stor
     return {name: StoredFile(folder.path / each.name, each.sha256) for name, each in names.items()}
 
 
-def exported_names(model: RepositoryModel) -> set[str]:
-    """Return the names of an exported file and its data file in a model's folder."""
-    return {f"1/{name}" for name in model.files}
-
-
-def exported_bytes(model: RepositoryModel) -> int:
-    """Return the bytes of an exported file and its data file in a repository."""
-    paths = [model.version / name for name in model.files]
-    return sum(path.stat().st_size for path in paths if path.is_file())
-
-
 def refuse_engines(options: RepositoryOptions) -> None:
     """Refuse folders of plans for a runtime that runs exported files.
 
@@ -94,19 +84,19 @@ def refuse_onnxruntimes_own(options: RepositoryOptions, *also: str) -> None:
 
 
 class ServedRuntime(Protocol):
-    """The server's side of a runtime."""
+    """The server's side of a runtime; the defaults are those of one that runs exported files."""
 
     backend: str  # the server's backend, as named in a configuration
-    platform: str  # the platform in a configuration; often empty
+    platform: str = ""  # the platform in a configuration; often empty
     bundled: bool  # whether the server of the pip package runs it
-    only_bundled: str  # why no other server runs its models, as a sentence; empty if others do
+    only_bundled: str = ""  # why no other server runs its models, as a sentence; empty if others do
     models_title: str  # name of its models in messages
-    server_arguments: tuple[str, ...]  # additional arguments of the server
+    server_arguments: tuple[str, ...] = ()  # additional arguments of the server
     # checks of preflight by name; they come after the checks that every model has
     checks: Mapping[str, ModelCheck]
-    rules: tuple[str, ...]  # the names of those checks that load nothing
+    rules: tuple[str, ...] = ()  # the names of those checks that load nothing
     # options of `saccade repository` that are its own: by name, the field that each sets
-    option_fields: Mapping[str, str]
+    option_fields: Mapping[str, str] = MappingProxyType({})
 
     def check_options(self, options: RepositoryOptions) -> None:
         """Check that the options suit the runtime.
@@ -115,10 +105,11 @@ class ServedRuntime(Protocol):
         """
 
     def check_manifest(self, manifest: Manifest) -> None:
-        """Check that servers read the file's format.
+        """Check that servers read the file's format; by default, they read all that is exported.
 
         Raises: SaccadeError if they do not.
         """
+        return
 
     def component_files(
         self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int
@@ -133,11 +124,14 @@ class ServedRuntime(Protocol):
     ) -> Mapping[str, Any]:
         """Return the configuration fields that it writes for an existing model."""
 
-    def files(self, model: RepositoryModel) -> Iterable[str]:
+    def files(self, model: RepositoryModel) -> set[str]:
         """Return the names of the files that it writes for an existing model."""
+        return {f"1/{name}" for name in model.files}
 
     def weights_bytes(self, model: RepositoryModel) -> int:
         """Return the number of bytes of weights that a server loads for a model."""
+        paths = [model.version / name for name in model.files]
+        return sum(path.stat().st_size for path in paths if path.is_file())
 
     def check_gpus(self, model: RepositoryModel, gpus: Sequence[Gpu]) -> None:
         """Check that this process can run the model on each of these GPUs.

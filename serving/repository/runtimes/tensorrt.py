@@ -14,14 +14,16 @@ from saccade.exporter.runtimes.runners import Runner
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.model_config import MAX_BATCH
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight import engine_checks
-from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.report import NotChecked, Target
 from saccade.serving.repository.preflight.repository import RepositoryModel
-from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.requirements import LIBRARIES
 from saccade.serving.repository.runtimes.plans import (
     EnginePlan,
     check_batches,
+    check_capabilities,
+    check_engines,
+    check_plugins,
+    check_profiles,
     engine_file,
     plan_files,
     read_plans,
@@ -29,6 +31,7 @@ from saccade.serving.repository.runtimes.plans import (
 from saccade.serving.repository.runtimes.served_runtime import (
     ModelCheck,
     ServedFiles,
+    ServedRuntime,
     StoredFile,
     refuse_onnxruntimes_own,
 )
@@ -43,26 +46,24 @@ def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
     yield
 
 
-class ServedTensorRT:
+class ServedTensorRT(ServedRuntime):
     """The server's backend for plans."""
 
     backend = "tensorrt"
     platform = "tensorrt_plan"
     bundled = False
-    only_bundled = ""
     models_title = "TensorRT plans"
     server_arguments = (
         f"--backend-config=tensorrt,plugins={LIBRARIES / 'libsaccade_tensorrt.so'}",
     )
     checks: Mapping[str, ModelCheck] = {
-        "engines": engine_checks.check_engines,
-        "profiles": engine_checks.check_profiles,
-        "capabilities": engine_checks.check_capabilities,
-        "plugins": engine_checks.check_plugins,
+        "engines": check_engines,
+        "profiles": check_profiles,
+        "capabilities": check_capabilities,
+        "plugins": check_plugins,
         "answer": check_answer,
     }
     rules = ("engines", "profiles")
-    option_fields: Mapping[str, str] = {}
 
     def check_options(self, options: RepositoryOptions) -> None:
         if not options.engines:
@@ -78,9 +79,6 @@ class ServedTensorRT:
                 "option --backend-config=tensorrt,plugins=; see `saccade serve --print-command`."
             )
         refuse_onnxruntimes_own(options, "threads")
-
-    def check_manifest(self, manifest: Manifest) -> None:
-        pass  # the TensorRT that built a plan reads it, whatever the format of the ONNX file
 
     def component_files(
         self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int

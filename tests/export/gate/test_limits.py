@@ -31,7 +31,7 @@ from saccade.exporter.graph.samples import Samples
 from saccade.models.interface import Component
 from saccade.serving.bench import served
 from saccade.serving.bench.work import Work
-from saccade.serving.repository.preflight.answer_checks import differences
+from saccade.serving.repository.preflight.model_checks import differences
 
 IMAGE = np.zeros((1, 4, 4, 1), np.uint8)
 COMPONENT = Component("", INPUTS, ("logits",), run=lambda image: {})

@@ -30,8 +30,8 @@ from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.commands.doctor import doctor
-from saccade.serving.repository.config_text import parse_config
 from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.verb import preflight
 from saccade.serving.repository.requirements import requirements_of

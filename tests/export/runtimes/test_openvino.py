@@ -32,7 +32,7 @@ from saccade.exporter.runtimes.openvino import runtime
 from saccade.exporter.runtimes.openvino.runtime import OPENVINO
 from saccade.exporter.runtimes.runtime import peers_of
 from saccade.models.families import FAMILIES
-from saccade.serving.repository.preflight.answer_checks import differences
+from saccade.serving.repository.preflight.model_checks import differences
 from saccade.serving.repository.stored_sample import samples
 
 needs_openvino = pytest.mark.skipif(

@@ -2,8 +2,7 @@
 """The router's side of stripes: `negative` in a request turns white into black."""
 
 import numpy as np
-from intake import whole
-from plain_family import PlainFamily
+from plain_family import PlainFamily, whole
 
 
 class Family(PlainFamily):

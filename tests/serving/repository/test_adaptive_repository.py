@@ -23,14 +23,14 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import write_manifest
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.serving.client.router_view import DESCRIBED
-from saccade.serving.repository.adaptive import served_adaptive
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_description
 from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.policies import RouterPolicies, served_adaptive
 from saccade.serving.repository.preflight.examine import steps
+from saccade.serving.repository.preflight.report import Target
 from saccade.serving.repository.preflight.repository import open_repository
-from saccade.serving.repository.preflight.target import Target
 
 MARKS = {"steps", "certified", "degraded"}
 
@@ -144,10 +144,10 @@ def test_a_floor_above_every_budget_is_refused(folder, out):
 
 def test_words_are_not_classes_that_could_be_chosen_faster(folder, out):
     """A captioner has logits, too; it cannot be calibrated, so no advice may say so."""
-    there = ArtefactFolder(folder)
-    variants = [captioning(variant) for variant in there.variants]
+    variants = [captioning(variant) for variant in ArtefactFolder(folder).variants]
     with pytest.raises(SaccadeError, match=r"found a model of family captioner, .* Drop --slo-ms"):
-        served_adaptive(there, variants, (), RepositoryOptions(out, slo_ms=50), labelled=False)
+        options = RepositoryOptions(out, slo_ms=50)
+        served_adaptive(variants, RouterPolicies(), options, labelled=False)
 
 
 def captioning(variant: VariantFiles) -> VariantFiles:
@@ -178,7 +178,7 @@ def changed(**values: Any) -> Callable[[Any], None]:
 
 CHANGED: dict[str, tuple[Callable[[Any], None], str]] = {
     "objective": (changed(slo_ms=60.0), "slo_ms"),
-    "no objective": (changed(slo_ms=0.0), "slo_ms: found 0.0, expected at least 1"),
+    "no objective": (changed(slo_ms=0.0), "slo_ms is 0, expected at least 1"),
     "floor": (changed(floor_budget=0.25), "floor_budget"),
     "no floor": (changed(floor_budget=2), "floor_budget"),
     "shares": (changed(shares={"auto": [0.5, 0.1]}), "add up to 0.6, expected 1"),

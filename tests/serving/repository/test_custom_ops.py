@@ -22,9 +22,9 @@ from saccade.exporter.runtimes.runners import onnx_session
 from saccade.plugins.native import library as native
 from saccade.serving.bench.figures import ops_text
 from saccade.serving.commands.cli import run
-from saccade.serving.repository.config_text import parse_config
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
+from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
 
 LIBRARY = "libsaccade_onnxruntime.so"
@@ -110,7 +110,7 @@ def test_a_description_of_an_older_release_says_nothing_and_is_read(folder, libr
     path = out / "saccade.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"ops": "kernel"}))
-    with pytest.raises(SaccadeError, match="ops is 'kernel', expected kernels or bodies"):
+    with pytest.raises(SaccadeError, match="ops: found 'kernel', expected one of kernels, bodies"):
         read_repository(out)
     del content["ops"]
     path.write_text(json.dumps(content))

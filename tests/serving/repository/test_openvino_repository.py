@@ -32,10 +32,10 @@ from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.local.artefact import load_artefact
 from saccade.serving.repository import installation
-from saccade.serving.repository.config_text import parse_config
 from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.target import Target
+from saccade.serving.repository.preflight.report import Target
 from saccade.serving.repository.requirements import refuse_unrunnable, requirements_of
 from saccade.serving.server.print_command import print_command
 

@@ -36,8 +36,8 @@ from saccade.serving.repository.description import read_description
 from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.examine import steps
+from saccade.serving.repository.preflight.report import Target
 from saccade.serving.repository.preflight.repository import open_repository
-from saccade.serving.repository.preflight.target import Target
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         "auto: step 1, .*: threshold is .* but the calibration gives .*--no-policies",
     ),
     "answers": (no_answers, r"auto\.\w{12}\.policy\.npz: missing"),
-    "name": (same_name, "found policy auto-0, which another file of"),
+    "name": (same_name, "found 2 policies with the name auto-0"),
     "full": (other_full, f"different full models .*auto with {FULL}"),
 }
 
@@ -291,9 +291,9 @@ CHANGED: dict[str, tuple[Callable[[Any], None], str]] = {
     "no threshold": (in_step(0, threshold=None), "is not a chain"),
     "last threshold": (in_step(-1, threshold=0.5), "is not a chain"),
     "twice": (in_step(0, variant=FULL), "is not a chain"),
-    "temperature": (in_step(0, temperature=0.0), "temperature: found 0.0, expected above 0"),
+    "temperature": (in_step(0, temperature=0.0), "temperature is 0, expected above 0"),
     "measure": (in_policy(measure="guess"), "measure: found 'guess', expected one of top1"),
-    "risk": (in_policy(risk=1.0), "risk: found 1.0, expected"),
+    "risk": (in_policy(risk=1.0), "risk is 1, expected"),
     "more": (in_policy(mood="good"), "unknown keys: mood"),
     "no list": (lambda routes: routes.update(policies="auto"), "found 'auto', expected a list"),
     "same name": (lambda routes: routes["policies"].append(routes["policies"][0]), "2 policies"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from places import TESTS
 
-from saccade.serving.repository.config_text import parse_config
+from saccade.serving.repository.model_config import parse_config
 
 EXAMPLES = TESTS / "serving" / "repository" / "examples"
 

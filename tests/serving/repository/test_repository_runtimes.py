@@ -22,10 +22,14 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import entry_of
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.artefact.variant_files import grouped
-from saccade.serving.repository.config_text import config_text, messages, parse_config
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
-from saccade.serving.repository.model_config import Served, variant_config
+from saccade.serving.repository.model_config import (
+    config_text,
+    messages,
+    parse_config,
+    variant_config,
+)
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.router_folder import RouterPlan, write_router
 from saccade.serving.repository.runtimes.onnxruntime import config_fields as onnx_fields
@@ -62,7 +66,7 @@ def written(name, place):
     """The text that stands committed under this name, made again."""
     full, _ = manifests()
     if name == "onnxruntime":
-        return variant_config(full, run_batch=8, served=Served(onnx_fields(None, False, 8)))
+        return variant_config(full, onnx_fields(None, False, 8), run_batch=8)
     if name == "router":
         variants = grouped(manifests())
         run_batch = {variant.name: 8 for variant in variants}
@@ -72,11 +76,10 @@ def written(name, place):
     if name == "onnxruntime-gpu":
         options = RepositoryOptions(place, **EVERYTHING)
         sample = {"image": (1, 4, 4, 1)}
-        served = Served(onnx_fields(options, True, 16), options, sample=sample)
-        return variant_config(full, run_batch=16, served=served)
+        fields = onnx_fields(options, True, 16)
+        return variant_config(full, fields, options, run_batch=16, sample=sample)
     options = RepositoryOptions(place, runtime="tensorrt", engines=("a", "b"))
-    served = Served(plan_fields(PLANS, 8), options, max_batch=32)
-    return variant_config(full, run_batch=8, served=served)
+    return variant_config(full, plan_fields(PLANS, 8), options, run_batch=8, max_batch=32)
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-gpu", "tensorrt", "router"])
@@ -285,7 +288,7 @@ def test_a_full_disk_leaves_nothing(artefacts, out, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("saccade.serving.repository.components.copy_file", full)
+    monkeypatch.setattr("saccade.serving.repository.deploy.copy_file", full)
     with pytest.raises(SaccadeError, match=r"No space left on device.*Free space"):
         deploy(artefacts, RepositoryOptions(out))
     assert not list(out.parent.iterdir())

@@ -19,12 +19,12 @@ from saccade.core.errors import SaccadeError
 from saccade.core.machine import cores
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import entry_of
-from saccade.serving.repository.config_text import read_config
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
+from saccade.serving.repository.model_config import read_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.threads import ThreadRule, is_alone, thread_rules
-from saccade.serving.server import served_copy
+from saccade.serving.server import run_folder
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_a_server_with_other_cores_chooses_again(
     deploy(artefacts, RepositoryOptions(repository, cores=4, threads=given))
     before = (repository / FULL / "config.pbtxt").read_bytes()
     for here in (4, 32):
-        monkeypatch.setattr(served_copy, "cores", lambda here=here: here)
-        served_copy.link_models(repository, tmp_path / "copy", models)
+        monkeypatch.setattr(run_folder, "cores", lambda here=here: here)
+        run_folder.link_models(repository, tmp_path / "copy", models)
         expected = str(given or here // 2)
         assert threads_in(models) == {FULL: expected, HALF: expected}
         rewritten = not (models / FULL / "config.pbtxt").is_symlink()

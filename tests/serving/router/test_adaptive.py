@@ -19,12 +19,12 @@ SHARES = {"safe": [0.5, 0.3, 0.2], "cheap": [0.8, 0.2]}
 def clock(pb, monkeypatch):
     """Time that a test moves."""
     import adaptive
-    import service_time
-    import ticket
+    import backlog
+    import lane
 
     made = SimpleNamespace(now=100.0)
     made.monotonic = lambda: made.now
-    for module in (adaptive, service_time, ticket):
+    for module in (adaptive, lane, backlog):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -66,8 +66,7 @@ class Lane:
     """A lane whose groups take simulated time; `slow` is how much longer than they should."""
 
     def __init__(self, name, speed, simulation):
-        from pace import Mean, Pace
-        from service_time import Rate, ServiceTime
+        from lane import Mean, Pace, Rate, ServiceTime
 
         self.service, self.other_busy, self.pace = ServiceTime(), Rate(), Pace()
         self.decoding = Mean()
@@ -128,7 +127,7 @@ class Simulation:
 
     def ask(self, parameters=None, rows=1):
         """Decide on a request that arrives now."""
-        from candidates import wish_of
+        from choose import wish_of
 
         wish, ticket = wish_of(self.routes, parameters or {}, ()), ticket_of(rows, self.clock.now)
         self.adaptive.check_arrival(wish, "", ticket.left_s, rows)
@@ -178,7 +177,7 @@ class Simulation:
 
 
 def ticket_of(rows, now):
-    from ticket import Ticket
+    from backlog import Ticket
 
     return Ticket("", {}, rows, {}, (), None, None, now, work=float(rows))
 
@@ -293,7 +292,7 @@ def test_what_was_measured_under_a_load_that_has_gone_is_measured_again(clock):
 
 def test_other_requests_in_a_lane_count(clock):
     from adaptive import EASY_LOAD
-    from service_time import RATE_WINDOW_S
+    from lane import RATE_WINDOW_S
 
     simulation = Simulation(clock)
     simulation.load(50, 4)
@@ -363,7 +362,7 @@ def test_time_in_the_servers_queue_counts(clock):
 
 def test_the_callers_own_time_is_a_limit_too(clock):
     from adaptive import Busy
-    from candidates import wish_of
+    from choose import wish_of
 
     simulation = Simulation(clock)
     simulation.load(50, 2)
@@ -390,7 +389,7 @@ NAMES = {
 
 @pytest.mark.parametrize("case", NAMES)
 def test_candidates(pb, case):
-    from candidates import candidates_of, wish_of
+    from choose import candidates_of, wish_of
 
     parameters, names = NAMES[case]
     routes = routes_of()
@@ -401,7 +400,7 @@ def test_candidates(pb, case):
 
 @pytest.mark.parametrize("floor, smallest", [(0.125, "small"), (0.3, "half"), (0.5, "half")])
 def test_no_variant_below_the_floor(pb, floor, smallest):
-    from candidates import by_quality
+    from choose import by_quality
 
     found = by_quality(routes_of(floor))
     assert [one.name for one in found][:3] == ["full", "safe", "cheap"]
@@ -416,13 +415,13 @@ def test_no_variant_below_the_floor(pb, floor, smallest):
     ],
 )  # fmt: skip
 def test_what_does_not_adapt(pb, parameters, slo_ms):
-    from candidates import wish_of
+    from choose import wish_of
 
     assert wish_of(routes_of(slo_ms=slo_ms), parameters, ()) is None
 
 
 def test_a_requests_own_objective_needs_no_repository_with_one(pb):
-    from candidates import wish_of
+    from choose import wish_of
 
     wish = wish_of(routes_of(slo_ms=None), {"max_risk": 0.1, "max_latency_ms": 20}, ())
     assert wish.slo_s == 0.02 and wish.risk == 0.1
@@ -439,16 +438,14 @@ def test_a_requests_own_objective_needs_no_repository_with_one(pb):
     ],
 )
 def test_refused(pb, parameters, words):
-    from candidates import wish_of
-    from choose import RequestRefused
+    from choose import RequestRefused, wish_of
 
     with pytest.raises(RequestRefused, match=words):
         wish_of(routes_of(), parameters, ())
 
 
 def test_an_objective_with_a_budget_is_two_choices(pb):
-    from candidates import wish_of
-    from choose import RequestRefused, choose
+    from choose import RequestRefused, choose, wish_of
 
     parameters = {"budget": 1, "max_latency_ms": 5}
     assert wish_of(routes_of(), parameters, ()) is None

@@ -129,7 +129,7 @@ def test_better_lanes_are_not_measured_while_requests_are_refused(simulation):
 
 
 def arrival(simulation, left_s=float("inf"), rows=1):
-    from candidates import wish_of
+    from choose import wish_of
 
     simulation.adaptive.check_arrival(wish_of(simulation.routes, {}, ()), "", left_s, rows)
 

@@ -170,7 +170,7 @@ def test_a_step_that_would_be_late_is_not_waited_for(adaptive, monkeypatch):
     def offer(ticket):
         asked.append(ticket.left_s)
         from calls import refuse
-        from outcomes import BUSY
+        from metrics import BUSY
 
         refuse(ticket.sender, "busy", BUSY)
 
@@ -256,11 +256,11 @@ def test_a_queue_is_probed_more_often_while_requests_wait_in_it(
     lag_s,
     pause_s,
 ):
-    import server_queue
+    import forecast
 
     queue, pauses, now = make([SAFE], SLO).queue, [], [0.0]
     queue.close()
-    monkeypatch.setattr(server_queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(forecast, "time", SimpleNamespace(monotonic=lambda: now[0]))
     queue._used_s = float("inf")  # requests adapt now
     queue._ended = SimpleNamespace(
         wait=lambda seconds: pauses.append(seconds) or len(pauses) > 2, set=lambda: None

@@ -6,7 +6,7 @@ from test_adaptive import Simulation, clock, routes_of, ticket_of  # noqa: F401
 
 
 def test_the_time_of_a_group(clock):  # noqa: F811
-    from service_time import ServiceTime
+    from lane import ServiceTime
 
     service = ServiceTime()
     assert service.seconds(8) == 0
@@ -26,7 +26,7 @@ def test_the_time_of_a_group(clock):  # noqa: F811
 
 
 def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):  # noqa: F811
-    from service_time import AVERAGED_FROM, LONGEST_RETRY_S, RETRY_S, ServiceTime
+    from lane import AVERAGED_FROM, LONGEST_RETRY_S, RETRY_S, ServiceTime
 
     service = ServiceTime()
     for _ in range(AVERAGED_FROM):
@@ -49,7 +49,7 @@ def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):  # noqa: F811
 
 def test_a_request_of_more_rows_than_a_group_is_a_group_of_its_own(clock):  # noqa: F811
     """Such as of the full model, which is often the fastest image by image."""
-    from forecast import Candidate
+    from choose import Candidate
 
     routes = routes_of()
     single = tuple(route._replace(run_batch=1) for route in routes.variants)
@@ -65,7 +65,7 @@ def test_a_request_of_more_rows_than_a_group_is_a_group_of_its_own(clock):  # no
 
 
 def test_a_rate_forgets_what_was_before_its_window(clock):  # noqa: F811
-    from service_time import RATE_WINDOW_S, Rate
+    from lane import RATE_WINDOW_S, Rate
 
     rate = Rate()
     assert rate.per_second == 0.0

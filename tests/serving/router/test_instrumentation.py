@@ -62,7 +62,7 @@ def sender_of(instrumentation, request):
 
 
 def ticket_of(sender):
-    return import_module("ticket").Ticket("main", {}, 3, {}, (), sender, None, time.monotonic())
+    return import_module("backlog").Ticket("main", {}, 3, {}, (), sender, None, time.monotonic())
 
 
 def answer(pb, instrumentation, *requests):
@@ -72,7 +72,8 @@ def answer(pb, instrumentation, *requests):
         instrumentation.routed(ticket, VARIANT)
     instrumentation.taken(tickets)
     for ticket in tickets:
-        with instrumentation.decoding(ticket, [PNG, b"no image"]):
+        sizes = [import_module("decoding").megapixels(file) for file in (PNG, b"no image")]
+        with instrumentation.decoding(ticket, sizes):
             pass
     pb.answer = lambda asked: instrumentation.__dict__.setdefault("asked", asked) and {}
     with instrumentation.calls_for(tickets):
@@ -333,7 +334,7 @@ def test_a_request_that_is_refused_leaves_a_line(pb, logged):
 
 
 def test_a_flood_of_refusals_is_counted(pb, logged, monkeypatch):
-    module = import_module("request_log")
+    module = import_module("tracing")
     monkeypatch.setattr(module, "LINES_A_SECOND", 0.0)
     for _ in range(150):
         refused(pb, logged)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intake of the router, without a server: components and their inputs, axes, parameters, labels."""
+"""Intake of the router, without a server: components and their inputs, axes, parameters, family."""
 
 import numpy as np
 import pytest
 from router_code import family_module, router_module
 
-routing, intake, labels = map(router_module, ("routes", "intake", "labels"))
+routing, checks = map(router_module, ("routes", "plain_family"))
 Refused = router_module("choose").RequestRefused
 
 IMAGE = routing.TensorRoute("image", "b 4 4 1", "uint8")
@@ -38,19 +38,19 @@ def captioner(pb):
 def test_a_component_is_known_by_its_inputs(captioner):
     both = routes().components
     for given in ({"image"}, {"image", "initial_state"}):
-        assert intake.component_for(both, given) == ""
-    assert intake.component_for(both, {"words", "n"}) == "text"
+        assert checks.component_for(both, given) == ""
+    assert checks.component_for(both, {"words", "n"}) == "text"
     for given in ({"words"}, {"initial_state"}, {"image", "words"}, set()):
         with pytest.raises(Refused, match=r"expected image \[and initial_state\], or words and n"):
-            intake.component_for(both, given)
+            checks.component_for(both, given)
     with pytest.raises(Refused, match="inputs are n; expected image"):
-        intake.component_for(captioner[0].components(), {"n"})
+        checks.component_for(captioner[0].components(), {"n"})
 
 
 def test_axes_of_one_name_are_of_one_size():
     def check(words, count):
         given = {"words": np.zeros(words, np.int64), "n": np.zeros(count, np.int64)}
-        intake.check_axes(given, routes(), "text")
+        checks.check_axes(given, routes(), "text")
 
     check((3, 5), (3, 1))
     for shapes in (((3, 5), (2, 1)), ((3, 0), (3, 1)), ((3, 5), (3,)), ((3, 5), (3, 2))):
@@ -58,16 +58,16 @@ def test_axes_of_one_name_are_of_one_size():
             check(*shapes)
     image = {"image": np.zeros((2, 4, 5, 1), np.uint8)}
     with pytest.raises(Refused, match=r"input image has shape \[2, 4, 5, 1\], expected \[b 4 4 1"):
-        intake.check_axes(image, routes(), "")
+        checks.check_axes(image, routes(), "")
     # Encoded images have no axes yet.
-    intake.check_axes({"image": np.array([[b"png"]], dtype=object)}, routes(), "")
+    checks.check_axes({"image": np.array([[b"png"]], dtype=object)}, routes(), "")
 
 
 def test_a_request_has_a_sample():
     rows = {"a": np.zeros((2, 3)), "b": np.zeros((2, 1))}
-    assert intake.count_rows(rows) == 2
+    assert checks.count_rows(rows) == 2
     with pytest.raises(Refused, match="has no sample"):
-        intake.count_rows({"a": np.zeros((0, 3))})
+        checks.count_rows({"a": np.zeros((0, 3))})
 
 
 def test_own_parameters_are_whole_and_in_their_range(captioner):
@@ -111,7 +111,7 @@ def test_labels_are_scored_by_the_cosine(tmp_path):
     vectors = np.eye(3, dtype=np.float32)[:2]
     np.save(tmp_path / "classes.npy", vectors)
     labelled = route(classes="classes.npy", facts={"logit_scale": 10.0})
-    known = labels.Labels(tmp_path, (labelled, route(name="other")))
+    known = checks.Labels(tmp_path, (labelled, route(name="other")))
     assert known.known(labelled, "image") and not known.known(labelled, "text")
     assert not known.known(route(name="other"), "image")
     scores = known.scores(labelled, np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]], np.float32))

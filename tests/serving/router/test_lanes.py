@@ -51,7 +51,7 @@ def lane(pb):
 @pytest.fixture
 def ticket(pb):
     """Make a ticket; its sender remembers what the caller heard."""
-    from ticket import Ticket
+    from backlog import Ticket
 
     def make(rows=1, left_s=None, caller="", **more):
         now = time.monotonic()
@@ -263,7 +263,7 @@ def test_a_lane_survives_what_nobody_foresaw(pb, ticket):
 
 
 def test_a_mean_forgets(pb):
-    from pace import Mean
+    from lane import Mean
 
     mean = Mean()
     assert mean.of(3) == 0
@@ -277,8 +277,8 @@ def test_a_mean_forgets(pb):
 
 
 def test_a_timeout_that_is_none_never_reaches_a_lane(pb):
+    from backlog import LONGEST_US, caller_of, deadline
     from choose import RequestRefused
-    from ticket import LONGEST_US, caller_of, deadline
 
     assert deadline(0, 5.0) is None and deadline(1_500_000, 5.0) == 6.5
     assert deadline(2**62, 0.0) == LONGEST_US / 1e6

@@ -302,7 +302,7 @@ def test_sixty_four_photographs_are_legal_and_as_many_posters_are_not(pb):
 
 def test_the_cap_goes_by_what_is_decoded_and_not_by_the_first_header(router, monkeypatch):
     import decoding
-    from image_size import megapixels
+    from decoding import megapixels
 
     small, large = png(side=4), png(side=1000)
     # A second header, which Pillow obeys.
@@ -371,7 +371,7 @@ def test_whoever_runs_out_of_time_hears_so_at_once(busy):
 
 @pytest.mark.parametrize("mode", ["PNG", "JPEG", "WEBP", "WEBP lossless"])
 def test_the_size_in_a_header_is_what_pillow_reads(pb, mode):
-    from image_size import megapixels
+    from decoding import megapixels
 
     for size in ((31, 17), (640, 1280)):
         file = io.BytesIO()
@@ -383,10 +383,9 @@ def test_the_size_in_a_header_is_what_pillow_reads(pb, mode):
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8" + b"\xff" * 10**6, b"RIFF....WEBPVP8 "])
 def test_a_header_that_is_none_costs_nothing(pb, data):
-    from decoding import expected_megapixels
+    from decoding import expected_megapixels, megapixels
     from image_decoding import ImageInput
-    from image_size import megapixels
-    from pace import IMAGE_MEGAPIXELS
+    from lane import IMAGE_MEGAPIXELS
 
     assert megapixels(data) == 0
     bomb = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + 2 * (2**31 - 1).to_bytes(4, "big")
@@ -414,7 +413,7 @@ def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb):
 def test_what_will_be_refused_costs_nothing(pb):
     from decoding import expected_megapixels
     from image_decoding import ImageInput
-    from pace import IMAGE_MEGAPIXELS
+    from lane import IMAGE_MEGAPIXELS
 
     def header(megapixels):
         sides = int(1000 * megapixels), 1000

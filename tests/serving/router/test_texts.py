@@ -18,7 +18,7 @@ from saccade.serving.server.server import notices
 ROUTER = PACKAGE / "model_repository" / "router"
 sys.path.insert(0, str(ROUTER))
 try:
-    text_rows = importlib.import_module("texts").text_rows
+    text_rows = importlib.import_module("plain_family").text_rows
 finally:
     sys.path.remove(str(ROUTER))
 

@@ -13,7 +13,6 @@ from places import PACKAGE
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.repository.model_config import (
     RUN_BATCH,
-    Served,
     parse_config,
     variant_config,
 )
@@ -41,10 +40,8 @@ def config(tiny_folder):
     """The config of the full variant, as the server hands it to a backend."""
     from google.protobuf.json_format import MessageToDict
 
-    served = Served(config_fields(None, False, 8))
-    message = parse_config(
-        variant_config(ArtefactFolder(tiny_folder).manifests[0], run_batch=8, served=served)
-    )
+    manifest, fields = ArtefactFolder(tiny_folder).manifests[0], config_fields(None, False, 8)
+    message = parse_config(variant_config(manifest, fields, run_batch=8))
     content = MessageToDict(message, preserving_proto_field_name=True)
     for tensor in (*content["input"], *content["output"]):
         tensor["dims"] = [int(size) for size in tensor["dims"]]
@@ -141,7 +138,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("words", FAILURES)
 def test_a_variants_failure_names_it_and_keeps_the_servers_words(pb, words):
-    from outcomes import code_of
+    from metrics import code_of
 
     reason, expected = FAILURES[words]
     refused = load(SOURCES / "router" / "calls.py").failure("nac-b0250-fp32", pb.TritonError(words))

@@ -15,7 +15,7 @@ FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0
 KILLED_S = 2  # what docs/serving.md promises
 LONG_S = 300
 SERVE = (
-    "import sys; from saccade.serving.server.server import ServeOptions, serve;"
+    "import sys; from saccade.serving.server.foreground import ServeOptions, serve;"
     f"sys.exit(serve(sys.argv[1], ServeOptions(**{FREE_PORTS})))"
 )
 

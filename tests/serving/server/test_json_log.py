@@ -12,12 +12,11 @@ import pytest
 
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.commands import cli
-from saccade.serving.server import server as server_module
+from saccade.serving.server import foreground
 from saccade.serving.server.addresses import ServeOptions
-from saccade.serving.server.json_log import JsonFormatter, event, request_fields
-from saccade.serving.server.log import ServerLog, read_line
+from saccade.serving.server.foreground import serve
+from saccade.serving.server.log import JsonFormatter, ServerLog, event, read_line, request_fields
 from saccade.serving.server.print_command import print_command
-from saccade.serving.server.server import serve
 
 HOSTILE = 'a\x1b]0;title\x07\r\n{"level": "error"}\x9b\u202e\ud800é'
 
@@ -144,7 +143,7 @@ def test_the_end_is_a_line_of_the_log_too(error, code, kind, monkeypatch, capfd)
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(server_module, "Server", fail)
+    monkeypatch.setattr(foreground, "Server", fail)
     monkeypatch.setattr(logging.getLogger("saccade"), "propagate", False)  # to pytest's handlers
     assert serve("nowhere", ServeOptions(log_format="json")) == code
     (line,) = capfd.readouterr().err.splitlines()

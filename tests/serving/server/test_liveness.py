@@ -24,11 +24,11 @@ from saccade.serving.server.liveness import (
     LONGEST_RUN_S,
     MISSES,
     Liveness,
+    VariantReload,
     process_time,
 )
 from saccade.serving.server.process import Stub
 from saccade.serving.server.supervisor import Patience, Supervisor
-from saccade.serving.server.variant_reload import VariantReload
 
 TIMEOUT_S = 2.0
 LANE = {

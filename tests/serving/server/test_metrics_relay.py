@@ -7,8 +7,7 @@ import pytest
 from metric_pages import numbers_in, page_of, types_in
 
 from saccade.serving.client.readiness import Readiness
-from saccade.serving.server.http_endpoint import HttpEndpoint
-from saccade.serving.server.metrics_relay import MetricsRelay, Watched, service_page
+from saccade.serving.server.http_endpoint import HttpEndpoint, MetricsRelay, Watched, service_page
 
 ONE, TWO = "m-b0500-fp32", "m-b1000-fp32"
 HALF_DEAD = Readiness("serving", "m", True, {ONE: False, TWO: True}, repository="ab12")

@@ -14,10 +14,14 @@ import pytest
 
 from saccade.core.errors import ServerFailed
 from saccade.serving.client.readiness import Readiness
-from saccade.serving.server import http_endpoint, new_connection
-from saccade.serving.server.http_endpoint import MAX_CONNECTIONS
-from saccade.serving.server.metrics_relay import MetricsRelay, Watched
-from saccade.serving.server.new_connection import NewCaller, refusal
+from saccade.serving.server import http_endpoint
+from saccade.serving.server.http_endpoint import (
+    MAX_CONNECTIONS,
+    MetricsRelay,
+    NewCaller,
+    Watched,
+    refusal,
+)
 from saccade.serving.server.server import ReadyEndpoint
 
 READY = Readiness("serving", "m", True, {"m-b1000-fp32": True})
@@ -140,7 +144,7 @@ def answers(client, digit):
 
 
 def test_ready_says_that_new_callers_are_not_taken(server, client, digit, monkeypatch, eventually):
-    monkeypatch.setattr(new_connection, "_ASKED_EVERY_S", 0.0)
+    monkeypatch.setattr(http_endpoint, "_ASKED_EVERY_S", 0.0)
     place, pid = ("127.0.0.1", server.options.grpc_port), server.pid
     assert refusal(*place, 10) == ""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)

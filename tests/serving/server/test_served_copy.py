@@ -20,14 +20,13 @@ from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.installation import Installation
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.target import Target
+from saccade.serving.repository.preflight.report import Target
 from saccade.serving.repository.requirements import Requirements
-from saccade.serving.server import served_copy
+from saccade.serving.server import run_folder
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.log import ServerLog
 from saccade.serving.server.process import ServerProcess, writable
-from saccade.serving.server.run_folder import RunFolder
-from saccade.serving.server.served_copy import copy_repository
+from saccade.serving.server.run_folder import RunFolder, copy_repository
 
 CODE = f"{MODEL}/1/model.py"
 
@@ -165,14 +164,14 @@ def test_a_restarted_server_runs_what_was_checked(repository, tmp_path, monkeypa
 def test_a_file_that_changes_after_it_was_looked_at_is_not_served(
     repository, tmp_path, monkeypatch
 ):
-    listed = served_copy.regular_files
+    listed = run_folder.regular_files
 
     def then_change(folder):
         entries = listed(folder)
         (repository / CODE).write_bytes(b"import os")
         return entries
 
-    monkeypatch.setattr(served_copy, "regular_files", then_change)
+    monkeypatch.setattr(run_folder, "regular_files", then_change)
     with pytest.raises(SaccadeError, match=r"model\.py: was changed"):
         copy_repository(repository, tmp_path / "models")
 
@@ -182,14 +181,14 @@ def test_a_file_that_changes_after_it_was_looked_at_is_not_served(
         (repository / CODE).symlink_to(sys.executable)
         return entries
 
-    monkeypatch.setattr(served_copy, "regular_files", then_link)
+    monkeypatch.setattr(run_folder, "regular_files", then_link)
     with pytest.raises(SaccadeError, match=r"model\.py: cannot be read"):
         copy_repository(repository, tmp_path / "models")
     assert [path.name for path in tmp_path.iterdir()] == ["repository"]
 
 
 def test_no_room_for_the_copy_says_how_much_is_missing(repository, tmp_path, monkeypatch):
-    monkeypatch.setattr(served_copy.shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
+    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
     with pytest.raises(SaccadeError, match=r"need .* more, but only 100 bytes are free.*TMPDIR"):
         with writable(tmp_path, "TMPDIR"):
             copy_repository(repository, tmp_path / "models")
@@ -205,7 +204,7 @@ def test_shared_blocks_need_no_room_and_are_held_to_the_hash(
         data = os.pread(source, os.fstat(source).st_size, 0)
         os.write(target, data if whole else data[:-1] + b"?")
 
-    monkeypatch.setattr(served_copy.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     monkeypatch.setattr("fcntl.ioctl", clone)
     if whole:
         copy_repository(repository, tmp_path / "models")

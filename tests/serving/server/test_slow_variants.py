@@ -12,7 +12,7 @@ from saccade.serving.server import liveness as liveness_module
 from saccade.serving.server import supervisor as supervisor_module
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.liveness import REST_TIMES, Liveness
-from saccade.serving.server.start_limit import MOST_TIMES, StartLimit
+from saccade.serving.server.process import MOST_TIMES, StartLimit
 from saccade.serving.server.supervisor import Supervisor
 
 LIMIT_S = 60.0

@@ -6,8 +6,7 @@ import os
 import pytest
 
 from saccade.serving.server.addresses import ServeOptions
-from saccade.serving.server.process import backend_code
-from saccade.serving.server.tracing import trace_arguments, trace_notices
+from saccade.serving.server.process import backend_code, trace_arguments, trace_notices
 
 GIVEN = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 GRPC = "--grpc-header-forward-pattern=(?i)^(traceparent|tracestate)$"
