@@ -24,8 +24,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.calibrate import calibrate
 from saccade.exporter.exported import ExportOptions, export
 from saccade.exporter.policy.options import CalibrateOptions
-from saccade.models.data.datasets import load_data
-from saccade.models.data.user_data import labelled_part
+from saccade.models.data.splits import load_data, rows_by_split
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.bench.bench import BenchReport, bench
 from saccade.serving.bench.options import BenchOptions
@@ -48,7 +47,7 @@ def write_halves(folder: Path, preprocessing: Preprocessing, seed: int) -> tuple
     names = np.array(data.class_names)
     np.savez(calibration, images=data.images[mine])
     labels = np.tile(data.labels[other], _PER_TEST_SAMPLE)
-    part, _ = labelled_part(measured, labels, names, "test")
+    part = rows_by_split(labels)["test"]
     images = np.zeros((len(labels), *data.images.shape[1:]), np.uint8)
     for label in range(len(names)):
         own = other[data.labels[other] == label]

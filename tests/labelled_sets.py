@@ -166,6 +166,19 @@ def parquet_file(folder: Path, samples: Sequence[Sample]) -> str:
     return str(folder / "mine.parquet")
 
 
+def parquet(**columns: list[object]) -> Callable[[Path], str]:
+    """Return a function that writes these columns into a folder."""
+
+    def make(folder: Path) -> str:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table(columns), folder / "x.parquet")
+        return str(folder / "x.parquet")
+
+    return make
+
+
 def parquet_folder(folder: Path, samples: Sequence[Sample]) -> str:
     """As on the Hugging Face hub: `data/train-00000-of-00001.parquet`."""
     import pyarrow.parquet as pq

@@ -21,6 +21,7 @@ from saccade.models.data.samples.source import (
     SampleSource,
     given_splits,
     numbered,
+    reading,
     refusal,
 )
 from saccade.models.data.samples.tables import USUAL, Columns, Root, columns_in, lines
@@ -155,13 +156,8 @@ def json_fields(path: Path, wanted: str) -> Iterator[tuple[str, Any]]:
 
     Raises: SaccadeError if the file cannot be read; `wanted` is what it should be.
     """
-    try:
+    with reading(path, wanted):
         yield from stream_json(path)
-    except (OSError, ValueError) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read ({str(error)[:300]}), expected {wanted}. Copy or write the "
-            "file again."
-        ) from error
 
 
 def image_folder(
