@@ -164,6 +164,19 @@ def parquet_of(table: Any, path: Path) -> str:
     return str(path)
 
 
+def parquet(**columns: list[object]) -> Callable[[Path], str]:
+    """Return a function that writes these columns into a folder."""
+
+    def make(folder: Path) -> str:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table(columns), folder / "x.parquet")
+        return str(folder / "x.parquet")
+
+    return make
+
+
 def parquet_folder(folder: Path, samples: Sequence[Sample]) -> str:
     """As on the Hugging Face hub: `data/train-00000-of-00001.parquet`."""
     (folder / "data").mkdir()

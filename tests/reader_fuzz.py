@@ -27,8 +27,7 @@ from saccade.models.catalogue import presets
 from saccade.models.checkpoint import load
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import load_data
-from saccade.models.data.own_texts import asked_split, captioned_split
-from saccade.models.data.pairs import load_contrasts
+from saccade.models.data.own_texts import asked_split, captioned_split, load_contrasts
 from saccade.models.data.samples.point_clouds import read_points
 from saccade.models.data.samples.questions import open_questions
 from saccade.models.data.samples.sentences import open_captions

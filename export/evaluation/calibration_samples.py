@@ -24,8 +24,8 @@ from saccade.exporter.policy.answers import (
 from saccade.exporter.policy.bounds import MOST_SAMPLES
 from saccade.exporter.policy.certify import least_samples
 from saccade.exporter.policy.options import MIN_ARI, CalibrateOptions
+from saccade.models.data.datasets import is_unlabelled
 from saccade.models.data.splits import SPLITS
-from saccade.models.data.user_data import is_unlabelled
 from saccade.models.entry import EvaluationTask, imported
 
 _DIGITS = 5  # decimal places in which answers to the same image agree, whatever their batch

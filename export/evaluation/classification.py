@@ -15,7 +15,14 @@ from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedMode
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.tasks import Inputs
-from saccade.models.data.datasets import HELD_OUT, Dataset, joined_sha256, load_data
+from saccade.models.data.datasets import (
+    HELD_OUT,
+    Dataset,
+    is_unlabelled,
+    joined_sha256,
+    load_data,
+    unlabelled_images,
+)
 from saccade.models.data.listops import (
     CLASS_NAMES,
     VOCABULARY,
@@ -30,7 +37,6 @@ from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.sequences import Takes, sequences
 from saccade.models.data.splits import SPLITS, drawn_rows
 from saccade.models.data.token_states import SUFFIXES, token_states
-from saccade.models.data.user_data import is_unlabelled, unlabelled_images
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
 

@@ -19,10 +19,15 @@ from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import described_scenes
 from saccade.exporter.evaluation.tasks import Inputs
 from saccade.models.data.asked import DataAsked
-from saccade.models.data.datasets import HELD_OUT, Dataset, load_data
-from saccade.models.data.pairs import Contrasts, has_sentences, load_contrasts, load_pairs
+from saccade.models.data.datasets import (
+    HELD_OUT,
+    Dataset,
+    is_unlabelled,
+    load_data,
+    unlabelled_images,
+)
+from saccade.models.data.own_texts import Contrasts, has_sentences, load_contrasts, load_pairs
 from saccade.models.data.samples.images import pixels_sha256
-from saccade.models.data.user_data import is_unlabelled, unlabelled_images
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
 from saccade.models.scores.retrieval import ranks_of_pairs

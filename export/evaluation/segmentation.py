@@ -22,13 +22,12 @@ from saccade.exporter.evaluation.scenes import (
     scenes_sha256,
 )
 from saccade.exporter.evaluation.tasks import Inputs
-from saccade.models.data.datasets import HELD_OUT
+from saccade.models.data.datasets import HELD_OUT, is_unlabelled, unlabelled_images
 from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.images import Images, fitting
 from saccade.models.data.segmented import MASKED, SegmentedImages, segmented_images
 from saccade.models.data.splits import SPLITS
 from saccade.models.data.tetrominoes import tetrominoes
-from saccade.models.data.user_data import is_unlabelled, unlabelled_images
 from saccade.models.interface import Arrays
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.ari import adjusted_rand_index

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from saccade.core.errors import SaccadeError, ShapeError
-from saccade.core.spelling import did_you_mean
 from saccade.core.verbosity import note_once
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.loaded_once import keeps_loaded
-from saccade.models.data.samples.arrays import ArrayFile
+from saccade.models.data.samples.arrays import ArrayFile, checked_images, names_in, npz_arrays
+from saccade.models.data.samples.folders import is_image, visible
 from saccade.models.data.samples.images import Images, fitting, is_gray
-from saccade.models.data.samples.source import SampleSource
+from saccade.models.data.samples.source import FolderFiles, SampleSource, left_out
 from saccade.models.data.splits import (
     SPLITS,
     calibration_rows,
@@ -214,16 +214,10 @@ def _own(
     asked: DataAsked,
 ) -> Dataset:
     """Load the user's data; images that do not fit into KEPT_BYTES stay in their files."""
-    from saccade.models.data.samples.formats import EXPECTED, is_data, open_source
+    from saccade.models.data.samples.formats import EXPECTED, check_data, open_source
     from saccade.models.data.samples.source import DataDescription
 
-    if not is_data(name):
-        kind = "a file of another kind" if Path(name).is_file() else "neither a name nor a path"
-        names = (*_GENERATED, *also)
-        raise SaccadeError(
-            f"data '{name}': found {kind}.{did_you_mean(name, names)} "
-            f"Pass {', '.join(names)}, {EXPECTED}."
-        )
+    check_data(name, EXPECTED, (*_GENERATED, *also))
     source = open_source(name, DataDescription.of(asked.labels, asked.data_root))
     if preprocessing is None and len(source.class_names) < 2:
         raise SaccadeError(
@@ -335,7 +329,7 @@ def plain_preprocessing(source: SampleSource, side_px: int) -> Preprocessing:
 
 def _shapes(split: str, preprocessing: Preprocessing | None) -> _Parts:
     """Load scenes with one object; the class is its color and shape."""
-    from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
+    from saccade.models.data.scene_statements import SCENE_LABELS, scene_label
     from saccade.models.data.shapes import scenes
 
     side_px = 64 if preprocessing is None else preprocessing.height_px
@@ -349,3 +343,51 @@ def _digest(images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]
     digest.update(images.tobytes())
     digest.update(labels.tobytes())
     return digest.hexdigest()
+
+
+def is_unlabelled(path: Path) -> bool:
+    """Return whether these are images alone: a folder without class folders, or an .npz."""
+    if path.is_dir():
+        entries = visible(path)
+        return any(is_image(entry.name) for entry in entries) and not any(
+            entry.is_dir() for entry in entries
+        )
+    return path.suffix == ".npz" and {"images", "labels"} & names_in(path) == {"images"}
+
+
+@keeps_loaded
+def unlabelled_images(
+    path: Path, preprocessing: Preprocessing, most: int | None = None
+) -> np.ndarray:
+    """Return the images of such a folder, in the order of their names, or of such an .npz.
+
+    `most` of them are drawn, the same on every call; by default, all in order.
+
+    Images that do not fit into memory are `samples.images.Images`, which are indexed alike.
+
+    Shapes: -> uint8 [n h w c], of the size that the model takes.
+    Raises: SaccadeError for a file that is not an image, ShapeError for an .npz of another size.
+    """
+    if path.is_dir():
+        source = ImageFiles(path)
+        for text in source.notes:
+            note_once(text)
+        return fitting(Images(source, _rows(len(source), most), preprocessing.wanted()))
+    images = checked_images(path, npz_arrays(path, ("images",))["images"])
+    check_shape(path, images, preprocessing)
+    return images if most is None else images[_rows(len(images), most)]
+
+
+def _rows(total: int, most: int | None) -> np.ndarray:
+    return np.arange(total) if most is None else calibration_rows(total, min(most, total))
+
+
+class ImageFiles(FolderFiles):
+    """The images in a folder without sub-folders; all are of one class without a name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        names = [entry.name for entry in visible(path)]
+        self._files = [name for name in names if is_image(name)]
+        self.without_classes(len(self._files))
+        self.notes = left_out(path, [name for name in names if not is_image(name)], "beside images")

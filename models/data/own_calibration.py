@@ -12,10 +12,9 @@ from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import Checkpoint, save
 from saccade.models.checkpoint_format import AUTHORS_DATA, Header
 from saccade.models.data.asked import DataAsked
-from saccade.models.data.datasets import load_data
+from saccade.models.data.datasets import is_unlabelled, load_data, unlabelled_images
 from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.splits import CALIBRATION_SAMPLES
-from saccade.models.data.user_data import is_unlabelled, unlabelled_images
 from saccade.models.preprocessing import Preprocessing
 
 LEAST = 16

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statements about a scene, and whether they are true: phrases and relations of objects."""
+"""Statements about a scene, and whether they are true, and the label of one object."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -7,9 +7,11 @@ from itertools import permutations
 
 import numpy as np
 
+from saccade.core.errors import SaccadeError
 from saccade.models.data.shapes import COLOURS, SHAPES, SIZES, TEXTURES, Object
 
 ATTRIBUTES = {"size": SIZES, "texture": TEXTURES, "colour": COLOURS, "shape": SHAPES}
+SCENE_LABELS = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
 RELATIONS = ("left of", "right of", "above", "below")
 OPPOSITE = dict(zip(RELATIONS, ("right of", "left of", "below", "above"), strict=True))
 # A relation is stated if the centers differ by at least CLEARLY, and denied if they differ the
@@ -121,3 +123,16 @@ def pick(rng: np.random.Generator, choices: Sequence[str]) -> str:
 def other_word(rng: np.random.Generator, attribute: str, word: str) -> str:
     """Draw a different word for the same attribute."""
     return pick(rng, [other for other in ATTRIBUTES[attribute] if other != word])
+
+
+def scene_label(objects: Sequence[Object]) -> int:
+    """Return the class of a scene: its index in SCENE_LABELS.
+
+    Raises: SaccadeError unless there is exactly one object.
+    """
+    if len(objects) != 1:
+        raise SaccadeError(
+            f"scene label: found {len(objects)} objects, expected exactly one. "
+            "Draw scenes with objects=(1, 1)."
+        )
+    return SCENE_LABELS.index(f"{objects[0].colour} {objects[0].shape}")

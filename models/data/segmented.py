@@ -9,11 +9,11 @@ from typing import cast
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError
-from saccade.core.spelling import did_you_mean
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import (
+    ImageFiles,
     check_shape,
+    is_unlabelled,
     joined_sha256,
     plain_preprocessing,
     readable_rows,
@@ -22,11 +22,10 @@ from saccade.models.data.datasets import (
 from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.coco import CocoInstances
-from saccade.models.data.samples.formats import EXPECTED, is_data, open_source
+from saccade.models.data.samples.formats import EXPECTED, check_data, open_source
 from saccade.models.data.samples.images import Images, fitting, pixels_sha256
 from saccade.models.data.samples.masks import MaskFolders, Masks, mask_folders
 from saccade.models.data.samples.source import DataDescription, SampleSource
-from saccade.models.data.user_data import ImageFiles, is_unlabelled
 from saccade.models.preprocessing import Preprocessing
 
 MASKED = (
@@ -94,11 +93,11 @@ def segmented_images(
     split, rows = rows_of_split(source, split)
     shown = Path(name).name
     if isinstance(source, ArrayFile):
-        images, masks = source.take(rows), source.masks(rows, asked.background)
+        images, true = source.take(rows), source.masks(rows, asked.background)
         if preprocessing is not None:
             check_shape(name, images, preprocessing)
-        made = tuple(partial(pixels_sha256, part) for part in (images, masks) if part is not None)
-        return SegmentedImages(images, masks, shown, made, split)
+        made = tuple(partial(pixels_sha256, part) for part in (images, true) if part is not None)
+        return SegmentedImages(images, true, shown, made, split)
     wanted = (preprocessing or plain_preprocessing(source, side_px)).wanted()
     lazy = Images(source, rows, wanted, asked.once)
     masks = Masks(lazy, rows, asked.background) if source.masked else None
@@ -108,8 +107,8 @@ def segmented_images(
         lazy, masks = lazy.part(kept), None if masks is None else masks.part(kept)
 
     digests = tuple(part.sha256 for part in (lazy, masks) if part is not None)
-    pixels, true = fitting(lazy), cast(np.ndarray | None, masks)
-    return SegmentedImages(pixels, true, shown, digests, split, skipped, lazy)
+    true = cast(np.ndarray | None, masks)
+    return SegmentedImages(fitting(lazy), true, shown, digests, split, skipped, lazy)
 
 
 def _opened(name: str, asked: DataAsked, also: Sequence[str]) -> SampleSource:
@@ -121,10 +120,5 @@ def _opened(name: str, asked: DataAsked, also: Sequence[str]) -> SampleSource:
         return ImageFiles(path) if is_unlabelled(path) else open_source(name, given)
     if path.is_file() and path.suffix.lower() == ".json":
         return CocoInstances(path, given)
-    if not is_data(name):
-        kind = "a file of another kind" if path.is_file() else "neither a name nor a path"
-        raise SaccadeError(
-            f"data '{name}': found {kind}.{did_you_mean(name, also)} "
-            f"Pass {', '.join(also)}, {MASKED}; without masks, a folder of images, {EXPECTED}."
-        )
+    check_data(name, f"{MASKED}; without masks, a folder of images, {EXPECTED}", also)
     return open_source(name, given)

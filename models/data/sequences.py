@@ -15,7 +15,14 @@ from saccade.core.verbosity import note_once
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import note_left_out, rows_of_split
 from saccade.models.data.loaded_once import keeps_loaded
-from saccade.models.data.samples.arrays import LabeledArrays, checked_images, names_in, npz_arrays
+from saccade.models.data.samples.arrays import (
+    ArrayForm,
+    LabeledArrays,
+    checked_images,
+    distinct_texts,
+    names_in,
+    npz_arrays,
+)
 from saccade.models.data.samples.folders import ClassFolders
 from saccade.models.data.samples.formats import FORMATS, PACKED, is_packed, open_tables
 from saccade.models.data.samples.point_clouds import (
@@ -80,13 +87,12 @@ class Takes:
         return self.kind == "image" and self.sets == 1 and not self.conditioned
 
 
-# The kinds of numbers, the axes, and words for both, of an array of a kind.
-_FORMS: Mapping[str, tuple[str, int, str]] = {
-    "bytes": ("u", 2, "uint8 (samples, bytes)"),
-    "characters": ("iu", 2, "whole numbers (samples, characters)"),
-    "points": ("f", 3, "float32 (samples, points, 3 or more) of x, y, z per point"),
-    "tokens": ("f", 3, "float32 (samples, tokens, width)"),
-    "condition": ("f", 3, "float32 (samples, tokens, width)"),
+_FORMS: Mapping[str, ArrayForm] = {
+    "bytes": ArrayForm("uint8", "n m", "uint8 ({n}, bytes)"),
+    "characters": ArrayForm("int uint", "n m", "whole numbers ({n}, characters)"),
+    "points": ArrayForm("float", "n m 3+", "float32 ({n}, points, 3 or more), x, y, z per point"),
+    "tokens": ArrayForm("float", "n m d", "float32 ({n}, tokens, width)"),
+    "condition": ArrayForm("float", "n m d", "float32 ({n}, tokens, width)"),
 }
 
 
@@ -112,21 +118,12 @@ class SequenceArrays(LabeledArrays):
                 self._check(name, takes.kind)
                 own = "lengths" + (SECOND if name.endswith(SECOND) else "")
                 self._lengths[name] = self.lengths(own, arrays[name].shape[1])
-        self.vocabulary = tuple(arrays["vocabulary"].tolist()) if "vocabulary" in names else ()
-        if not all(isinstance(word, str) for word in self.vocabulary) or len(
-            set(self.vocabulary)
-        ) < len(self.vocabulary):
-            raise SaccadeError(f"{path}: found another vocabulary, expected distinct strings.")
+        texts = "vocabulary" in names and distinct_texts(path, "vocabulary", arrays["vocabulary"])
+        self.vocabulary = tuple(texts or ())
 
     def _check(self, name: str, kind: str) -> None:
-        array, (kinds, axes, words) = self.arrays[name], _FORMS[kind]
-        wrong = kind == "bytes" and array.dtype != np.uint8
-        wrong |= array.dtype.kind not in kinds or array.ndim != axes or 0 in array.shape
-        if wrong or len(array) != len(self) or (kind == "points" and array.shape[2] < 3):
-            raise ShapeError(
-                f"{self.path}: the array {name} is {array.dtype} {array.shape}, expected {words}, "
-                f"for {len(self)} samples, as many as labels."
-            )
+        array = self.arrays[name]
+        _FORMS[kind].check(self.path, name, array.dtype, array.shape, n=len(self))
 
     def sample(self, row: int) -> tuple[Any, ...]:
         """Return the valid part of each input."""
@@ -179,25 +176,28 @@ class _Samples:
 
 def _open(name: str, takes: Takes, asked: DataAsked) -> _Samples:
     path, given = Path(name), DataDescription.of(asked.labels, asked.data_root)
-    suffix, source = path.suffix.lower(), None
+    suffix = path.suffix.lower()
     if suffix == ".npz" and path.exists():
         arrays = SequenceArrays(path, takes, given)
         return _Samples(arrays, arrays.sample)
     if takes.plain_tokens and suffix in SUFFIXES and path.is_file():
         states = open_states(path, given)
         return _Samples(states, lambda row: (_finite(states.tokens.text(row), "tokens"),))
-    if takes.sets == 1 and takes.kind in ("points", "tokens"):
+    tables = path.is_file() and suffix in FORMATS
+    source: SampleSource
+    if takes.kind in ("points", "tokens") and takes.sets == 1 and suffix not in PACKED:
         if path.is_dir():
             source = ClassFolders(path, given, tuple(READERS))
-        elif path.is_file() and suffix in FORMATS and suffix not in PACKED:
+            return _Samples(source, partial(_points, source, takes.kind), points=True)
+        if tables:
             source = TableRows(path, open_tables(name, given.root), IMAGES["label"], given)
-        if source is not None:
             return _Samples(source, partial(_points, source, takes.kind), points=True)
     if takes.kind in ("bytes", "characters"):
-        if is_packed(name) or (path.is_file() and suffix in FORMATS):
-            texts = "texts" if takes.sets == 1 else "pairs of texts"
-            source = TableRows(path, open_tables(name), (texts, "labels"), given)
-            return _Samples(source, (source.sentences or [()]).__getitem__)
+        if is_packed(name) or tables:
+            wanted = ("texts" if takes.sets == 1 else "pairs of texts", "labels")
+            source = TableRows(path, open_tables(name), wanted, given)
+            assert source.sentences is not None, "asked for"
+            return _Samples(source, source.sentences.__getitem__)
         if path.is_dir() and takes.sets == 1:
             source = ClassFolders(path, given, (".txt",))
             return _Samples(source, partial(_text, source))

@@ -10,17 +10,30 @@ from typing import Any, cast
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError, ShapeError
+from saccade.core.errors import SaccadeError
 from saccade.core.json_text import parse_json
 from saccade.models.data.datasets import rows_of_split
 from saccade.models.data.loaded_once import keeps_loaded
-from saccade.models.data.samples.arrays import LabeledArrays, check_names, names_in, npz_arrays
+from saccade.models.data.samples.arrays import (
+    ArrayForm,
+    LabeledArrays,
+    check_names,
+    names_in,
+    npz_arrays,
+)
 from saccade.models.data.samples.images import KEPT_BYTES
 from saccade.models.data.samples.rows import TableRows
-from saccade.models.data.samples.source import DataDescription, split_in
+from saccade.models.data.samples.source import DataDescription, reading, split_in
 from saccade.models.data.samples.tables import ParquetTable, readable
 
 _LENGTHS, _MASKS = "lengths", ("mask", "attention_mask")
+_TOKENS = ArrayForm(
+    "float32 float16",
+    "n t d",
+    "float32 (texts, tokens, width), none of them 0: the states of a language model, each text "
+    "padded to the longest one",
+)
+_MASK = ArrayForm("int uint bool float", "n t", "0 or 1 for each of the tokens ({n}, {t})")
 _BLOCK = 64  # texts that are read at a time
 SUFFIXES = (".npz", ".safetensors", ".parquet")
 
@@ -186,17 +199,8 @@ class StateArrays(LabeledArrays):
         given: DataDescription,
     ) -> None:
         shape = tuple(tokens.shape if isinstance(tokens, np.ndarray) else tokens.get_shape())
-        if dtype not in ("float32", "float16"):
-            raise SaccadeError(
-                f"{path}: tokens are {dtype}, expected float32, the states of a language "
-                "model. Convert them, for example with tokens.astype('float32')."
-            )
-        if len(shape) != 3 or 0 in shape:
-            raise ShapeError(
-                f"{path}: tokens are {shape}, expected (texts, tokens, width), none of them 0. "
-                "Pad every text to the longest one."
-            )
-        super().__init__(path, arrays, shape[0], given, "texts")
+        _TOKENS.check(path, "tokens", dtype, shape)
+        super().__init__(path, arrays, shape[0], given)
         mask = self._mask(shape[:2])
         if mask is not None:
             arrays[_LENGTHS] = mask.sum(1)
@@ -212,11 +216,8 @@ class StateArrays(LabeledArrays):
         if name is None or _LENGTHS in self.arrays:
             return None
         mask = self.arrays[name]
-        if mask.shape != shape or not np.isin(mask, (0, 1)).all():
-            raise ShapeError(
-                f"{self.path}: {name} is {mask.dtype} {mask.shape}, expected 0 or 1 for each of "
-                f"the tokens {shape}."
-            )
+        binary = str(mask.dtype) if np.isin(mask, (0, 1)).all() else "other values"
+        _MASK.check(self.path, name, binary, mask.shape, n=shape[0], t=shape[1])
         return mask.astype(bool)
 
 
@@ -260,21 +261,17 @@ def _npz(path: Path) -> _Read:
 def _safetensors(path: Path) -> _Read:
     from safetensors import SafetensorError, safe_open
 
-    try:
+    with reading(path, "safetensors", SafetensorError):
         file = safe_open(path, framework="np")
         names = [*file.keys()]
         check_names(path, names, _wanted(names), "safetensors.numpy.save_file(tensors, path)")
         tokens = file.get_slice("tokens")
         arrays = {name: file.get_tensor(name) for name in names if name != "tokens"}
         words = (file.metadata() or {}).get("class_names")
-    except (OSError, SafetensorError) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read as safetensors ({error!s:.200}). Write it again."
-        ) from error
     if words is not None:
         arrays["class_names"] = _words(path, words)
     dtype = tokens.get_dtype()
-    return tokens, {"F32": "float32", "F16": "float16"}.get(dtype, dtype), arrays
+    return tokens, {"F32": "float32", "F16": "float16", "F64": "float64"}.get(dtype, dtype), arrays
 
 
 def _wanted(names: Collection[str]) -> tuple[str, ...]:
@@ -284,15 +281,10 @@ def _wanted(names: Collection[str]) -> tuple[str, ...]:
 
 
 def _words(path: Path, text: str) -> np.ndarray:
-    try:
+    with reading(f"{path}: class_names in its metadata", "a JSON list of text"):
         words = parse_json(text)
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise ValueError(f"found {words!r:.80}")
-    except ValueError as error:
-        raise SaccadeError(
-            f"{path}: class_names in its metadata cannot be read ({error}), expected a JSON list "
-            "of text. Write it again."
-        ) from error
     return np.array(words)
 
 

@@ -160,7 +160,7 @@ def _true_and_false(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the codes of images, of their sentences and of false ones; shapes [n l v] each."""
     from saccade.models.data.captions import captioned
-    from saccade.models.data.pairs import load_contrasts
+    from saccade.models.data.own_texts import load_contrasts
     from saccade.models.data.shapes import scenes
     from saccade.models.sparo.codes import image_slots, text_slots
 

@@ -19,9 +19,9 @@ from saccade.models.data.captions import (
     captioned,
 )
 from saccade.models.data.datasets import Dataset, image_fields, load_data
-from saccade.models.data.pairs import load_pairs
+from saccade.models.data.own_texts import load_pairs
 from saccade.models.data.samples.images import Images
-from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
+from saccade.models.data.scene_statements import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scenes
 from saccade.models.scores.retrieval import ranks_of_pairs, recalls
 from saccade.models.sparo.codes import image_slots, text_slots

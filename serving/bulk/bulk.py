@@ -18,7 +18,7 @@ from saccade.core.leftovers import only_writer, temporary_folder
 from saccade.core.progress import Report, bar, pace, progress_of, reporting
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.model_repository.router.routes import PolicyRoute
-from saccade.serving.bulk import listing, runners
+from saccade.serving.bulk import runners
 from saccade.serving.bulk.answers import AnswerForm, form_of
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.place import EXTRA, Place
@@ -37,7 +37,7 @@ from saccade.serving.bulk.plan import (
     write_plan,
 )
 from saccade.serving.bulk.shard import QUESTION, BulkJob, FinishedShard
-from saccade.serving.bulk.sources import BulkSource, Columns, ModelInputs
+from saccade.serving.bulk.sources import BulkSource, Columns, ModelInputs, hash_of
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import choice
 from saccade.serving.local.in_process import view_in
@@ -170,7 +170,7 @@ def _planned(
         engines=_engines(repository),
         policies_sha256=policies_sha256(policies_of(routes)),
         input=options.input,
-        listing_sha256=listing.hash_of(listed),
+        listing_sha256=hash_of(listed),
         inputs=listed.num_rows,
         shard=options.shard,
         batch=options.batch,

@@ -3,10 +3,12 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any, TypeVar
+from pathlib import Path, PurePosixPath
+from tempfile import NamedTemporaryFile
+from typing import Any, Literal, TypeVar
 
 from saccade.core.errors import SaccadeError, require
 from saccade.core.files import write_atomically
@@ -51,6 +53,31 @@ class Place:
         """Return a file or folder in this place."""
         return Place(self.root, f"{self.name}/{name}" if self.name else name)
 
+    def beside(self, path: str) -> "Place":
+        """Return the file that this one names: an address, a path, or relative to this file."""
+        if "://" in path or path.startswith("/"):
+            return Place(path)
+        if self.name:
+            return Place(self.root, str(PurePosixPath(self.name).parent / path))
+        head, mark, query = self.root.partition("?")
+        return Place(f"{head.rpartition('/')[0] or '.'}{mark}{query}", path)
+
+    @property
+    def last(self) -> str:
+        """The last part of the path or address."""
+        return PurePosixPath(self.root).name
+
+    @contextmanager
+    def on_this_machine(self) -> Iterator[Path]:
+        """Yield the path of the file, or of a copy of it on this machine."""
+        if self.is_local:
+            yield self.path
+            return
+        with NamedTemporaryFile(prefix="saccade-bulk-") as copy:
+            copy.write(self.read())
+            copy.flush()
+            yield Path(copy.name)
+
     def __str__(self) -> str:
         # The query of an address may contain secrets.
         return f"{self.root.partition('?')[0].rstrip('/')}/{self.name}".removesuffix("/")
@@ -62,8 +89,8 @@ class Place:
         """
         return self._patiently(lambda fs, path: _read(fs, path))
 
-    def open(self) -> Any:
-        """Open the file for random access."""
+    def open(self, mode: Literal["rb"] = "rb") -> Any:
+        """Open the file for random access, as a path does."""
         return self._patiently(lambda fs, path: fs.open_input_file(path))
 
     def write(self, data: bytes) -> None:

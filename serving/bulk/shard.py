@@ -16,9 +16,10 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.core.worker import say
+from saccade.models.data.samples.source import RowUnreadable
 from saccade.serving.bulk.place import Place
 from saccade.serving.bulk.plan import ANSWERS, ERRORS, BulkPlan, part_name, read_plan, read_shard
-from saccade.serving.bulk.sources import BulkSource, Unreadable
+from saccade.serving.bulk.sources import BulkSource
 from saccade.serving.client.operations import as_arrays
 from saccade.serving.client.text_tokens import question_tokens
 from saccade.serving.local.in_process import (
@@ -113,7 +114,7 @@ class JobShards:
                 try:
                     values.append(self._values(entry))
                     ids.append(entry["id"])
-                except Unreadable as error:
+                except RowUnreadable as error:
                     errors.append((entry["id"], str(error)))
             if ids:
                 yield from self._answered(ids, values, errors)
@@ -125,7 +126,7 @@ class JobShards:
             try:
                 values[QUESTION] = question_tokens([entry["text"] or ""], metadata)[0]
             except SaccadeError as error:
-                raise Unreadable(str(error)) from error
+                raise RowUnreadable(str(error)) from error
         return values
 
     def _answered(

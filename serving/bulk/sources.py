@@ -1,32 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of a job: images, tables, tar shards or arrays. They are listed once and read by row."""
+"""Inputs of a job: images, tables, tar shards or arrays. They are listed once and read by row.
 
-import tarfile
+A listing has columns: `id`; `file`, the name of a file in the source; `path` of an image that a
+table names; `row` of a table, an array or a tar; `offset` and `size` of contiguous bytes; `text`, a
+question.
+"""
+
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from tempfile import NamedTemporaryFile
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from saccade.core.archives import read_arrays
-from saccade.core.errors import SaccadeError
-from saccade.models.data.samples.shards import key_and_suffix
-from saccade.models.data.samples.tables import RowGroups
-from saccade.serving.bulk import listing
-from saccade.serving.bulk.place import Place
+from saccade.core.errors import SaccadeError, require
+from saccade.models.data.samples.folders import SUFFIXES
+from saccade.models.data.samples.shards import read_member, shard_members
+from saccade.models.data.samples.source import RowUnreadable, reading
+from saccade.models.data.samples.tables import RowGroups, image_bytes, lines, readable
+from saccade.serving.bulk.place import EXTRA, Place
 from saccade.serving.client.images import encoded
 
-_IDS, _QUESTIONS = "id", "question"
 _IMAGE_COLUMNS = ("image", "path", "file", "file_name", "filename", "jpg", "png")
 _KEPT_FILES = 4  # files with many inputs that are open at the same time
-
-
-class Unreadable(Exception):
-    """Raised for an input that cannot be read; the message gives the reason."""
+_NAMED = 3  # duplicate ids to name in a message
+_TEXTS, _NUMBERS = ("id", "file", "path", "text"), ("row", "offset", "size")
 
 
 @dataclass(frozen=True)
@@ -60,134 +61,203 @@ class Kind(ABC):
         self._file: Any = None
 
     @abstractmethod
-    def entries(self, name: str) -> Any:
-        """Return the listing of this file, whose name in the source is `name`."""
+    def entries(self, name: str) -> Mapping[str, Any]:
+        """Return the columns of the listing of this file, called `name` in the source."""
 
     @abstractmethod
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of one entry by the model's input: bytes of an image, or an array.
 
-        Raises: Unreadable.
+        Raises: RowUnreadable.
         """
 
     def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
+        """Close the file, or release the arrays."""
+        if hasattr(self._file, "close"):
             self._file.close()
-            self._file = None
+        self._file = None
+
+    def image(self) -> str:
+        """Return the model's input if it takes one image and nothing else.
+
+        Raises: SaccadeError otherwise.
+        """
+        wanted = self.wanted
+        if not wanted.images_alone:
+            needs = [*wanted.encoded, *wanted.numbers, *(["question"] if wanted.question else [])]
+            raise SaccadeError(
+                f"{self.place}: has images only, but the model takes {' and '.join(needs)}. Use "
+                ".npz or .parquet files with arrays or columns of these names."
+            )
+        return wanted.encoded[0]
 
 
 class ImageFile(Kind):
     """An image file."""
 
-    def entries(self, name: str) -> Any:
+    def entries(self, name: str) -> Mapping[str, Any]:
         """Return one entry."""
-        _only_image(self.place, self.wanted)
-        own = name or PurePosixPath(self.place.root).name
-        return listing.table_of({"id": [own], "file": [name]})
+        self.image()
+        return {"id": [name or self.place.last], "file": [name]}
 
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the file's bytes."""
-        return {_only_image(self.place, self.wanted): _bytes_of(self.place)}
+        return {self.image(): _bytes_of(self.place)}
 
 
-class ImageTable(Kind):
-    """CSV or JSON lines: each row names an image file, relative to the table or by address."""
+class Tar(Kind):
+    """A WebDataset shard: the members with one key are one input, and one of them is an image."""
 
-    def entries(self, name: str) -> Any:
+    def entries(self, name: str) -> Mapping[str, Any]:
+        """Return one entry per image, with the position of its bytes."""
+        self.image()
+        shard = name or self.place.last
+        wanted = (self.columns.image,) if self.columns.image else SUFFIXES
+        ends = tuple("." + suffix.lstrip(".").lower() for suffix in wanted)
+        names = ("id", "file", "row", "offset", "size")
+        rows = [
+            (f"{shard}/{member.key}", name, row, member.offset, member.size)
+            for row, (member, _) in enumerate(shard_members(self.place))
+            if member.suffix.endswith(ends)
+        ]
+        return {column: [row[i] for row in rows] for i, column in enumerate(names)}
+
+    def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the member's bytes."""
+        self._file = self._file or self.place.open()
+        return {self.image(): read_member(self._file, entry["offset"], entry["size"])}
+
+
+class Rows(Kind):
+    """Rows of columns, each an input: CSV or JSON lines, whose images are files that they name.
+
+    A file is relative to the table, or an address.
+    """
+
+    what = "column"
+
+    def names(self) -> Sequence[str]:
+        """Return the names of the columns."""
+        return list(self._columns())
+
+    def column(self, name: str) -> Any:
+        """Return a column, as a list or an array of Arrow."""
+        return self._columns()[name]
+
+    def _columns(self) -> dict[str, list[Any]]:
+        if self._file is None:
+            self._file = dict[str, list[Any]]()
+            for line in lines(self.place):
+                self._file = self._file or {name: [] for name in line}
+                for name, values in self._file.items():
+                    values.append(_as_text(line.get(name)))
+        return dict(self._file)
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return len(next(iter(self._columns().values()), ()))
+
+    def paths(self) -> str | None:
+        """Return the column of paths, if the images are files that the rows name."""
+        if len(self.wanted.encoded) != 1 or self.wanted.numbers:
+            self.image()
+        return self.image_column()
+
+    def entries(self, name: str) -> Mapping[str, Any]:
         """Return one entry per row."""
-        return self._of(_read_table(self.place), name)
+        own, paths, rows = self.columns, self.paths(), self.count()
+        shown = name or self.place.last
+        columns: dict[str, Any] = {
+            "file": [name] * rows,
+            "row": list(range(rows)),
+            "id": [f"{shown}#{row}" for row in range(rows)],
+        }
+        if paths is not None:
+            columns["path"] = columns["id"] = self.column(paths)
+        if own.id is not None or "id" in self.names():
+            columns["id"] = self.column(self.existing(own.id or "id", "--id-column"))
+        if self.wanted.question:
+            column = self.existing(own.question or "question", "--question-column")
+            columns["text"] = self.column(column)
+        return columns
 
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the bytes of the file that the row names."""
-        return {self.wanted.encoded[0]: _bytes_of(_beside(self.place, entry["path"]))}
+        if not entry["path"]:
+            raise RowUnreadable("the table names no file in this row")
+        return {self.wanted.encoded[0]: _bytes_of(self.place.beside(entry["path"]))}
 
-    def _of(self, table: Any, name: str) -> Any:
-        if len(self.wanted.encoded) != 1 or self.wanted.numbers:
-            _only_image(self.place, self.wanted)
-        column = self._image_column(table.column_names)
-        columns = {"path": table[column], "file": _repeated(name, table.num_rows)}
-        columns["row"] = list(range(table.num_rows))
-        return self._with_ids(table, columns, default=table[column])
+    def image_column(self) -> str:
+        """Return the column of images.
 
-    def _image_column(self, names: Sequence[str]) -> str:
+        Raises: SaccadeError if there is none.
+        """
         if self.columns.image is not None:
-            return self._existing(self.columns.image, "--column", names)
-        usual = (*self.wanted.encoded, *_IMAGE_COLUMNS)
+            return self.existing(self.columns.image, "--column")
+        usual, names = (*self.wanted.encoded, *_IMAGE_COLUMNS), self.names()
         if (found := next((name for name in usual if name in names), None)) is None:
             raise SaccadeError(
-                f"{self.place}: no column of images; it has {_shown(names)}. Choose one with "
+                f"{self.place}: no {self.what} of images; it has {_shown(names)}. Choose one with "
                 "--column."
             )
         return found
 
-    def _with_ids(self, table: Any, columns: dict[str, Any], default: Any) -> Any:
-        names = table.column_names
-        if self.columns.id is not None or _IDS in names:
-            default = table[self._existing(self.columns.id or _IDS, "--id-column", names)]
-        if self.wanted.question:
-            own = self.columns.question or _QUESTIONS
-            columns["text"] = table[self._existing(own, "--question-column", names)]
-        try:
-            return listing.table_of({"id": default, **columns})
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise SaccadeError(
-                f"{self.place}: the columns of ids, paths or questions do not contain text "
-                f"({str(error)[:200]}). Choose others with --id-column or --column."
-            ) from error
+    def existing(self, name: str, flag: str) -> str:
+        """Return the name of a column, which `flag` chose.
 
-    def _existing(self, name: str, flag: str, names: Sequence[str]) -> str:
-        if name not in names:
+        Raises: SaccadeError if there is no such column.
+        """
+        if name not in (names := self.names()):
             raise SaccadeError(
-                f"{self.place}: no column {name!r}; it has {_shown(names)}. Choose one with {flag}."
+                f"{self.place}: no {self.what} {name!r}; it has {_shown(names)}. Write it under "
+                f"that name, or choose one with {flag}."
             )
         return name
 
 
-class Parquet(ImageTable):
+class Parquet(Rows):
     """Parquet: a column with bytes or paths of image files, or one column per model input."""
 
     _groups: RowGroups | None = None
 
-    def entries(self, name: str) -> Any:
-        """Return one entry per row, reading only ids, paths and questions."""
-        with _said_of(self.place):
-            file = self._opened()
-            schema = file.schema_arrow
-            column = None if self.wanted.numbers else self._image_column(schema.names)
-            texts = [self.columns.id or _IDS]
-            if self.columns.id is not None:
-                self._existing(self.columns.id, "--id-column", schema.names)
-            if self.wanted.question:
-                own = self.columns.question or _QUESTIONS
-                texts.append(self._existing(own, "--question-column", schema.names))
-            read = [text for text in texts if text in schema.names]
-            if column is not None and _is_text(schema.field(column).type):
-                return self._of(file.read(columns=[*read, column]), name)
-            for number in self.wanted.numbers:
-                self._existing(number, "the model's inputs", schema.names)
-            rows = file.metadata.num_rows
-            table = file.read(columns=read)
-        ids = [f"{name or PurePosixPath(self.place.root).name}#{row}" for row in range(rows)]
-        columns = {"file": _repeated(name, rows), "row": list(range(rows))}
-        return self._with_ids(table, columns, default=ids)
+    def names(self) -> Sequence[str]:
+        """Return the names of the columns."""
+        names: list[str] = self._opened().schema_arrow.names
+        return names
+
+    def column(self, name: str) -> Any:
+        """Return a column."""
+        with readable(self.place):
+            return self._opened().read(columns=[name])[name]
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return int(self._opened().metadata.num_rows)
+
+    def paths(self) -> str | None:
+        """Return the column of paths, if there is one."""
+        for number in self.wanted.numbers:
+            self.existing(number, "the model's inputs")
+        if self.wanted.numbers:
+            return None
+        types = require("pyarrow", extra=EXTRA).types
+        column = self.image_column()
+        kind = self._opened().schema_arrow.field(column).type
+        text = types.is_string(kind) or types.is_large_string(kind)
+        return super().paths() if text else None
 
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row's values."""
         if entry["path"] is not None:
             return super().read(entry)
-        with _said_of(self.place):
+        with readable(self.place):
             self._groups = self._groups or RowGroups(self._opened())
             values = self._groups.row(entry["row"])
-        given: dict[str, Any] = {name: np.array(values[name]) for name in self.wanted.numbers}
+        inputs: dict[str, Any] = {name: np.array(values[name]) for name in self.wanted.numbers}
         if self.wanted.encoded:
-            value = values[self._image_column(list(values))]
-            # Hugging Face stores images as structures of bytes and a path.
-            value = value.get("bytes") if isinstance(value, dict) else value
-            if not isinstance(value, bytes) or not value:
-                raise Unreadable("the column of images has no bytes in this row")
-            given[self.wanted.encoded[0]] = value
-        return given
+            column = self.image_column()
+            inputs[self.wanted.encoded[0]] = image_bytes(values[column], column)
+        return inputs
 
     def close(self) -> None:
         """Close the file."""
@@ -195,117 +265,65 @@ class Parquet(ImageTable):
         self._groups = None
 
     def _opened(self) -> Any:
-        import pyarrow.parquet as pq
-
         if self._file is None:
-            self._file = pq.ParquetFile(self.place.open())
+            parquet = require("pyarrow.parquet", extra=EXTRA)
+            with readable(self.place):
+                self._file = parquet.ParquetFile(self.place.open())
         return self._file
 
 
-class Tar(Kind):
-    """A WebDataset shard: the members with one key are one input, and one of them is an image."""
-
-    def entries(self, name: str) -> Any:
-        """Return one entry per image, with the position of its bytes."""
-        _only_image(self.place, self.wanted)
-        shard = name or PurePosixPath(self.place.root).name
-        columns: dict[str, list[Any]] = {key: [] for key in ("id", "file", "row", "offset", "size")}
-        wanted = (self.columns.image,) if self.columns.image else listing.SUFFIXES
-        ends = tuple("." + suffix.lstrip(".").lower() for suffix in wanted)
-        try:
-            with self.place.open() as file, tarfile.open(fileobj=file, mode="r:") as tar:
-                for row, member in enumerate(tar):
-                    key, suffix = key_and_suffix(member.name)
-                    if member.isreg() and suffix.endswith(ends):
-                        entry = (f"{shard}/{key}", name, row, member.offset_data, member.size)
-                        for column, value in zip(columns.values(), entry, strict=True):
-                            column.append(value)
-        except (tarfile.TarError, OSError) as error:
-            raise SaccadeError(
-                f"{self.place}: cannot be read as a tar file ({error}), expected an uncompressed "
-                "one. Images are compressed already: pack them without compression."
-            ) from error
-        return listing.table_of(columns)
-
-    def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the member's bytes."""
-        if self._file is None:
-            self._file = self.place.open()
-        self._file.seek(entry["offset"])
-        data = self._file.read(entry["size"])
-        if len(data) != entry["size"]:
-            raise Unreadable("the tar file ends inside this member")
-        return {self.wanted.encoded[0]: data}
-
-
-class Arrays(Kind):
+class Arrays(Rows):
     """An .npz file of NumPy: one array per model input, and arrays of ids and questions."""
 
-    _arrays: dict[str, np.ndarray] | None = None
+    what = "array"
 
-    def entries(self, name: str) -> Any:
-        """Return one entry per row of the arrays."""
-        arrays = self._opened()
+    def column(self, name: str) -> Any:
+        """Return the texts of an array."""
+        return [str(value) for value in self._columns()[name].tolist()]
+
+    def count(self) -> int:
+        """Return the number of rows.
+
+        Raises: SaccadeError if arrays differ in it.
+        """
+        arrays, own = self._columns(), self.columns
         names = [*self.wanted.numbers, *map(self._images_of, self.wanted.encoded)]
-        if self.wanted.question:
-            names.append(self.columns.question or _QUESTIONS)
-        if self.columns.id is not None:
-            names.append(self.columns.id)
-        if missing := [name for name in names if name not in arrays]:
-            raise SaccadeError(
-                f"{self.place}: no array {missing[0]!r}; it has {_shown(list(arrays))}. Write it "
-                "with np.savez under that name."
-            )
-        own = self.columns.id or _IDS
-        rows = {name: len(arrays[name]) for name in {*names, *({own} & set(arrays))}}
+        used = {self.existing(name, "--column") for name in names}
+        used |= {own.id or "id", own.question or "question"} & {*arrays}
+        rows = {name: len(arrays[name]) for name in sorted(used)}
         if len(set(rows.values())) != 1:
-            counts = ", ".join(f"{key} {count}" for key, count in sorted(rows.items()))
+            counts = ", ".join(f"{key} {count}" for key, count in rows.items())
             raise SaccadeError(f"{self.place}: rows of arrays differ ({counts}), expected equal.")
-        count = next(iter(rows.values()))
-        shown = name or PurePosixPath(self.place.root).name
-        columns: dict[str, Any] = {
-            "id": [str(value) for value in arrays[own].tolist()]
-            if own in arrays
-            else [f"{shown}#{row}" for row in range(count)],
-            "file": _repeated(name, count),
-            "row": list(range(count)),
-        }
-        if self.wanted.question:
-            questions = arrays[self.columns.question or _QUESTIONS]
-            columns["text"] = [str(value) for value in questions.tolist()]
-        return listing.table_of(columns)
+        return next(iter(rows.values()))
+
+    def paths(self) -> str | None:
+        """Return None: an array has pixels."""
+        return None
 
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row of each array; pixels are encoded as an image file."""
-        arrays, row = self._opened(), entry["row"]
-        given: dict[str, Any] = {name: arrays[name][row] for name in self.wanted.numbers}
+        arrays, row = self._columns(), entry["row"]
+        inputs: dict[str, Any] = {name: arrays[name][row] for name in self.wanted.numbers}
         for name in self.wanted.encoded:
-            given[name] = encoded([arrays[self._images_of(name)][row]])[0]
-        return given
-
-    def close(self) -> None:
-        """Release the arrays."""
-        self._arrays = None
+            inputs[name] = encoded([arrays[self._images_of(name)][row]])[0]
+        return inputs
 
     def _images_of(self, name: str) -> str:
         return self.columns.image or name
 
-    def _opened(self) -> dict[str, np.ndarray]:
-        if self._arrays is None:
-            try:
-                with _on_this_machine(self.place) as path:
-                    self._arrays = read_arrays(path)
-            except (OSError, ValueError) as error:
-                raise SaccadeError(
-                    f"{self.place}: cannot be read ({error}). Write it with np.savez, without "
-                    "arrays of objects."
-                ) from error
-        return self._arrays
+    def _columns(self) -> dict[str, Any]:
+        if self._file is None:
+            with (
+                reading(self.place, "an .npz of np.savez, without arrays of objects"),
+                self.place.on_this_machine() as path,
+            ):
+                self._file = read_arrays(path)
+        return dict(self._file)
 
 
 _KINDS: dict[str, type[Kind]] = {
-    **dict.fromkeys(listing.SUFFIXES, ImageFile),
-    **dict.fromkeys((".csv", ".jsonl", ".ndjson"), ImageTable),
+    **dict.fromkeys(SUFFIXES, ImageFile),
+    **dict.fromkeys((".csv", ".jsonl", ".ndjson"), Rows),
     ".parquet": Parquet,
     ".tar": Tar,
     ".npz": Arrays,
@@ -325,8 +343,7 @@ class BulkSource:
         Raises: SaccadeError if there is no input, a folder has both images and packed files, a
             column is missing, or an id occurs twice.
         """
-        import pyarrow as pa
-
+        pa = require("pyarrow", extra=EXTRA)
         files = self._files()
         images = [entry for entry in files if self._kind(entry[0]) is ImageFile]
         packed = [name for name, _ in files if self._kind(name) not in (None, ImageFile)]
@@ -336,29 +353,31 @@ class BulkSource:
                 f"{packed[0]}. Name a folder of images only, or files that contain or list images."
             )
         if images and images[0][0]:
-            _only_image(self.place, self._wanted)
+            ImageFile(self.place, self._columns, self._wanted).image()
             names, sizes = zip(*images, strict=True)
-            tables = [
-                listing.table_of({"id": list(names), "file": list(names), "size": list(sizes)})
-            ]
+            columns = {"id": list(names), "file": list(names), "size": list(sizes)}
+            tables = [_listing(columns, self.place)]
         else:
-            tables = [self._file(name).entries(name) for name in [*packed, *(n for n, _ in images)]]
+            tables = [
+                _listing(self._file(name).entries(name), self.place.join(name))
+                for name in [*packed, *(name for name, _ in images)]
+            ]
         self.close()
-        table = pa.concat_tables(tables) if tables else listing.table_of({"id": []})
-        listing.check_ids(table, self.place)
+        table = pa.concat_tables(tables) if tables else _listing({"id": []}, self.place)
+        _check_ids(table, self.place)
         return table
 
     def read(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of one entry of the listing.
 
-        Raises: Unreadable.
+        Raises: RowUnreadable.
         """
         try:
             return self._file(entry["file"]).read(entry)
         except FileNotFoundError:
-            raise Unreadable("no such file") from None
+            raise RowUnreadable("no such file") from None
         except (OSError, SaccadeError, ValueError) as error:
-            raise Unreadable(str(error)[:300]) from error
+            raise RowUnreadable(str(error)[:300]) from error
 
     def close(self) -> None:
         """Close all files."""
@@ -372,8 +391,7 @@ class BulkSource:
                 self._open.pop(next(iter(self._open))).close()
             kind = self._kind(name)
             assert kind is not None, "a listing has only files of known kinds"
-            place = self.place.join(name) if name else self.place
-            self._open[name] = kind(place, self._columns, self._wanted)
+            self._open[name] = kind(self.place.join(name), self._columns, self._wanted)
         return self._open[name]
 
     def _kind(self, name: str) -> type[Kind] | None:
@@ -385,7 +403,8 @@ class BulkSource:
                 return [("", 0)]
             if not self.place.exists():
                 raise SaccadeError(f"{self.place}: no such file or folder. Name one with --input.")
-            return [entry for entry in self.place.files(recursive=True) if not _hidden(entry[0])]
+            files = self.place.files(recursive=True)
+            return [entry for entry in files if "/." not in f"/{entry[0]}"]  # none hidden
         except OSError as error:
             raise SaccadeError(
                 f"{self.place}: cannot be listed ({str(error)[:300]}). Choose an --input that can "
@@ -393,94 +412,79 @@ class BulkSource:
             ) from error
 
 
-def _only_image(place: Place, wanted: ModelInputs) -> str:
-    """Return the model's input if it takes one image and nothing else.
+def _listing(columns: Mapping[str, Any], place: Place) -> Any:
+    """Return a listing with these columns (lists or arrays); missing columns are null.
 
-    Raises: SaccadeError otherwise.
+    Raises: SaccadeError if one of them has no text.
     """
-    if not wanted.images_alone:
-        needs = [*wanted.encoded, *wanted.numbers, *(["question"] if wanted.question else [])]
+    pa = require("pyarrow", extra=EXTRA)
+    names = ("id", "file", "path", *_NUMBERS, "text")
+    schema = pa.schema([(name, pa.string() if name in _TEXTS else pa.int64()) for name in names])
+    count = len(columns["id"])
+    try:
+        filled = [
+            pa.array(columns[field.name], field.type)
+            if isinstance(columns.get(field.name), list)
+            else columns[field.name].cast(field.type)
+            if field.name in columns
+            else pa.nulls(count, field.type)
+            for field in schema
+        ]
+    except (ValueError, TypeError, NotImplementedError) as error:
         raise SaccadeError(
-            f"{place}: has images only, but the model takes {' and '.join(needs)}. Use .npz or "
-            ".parquet files with arrays or columns of these names."
+            f"{place}: the columns of ids, paths or questions do not contain text "
+            f"({str(error)[:200]}). Choose others with --id-column or --column."
+        ) from error
+    return pa.table(filled, schema=schema)
+
+
+def _check_ids(listing: Any, source: Place) -> None:
+    """Check that there are inputs, each with a unique id.
+
+    Raises: SaccadeError that names some duplicate ids.
+    """
+    pc = require("pyarrow.compute", extra=EXTRA)
+    if listing.num_rows == 0:
+        raise SaccadeError(
+            f"{source}: found no input. Expected images ({', '.join(SUFFIXES)}), or .parquet, "
+            ".csv, .jsonl, .tar or .npz files."
         )
-    return wanted.encoded[0]
+    ids = listing["id"]
+    if missing := ids.null_count + pc.sum(pc.equal(pc.utf8_length(ids), 0)).as_py():
+        raise SaccadeError(
+            f"{source}: {missing} of {listing.num_rows} inputs {'has' if missing == 1 else 'have'} "
+            "no id. Fill in the id column, or choose another one with --id-column."
+        )
+    if pc.count_distinct(ids).as_py() == listing.num_rows:
+        return
+    counts = pc.value_counts(ids)
+    twice = [entry["values"].as_py() for entry in counts if entry["counts"].as_py() > 1]
+    raise SaccadeError(
+        f"{source}: {len(twice)} id{' occurs' if len(twice) == 1 else 's occur'} more than once, "
+        f"such as {', '.join(map(repr, twice[:_NAMED]))}. Each input needs a unique id: choose "
+        "another column with --id-column, or leave it out for ids from file and row."
+    )
+
+
+def hash_of(listing: Any) -> str:
+    """Return the SHA-256 of a listing's rows in their order, in hexadecimal."""
+    digest = hashlib.sha256()
+    for batch in listing.combine_chunks().to_batches(max_chunksize=65_536):
+        for column in batch.columns:
+            digest.update(repr(column.to_pylist()).encode())
+    return digest.hexdigest()
 
 
 def _bytes_of(place: Place) -> bytes:
     data = place.read()
     if not data:
-        raise Unreadable("the file has 0 bytes")
+        raise RowUnreadable("the file has 0 bytes")
     return data
 
 
-def _beside(table: Place, path: str | None) -> Place:
-    """Return the file that a table names: an address, a path, or a path relative to the table."""
-    if not path:
-        raise Unreadable("the table names no file in this row")
-    if "://" in path or path.startswith("/"):
-        return Place(path)
-    if table.name:
-        return Place(table.root, str(PurePosixPath(table.name).parent / path))
-    head, mark, query = table.root.partition("?")
-    return Place(f"{head.rpartition('/')[0] or '.'}{mark}{query}", path)
-
-
-def _read_table(place: Place) -> Any:
-    import pyarrow as pa
-    from pyarrow import csv, json
-
-    try:
-        with place.open() as file:
-            if str(place).endswith(".csv"):
-                return csv.read_csv(
-                    file, convert_options=csv.ConvertOptions(strings_can_be_null=True)
-                )
-            return json.read_json(file)
-    except (pa.ArrowException, OSError) as error:
-        raise SaccadeError(
-            f"{place}: cannot be read as a table ({str(error)[:300]}), expected CSV with a header "
-            "line, or one JSON object per line."
-        ) from error
-
-
-@contextmanager
-def _said_of(place: Place) -> Iterator[None]:
-    import pyarrow as pa
-
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise SaccadeError(
-            f"{place}: cannot be read as Parquet ({str(error)[:300]}). Write it again."
-        ) from error
-
-
-@contextmanager
-def _on_this_machine(place: Place) -> Iterator[Path]:
-    if place.is_local:
-        yield place.path
-        return
-    with NamedTemporaryFile(prefix="saccade-bulk-", suffix=".npz") as copy:
-        copy.write(place.read())
-        copy.flush()
-        yield Path(copy.name)
-
-
-def _repeated(name: str, count: int) -> Any:
-    import pyarrow as pa
-
-    return pa.repeat(pa.scalar(name), count)
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/"))
+def _as_text(value: Any) -> Any:
+    """Return a number as text; the listing refuses lists and objects."""
+    return str(value) if isinstance(value, int | float) else value
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -4,12 +4,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from saccade.core.archives import array_names, read_arrays
 from saccade.core.errors import SaccadeError, ShapeError
-from saccade.models.data.samples.labels import numbered_classes
+from saccade.models.data.samples.labels import LabelColumn
 from saccade.models.data.samples.masks import numbered_objects
 from saccade.models.data.samples.source import (
     SPLIT,
@@ -17,9 +18,59 @@ from saccade.models.data.samples.source import (
     RowUnreadable,
     SampleSource,
     numbered,
+    reading,
 )
 
 _PREFIXES = ("train", "val", "test")
+
+
+class ArrayForm(NamedTuple):
+    """Types by the beginnings of their names, axes, and words for both.
+
+    An axis is a letter, sizes such as `1|3`, or a least size such as `3+`.
+    """
+
+    types: str
+    axes: str
+    words: str
+
+    def check(
+        self, path: Path, name: str, dtype: np.dtype | str, shape: Sequence[int], **sizes: int
+    ) -> None:
+        """Check the type and the shape of an array; `sizes` are those of axes, else above 0.
+
+        Raises: ShapeError.
+        """
+        axes, kind = self.axes.split(), dtype if isinstance(dtype, str) else dtype.name
+        fits = len(axes) == len(shape) and kind.startswith(tuple(self.types.split()))
+        if not fits or not all(map(partial(_fits, sizes), axes, shape)):
+            raise ShapeError(
+                f"{path}: found {kind} {tuple(shape)} as {name}, expected "
+                f"{self.words.format(name=name, **sizes)}."
+            )
+
+
+def _fits(sizes: Mapping[str, int], axis: str, size: int) -> bool:
+    if axis.isalpha():
+        return size == sizes.get(axis, max(1, size))
+    return size >= int(axis[:-1]) if axis.endswith("+") else str(size) in axis.split("|")
+
+
+_WHOLE = ArrayForm("int uint", "n", "one whole number for each of the {n} rows")
+_NAMES = ArrayForm("str", "n", "one name for each of the {n} rows")
+_TEXTS = ArrayForm("str", "k", "distinct strings")
+_IMAGES = ArrayForm(
+    "uint8",
+    "n h w 1|3",
+    "uint8 from 0 to 255, (n, h, w), (n, h, w, 1) or (n, h, w, 3), none of them 0; convert, for "
+    "example, with (255 * {name}).round().astype('uint8')",
+)
+_MASKS = ArrayForm(
+    "int uint bool",
+    "n h w",
+    "whole numbers ({n}, {h}, {w}), the index of an object per pixel; from one mask per object, "
+    "take {name}.argmax(1)",
+)
 
 
 class LabeledArrays(SampleSource):
@@ -30,23 +81,17 @@ class LabeledArrays(SampleSource):
     """
 
     def __init__(
-        self,
-        path: Path,
-        arrays: Mapping[str, np.ndarray],
-        count: int,
-        given: DataDescription,
-        what: str = "samples",
+        self, path: Path, arrays: Mapping[str, np.ndarray], count: int, given: DataDescription
     ) -> None:
-        self.path, self.arrays, self._what = path, arrays, what
-        self._check_whole("labels", arrays["labels"], count)
-        names = arrays.get("class_names") if given.labels is None else np.array(given.labels)
-        self.labels, self.class_names = numbered_classes(str(path), arrays["labels"], names)
+        self.path, self.arrays = path, arrays
+        labels = arrays["labels"]
+        _WHOLE.check(path, "labels", labels.dtype, labels.shape, n=count)
+        own = arrays.get("class_names")
+        names = None if own is None else distinct_texts(path, "class_names", own)
+        column = LabelColumn(labels.tolist())
+        self.labels, self.class_names = column.classes(given, self.refused, names)
         if (splits := arrays.get("split")) is not None:
-            if splits.shape != (count,):
-                raise ShapeError(
-                    f"{path}: split is {splits.shape}, expected one name for each of the {count} "
-                    f"{what}."
-                )
+            _NAMES.check(path, "split", splits.dtype, splits.shape, n=count)
             self.split_of = np.array(
                 [
                     SPLIT(name, partial(self.refused, row), "split")
@@ -62,20 +107,13 @@ class LabeledArrays(SampleSource):
         Raises: SaccadeError if one is not from 1 to `most`, ShapeError if there is not one per row.
         """
         lengths = self.arrays.get(name, np.full(len(self), most))
-        self._check_whole(name, lengths, len(self))
+        _WHOLE.check(self.path, name, lengths.dtype, lengths.shape, n=len(self))
         if not 1 <= lengths.min() <= lengths.max() <= most:
             raise SaccadeError(
                 f"{self.path}: {name} range from {lengths.min()} to {lengths.max()}, expected 1 "
-                f"to {most}. Leave empty {self._what} out."
+                f"to {most}. Leave empty rows out."
             )
         return lengths.astype(np.int64)
-
-    def _check_whole(self, name: str, values: np.ndarray, count: int) -> None:
-        if values.shape != (count,) or values.dtype.kind not in "iu":
-            raise ShapeError(
-                f"{self.path}: {name} are {values.dtype} {values.shape}, expected one whole number "
-                f"for each of the {count} {self._what}."
-            )
 
     def read(self, row: int, most_bytes: int) -> bytes:
         """Do not call: arrays have values, not encoded images."""
@@ -108,7 +146,7 @@ class ArrayFile(LabeledArrays):
                 f"{parts[has.index(False)][2]}, or leave all masks out."
             )
         self.masked = beside == "masks" and all(has)
-        wanted = [name for part in parts for name in part[1 : 3 if all(has) else 2]]
+        wanted = [name for _, *names in parts for name in names[: 1 + all(has)]]
         arrays = npz_arrays(path, wanted)
         images = [checked_images(path, arrays[part[1]], part[1]) for part in parts]
         shapes = {part.shape[1:] for part in images}
@@ -121,32 +159,21 @@ class ArrayFile(LabeledArrays):
         if parts[0][0] >= 0:
             sizes = [len(part) for part in images]
             self.split_of = np.repeat([part[0] for part in parts], sizes).astype(np.int8)
-        pairs = zip(parts, images, strict=True)
+        second = [_single(arrays[part[2]]) for part in parts if all(has)]
+        self._indices = None
         if beside == "labels":
-            self._what = "images"
-            labels = [self._labels(arrays[part[2]], part[2], len(own)) for part, own in pairs]
             known = {name: arrays[name] for name in ("class_names",) if name in arrays}
-            super().__init__(path, known | {"labels": np.concatenate(labels)}, count, given)
+            for (_, _, name), own, labels in zip(parts, images, second, strict=True):
+                _WHOLE.check(path, name, labels.dtype, labels.shape, n=len(own))
+            whole = np.concatenate([labels.astype(np.int64) for labels in second])
+            super().__init__(path, known | {"labels": whole}, count, given)
             return
         self.without_classes(count)
-        masks = [self._masks(arrays[part[2]], part[2], own.shape) for part, own in pairs if has[0]]
-        self._indices = np.concatenate(masks) if masks else None
-
-    def _labels(self, labels: np.ndarray, name: str, count: int) -> np.ndarray:
-        labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-        self._check_whole(name, labels, count)
-        return labels.astype(np.int64)
-
-    def _masks(self, masks: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        found = masks.shape
-        masks = masks[..., 0] if masks.ndim == 4 and found[-1] == 1 else masks
-        if masks.dtype.kind not in "iub" or masks.shape != shape[:3]:
-            raise ShapeError(
-                f"{self.path}: {name} are {masks.dtype} {found}, expected whole numbers "
-                f"{shape[:3]}, the index of an object per pixel. From one mask per object, take "
-                f"{name}.argmax(1)."
-            )
-        return masks
+        if self.masked:
+            for (_, _, name), own, masks in zip(parts, images, second, strict=True):
+                n, h, w, _ = own.shape
+                _MASKS.check(path, name, masks.dtype, masks.shape, n=n, h=h, w=w)
+            self._indices = np.concatenate(second)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Return the images of these rows.
@@ -160,7 +187,7 @@ class ArrayFile(LabeledArrays):
 
         Shapes: rows [k] -> uint8 [k h w].
         """
-        if not self.masked or self._indices is None:
+        if self._indices is None:
             return None
         masks = np.empty((len(rows), *self._indices.shape[1:]), dtype=np.uint8)
         for place, row in enumerate(rows.tolist()):
@@ -196,21 +223,27 @@ def checked_images(path: Path, images: np.ndarray, name: str = "images") -> np.n
     """Return the images with an axis of channels.
 
     Shapes: [n h w] or [n h w c] uint8 -> [n h w c].
-    Raises: SaccadeError for another type, ShapeError for another shape.
+    Raises: ShapeError for another type or shape.
     """
-    shape = images.shape
-    if images.dtype != np.uint8:
-        raise SaccadeError(
-            f"{path}: {name} are {images.dtype}, expected uint8 from 0 to 255. Convert them, for "
-            f"example with (255 * {name}).round().astype('uint8')."
-        )
     images = images[..., None] if images.ndim == 3 else images
-    if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape:
-        raise ShapeError(
-            f"{path}: {name} are {shape}, expected (n, h, w), (n, h, w, 1) or "
-            "(n, h, w, 3), none of them 0."
-        )
+    _IMAGES.check(path, name, images.dtype, images.shape)
     return images
+
+
+def _single(array: np.ndarray) -> np.ndarray:
+    """Return labels or masks without a last axis of size 1."""
+    return array[..., 0] if array.ndim in (2, 4) and array.shape[-1] == 1 else array
+
+
+def distinct_texts(path: Path, name: str, array: np.ndarray) -> list[str]:
+    """Return the texts in an array.
+
+    Raises: ShapeError if they are not distinct texts.
+    """
+    distinct = len(set(array.ravel().tolist()))
+    _TEXTS.check(path, name, array.dtype, array.shape, k=distinct)
+    texts: list[str] = array.tolist()
+    return texts
 
 
 def npz_arrays(
@@ -221,13 +254,9 @@ def npz_arrays(
     Raises: SaccadeError if the file is not an .npz of plain arrays, or one of them is missing.
     """
     write = f"numpy.savez(path, {', '.join(f'{name}=...' for name in wanted)})"
-    try:
+    with reading(path, f"an .npz of plain arrays, as of {write}"):
         arrays = read_arrays(path, (*wanted, *optional, "class_names"))
         check_names(path, array_names(path), wanted, write)
-    except (OSError, ValueError) as error:
-        raise SaccadeError(
-            f"{path}: not an .npz of plain arrays ({error}). Write it with {write}."
-        ) from error
     return arrays
 
 

@@ -11,11 +11,18 @@ from saccade.core.errors import SaccadeError
 from saccade.core.files import read_regular
 from saccade.core.json_text import parse_json
 from saccade.core.limits import JSON_BYTES
+from saccade.core.spelling import did_you_mean
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.folders import ClassFolders, visible
 from saccade.models.data.samples.rows import IMAGES, TableRows
 from saccade.models.data.samples.shards import Shard
-from saccade.models.data.samples.source import DataDescription, SampleSource, split_in, split_named
+from saccade.models.data.samples.source import (
+    DataDescription,
+    SampleSource,
+    reading,
+    split_in,
+    split_named,
+)
 from saccade.models.data.samples.tables import ArrowTable, Lines, ParquetTable, Table
 
 FORMATS: Mapping[str, type[Table]] = {
@@ -40,6 +47,19 @@ def is_data(name: str) -> bool:
         return True
     there = path.exists() or bool(PATTERN.search(name))
     return path.suffix.lower() in (".npz", *FORMATS) and there
+
+
+def check_data(name: str, expected: str, names: Sequence[str] = (), *also: str) -> None:
+    """Check that this is a path or a pattern of samples, or a file with one of the suffixes `also`.
+
+    Raises: SaccadeError that says what is expected, and the `names` of data that were meant.
+    """
+    if not is_data(name) and Path(name).suffix.lower() not in also:
+        kind = "a file of another kind" if Path(name).is_file() else "neither a name nor a path"
+        raise SaccadeError(
+            f"data '{name}': found {kind}.{did_you_mean(name, names)} Pass "
+            f"{', '.join((*names, expected))}."
+        )
 
 
 def open_source(name: str, given: DataDescription) -> SampleSource:
@@ -205,11 +225,6 @@ def _is_in(folder: Path, name: Any) -> bool:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    try:
+    with reading(path, "what save_to_disk of Hugging Face wrote"):
         values = parse_json(read_regular(path, JSON_BYTES))
-    except (OSError, ValueError) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read ({error}), expected what save_to_disk of Hugging Face "
-            "wrote. Save the data again."
-        ) from error
     return values if isinstance(values, dict) else {}

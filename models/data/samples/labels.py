@@ -2,7 +2,7 @@
 """Labels as they are written, by name or by number, and the classes that they are."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -17,10 +17,12 @@ Refused = Callable[[int, str], SaccadeError]  # called with a row and the reason
 class LabelColumn:
     """The labels of a source's rows: text or whole numbers, stored once per distinct label."""
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Iterable[str | int] = ()) -> None:
         self._codes: dict[str | int, int] = {}
         self._first: list[int] = []  # row in which each label occurs first
         self._of_row = array("q")
+        for label in labels:
+            self.add(label)
 
     def add(self, label: str | int) -> None:
         """Add the label of the next row."""
@@ -97,32 +99,3 @@ def _number(label: str | int) -> int | None:
         return label
     digits = label.removeprefix("-")
     return int(label) if digits.isascii() and digits.isdigit() and len(digits) < 10 else None
-
-
-def numbered_classes(
-    where: str, labels: np.ndarray, names: np.ndarray | None
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the classes of an array of numbers, and their names, which an array may give.
-
-    Shapes: labels [n] of any integer type, names [k] -> int64 [n].
-    Raises: SaccadeError if a label has no name, or the names are not distinct text.
-    """
-    if not len(labels):
-        raise SaccadeError(f"{where}: has no labels, expected one per sample.")
-    low, high = int(labels.min()), int(labels.max())
-    classes = high + 1 if names is None else names.size
-    if low < 0 or high >= classes or (names is None and classes > len(labels)):
-        row = int(np.flatnonzero((labels < 0) | (labels >= min(classes, len(labels))))[0])
-        raise SaccadeError(
-            f"{where}: labels range from {low} to {high}, expected 0 to classes - 1"
-            f"{'' if names is None else f' ({classes} class names)'}; row {row + 1:,} has "
-            f"{labels[row]}. Number the classes from 0."
-        )
-    if names is None:
-        return labels.astype(np.int64), tuple(str(index) for index in range(classes))
-    if names.ndim != 1 or names.dtype.kind != "U" or len(set(names.tolist())) != classes:
-        raise SaccadeError(
-            f"{where}: class_names are {names.dtype} {names.shape}, expected distinct strings."
-        )
-    check_labels(names.tolist(), where, "class name")
-    return labels.astype(np.int64), tuple(names.tolist())

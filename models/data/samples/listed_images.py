@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Self
 
-from saccade.core.errors import Damaged, SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.core.json_text import stream_json
 from saccade.core.spelling import did_you_mean
 from saccade.models.data.samples.folders import visible
@@ -21,6 +21,7 @@ from saccade.models.data.samples.source import (
     SampleSource,
     given_splits,
     numbered,
+    reading,
     refusal,
 )
 from saccade.models.data.samples.tables import USUAL, Columns, Root, columns_in, lines
@@ -155,10 +156,8 @@ def json_fields(path: Path, wanted: str) -> Iterator[tuple[str, Any]]:
 
     Raises: SaccadeError if the file cannot be read; `wanted` is what it should be.
     """
-    try:
+    with reading(path, wanted):
         yield from stream_json(path)
-    except (OSError, ValueError) as error:
-        raise Damaged(path, f"cannot be read ({str(error)[:300]}), expected {wanted}") from error
 
 
 def image_folder(

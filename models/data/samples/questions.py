@@ -92,7 +92,8 @@ class AskedImages(ListedImages):
 
     def add(self, row: int, texts: Sequence[Any], values: Mapping[str, Any], file: Path) -> None:
         """Add the question and the answers of a row."""
-        self._add(row, *texts, values.get("answer_type"), values.get("question_type"))
+        text, answers = texts
+        self._add(row, text, answers, values.get("answer_type"), values.get("question_type"))
 
     def add_json(self, file: Path, split: int) -> None:
         """Do not call: VQA's files are read in pairs."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images with sentences: COCO's JSON, Karpathy's, CSV and JSON lines; one row per image."""
+"""Images with sentences, true and false: COCO's, Karpathy's and SugarCrepe's JSON, tables."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from saccade.core.errors import SaccadeError
 from saccade.models.data.samples.formats import is_packed, is_saved, open_source
@@ -22,6 +22,7 @@ from saccade.models.data.samples.source import (
     field_values,
     refusal,
 )
+from saccade.models.data.samples.tables import USUAL, columns_in
 
 _LISTS = ("", "annotations")  # the folders that these are in
 _JSON = "COCO's captions, with images and annotations"
@@ -30,6 +31,8 @@ _CAPTION = (
     "write them"
 )
 _RAW = Cell("text", lambda value: value.strip() if isinstance(value, str) else None)
+_KINDS = ("kind", "type", "category")
+_CONTRASTS = "SugarCrepe's objects with filename, caption and negative_caption"
 _RESTVAL = "restval"  # Karpathy's split of COCO's validation images that are for training
 
 
@@ -153,3 +156,64 @@ def _image(where: str, value: Any, split: int) -> tuple[int | str, str, int, lis
     expected = "a sentence with its text (raw)"
     texts = [field_values(one, refused, expected, raw=_RAW)[0] for one in sentences]
     return key, name, split, texts
+
+
+class Negative(NamedTuple):
+    """A true and a false sentence about the image in a row; the kind says what is false."""
+
+    row: int
+    caption: str
+    negative: str
+    kind: str
+
+
+class HardNegatives(ListedImages):
+    """Images, and true and false sentences about them; a file's name is the kind of its rows."""
+
+    usual = re.compile(r"\.json$")
+    expected = (
+        "sentences with false ones: SugarCrepe's .json, a .csv or .jsonl with columns of images, "
+        "captions and negative_caption, or a folder with these"
+    )
+    wanted: ClassVar = {"captions": SENTENCES, "false sentences": SENTENCES}
+
+    def __init__(self, path: Path, given: DataDescription) -> None:
+        super().__init__(path, given)
+        self.negatives: list[Negative] = []
+
+    def add(self, row: int, texts: Sequence[Any], values: Mapping[str, Any], file: Path) -> None:
+        """Add the false sentences about the image of a row."""
+        caption, false = texts
+        kind = next((str(values[name]) for name in _KINDS if values.get(name)), file.stem)
+        self.negatives += [Negative(row, caption[0], text, kind) for text in false]
+
+    def add_json(self, file: Path, split: int) -> None:
+        """Add the images and sentences of one of SugarCrepe's files."""
+        rows = [(f"{name!r:.60}", value) for name, value in json_fields(file, _CONTRASTS)]
+        for where, value in rows:
+            if not isinstance(value, dict):
+                raise SaccadeError(
+                    f"{file}: {where}: found {value!r:.80}, expected {_CONTRASTS}. Correct it."
+                )
+        if rows:
+            (image,) = columns_in(file, list(rows[0][1]), ("images",), (), USUAL)["images"]
+            names = [str(value[image]) for _, value in rows if value.get(image)]
+            folder, _ = image_folder(file, [names or [""]], self._given, "sentences")
+            self.add_rows(file, self.add_root(folder), split, rows)
+
+    def finish(self) -> None:
+        """Set labels and splits after all files are added.
+
+        Raises: SaccadeError if there is no false sentence.
+        """
+        super().finish()
+        if not self.negatives:
+            raise SaccadeError(f"{self.path}: found no rows, expected {self.expected}.")
+
+
+def open_negatives(name: str, given: DataDescription) -> HardNegatives:
+    """List the images of a file, a folder, or a pattern such as `sugarcrepe/replace_*.json`.
+
+    Raises: SaccadeError if there is none, or they cannot be used.
+    """
+    return HardNegatives.opened(name, given)

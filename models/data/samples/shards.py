@@ -5,12 +5,12 @@ import tarfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, ClassVar, NamedTuple
 
 from saccade.core.errors import SaccadeError
 from saccade.core.json_text import parse_json
 from saccade.models.data.samples.folders import SUFFIXES
-from saccade.models.data.samples.source import RowUnreadable, is_hidden, numbered
+from saccade.models.data.samples.source import RowUnreadable, is_hidden, numbered, reading
 from saccade.models.data.samples.tables import MASKS, SENTENCES, USUAL, Table, Usual
 
 
@@ -35,7 +35,8 @@ class Shard(Table):
     Two reads find what the rows are; then each image is read from its place.
     """
 
-    usual: Usual = USUAL | {
+    usual: ClassVar[Usual] = {
+        **USUAL,
         "images": (_IMAGE,),
         "labels": ("cls", "label", "class", "class_name"),
         "sentences": ("txt", *SENTENCES),
@@ -126,16 +127,11 @@ class Shard(Table):
 
     def _value(self, member: Member, name: str, file: IO[bytes]) -> Any:
         most = _MOST.get(name, _MOST_TEXT)
-        try:
+        with reading(f"{self.path}: {member.key}{member.suffix}", "text or a JSON object"):
             if member.size > most:
                 raise ValueError(f"it has {member.size} bytes, expected at most {most}")
             data = file.read()
             return parse_json(data) if name == "json" else data.decode().strip()
-        except ValueError as error:
-            raise SaccadeError(
-                f"{self.path}: {member.key}{member.suffix} cannot be read ({error}), expected text "
-                "or a JSON object. Write the shard again."
-            ) from error
 
 
 def _shown(members: Mapping[str, Member]) -> str:
@@ -156,24 +152,22 @@ def shard_members(path: Any) -> Iterator[tuple[Member, IO[bytes]]]:
 
     Raises: SaccadeError if it is not an uncompressed tar file, or has no end.
     """
-    try:
-        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            for info in tar:
-                parts = [part for part in info.name.split("/") if part not in ("", ".")]
-                if info.isreg() and not info.issparse() and not any(map(is_hidden, parts)):
-                    key, suffix = key_and_suffix(info.name)
-                    member = Member(key, suffix, info.offset_data, info.size)
-                    yield member, tar.extractfile(info)  # type: ignore[misc]
-                tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header
-            # tarfile takes the end of a file for the end of the archive.
-            file.seek(tar.offset)
-            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise tarfile.ReadError("it has no end, so that samples may be missing")
-    except (tarfile.TarError, OSError, UnicodeDecodeError) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read as a tar file ({error}), expected an uncompressed one. "
-            "Images are compressed already: pack them without compression."
-        ) from error
+    with (
+        reading(path, "a tar file without compression", tarfile.TarError),
+        path.open("rb") as file,
+        tarfile.open(fileobj=file, mode="r:") as tar,
+    ):
+        for info in tar:
+            parts = [part for part in info.name.split("/") if part not in ("", ".")]
+            if info.isreg() and not info.issparse() and not any(map(is_hidden, parts)):
+                key, suffix = key_and_suffix(info.name)
+                member = Member(key, suffix, info.offset_data, info.size)
+                yield member, tar.extractfile(info)  # type: ignore[misc]
+            tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header
+        # tarfile takes the end of a file for the end of the archive.
+        file.seek(tar.offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("it has no end, so that samples may be missing")
 
 
 def read_member(file: Any, offset: int, size: int) -> bytes:

@@ -4,7 +4,8 @@
 import re
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -168,6 +169,24 @@ class Cell:
                 "or remove it."
             )
         return found
+
+
+@contextmanager
+def reading(place: object, what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of the system, ValueErrors and further kinds into one that names the place.
+
+    `place` is a path, or returns its name; `what` is what the file should be.
+
+    Raises: SaccadeError.
+    """
+    damage: tuple[type[Exception], ...] = (OSError, ValueError, *kinds)
+    try:
+        yield
+    except damage as error:
+        where = place() if callable(place) else place
+        raise SaccadeError(
+            f"{where}: cannot be read as {what} ({error!s:.300}). Write it again."
+        ) from error
 
 
 def refusal(where: str) -> Callable[[str], SaccadeError]:

@@ -9,12 +9,12 @@ import io
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import accumulate, repeat
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 from saccade.core import limits
 from saccade.core.errors import SaccadeError, require
@@ -24,6 +24,7 @@ from saccade.models.data.samples.source import (
     PATH,
     RowUnreadable,
     numbered,
+    reading,
     refusal,
     split_in,
 )
@@ -104,7 +105,7 @@ class Table(ABC):
     Small values are listed, files and images are read by row. Threads may read at the same time.
     """
 
-    usual: Usual = USUAL
+    usual: ClassVar[Usual] = USUAL
     names: Sequence[str]
 
     def __init__(self, path: Path, split: int = -1, root: Path | None = None) -> None:
@@ -208,26 +209,22 @@ class Root:
 def lines(path: Any) -> Iterator[Mapping[str, Any]]:
     """Return the rows of a .csv with a header, or of JSON lines, one after the other.
 
-    `path` is a path, or whatever has a `name` and opens alike, such as an object in a store.
+    `path` is a path, or whatever opens alike, such as an object in a store.
 
     Raises: SaccadeError if the file or a row cannot be read.
     """
+    if str(path).lower().endswith(".csv"):
+        read, what = _csv_rows, "CSV, UTF-8 text with the names of the columns in the first line"
+    else:
+        read, what = _json_rows, "one JSON object per line"
     row = 0
-    read, expected = (
-        (_csv_rows, "CSV, UTF-8 text with the names of the columns in the first line")
-        if path.name.lower().endswith(".csv")
-        else (_json_rows, "one JSON object per line")
-    )
-    try:
-        with path.open("rb") as file:
-            for values in read(io.BufferedReader(file)):
-                yield values
-                row += 1
-    except (OSError, ValueError, csv.Error) as error:
-        raise SaccadeError(
-            f"{path}: {numbered(row)}: cannot be read ({error}), expected {expected}. Write it "
-            "again."
-        ) from error
+    with (
+        reading(lambda: f"{path}: {numbered(row)}", what, csv.Error),
+        path.open("rb") as file,
+    ):
+        for values in read(io.BufferedReader(file)):
+            yield values
+            row += 1
 
 
 def _csv_rows(file: io.BufferedReader) -> Iterator[Mapping[str, Any]]:
@@ -290,7 +287,7 @@ class RowGroups:
 class ParquetTable(Table):
     """A Parquet file, read by groups of rows. Its images are bytes."""
 
-    usual: Usual = USUAL | {"images": BYTES}
+    usual: ClassVar[Usual] = {**USUAL, "images": BYTES}
 
     def __init__(self, path: Path, split: int = -1, root: Path | None = None) -> None:
         super().__init__(path, split, root)
@@ -387,13 +384,10 @@ def image_bytes(value: Any, column: str) -> bytes:
     return value
 
 
-@contextmanager
-def readable(path: Any) -> Iterator[None]:
-    """Turn errors of pyarrow into one that names the file."""
+def readable(path: Any) -> AbstractContextManager[None]:
+    """Turn errors of pyarrow into one that names the file.
+
+    Raises: SaccadeError.
+    """
     pa = require("pyarrow", extra=EXTRA)
-    try:
-        yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read as Parquet or Arrow ({str(error)[:300]}). Write it again."
-        ) from error
+    return reading(path, "Parquet or Arrow", pa.ArrowException)

@@ -17,7 +17,7 @@ from saccade.exporter.evaluation.evaluated_model import EvaluatedFunction, Evalu
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS
 from saccade.models.data.datasets import load_data
-from saccade.models.data.pairs import load_contrasts, load_pairs
+from saccade.models.data.own_texts import load_contrasts, load_pairs
 from saccade.models.interface import Arrays, TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores import classification, retrieval

@@ -187,22 +187,25 @@ def test_folder_is_refused(case: str, tmp_path: Path) -> None:
 IMAGES, LABELS = np.zeros((20, 6, 6), dtype=np.uint8), np.arange(20) % 2
 ARRAYS = {
     "no labels": ({"images": IMAGES}, "found arrays .'images'"),
-    "floats": ({"images": IMAGES / 2, "labels": LABELS}, "images are float64, expected uint8"),
+    "floats": ({"images": IMAGES / 2, "labels": LABELS}, "float64 .* as images, expected uint8"),
     "pickled objects": ({"images": IMAGES, "labels": LABELS.astype(object)}, "plain arrays"),
-    "flat images": ({"images": IMAGES[:, 0], "labels": LABELS}, "expected .n, h, w."),
-    "two channels": ({"images": np.stack([IMAGES] * 2, -1), "labels": LABELS}, "expected .n, h"),
-    "a label too few": ({"images": IMAGES, "labels": LABELS[1:]}, "each of the 20 images"),
+    "flat images": ({"images": IMAGES[:, 0], "labels": LABELS}, "expected uint8 .*n, h, w."),
+    "two channels": ({"images": np.stack([IMAGES] * 2, -1), "labels": LABELS}, "expected .*n, h"),
+    "a label too few": (
+        {"images": IMAGES, "labels": LABELS[1:]},
+        "as labels, .* each of the 20 rows",
+    ),
     "labels with fractions": ({"images": IMAGES, "labels": LABELS / 2}, "whole number"),
     "labels that are spans of time": (
         {"images": IMAGES, "labels": LABELS.astype("m8[s]")},
-        "labels are timedelta64",
+        "found timedelta64.* as labels",
     ),
-    "labels from -1": ({"images": IMAGES, "labels": LABELS - 1}, "range from -1 to 0"),
-    "labels up to 1001": ({"images": IMAGES, "labels": LABELS + 1000}, "range from 1000 to 1001"),
+    "labels from -1": ({"images": IMAGES, "labels": LABELS - 1}, "row 1: found the label -1"),
+    "labels up to 1001": ({"images": IMAGES, "labels": LABELS + 1000}, "found the label 1000"),
     "one class": ({"images": IMAGES, "labels": LABELS * 0}, "found the class 0,"),
     "a name too few": (
         {"images": IMAGES, "labels": LABELS, "class_names": np.array(["a"])},
-        "0 to 1, expected .*1 class names.; row 2 has 1",
+        "row 2: found the label '1', expected one of the 1 names",
     ),
 }
 

@@ -169,7 +169,7 @@ def _nameless(value: Any) -> Any:
         (_listed_id, "annotation 4: found [7] as image_id, expected a whole number"),
         (_nameless, "image 2: found the fields height, id, license, width"),
         (lambda value: {"info": {}}, "found the fields info without images or captions"),
-        (lambda value: [value], "cannot be read (found '[', expected {)"),
+        (lambda value: [value], "images and annotations (found '[', expected {)"),
         (lambda value: {"images": value["images"]}, "found the fields images without"),
     ),
 )

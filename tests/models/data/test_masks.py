@@ -410,12 +410,12 @@ def test_other_wrong_data_is_refused(tmp_path: Path) -> None:
     )
     np.savez(tmp_path / "big.npz", images=np.zeros((4, 9, 12, 3), np.uint8))
     for name, words in {
-        "a.json": "cannot be read .*expected COCO's JSON of instances",
+        "a.json": "cannot be read as COCO's JSON of instances",
         "a.csv": "found the columns 'picture', 'mask', expected one of images",
         "b.csv": r"row 1: images/a/000.png: its mask ../x.png: leads out of",
         "c.csv": "row 1: images/a/000.png: found '' in column 'mask', expected a path",
         "empty": "found no images in images, expected PNG",
-        "one-hot.npz": r"masks are uint8 \(4, 2, 12, 12\), expected .*take masks.argmax\(1\)",
+        "one-hot.npz": r"found uint8 \(4, 2, 12, 12\) as masks, expected .*take masks.argmax\(1\)",
         "half.npz": "val_images has no masks, but others have. Add val_masks",
         "big.npz": r"images are \(9, 12, 3\) \(height, width, channels\), the model expects",
         "missing": "found neither a name nor a path.*images/ and masks/",

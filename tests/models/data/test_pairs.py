@@ -9,14 +9,19 @@ from pathlib import Path
 import numpy as np
 import paired_sets
 import pytest
-from labelled_sets import SPLITS, add_member, digits, shards
+from labelled_sets import SPLITS, add_member, digits, parquet, shards
 from paired_sets import FORMATS, Pair
 
 from saccade.core.errors import SaccadeError
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import HELD_OUT, load_data
-from saccade.models.data.own_texts import captioned_split
-from saccade.models.data.pairs import Pairs, has_sentences, load_contrasts, load_pairs
+from saccade.models.data.own_texts import (
+    Pairs,
+    captioned_split,
+    has_sentences,
+    load_contrasts,
+    load_pairs,
+)
 from saccade.models.data.samples import images as image_file
 from saccade.models.data.samples.sentences import open_captions
 from saccade.models.data.samples.source import DataDescription
@@ -130,17 +135,6 @@ def table(*lines: str) -> Make:
         (folder / "a.png").write_bytes(paired_sets.told(1)[0].data)
         (folder / "x.csv").write_text("\n".join(lines))
         return str(folder / "x.csv")
-
-    return make
-
-
-def parquet(**columns: list[object]) -> Make:
-    def make(folder: Path) -> str:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.table(columns), folder / "x.parquet")
-        return str(folder / "x.parquet")
 
     return make
 

@@ -21,13 +21,14 @@ from saccade.models.data.questions import (
     QUESTION_WORDS,
     questions,
 )
-from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.scene_statements import (
     BARELY,
     CLEARLY,
     RELATIONS,
+    SCENE_LABELS,
     is_true,
     read_statement,
+    scene_label,
 )
 from saccade.models.data.shapes import COLOURS, Object, scene_batch, scenes
 from saccade.models.word_tokens import END, PAD, START, UNKNOWN, WordVocabulary

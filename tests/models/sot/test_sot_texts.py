@@ -104,16 +104,16 @@ def test_what_the_training_cannot_use_is_said_at_once(states, tmp_path):
             {"tokens": None},
             r"found arrays .*, expected tokens, lengths and labels \(tokens is miss",
         ),
-        ({"tokens": np.zeros((TEXTS, MOST, WIDTH))}, "tokens are float64, expected float32"),
-        ({"tokens": np.zeros((TEXTS, MOST), np.float32)}, r"expected \(texts, tokens, width"),
-        ({"lengths": np.ones(TEXTS)}, r"lengths are float64 \(300,\), expected one whole number"),
+        ({"tokens": np.zeros((TEXTS, MOST, WIDTH))}, "float64 .* as tokens, expected float32"),
+        ({"tokens": np.zeros((TEXTS, MOST), np.float32)}, r"expected float32 \(texts, tokens, wi"),
+        ({"lengths": np.ones(TEXTS)}, r"float64 \(300,\) as lengths, expected one whole n"),
         ({"lengths": np.full(TEXTS, 7)}, "lengths range from 7 to 7, expected 1 to 6"),
         ({"lengths": np.zeros(TEXTS, int)}, "lengths range from 0 to 0"),
         ({"lengths": np.full(TEXTS, MOST)}, "NaN or infinity within the length of"),
-        ({"labels": np.arange(299)}, r"labels are int64 \(299,\), expected one whole number"),
+        ({"labels": np.arange(299)}, r"found int64 \(299,\) as labels, expected one whole number"),
         ({"labels": np.zeros(TEXTS, int), "class_names": None}, "expected at least two"),
-        ({"class_names": np.array(["a", "b"])}, "labels range from 0 to 2, expected 0 to"),
-        ({"class_names": np.array([None, 1, 2])}, "not an .npz of plain arrays"),
+        ({"class_names": np.array(["a", "b"])}, "row 3: found the label '2', expected one of"),
+        ({"class_names": np.array([None, 1, 2])}, "cannot be read as an .npz of plain arrays"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(changes, message, tmp_path):
@@ -232,9 +232,9 @@ LISTS = [[[0.0, 1.0]]] * TEXTS
 WRONG = {
     "no tensor": ("a.safetensors", {"tokens": None}, "tokens is missing"),
     "no lengths": ("a.safetensors", {"lengths": None}, "expected tokens, lengths and labels .leng"),
-    "doubles": ("a.safetensors", {"tokens": np.zeros((9, 2, 2))}, "tokens are F64, expected"),
+    "doubles": ("a.safetensors", {"tokens": np.zeros((9, 2, 2))}, "found float64 .* as tokens"),
     "a mask's shape": (
-        "a.npz", {"attention_mask": np.ones((TEXTS, 2)), "lengths": None}, "attention_mask is",
+        "a.npz", {"attention_mask": np.ones((TEXTS, 2)), "lengths": None}, "as attention_mask",
     ),
     "a mask of twos": (
         "a.npz",

@@ -15,7 +15,7 @@ import torch
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
 from saccade.models.data.asked import DataAsked
-from saccade.models.data.pairs import load_contrasts
+from saccade.models.data.own_texts import load_contrasts
 from saccade.models.sparo import select as selecting
 from saccade.models.sparo import training as sparo
 from saccade.models.sparo.codes import image_slots, text_slots

@@ -292,8 +292,8 @@ def test_wrong_sources(run: Callable[..., Any], images: Path, tmp_path: Path) ->
     refused(tmp_path / "junk.tar", "cannot be read as a tar file")
     (tmp_path / "junk.npz").write_bytes(b"junk")
     refused(tmp_path / "junk.npz", "cannot be read")
-    (tmp_path / "bad.csv").write_text("a,b\n1\n")
-    refused(tmp_path / "bad.csv", "cannot be read as a table")
+    (tmp_path / "bad.csv").write_text("a,b\n1,2,3\n")
+    refused(tmp_path / "bad.csv", "bad.csv: row 1: cannot be read as CSV.*found 3 values")
     (images / "list.csv").write_text("path\n0.png\n")
     refused(images, "images next to list.csv")
 
