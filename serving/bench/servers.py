@@ -24,11 +24,11 @@ from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.models.data.datasets import HELD_OUT, load_data
 from saccade.models.scores.intervals import wilson
 from saccade.serving.bench import served
+from saccade.serving.bench.figures import times_text
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
 from saccade.serving.bench.load_requests import png_files, request, server_version
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import ratio
-from saccade.serving.bench.report_policies import times_text
 from saccade.serving.client.client import Client, routers_at
 from saccade.serving.client.connection import TLS
 from saccade.serving.client.router_view import RouterView

@@ -74,7 +74,7 @@ def sweep(
         if no point passed.
     """
     loaded = load(Path(checkpoint), check=partial(check_budgets, given=options.budget))
-    for package in ("matplotlib", "plotly"):
+    for package in ("matplotlib", "plotly", "jinja2"):
         require(package, extra="bench")
     runtime = runtime_named(options.runtime)
     for one_runtime in (runtime, *options.built):

@@ -35,11 +35,11 @@ from saccade.exporter.policy.policy import texts_sha256
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.datasets import HELD_OUT
 from saccade.serving.bench import in_process, policy_works
+from saccade.serving.bench.figures import sentence
 from saccade.serving.bench.in_process import Calls, sample
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import ratio
 from saccade.serving.bench.policy_works import Classified, PolicyWorks, ends_of
-from saccade.serving.bench.report_policies import sentence
 from saccade.serving.client.zero_shot import Labelling
 
 ORT = runtime_named("onnxruntime")
