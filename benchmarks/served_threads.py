@@ -23,10 +23,10 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
-from saccade.serving.bench.by_threads import counts
 from saccade.serving.bench.in_process import Calls, sample
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.served import encoded_request, tensor_request
+from saccade.serving.bench.work import counts
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.options import RepositoryOptions

@@ -214,6 +214,7 @@ def _name_points(plot: Any, marks: Sequence[Mark]) -> None:
     taken = [Bbox([point - _RADIUS, point + _RADIUS]) for point in points]
     legend = [plot.get_legend().get_window_extent()] if plot.get_legend() else []
     lines: list[Any] = []
+    line: Any
 
     def is_free(box: Any, line: Any, obstacles: Sequence[Any]) -> bool:
         others = [other for other in taken + legend if not other.contains(*line.vertices[0])]

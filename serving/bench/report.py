@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from saccade.core import limits
 from saccade.core.errors import SaccadeError, require
-from saccade.core.files import read_bounded, write_atomically
-from saccade.core.json_text import parse_json
+from saccade.core.files import write_atomically
+from saccade.core.schema import AGAIN, read_json
 from saccade.serving.bench.figures import (
     cost_of,
     is_share,
@@ -159,18 +158,16 @@ def read_report(path: Path) -> dict[str, Any]:
     Raises: SaccadeError for a missing or foreign file, or an unknown version.
     """
     try:
-        report = parse_json(read_bounded(path, limits.JSON_BYTES))
-    except (OSError, ValueError) as error:
-        raise SaccadeError(
-            f"{path}: cannot be read ({error}). Write it with: saccade bench"
-        ) from error
-    version = (report.get("schema"), report.get("version")) if isinstance(report, dict) else None
+        report = read_json(path)
+    except SaccadeError as error:
+        raise SaccadeError(str(error).replace(AGAIN, "Write it with: saccade bench")) from error
+    version = report.get("schema"), report.get("version")
     if version != (SCHEMA, VERSION):
         raise SaccadeError(
             f"{path}: has schema and version {version}, expected {(SCHEMA, VERSION)}. Write it "
             "with: saccade bench"
         )
-    return dict(report)
+    return report
 
 
 def draw_again(path: Path) -> None:

@@ -119,30 +119,12 @@ def _facts(report: dict[str, Any]) -> dict[str, str]:
 def _examples(report: dict[str, Any]) -> dict[str, Any]:
     """Return samples with every variant's answer; nothing if the report has none."""
     examples = report.get("examples") or {}
-    if not examples.get("shown"):
-        return {}
-    shown = [
-        {**example, "differs": len({answer["score"] for answer in answers}) > 1}
-        | {"answers": answers, "focus": any(answer["focus"] for answer in answers)}
-        for example in examples["shown"]
-        for answers in [_answers(report, example["answers"])]
-    ]
-    differ, every = examples["disagreements"], examples["samples"]
-    note = (
-        f"On {differ:,} of {every:,} test samples the variants score differently. The samples "
-        "whose scores are furthest apart come first"
-    )
-    note += "." if all(one["differs"] for one in shown) else ", then some on which they agree."
-    if len(report["variants"]) == 1:
-        note = f"These are the first of {every:,} test samples."
-    elif not differ:
-        note = (
-            f"All variants score the same on each of the {every:,} test samples. These are the "
-            "first samples."
-        )
-    if any(one["focus"] for one in shown):
-        note += " The image next to an answer shows where the model looked, or its slots."
-    return {"note": note, "shown": shown}
+    shown = []
+    for example in examples.get("shown", ()):
+        answers = _answers(report, example["answers"])
+        differs = len({answer["score"] for answer in answers}) > 1
+        shown.append({**example, "answers": answers, "differs": differs})
+    return {**examples, "shown": shown} if shown else {}
 
 
 def _answers(report: dict[str, Any], answers: dict[str, Any]) -> list[dict[str, Any]]:
