@@ -57,5 +57,5 @@ def entry(*, data_sha256: str = "e" * 64, **changes: Any) -> PolicyEntry:
         (FULL, ""): InProcessLoad({1: Calls(1, [0.01, 0.01], rounds=[100.0, 50.0])}),
         work.key: InProcessLoad({1: Calls(1, [0.005, 0.005], rounds=[200.0, 110.0])}),
     }
-    machine: Any = SimpleNamespace(runtime="onnxruntime 1", device="here")
-    return replace(entry_of_policy(work, answered, result, measured, machine, None), **changes)
+    full: Any = SimpleNamespace(runtime="onnxruntime 1", device="here", ops=None)
+    return replace(entry_of_policy(work, answered, result, measured, full), **changes)

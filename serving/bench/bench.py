@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure score and speed of every variant of an artefact folder, with and without a server."""
 
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import new_folder, refuse_existing
-from saccade.core.machine import Machine, this_machine
+from saccade.core.machine import this_machine
 from saccade.core.progress import Advance, Report, bar, progress_of, reporting
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
@@ -22,39 +22,18 @@ from saccade.exporter.artefact.frontier import (
 )
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.loaded_once import loaded_once
-from saccade.serving.bench import in_process, report, served
-from saccade.serving.bench.expected import by_clock, inside_s, served_s
+from saccade.serving.bench import in_process, report
 from saccade.serving.bench.in_process import InProcessLoad, Measured
-from saccade.serving.bench.load import LoadResult
+from saccade.serving.bench.measurement import Measurement, content, grpc_of
 from saccade.serving.bench.options import BenchOptions
-from saccade.serving.bench.policies import (
-    ServedPolicies,
-    entry_of_policy,
-    with_served,
-)
-from saccade.serving.bench.report_content import (
-    Measurement,
-    add_served,
-    calls_of,
-    content,
-    policy_content,
-    raw_samples,
-)
+from saccade.serving.bench.policies import measured_policy
 from saccade.serving.bench.report_examples import shown_examples
-from saccade.serving.bench.scored import entry_of_result
-from saccade.serving.bench.servers import (
-    RunningReport,
-    by_precision,
-    measure_running,
-    server_under_load,
-)
-from saccade.serving.bench.stopping import rounds_suffice
-from saccade.serving.bench.work import Work
+from saccade.serving.bench.running import RunningReport, measure_running
+from saccade.serving.bench.served import Windows, windows_of
+from saccade.serving.bench.servers import through_servers
+from saccade.serving.bench.stopping import Deadline
+from saccade.serving.bench.work import Key
 from saccade.serving.bench.workload import IN_PROCESS_SHARE, Workload, workload_of
-
-_ALL = "all"  # the key of the server of all precisions
-Samples = dict[str, dict[str, Any]]
-_LoadResults = dict[str, dict[served.Place, list[LoadResult]]]
 
 
 @dataclass(frozen=True)
@@ -126,187 +105,92 @@ def bench(
 
 def _bench(workload: Workload, options: BenchOptions) -> BenchReport:
     machine = this_machine(runtime_named(options.runtime).label())
-    works = [work for one_works in workload.works.values() for work in one_works]
-    measurable: dict[tuple[str, str], Measured] = {work.key: work for work in works}
-    measurable |= {work.key: work for work in workload.policies.works}
-    inside, through = _round_s(workload, works, options)
-    seconds = min(options.rounds * (inside + through), workload.deadline.left)
+    inside_s, served_s = workload.round_s(options)
+    seconds = min(options.rounds * (inside_s + served_s), workload.deadline.left)
+    server, windows = None, Windows()
     with progress_of("bench", seconds) as seconds_passed:
-        advance = by_clock(seconds_passed)
-        measured = in_process.measure(
-            measurable,
-            seconds=options.window_s * IN_PROCESS_SHARE,
-            rounds=options.rounds,
-            advance=advance,
-            deadline=workload.deadline.part(inside / (inside + through)),
-        )
-        measured = {key: _with_threads(key, one, workload) for key, one in measured.items()}
-        figures = _figures(workload, measured, machine)
-        server = None
-        if options.server:
-            server, figures = _through_servers(workload, works, figures, options, advance)
-    values = {name: result.samples for name, result in workload.results.items()}
-    entries = mark_dominated(figures.entries, values)
-    full = content(
-        [
+        advance = _by_clock(seconds_passed)
+        deadline = workload.deadline.part(inside_s / (inside_s + served_s))
+        inside = _in_process(workload, options, deadline, advance)
+        measured = [
             Measurement(
-                variant, workload.results[variant.name], entry, figures.samples[entry.variant]
+                variant,
+                workload.results[variant.name],
+                {work.role: inside[work.key] for work in workload.works[variant.name]},
             )
-            for entry, variant in zip(entries, workload.folder.variants, strict=True)
-        ],
-        options,
-    )
-    full |= {"machine": machine.to_dict(), "server": server}
-    full |= policy_content(figures.policies, figures.samples, workload.policies.left_out)
+            for variant in workload.folder.variants
+        ]
+        entries = [one.entry(machine, workload.ops) for one in measured]
+        if options.server:
+            server, windows = through_servers(workload, entries, options, advance)
+    measured = [replace(one, served=windows_of(windows, one.variant.name)) for one in measured]
+    entries = [
+        replace(entry, grpc=grpc_of(one.served))
+        for one, entry in zip(measured, entries, strict=True)
+    ]
+    samples = {name: result.samples for name, result in workload.results.items()}
+    marked = mark_dominated(entries, samples)
+    full = content(measured, marked, options, machine, server)
+    policies = [
+        measured_policy(work, workload.policies, measured, entries, inside, windows)
+        for work in workload.policies.works
+    ]
+    if policies:
+        full[POLICIES] = [{**asdict(entry), "samples": raws} for entry, raws in policies]
+    if workload.policies.left_out:
+        full["policies_left_out"] = [
+            {"policy": name, "reason": reason} for name, reason in workload.policies.left_out
+        ]
     full["examples"] = shown_examples(workload.models, workload.asked, workload.results)
+    return _written(full, marked, [entry for entry, _ in policies], workload, options)
+
+
+def _by_clock(advance: Advance) -> Advance:
+    """Return an `Advance` whose steps are the seconds that passed since its last call."""
+    last = time.monotonic()
+
+    def passed(steps: float = 1, note: str = "") -> None:
+        nonlocal last
+        now = time.monotonic()
+        advance(now - last, note)
+        last = now
+
+    return passed
+
+
+def _in_process(
+    workload: Workload, options: BenchOptions, deadline: Deadline, advance: Advance
+) -> dict[Key, InProcessLoad]:
+    """Measure variants and policies in turn; the threads of a policy's variants are theirs."""
+    threads = workload.threads
+    measured: dict[Key, Measured] = {work.key: work for work in workload.all_works}
+    measured |= {work.key: work for work in workload.policies.works}
+    inside = in_process.measure(
+        measured,
+        seconds=options.window_s * IN_PROCESS_SHARE,
+        rounds=options.rounds,
+        advance=advance,
+        deadline=deadline,
+    )
+    for key, rates in threads.rates.items():
+        inside[key] = replace(inside[key], threads=threads.of(key), by_threads=rates)
+    return inside
+
+
+def _written(
+    full: dict[str, Any],
+    entries: Sequence[FrontierEntry],
+    policies: Sequence[PolicyEntry],
+    workload: Workload,
+    options: BenchOptions,
+) -> BenchReport:
+    folder = workload.folder
+    narrower: tuple[str, ...] = ()
     with new_folder(options.out, force=options.force) as out:
         report.write_report(full, out)
         # Before the report appears: after a kill in between, the same command can be repeated.
-        narrower: tuple[str, ...] = ()
         try:
-            workload.folder.merge(
-                entries, policies=figures.policies, over_larger=options.replace_frontier
-            )
+            folder.merge(entries, policies=policies, over_larger=options.replace_frontier)
         except NarrowerMeasurement as kept:
             narrower = kept.less
-    return BenchReport(options.out, full, workload.folder.path / FRONTIER, narrower)
-
-
-@dataclass(frozen=True)
-class _Figures:
-    """The figures of variants and policies, and their raw samples by variant or policy title."""
-
-    entries: tuple[FrontierEntry, ...]
-    policies: tuple[PolicyEntry, ...]
-    samples: Samples
-
-
-def _figures(
-    workload: Workload, measured: Mapping[tuple[str, str], InProcessLoad], machine: Machine
-) -> _Figures:
-    """Return the figures without a server."""
-    results, variants = workload.results, workload.folder.variants
-    entries = {
-        variant.name: entry_of_result(
-            variant, results[variant.name], measured, machine, workload.ops
-        )
-        for variant in variants
-    }
-    samples = {name: raw_samples(result, measured) for name, result in results.items()}
-    policies = []
-    for work in workload.policies.works:
-        assert workload.policies.answered is not None
-        full = work.content.full
-        policies.append(
-            entry_of_policy(
-                work,
-                workload.policies.answered,
-                results[full],
-                measured,
-                machine,
-                entries[full].ops,
-            )
-        )
-        samples[work.title] = {"in_process_s": calls_of(measured[work.key]), "grpc": {}}
-    return _Figures(tuple(entries.values()), tuple(policies), samples)
-
-
-def _round_s(
-    workload: Workload, works: Sequence[Work], options: BenchOptions
-) -> tuple[float, float]:
-    """Return the expected seconds of one round in process, and through servers."""
-    clients, followed = options.concurrency, workload.served
-    full = max(workload.threads.rate(work.key) for work in works)
-    rates = [workload.threads.rate(work.key) for work in works]
-    window = options.window_s
-    inside = [*rates, *(full for _ in workload.policies.works)]
-    within = sum(inside_s(rate, window * IN_PROCESS_SHARE) for rate in inside)
-    if not options.server:
-        return within, 0.0
-    alone = {1, *clients}
-    through = sum(served_s(rate, clients, window) + served_s(rate, alone, window) for rate in rates)
-    policies = len(followed.works) + followed.full_alone
-    return within, through + policies * served_s(full, alone, window)
-
-
-def _with_threads(
-    key: tuple[str, str], measured: InProcessLoad, workload: Workload
-) -> InProcessLoad:
-    threads = workload.threads
-    if key not in threads.rates:  # a policy, whose variants have their own
-        return measured
-    return replace(measured, threads=threads.of(key), by_threads=threads.rates[key])
-
-
-def _through_servers(
-    workload: Workload,
-    works: Sequence[Work],
-    figures: _Figures,
-    options: BenchOptions,
-    advance: Advance,
-) -> tuple[str, _Figures]:
-    """Measure through servers; return the server's version and the figures with these points."""
-    precision = {entry.variant: entry.precision for entry in figures.entries}
-    load_results: _LoadResults = {name: {} for name in precision}
-    folders = by_precision(workload.folder, figures.entries)
-    policies = workload.served
-    if policies.works and len(folders) > 1:
-        folders[_ALL] = workload.folder.only(workload.folder.variants, figures.entries)
-    *_, last = folders  # the only precision, or all
-    with ExitStack() as stack:
-        running = {
-            name: stack.enter_context(
-                server_under_load(
-                    folder,
-                    runtime=options.runtime,
-                    op_library=workload.ops == "kernels",
-                    policies=policies.followed if name == last else (),
-                    labelling=policies.labelling if name == last else None,
-                )
-            )
-            for name, folder in folders.items()
-        }
-        streams = {
-            name: served.streams(
-                server.url,
-                [work for work in works if precision[work.variant] == name],
-                options.concurrency,
-            )
-            for name, server in running.items()
-        }
-        if policies.works:
-            full, *_ = workload.works[policies.works[0].content.full]
-            streams[last] |= served.policy_streams(
-                running[last].url, policies, full, options.concurrency
-            )
-        for turn in range(options.rounds):
-            left_s = workload.deadline.left
-            for name, server in running.items():
-                seconds, seed = options.window_s, options.seed + turn
-                results = server.measure(streams[name], seconds=seconds, seed=seed, advance=advance)
-                for place, result in results.items():
-                    load_results.setdefault(place[0], {}).setdefault(place, []).append(result)
-            rates = served.rates_of(load_results, max(options.concurrency))
-            round_s = left_s - workload.deadline.left
-            if rounds_suffice(rates, workload.deadline.left, round_s):
-                break
-        version = next(iter(running.values())).version
-    return version, _with_points(figures, load_results, policies)
-
-
-def _with_points(
-    figures: _Figures, load_results: _LoadResults, policies: ServedPolicies
-) -> _Figures:
-    """Return the figures with the points that were measured through servers."""
-    full_samples: dict[str, Any] = {"grpc": {}}
-    samples = {served.FULL: full_samples, **figures.samples}
-    points = {name: add_served(samples[name], own) for name, own in load_results.items()}
-    for policy in policies.works:
-        if full_samples["grpc"]:
-            samples[policy.title]["full_grpc"] = full_samples["grpc"]
-    entries = tuple(replace(entry, grpc=points[entry.variant]) for entry in figures.entries)
-    measured = tuple(
-        with_served(entry, points, points.get(served.FULL, points[entry.full]))
-        for entry in figures.policies
-    )
-    return replace(figures, entries=entries, policies=measured)
+    return BenchReport(options.out, full, folder.path / FRONTIER, narrower)

@@ -1,41 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report's figures as text: scores in their unit, and what the budget saves."""
+"""A report's figures as text: scores in their unit, what a budget saves, and what policies gain."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from saccade.exporter.artefact.frontier import ROUNDS
+from saccade.exporter.artefact.frontier import POLICIES, ROUNDS
 
 # Files of the first release have `fraction`.
 _SHARES = ("share", "fraction")
+Figures = dict[str, Any]
 _BUSY = 0.5  # load per core; an idle machine is far below
 _STEADY = 1.25  # rounds usually differ by no more than this ratio
 # Units that add nothing to the score's name.
 _PLAIN = ("index", "CIDEr-D")
 
 
-def is_share(score: dict[str, Any]) -> bool:
+def is_share(score: Figures) -> bool:
     """Return whether the score is a share in [0, 1], shown as a percentage."""
     return score["unit"] in _SHARES
 
 
-def shown(score: dict[str, Any], value: float) -> float:
+def shown(score: Figures, value: float) -> float:
     """Return a value of this score as it is printed and drawn: shares as percentages."""
     return 100 * value if is_share(score) else value
 
 
-def score_text(score: dict[str, Any]) -> str:
+def score_text(score: Figures) -> str:
     """Return the value with a percent sign if it is a share."""
     value = shown(score, score["value"])
     return f"{value:.2f} %" if is_share(score) else f"{value:.3f}"
 
 
-def bare_text(score: dict[str, Any]) -> str:
+def bare_text(score: Figures) -> str:
     """Return the value for a column whose heading has the unit."""
     return score_text(score).removesuffix(" %")
 
 
-def interval_text(score: dict[str, Any]) -> str:
+def interval_text(score: Figures) -> str:
     """Return the 95 % interval."""
     if score["interval"] is None:
         return "-"
@@ -45,7 +46,7 @@ def interval_text(score: dict[str, Any]) -> str:
     return f"{low:.3f} to {high:.3f}" if low < 0 else f"{low:.3f}-{high:.3f}"
 
 
-def heading(score: dict[str, Any]) -> str:
+def heading(score: Figures) -> str:
     """Return the name of the score with its unit."""
     if is_share(score):
         return f"{score['name']} %"
@@ -54,7 +55,7 @@ def heading(score: dict[str, Any]) -> str:
     return f"{score['name']} ({score['unit']})"
 
 
-def throughput_of(variant: dict[str, Any]) -> tuple[float, str]:
+def throughput_of(variant: Figures) -> tuple[float, str]:
     """Return the throughput that represents a variant, and where it was measured.
 
     Units: inferences per second.
@@ -63,18 +64,16 @@ def throughput_of(variant: dict[str, Any]) -> tuple[float, str]:
     return point["inferences_per_second"], where
 
 
-def _speed_point(variant: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def _speed_point(variant: Figures) -> tuple[Figures, str]:
     for kind, through in (("concurrency_", "gRPC"), ("router_concurrency_", "the router")):
-        names = [name for name in variant["grpc"] or {} if name.startswith(kind)]
-        if names:
-            name = max(names, key=lambda name: int(name.rpartition("_")[2]))
-            where = f"through {through}, concurrency {name.rpartition('_')[2]}"
-            return variant["grpc"][name], where
+        if names := points(variant["grpc"] or {}, kind):
+            where = f"through {through}, concurrency {clients_of(names[-1])}"
+            return variant["grpc"][names[-1]], where
     best = variant["in_process"]["best_batch"]
     return variant["in_process"][f"batch_{best}"], "in process, best batch"
 
 
-def noise_text(report: dict[str, Any]) -> str:
+def noise_text(report: Figures) -> str:
     """Return a warning if the machine was busy or the rounds differ much, else an empty string."""
     machine, found = report["machine"], []
     load, cores = machine.get("load_average", 0.0), machine.get("cores", 1)
@@ -92,12 +91,12 @@ def noise_text(report: dict[str, Any]) -> str:
     )
 
 
-def has_rounds(variants: Sequence[dict[str, Any]]) -> bool:
+def has_rounds(variants: Sequence[Figures]) -> bool:
     """Return whether costs were compared by rounds; older releases compared single figures."""
     return all(_speed_point(variant)[0].get(ROUNDS) for variant in variants)
 
 
-def _spread(variant: dict[str, Any]) -> float:
+def _spread(variant: Figures) -> float:
     """Return the ratio of the fastest to the slowest round of a variant's throughput."""
     rates = _speed_point(variant)[0].get(ROUNDS, ())
     if cost := variant.get("costs", {}).get("throughput"):
@@ -112,29 +111,29 @@ def threads_text(threads: Iterable[int]) -> str:
     return f"{words} thread{'s' * (found != [1])}"
 
 
-def ops_text(report: dict[str, Any]) -> str:
+def ops_text(report: Figures) -> str:
     """Return how custom ops ran, if there are any; reports of older releases do not have it."""
     kinds = sorted({variant["ops"] for variant in report["variants"] if variant.get("ops")})
     return f"custom ops by {' and '.join(kinds)}" if kinds else ""
 
 
-def saves_bytes(variant: dict[str, Any]) -> bool:
+def saves_bytes(variant: Figures) -> bool:
     """Return whether the budget saves bytes of an embedding rather than time."""
     return variant.get("embedding_bytes") is not None
 
 
-def cost_of(variant: dict[str, Any]) -> float:
+def cost_of(variant: Figures) -> float:
     """Return a variant's place in the image: bytes per embedding, or inferences per second."""
     return float(variant["embedding_bytes"]) if saves_bytes(variant) else throughput_of(variant)[0]
 
 
-def split_text(data: dict[str, Any]) -> str:
+def split_text(data: Figures) -> str:
     """Return which samples of the report's data were scored."""
     split = data.get("split") or "test"  # absent in reports from before the option
     return "all samples" if split == "all" else f"the {split} split"
 
 
-def works(variant: dict[str, Any]) -> list[tuple[str, dict[str, Any], dict[str, Any] | None]]:
+def works(variant: Figures) -> list[tuple[str, Figures, Figures | None]]:
     """Return each kind of request: its title, and its figures in process and through gRPC."""
     beside = [
         name for name, figures in variant["in_process"].items() if "best_batch" in _keys(figures)
@@ -152,11 +151,114 @@ def works(variant: dict[str, Any]) -> list[tuple[str, dict[str, Any], dict[str, 
     ]
 
 
-def points(served: dict[str, Any], prefix: str) -> list[str]:
+def points(served: Iterable[str], prefix: str) -> list[str]:
     """Return the points through the server with this prefix, fewest clients first."""
-    names = [name for name in served if name.startswith(prefix)]
-    return sorted(names, key=lambda name: int(name.rpartition("_")[2]))
+    return sorted((name for name in served if name.startswith(prefix)), key=clients_of)
+
+
+def clients_of(point: str) -> int:
+    """Return the number of clients of a point through the server."""
+    return int(point.rpartition("_")[2])
+
+
+def policies_of(report: Figures) -> Sequence[Figures]:
+    """Return the measured policies of a report; empty without any, as in older reports."""
+    policies: Sequence[Figures] = report.get(POLICIES, ())
+    return policies
+
+
+def times_digits(times: float) -> str:
+    """Return a ratio of throughputs with as many digits as it deserves, such as `2.4`."""
+    return f"{times:.0f}" if times >= 100 else f"{times:.1f}" if times >= 1.95 else f"{times:.2f}"
+
+
+def rate_text(rate: float) -> str:
+    """Return a rate with no more digits than were measured."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _keys(value: Any) -> Any:
     return value if isinstance(value, dict) else ()
+
+
+def sentences(report: Figures) -> list[str]:
+    """Return what each policy gains and keeps, and which policies were left out and why."""
+    left_out = [
+        f"Policy {one['policy']} was not measured: {one['reason'].rstrip('.')}."
+        for one in report.get("policies_left_out", ())
+    ]
+    return [*map(sentence, policies_of(report)), *left_out]
+
+
+def sentence(policy: Figures) -> str:
+    """Compare a policy with the full model: throughput, answers, certificate."""
+    parts = [f"Policy {policy['policy']}{_gained(policy)} {_same(policy)}."]
+    if policy["calibrated"]:
+        parts.append("They include those that calibrated it: for others, the certificate counts.")
+    elif exceeded := _exceeded(policy):
+        parts.append(exceeded)
+    parts.append(_certified(policy))
+    if served := policy["times_full_served"]:
+        most = clients_of(points(policy["grpc"], "router_concurrency_")[-1])
+        parts.append(
+            f"Through the router with {most} client{'s' * (most != 1)}: "
+            f"{times_digits(served['times'])} times the throughput{_interval(served)}."
+        )
+    if len(policy["steps"]) == 1:
+        parts.append(f"The policy is {policy['steps'][0]['variant']} alone.")
+    return " ".join(parts)
+
+
+def times_text(ratio: Figures) -> str:
+    """Return a ratio of throughputs with its interval, such as `2.4 times (95 %: 2.1 to 2.8)`."""
+    return f"{times_digits(ratio['times'])} times{_interval(ratio)}"
+
+
+def _gained(policy: Figures) -> str:
+    ratio = policy["times_full"]
+    times = f"{times_digits(ratio['times'])} times"
+    where = " in process" if policy["times_full_served"] else ""
+    low, high = ratio["interval"] or (0.0, 2.0)
+    if low > 1:
+        return f": {times} the throughput of the full model{where}{_interval(ratio)}"
+    found = "is slower" if high < 1 else "is not shown to be faster"
+    return f" {found} than the full model{where}: {times} its throughput{_interval(ratio)},"
+
+
+def _same(policy: Figures) -> str:
+    count = f"{policy['score']['n']:,} test samples"
+    same, least = "answer", policy.get("min_ari")  # older reports lack this key
+    if least is not None:
+        same, count = "segmentation", f"{count} (ARI of {least:g} or more)"
+    if policy["agreement"] == 1:
+        return f"at the same {same}s on all {count}"
+    return f"at the same {same} on {100 * policy['agreement']:.2f} % of {count}"
+
+
+def _certified(policy: Figures) -> str:
+    risk, sure = f"{100 * policy['risk']:g}", f"{100 * policy['confidence']:g} %"
+    lost = f"at most {risk} % of the answers differ"
+    if policy["against"] == "labels":
+        lost = f"the accuracy is at most {risk} points lower"
+    return f"Certified with {sure} confidence: {lost}, on data like the calibration's."
+
+
+def _exceeded(policy: Figures) -> str:
+    """Return a warning if more is lost on this data than certified."""
+    if policy["against"] == "full":
+        lost, least = 1 - policy["agreement"], 1 - policy["agreement_interval"][1]
+    else:
+        lost, least = -policy["gain"], -policy["gain_interval"][1]
+    if lost <= policy["risk"]:
+        return ""
+    more = f"On these samples {100 * lost:.2f} % are lost, more than certified"
+    if least <= policy["risk"]:
+        return f"{more}, which can be chance."
+    return f"{more}: they are harder than the calibration's. Calibrate on data like this."
+
+
+def _interval(ratio: Figures) -> str:
+    if ratio["interval"] is None:
+        return " in a single round"
+    low, high = map(times_digits, ratio["interval"])
+    return f" (95 %: {low} to {high})"

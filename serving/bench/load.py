@@ -23,6 +23,7 @@ _PAUSE_AFTER_ERROR_S = 0.01
 # Time limits of a request: of the first ones, and later in proportion to the longest answer so far.
 _FIRST_S, _LEAST_S, _TIMES = 600.0, 30.0, 10.0
 LEAST_ANSWERS, LONGER = 4, 4.0
+WARMUP_S = 0.15  # before a window of a benchmark
 _T = TypeVar("_T")
 
 
@@ -61,6 +62,17 @@ class LoadResult:
     client_cpu_s: float
     server_cpu_s: dict[str, float]
     statistics: dict[str, dict[str, Any]]
+
+    @property
+    def only(self) -> StreamResult:
+        """The results of the only stream."""
+        (stream,) = self.streams.values()
+        return stream
+
+    @property
+    def rate(self) -> float:
+        """Answers per second of the only stream."""
+        return len(self.only.latencies_ms) / self.seconds
 
 
 @dataclass(frozen=True)

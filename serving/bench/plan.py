@@ -23,6 +23,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.serving.bench.figures import score_text
+from saccade.serving.bench.report_tables import table_of
 from saccade.serving.bench.sweep.choice import measured_folder, measured_on
 from saccade.serving.repository.checks import measurements
 
@@ -30,7 +31,6 @@ _UNDER_LOAD = "router_concurrency_"
 _ALONE = "router_concurrency_1"
 _SHARES = 100  # the shares of a mix are whole percentages of the requests
 _CORES = re.compile(r", (\d+) cores?$")
-_COLUMNS = ("variant", "budget", "score", "lost", "per second per replica", "idle", "")
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,36 @@ class CapacityPlan:
         }
 
     def to_text(self) -> Any:
-        """Return the plan for a terminal, as a rich renderable."""
-        return _rendered(self)
+        """Return the answer, the calculation, and every variant's figures."""
+        from rich.console import Group
+        from rich.text import Text
+
+        size = []
+        if self.cores is not None:
+            size.append(f"{_many(self.cores, 'core')}, {self.cores_each} each")
+        if self.on_gpu:
+            size.append(f"{_many(self.replicas, 'GPU')}, one each")
+        lines = [f"{_many(self.replicas, 'replica')}{': ' if size else ''}{', '.join(size)}."]
+        for part, share in self.mix.parts:
+            lines.append(f"{100 * share:.0f} % of the requests with --budget {part.budget:g}.")
+        steps = (f"- {line}" for line in _arithmetic(self))
+        lines += ["", *steps, "", f"Measured on {self.measured_on}."]
+        if self.left_out:
+            lines.append(f"Left out (no figures under load): {', '.join(self.left_out)}.")
+        shares = {part.variant: f"{100 * share:.0f} %" for part, share in self.mix.parts}
+        rows = [
+            {
+                "variant": one.variant,
+                "budget": f"{one.budget:g}",
+                "score": one.score,
+                "lost": f"{100 * one.lost:.2f} %",
+                "per second per replica": f"{one.capacity:,.1f}",
+                "idle": f"{one.idle_ms:.2f} ms",
+                "": shares.get(one.variant, ""),
+            }
+            for one in self.candidates
+        ]
+        return Group(Text("\n".join(lines)), "", table_of("", rows).to_text())
 
 
 def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> CapacityPlan:
@@ -338,6 +366,10 @@ def _why_none(candidates: Sequence[PlanCandidate], options: PlanOptions) -> str:
     )
 
 
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def _arithmetic(made: CapacityPlan) -> list[str]:
     """Return each step of the calculation with its numbers."""
     options, mix = made.options, made.mix
@@ -373,46 +405,3 @@ def _arithmetic(made: CapacityPlan) -> list[str]:
             f"{options.rps * mix.cpu_s:.2f} busy cores"
         )
     return lines
-
-
-def _rendered(made: CapacityPlan) -> Any:
-    """Return the answer, the calculation, and every variant's figures."""
-    import rich.box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    replicas = f"{made.replicas} replica{'s' if made.replicas != 1 else ''}"
-    size = []
-    if made.cores is not None:
-        size.append(f"{made.cores} core{'s' * (made.cores != 1)}, {made.cores_each} each")
-    if made.on_gpu:
-        size.append(f"{made.replicas} GPU{'s' * (made.replicas != 1)}, one each")
-    lines = [f"{replicas}{': ' if size else ''}{', '.join(size)}."]
-    for part, share in made.mix.parts:
-        lines.append(f"{100 * share:.0f} % of the requests with --budget {part.budget:g}.")
-    lines += [
-        "",
-        *(f"- {line}" for line in _arithmetic(made)),
-        "",
-        f"Measured on {made.measured_on}.",
-    ]
-    if made.left_out:
-        lines.append(f"Left out (no figures under load): {', '.join(made.left_out)}.")
-    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="")
-    for index, name in enumerate(_COLUMNS):
-        words = index in (0, len(_COLUMNS) - 1)
-        table.add_column(name, justify="left" if words else "right", no_wrap=index == 0)
-    shares = {part.variant: share for part, share in made.mix.parts}
-    for each in made.candidates:
-        used = shares.get(each.variant)
-        table.add_row(
-            each.variant,
-            f"{each.budget:g}",
-            each.score,
-            f"{100 * each.lost:.2f} %",
-            f"{each.capacity:,.1f}",
-            f"{each.idle_ms:.2f} ms",
-            "" if used is None else f"{100 * used:.0f} %",
-        )
-    return Group(Text("\n".join(lines)), "", table)

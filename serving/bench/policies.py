@@ -2,52 +2,50 @@
 """The figures of measured policies, in process and through a router."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from saccade.core.machine import Machine
-from saccade.core.verbosity import note
 from saccade.exporter.artefact.frontier import (
     ROUNDS,
-    MeasuredScore,
+    FrontierEntry,
     PolicyEntry,
     PolicyStep,
     Ratio,
 )
-from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.policy.policy import (
-    PolicyFile,
-)
-from saccade.model_repository.router.choose import compared
-from saccade.model_repository.router.routes import PolicyRoute
-from saccade.models.scores.intervals import (
-    paired_bootstrap,
-    paired_log_ratio,
-    wilson,
-)
+from saccade.exporter.policy.policy import PolicyFile
+from saccade.models.scores.intervals import paired_bootstrap, paired_log_ratio, wilson
 from saccade.models.scores.results import EvaluationResult
-from saccade.plugins.execution import Ops
+from saccade.serving.bench.figures import clients_of
 from saccade.serving.bench.in_process import InProcessLoad
+from saccade.serving.bench.measurement import Measurement, grpc_of, measured_score, raw_samples
 from saccade.serving.bench.policy_works import Answered, PolicyWork, PolicyWorks, ends_of
-from saccade.serving.client.zero_shot import Labelling
-from saccade.serving.repository.policies import served_policy
+from saccade.serving.bench.served import FULL, Windows, windows_of
+from saccade.serving.bench.work import Key
 
 
-@dataclass(frozen=True)
-class ServedPolicies:
-    """The policies to measure through a server, and what its router needs to follow them.
-
-    `full_alone`: requests to the full model are measured again beside those of the policies,
-    because they do not have the same outputs, or were sent to another server or not at all.
-    """
-
-    works: tuple[PolicyWork, ...] = ()
-    followed: tuple[PolicyRoute, ...] = ()
-    labelling: Labelling | None = None
-    precisions: Mapping[str, str] = field(default_factory=dict)  # of each variant
-    full_alone: bool = False
+def measured_policy(
+    work: PolicyWork,
+    policies: PolicyWorks,
+    measured: Sequence[Measurement],
+    entries: Sequence[FrontierEntry],
+    inside: Mapping[Key, InProcessLoad],
+    windows: Windows,
+) -> tuple[PolicyEntry, dict[str, Any]]:
+    """Return a policy's entry in the frontier, and its raw samples."""
+    assert policies.answered is not None
+    ((full, result),) = [
+        (entry, one.result)
+        for one, entry in zip(measured, entries, strict=True)
+        if entry.variant == work.content.full
+    ]
+    own, full_alone = windows_of(windows, work.title), windows_of(windows, FULL)
+    samples = raw_samples(inside[work.key], own)
+    if full_alone:
+        samples["full_grpc"] = raw_samples(inside[work.key], full_alone)["grpc"]
+    entry = entry_of_policy(work, policies.answered, result, inside, full)
+    return with_served(entry, grpc_of(own), grpc_of(full_alone) or full.grpc or {}), samples
 
 
 def entry_of_policy(
@@ -55,12 +53,11 @@ def entry_of_policy(
     answered: Answered,
     result: EvaluationResult,
     measured: Mapping[tuple[str, str], InProcessLoad],
-    machine: Machine,
-    ops: Ops,
+    full: FrontierEntry,
 ) -> PolicyEntry:
     """Return the frontier's entry of a policy, with the measurements without a server.
 
-    `result` is that of the full model, whose score's name it takes.
+    `full` and `result` are those of the full model, whose score's name it takes.
     """
     policy, content = work.policy, work.content
     ends = ends_of(work, answered)
@@ -83,10 +80,10 @@ def entry_of_policy(
         confidence=content.confidence,
         risk=policy.risk,
         bound=policy.bound,
-        runtime=machine.runtime,
-        device=machine.device,
-        ops=ops,
-        score=_score(result, values, answered),
+        runtime=full.runtime,
+        device=full.device,
+        ops=full.ops,
+        score=measured_score(result, float(values.mean()), len(values), answered.interval(values)),
         gain=round(float(values.mean() - full_values.mean()), 6),
         gain_interval=_rounded(paired_bootstrap(values, full_values)),
         agreement=round(same / n, 6),
@@ -108,44 +105,18 @@ def _chosen(ends: np.ndarray, by_step: Sequence[np.ndarray]) -> np.ndarray:
     return np.take_along_axis(np.stack(by_step), ends[None], axis=0)[0]
 
 
-def served_policies_of(works: PolicyWorks, variants: Sequence[VariantFiles]) -> ServedPolicies:
-    """Return the policies that the router of one server can follow: all that are measured, or none.
-
-    There is none, with a note, if they are compared with different full models.
-    """
-    if len(full := sorted({work.content.full for work in works.works})) > 1:
-        note(
-            f"Policies are measured in process only: they are compared with {' and '.join(full)}, "
-            "and a router follows those of one full model. Calibrate again what is older."
-        )
-        return ServedPolicies()
-    labelling = works.answered.labelling if works.answered else None
-    precisions = {variant.name: variant.main.variant.precision for variant in variants}
-    budgets = [compared(variant.main.variant.budget) for variant in variants]
-    # Two precisions have a server each, and of two variants of one budget one is not measured.
-    alike = len(set(precisions.values())) == 1 and len(set(budgets)) == len(budgets)
-    return ServedPolicies(
-        works.works,
-        tuple(served_policy(work.content, work.policy) for work in works.works),
-        labelling,
-        precisions,
-        full_alone=bool(works.works) and (bool(labelling) or not alike),
-    )
-
-
 def with_served(
-    entry: PolicyEntry, points: Mapping[str, dict[str, Any]], full: Mapping[str, Any]
+    entry: PolicyEntry, own: Mapping[str, Any] | None, full: Mapping[str, Any]
 ) -> PolicyEntry:
     """Return the entry with its points through the router, and with their ratio to the full model.
 
-    `points` are by title; `full` are those of the full model in the same server.
+    `full` are the points of the full model in the same server.
     """
-    own = points.get(f"policy {entry.policy}")
     if own is None:
         return entry
-    most = max(own, key=lambda point: int(point.rpartition("_")[2]))
+    most = max(own, key=clients_of)
     times = ratio(own[most][ROUNDS], full[most][ROUNDS])
-    return replace(entry, grpc=own, times_full_served=times)
+    return replace(entry, grpc=dict(own), times_full_served=times)
 
 
 def ratio(rates: Sequence[float], others: Sequence[float]) -> Ratio:
@@ -158,20 +129,6 @@ def ratio(rates: Sequence[float], others: Sequence[float]) -> Ratio:
 
 def _over(policy: InProcessLoad, full: InProcessLoad) -> Ratio:
     return ratio(policy.calls[policy.best_batch].rounds, full.calls[full.best_batch].rounds)
-
-
-def _score(result: EvaluationResult, values: np.ndarray, answered: Answered) -> MeasuredScore:
-    first = result.scores[0]
-    return MeasuredScore(
-        name=first.name,
-        value=round(float(values.mean()), 6),
-        higher_is_better=first.higher_is_better,
-        unit=first.unit,
-        n=len(values),
-        interval=_rounded(answered.interval(values)),
-        data=result.data,
-        data_sha256=result.data_sha256,
-    )
 
 
 def _is_calibrated_on(content: PolicyFile, answered: Answered) -> bool:

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Certified policies to measure: run as the router runs them, with what their variants answer."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from saccade.core.errors import SaccadeError, require
+from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.decisions import Decide, Run, Segmenter, SegmentScored
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.options import EvaluateOptions
@@ -15,30 +18,30 @@ from saccade.exporter.evaluation.tasks import task_asked, tasks_of
 from saccade.exporter.policy.answers import MEASURES
 from saccade.exporter.policy.certificate import check_certificates
 from saccade.exporter.policy.options import MIN_ARI
-from saccade.exporter.policy.policy import (
-    SUFFIX,
-    Policy,
-    PolicyFile,
-    policy_files,
-    read_policies,
-)
+from saccade.exporter.policy.policy import Policy, PolicyFile, policy_files, read_policies
 from saccade.exporter.runtimes.runtime import Runtime
+from saccade.model_repository.router.choose import compared
 from saccade.model_repository.router.confidence import DECIDES
+from saccade.model_repository.router.routes import PolicyRoute
 from saccade.models.data.datasets import HELD_OUT
 from saccade.models.entry import imported
 from saccade.models.interface import Arrays
 from saccade.models.scores.ari import adjusted_rand_index
-from saccade.models.scores.intervals import (
-    Interval,
-    bootstrap,
-    wilson,
-)
+from saccade.models.scores.intervals import Interval, bootstrap, wilson
 from saccade.serving.client.zero_shot import Labelling
-from saccade.serving.repository.policies import labels_problem
+from saccade.serving.repository.policies import labels_problem, served_policy
 
 LOGITS, MASKS = DECIDES  # outputs from which a policy decides
 _SAMPLES = 1024  # to measure speed with, in a random order
-_Found = tuple[Policy, PolicyFile]
+
+
+@dataclass(frozen=True)
+class FoundPolicy:
+    """A policy, its file, and the path of that file."""
+
+    policy: Policy
+    content: PolicyFile
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -212,59 +215,49 @@ def policy_works(
 
     Raises: SaccadeError if the data does not fit.
     """
-    if not policy_files(folder.path):
+    if not (files := policy_files(folder.path)):
         return PolicyWorks()
     require("scipy.stats", extra="bench")
-    found: dict[str, _Found] = {}
-    left_out = []
-    for name, policy, reason in _examined(folder, runtime):
-        if policy is None or reason or name in found:
-            left_out.append((name, reason or "another file has a policy of the same name"))
-        else:
-            found[name] = policy
-    if not found:
-        return PolicyWorks((), None, tuple(left_out))
-    first = models[0]
-    named, task = task_asked(first.family, options.task, first.name, first.components)
-    if task.decide:
-        return _classified(folder, found, left_out, models, imported(task.decide), options)
-    if task.scored_segments:
-        segment: SegmentScored = imported(task.scored_segments)
-        works, answered = _segmented(found, models, segment(first, options), scores, options.seed)
-        return PolicyWorks(works, answered, tuple(left_out))
-    reason = _no_answers(first, named)
-    return PolicyWorks((), None, (*left_out, *((name, reason) for name in found)))
-
-
-def _no_answers(model: EvaluatedModel, named: str) -> str:
-    """Return why a task measures no policies, and what to do."""
-    every = tasks_of(model.family, model.components)
-    others = [name for name, other in every.items() if other.decide]
-    return (
-        f"the task {named} does not score answers of one class each, among which a policy "
-        f"chooses. Measure with --task {others[0] if others else 'of a classifier'}"
-    )
-
-
-def _examined(folder: ArtefactFolder, runtime: Runtime) -> Iterator[tuple[str, _Found | None, str]]:
-    """Yield each policy, or file, with the reason for leaving it out; empty if there is none."""
     reports = check_certificates(folder.path, folder.variants)
     problems = {report.name: report.problem for report in reports}
-    for path in policy_files(folder.path):
+    found: dict[str, FoundPolicy] = {}
+    left_out = []
+    for path in files:
         if problem := problems.get(path.name):  # of the whole file
-            yield path.name, None, problem
+            left_out.append((path.name, problem))
             continue
         content = read_policies(path)
         for policy in content.policies:
             reason = problems[policy.name] or ""
             if not reason and content.runtime.partition(" ")[0] != runtime.name:
                 reason = f"it was calibrated with {content.runtime}, not with {runtime.name}"
-            yield policy.name, (policy, content), reason
+            if not reason and policy.name in found:
+                reason = "another file has a policy of the same name"
+            if reason:
+                left_out.append((policy.name, reason))
+            else:
+                found[policy.name] = FoundPolicy(policy, content, path)
+    if not found:
+        return PolicyWorks((), None, tuple(left_out))
+    first = models[0]
+    named, task = task_asked(first.family, options.task, first.name, first.components)
+    if task.decide:
+        return _classified(found, left_out, models, imported(task.decide), options)
+    if task.scored_segments:
+        segment: SegmentScored = imported(task.scored_segments)
+        works, answered = _segmented(found, models, segment(first, options), scores, options.seed)
+        return PolicyWorks(works, answered, tuple(left_out))
+    every = tasks_of(first.family, first.components)
+    others = [name for name, other in every.items() if other.decide]
+    reason = (
+        f"the task {named} does not score answers of one class each, among which a policy "
+        f"chooses. Measure with --task {others[0] if others else 'of a classifier'}"
+    )
+    return PolicyWorks((), None, (*left_out, *((name, reason) for name in found)))
 
 
 def _classified(
-    folder: ArtefactFolder,
-    found: Mapping[str, _Found],
+    found: Mapping[str, FoundPolicy],
     left_out: Sequence[tuple[str, str]],
     models: Sequence[EvaluatedModel],
     decide: Decide,
@@ -277,8 +270,7 @@ def _classified(
     labelling = Labelling(*decider.labelling) if decider.labelling else None
     if labelling:
         problems = {
-            name: labels_problem(content, folder.path / f"{content.name}{SUFFIX}", labelling)
-            for name, (_, content) in found.items()
+            name: labels_problem(one.content, one.path, labelling) for name, one in found.items()
         }
         left_out = (*left_out, *((name, reason) for name, reason in problems.items() if reason))
         found = {name: one for name, one in found.items() if not problems[name]}
@@ -293,14 +285,14 @@ def _classified(
 
 
 def _segmented(
-    found: Mapping[str, _Found],
+    found: Mapping[str, FoundPolicy],
     models: Sequence[EvaluatedModel],
     scored: Segmenter,
     scores: Mapping[str, np.ndarray],
     seed: int,
 ) -> tuple[tuple[PolicyWork, ...], Segmented]:
     """Return the policies with the segmentations of their variants."""
-    full = {content.full for _, content in found.values()}
+    full = {one.content.full for one in found.values()}
     owners, confidence = {}, {}
     agreement: dict[tuple[str, str], np.ndarray] = {}
     needed = _needed(found, models)
@@ -326,10 +318,12 @@ def _segmented(
     return _works(found, runs, inputs, MASKS), answered
 
 
-def _needed(found: Mapping[str, _Found], models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
+def _needed(
+    found: Mapping[str, FoundPolicy], models: Sequence[EvaluatedModel]
+) -> list[EvaluatedModel]:
     """Return the variants of these policies, and those that they are compared with."""
-    names = {step.variant for policy, _ in found.values() for step in policy.steps}
-    names |= {content.full for _, content in found.values()}
+    names = {step.variant for one in found.values() for step in one.policy.steps}
+    names |= {one.content.full for one in found.values()}
     return [model for model in models if model.name in names]
 
 
@@ -339,13 +333,17 @@ def _drawn(count: int, seed: int) -> np.ndarray:
 
 
 def _works(
-    found: Mapping[str, _Found], runs: Mapping[str, Run], inputs: Arrays, decides: str
+    found: Mapping[str, FoundPolicy], runs: Mapping[str, Run], inputs: Arrays, decides: str
 ) -> tuple[PolicyWork, ...]:
     return tuple(
         PolicyWork(
-            policy, content, tuple(runs[step.variant] for step in policy.steps), inputs, decides
+            one.policy,
+            one.content,
+            tuple(runs[step.variant] for step in one.policy.steps),
+            inputs,
+            decides,
         )
-        for policy, content in found.values()
+        for one in found.values()
     )
 
 
@@ -359,3 +357,43 @@ def ends_of(work: PolicyWork, answered: Answered) -> np.ndarray:
     for at, step in reversed(list(enumerate(early))):
         ends[answered.sure(step.variant, measure, step.temperature) >= step.threshold] = at
     return ends
+
+
+@dataclass(frozen=True)
+class ServedPolicies:
+    """The policies to measure through a server, and what its router needs to follow them.
+
+    `full_alone`: requests to the full model are measured again beside those of the policies,
+    because they do not have the same outputs, or were sent to another server or not at all.
+    """
+
+    works: tuple[PolicyWork, ...] = ()
+    followed: tuple[PolicyRoute, ...] = ()
+    labelling: Labelling | None = None
+    precisions: Mapping[str, str] = field(default_factory=dict)  # of each variant
+    full_alone: bool = False
+
+
+def served_policies_of(works: PolicyWorks, variants: Sequence[VariantFiles]) -> ServedPolicies:
+    """Return the policies that the router of one server can follow: all that are measured, or none.
+
+    There is none, with a note, if they are compared with different full models.
+    """
+    if len(full := sorted({work.content.full for work in works.works})) > 1:
+        note(
+            f"Policies are measured in process only: they are compared with {' and '.join(full)}, "
+            "and a router follows those of one full model. Calibrate again what is older."
+        )
+        return ServedPolicies()
+    labelling = works.answered.labelling if works.answered else None
+    precisions = {variant.name: variant.main.variant.precision for variant in variants}
+    budgets = [compared(variant.main.variant.budget) for variant in variants]
+    # Two precisions have a server each, and of two variants of one budget one is not measured.
+    alike = len(set(precisions.values())) == 1 and len(set(budgets)) == len(budgets)
+    return ServedPolicies(
+        works.works,
+        tuple(served_policy(work.content, work.policy) for work in works.works),
+        labelling,
+        precisions,
+        full_alone=bool(works.works) and (bool(labelling) or not alike),
+    )

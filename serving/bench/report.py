@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from saccade.core.errors import Damaged, SaccadeError
+from saccade.core.errors import Damaged, SaccadeError, require
 from saccade.core.files import write_atomically
 from saccade.core.schema import read_json
 from saccade.serving.bench.figures import (
@@ -18,50 +18,33 @@ from saccade.serving.bench.figures import (
     is_share,
     noise_text,
     ops_text,
+    policies_of,
+    rate_text,
     saves_bytes,
     score_text,
+    sentences,
     shown,
     split_text,
     threads_text,
     throughput_of,
 )
 from saccade.serving.bench.picture import frontier_png
-from saccade.serving.bench.report_page import Words, whole_page
-from saccade.serving.bench.report_policies import marks, sentences
-from saccade.serving.bench.report_tables import WORDS, count, tables
+from saccade.serving.bench.report_page import whole_page
+from saccade.serving.bench.report_tables import tables
 
 SCHEMA = "saccade.report"
 VERSION = 2
+_DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _NEAR = 0.03  # small loss: absolute for shares, else relative to the largest variant's score
 
 
 def render(report: dict[str, Any]) -> Any:
     """Return the tables for a terminal, as one rich renderable."""
-    import rich.box
-    import rich.table
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = []
-    for table in tables(report):
-        shown = rich.table.Table(
-            title=table.title, caption=table.note or None, box=rich.box.SIMPLE_HEAD, pad_edge=False,
-            collapse_padding=True,
-            title_justify="left", caption_justify="left", title_style="bold", header_style="",
-        )  # fmt: skip
-        for index, column in enumerate(table.columns):
-            words = index == 0 or column in WORDS
-            shown.add_column(
-                column,
-                justify="left" if words else "right",
-                no_wrap=index == 0,
-                overflow="fold",
-            )
-        for row in table.rows:
-            shown.add_row(*row)
-        parts += [shown, ""]
-    found = [Text(one) for one in sentences(report)]
-    return Group(*parts, *found, Text(summary(report)))
+    parts = [part for table in tables(report) for part in (table.to_text(), "")]
+    return Group(*parts, *map(Text, sentences(report)), Text(summary(report)))
 
 
 def summary(report: dict[str, Any]) -> str:
@@ -95,11 +78,16 @@ def draw(report: dict[str, Any], folder: Path) -> None:
 def page(report: dict[str, Any], picture: bytes) -> str:
     """Return the report as one self-contained HTML page.
 
-    Raises: MissingPackage without plotly.
+    Raises: MissingPackage without plotly or jinja2.
     """
-    title = f"{report['model']} on {report['data']['name']}"
-    words = Words(title, headline(report), summary(report), _alternative(report))
-    return whole_page(report, picture, words)
+    return whole_page(
+        report,
+        picture,
+        title=f"{report['model']} on {report['data']['name']}",
+        headline=headline(report),
+        summary=summary(report),
+        alternative=_alternative(report),
+    )
 
 
 def headline(report: dict[str, Any]) -> str:
@@ -153,13 +141,13 @@ def _alternative(report: dict[str, Any]) -> str:
         place = (
             f"{variant['embedding_bytes']:,} bytes per embedding"
             if saves_bytes(variant)
-            else f"{count(throughput_of(variant)[0])} per second"
+            else f"{rate_text(throughput_of(variant)[0])} per second"
         )
         return f"{variant['variant']} {score_text(variant['score'])} at {place}" + (
             " (dominated)" if variant["dominated_by"] else ""
         )
 
-    policies = [f"policy {one['name']} {one['score_text']}" for one in marks(report)]
+    policies = [f"policy {one['policy']} {score_text(one['score'])}" for one in policies_of(report)]
     variants = [words(variant) for variant in report["variants"]]
     return "Score against cost: " + "; ".join(variants + policies)
 
@@ -182,9 +170,10 @@ def draw_again(path: Path) -> None:
     Raises: SaccadeError if `read_report` refuses the file, or the report is incomplete.
     """
     report = read_report(path)
+    incomplete: type[Exception] = require("jinja2", extra="bench").UndefinedError
     try:
         draw(report, path.parent)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (*_DAMAGE, incomplete) as error:
         raise Damaged(path, f"incomplete or edited ({error!r:.100})", "saccade bench") from error
 
 

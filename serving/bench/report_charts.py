@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers for the charts of a report page, from the report's JSON object alone."""
+"""Numbers for the charts of a report, from the report's JSON object alone."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from saccade.serving.bench.figures import (
+    clients_of,
     heading,
     interval_text,
     points,
+    policies_of,
     saves_bytes,
     score_text,
     shown,
     throughput_of,
 )
-from saccade.serving.bench.report_policies import marks, policies_of
 
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
 _LOG_FROM_RATIO = 4.0  # an axis is logarithmic from this ratio of largest to smallest value
@@ -28,8 +29,21 @@ STAGES = (
     "router accepts the request",
     "decode, wait in the router, answer, connection",
 )
+_PATHS = (
+    ("router_concurrency_", "Through the router, images as PNG"),
+    ("concurrency_", "Straight to the variant, raw tensors"),
+)
+_ROUNDS, _HALF = "range of single rounds", "middle half of the calls"  # horizontal bars
 Variant = dict[str, Any]
-Spread = tuple[float, float, float]  # value, least, most
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A cost, with the ends of its horizontal bar."""
+
+    value: float
+    least: float
+    most: float
 
 
 @dataclass(frozen=True)
@@ -40,11 +54,11 @@ class Axis:
     title: str  # on its button
     label: str  # on the chart
     unit: str
-    more_is_better: bool
-    bars: str  # meaning of the horizontal bars; empty: no bars
-    cost: str  # name of the cost in a sweep, which marks dominated variants; empty: not in a sweep
     of: Callable[[Variant], Spread | None]
-    of_policy: Callable[[Variant], Spread | None] = lambda _: None  # of a policy
+    bars: str = ""  # meaning of the horizontal bars; empty: no bars
+    cost: str = ""  # name of the cost in a sweep, which marks dominated variants
+    more_is_better: bool = False
+    of_policies: bool = False  # whether it was measured of policies as well
 
 
 def charts(report: dict[str, Any]) -> dict[str, Any]:
@@ -53,9 +67,9 @@ def charts(report: dict[str, Any]) -> dict[str, Any]:
     return {
         "score": heading(variants[0]["score"]),
         "higher_is_better": variants[0]["score"]["higher_is_better"],
-        "variants": [_variant(report, variant) for variant in variants],
-        "policies": marks(report),
-        "axes": [_axis(axis, variants, policies_of(report)) for axis in axes(report)],
+        "variants": variant_marks(report),
+        "policies": policy_marks(report),
+        "axes": [drawn_axis(axis, report) for axis in axes(report) if _tells_apart(axis, variants)],
         "latency": latencies(variants),
         "stages": {"names": STAGES, "loads": stages(report)},
     }
@@ -66,15 +80,40 @@ def short_name(report: dict[str, Any], name: str) -> str:
     return name.removeprefix(f"{report['model']}-") or name
 
 
-def _variant(report: dict[str, Any], variant: Variant) -> dict[str, Any]:
-    score = variant["score"]
+def variant_marks(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the variants as points of a chart: names, scores and texts."""
+    return [
+        {
+            "name": variant["variant"],
+            "short": short_name(report, variant["variant"]),
+            "budget": f"{variant['budget']:g}",
+            "precision": variant["precision"],
+            "kept": f"{variant['kept']} of {variant['total']} {variant['unit']}",
+            **_height(variant["score"]),
+        }
+        for variant in report["variants"]
+    ]
+
+
+def policy_marks(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the policies as points of a chart: names, scores and texts."""
+    return [
+        {
+            "name": policy["policy"],
+            "chain": " → ".join(
+                f"{step['variant']} {100 * step['share']:.0f} %" for step in policy["steps"]
+            ),
+            "same": f"{100 * policy['agreement']:.2f} %",
+            "risk": f"{100 * policy['risk']:g} %",
+            **_height(policy["score"]),
+        }
+        for policy in policies_of(report)
+    ]
+
+
+def _height(score: dict[str, Any]) -> dict[str, Any]:
     low, high = (shown(score, bound) for bound in score["interval"])
     return {
-        "name": variant["variant"],
-        "short": short_name(report, variant["variant"]),
-        "budget": f"{variant['budget']:g}",
-        "precision": variant["precision"],
-        "kept": f"{variant['kept']} of {variant['total']} {variant['unit']}",
         "score": shown(score, score["value"]),
         "low": low,
         "high": high,
@@ -84,118 +123,78 @@ def _variant(report: dict[str, Any], variant: Variant) -> dict[str, Any]:
 
 
 def axes(report: dict[str, Any]) -> list[Axis]:
-    """Return the costs that all variants have and that differ between them, the main cost first.
+    """Return the costs, the main cost first.
 
-    The main cost is the one in the image: bytes if the budget saves bytes, else throughput.
+    The main cost is bytes if the budget saves bytes, else throughput. With policies, the costs that
+    were measured of them come before the others.
     """
     variants = report["variants"]
     _, where = throughput_of(variants[0])
     role = variants[0]["files"][0]["role"]
     component = f", component {role}" if role else ""
-    rounds, half = "range of single rounds", "middle half of the calls"
-    inside = Axis(
-        "in-process", "Images/s, in process", "Images per second, in process, best batch",
-        "images/s", True, half, "", _rate_inside, _rate_inside,
-    )  # fmt: skip
-    is_direct = where.startswith("through gRPC")
+    direct, inside = where.startswith("through gRPC"), where.startswith("in process")
+    place, rate = ("in process", _inside) if inside else ("server", _throughput)
     known = [
-        Axis(
-            "bytes", "Embedding size", "Bytes per embedding",
-            "bytes", False, "", "embedding bytes", _bytes,
-        ),
-        Axis(
-            "throughput", f"Images/s, {_place(where)}", f"Images per second, {where}",
-            "images/s", True, rounds, "throughput", _throughput,
-            _nothing if is_direct else _throughput,
-        ),
-        inside,
-        Axis(
-            "router", "Images/s, router", "Images per second, through the router, most clients",
-            "images/s", True, rounds, "", _routed, _routed,
-        ),
-        Axis(
-            "latency", "p95 ms, server", "p95 latency in ms, through the server, one client",
-            "ms", False, rounds, "latency", _latency, _latency,
-        ),
-        Axis(
-            "call", "ms per image, in process", "Milliseconds per image, in process, batch 1",
-            "ms", False, half, "", _call, _call,
-        ),
-        Axis(
-            "macs", "Multiply-adds", f"Multiply-adds per image{component}",
-            "MACs", False, "", "", _macs,
-        ),
-        Axis(
-            "memory", "Memory", "Memory of a process, MiB",
-            "MiB", False, rounds, "memory", _memory,
-        ),
+        Axis("bytes", "Embedding size", "Bytes per embedding", "bytes", _bytes,
+             cost="embedding bytes"),
+        Axis("throughput", f"Images/s, {place}", f"Images per second, {where}", "images/s",
+             rate, _ROUNDS, "throughput", more_is_better=True, of_policies=not direct),
+        Axis("in-process", "Images/s, in process", "Images per second, in process, best batch",
+             "images/s", _rate_inside, _HALF, more_is_better=True, of_policies=True),
+        Axis("router", "Images/s, router", "Images per second, through the router, most clients",
+             "images/s", _routed, _ROUNDS, more_is_better=True, of_policies=True),
+        Axis("latency", "p95 ms, server", "p95 latency in ms, through the server, one client",
+             "ms", _latency, _ROUNDS, "latency", of_policies=True),
+        Axis("call", "ms per image, in process", "Milliseconds per image, in process, batch 1",
+             "ms", _call, _HALF, of_policies=True),
+        Axis("macs", "Multiply-adds", f"Multiply-adds per image{component}", "MACs", _macs),
+        Axis("memory", "Memory", "Memory of a process, MiB", "MiB", _memory, _ROUNDS, "memory"),
     ]  # fmt: skip
     policies = policies_of(report)
-    if where.startswith("in process"):
-        known.remove(inside)
-    if not (is_direct and policies):
-        known = [axis for axis in known if axis.name != "router"]
+    # Throughput is in process already, or through the router.
+    repeated = {"in-process"} if inside else set()
+    repeated |= set() if direct and policies else {"router"}
+    known = [axis for axis in known if axis.name not in repeated]
     if not saves_bytes(variants[0]):
         known.sort(key=lambda axis: axis.name == "bytes")
-        # Policies are compared by costs that were measured of them, too.
-        known.sort(key=lambda axis: not all(map(axis.of_policy, policies)))
-    return [axis for axis in known if _tells_apart(axis, variants)]
+        known.sort(key=lambda axis: any(_of_policy(axis, policy) is None for policy in policies))
+    return known
 
 
-def _nothing(policy: Variant) -> Spread | None:
-    return None
-
-
-def _place(where: str) -> str:
-    return "in process" if where.startswith("in process") else "server"
-
-
-def _tells_apart(axis: Axis, variants: Sequence[Variant]) -> bool:
-    spreads = [axis.of(variant) for variant in variants]
-    values = {spread[0] for spread in spreads if spread is not None and spread[0] > 0}
-    is_alone = len(variants) == 1
-    return None not in spreads and len(values) >= (1 if is_alone else 2)
-
-
-def _axis(axis: Axis, variants: Sequence[Variant], policies: Sequence[Variant]) -> dict[str, Any]:
+def drawn_axis(axis: Axis, report: dict[str, Any]) -> dict[str, Any]:
+    """Return an axis with the place of each variant and policy on it, as the page draws it."""
+    variants, policies = report["variants"], policies_of(report)
     spreads = [spread for variant in variants if (spread := axis.of(variant)) is not None]
-    chains = [axis.of_policy(policy) for policy in policies]
+    chains = [_of_policy(axis, policy) for policy in policies]
     every = [*spreads, *(chain for chain in chains if chain is not None)]
+    most, least = max(one.most for one in every), min(one.least for one in every)
+    # Variants were compared by the main cost, and in a sweep by further ones.
+    main = axis.name == ("bytes" if saves_bytes(variants[0]) else "throughput")
+    judges = [variant if main else _swept(axis.cost, variant) for variant in variants]
     return {
         "name": axis.name,
         "title": axis.title,
         "label": axis.label,
         "unit": axis.unit,
         "more_is_better": axis.more_is_better,
-        "bars": axis.bars if any(least < most for _, least, most in spreads) else "",
-        "log": max(most for _, _, most in every)
-        >= _LOG_FROM_RATIO * min(least for _, least, _ in every),
-        "points": [_point(spread) for spread in spreads],
-        "policies": [None if chain is None else _point(chain) for chain in chains],
-        "dominated_by": [_dominated_by(axis, variant) for variant in variants],
-        "judged": _is_judged(axis, variants[0]),
+        "bars": axis.bars if any(one.least < one.most for one in spreads) else "",
+        "log": most >= _LOG_FROM_RATIO * least,
+        "points": [asdict(one) for one in spreads],
+        "policies": [chain and asdict(chain) for chain in chains],
+        "dominated_by": [judge.get("dominated_by") for judge in judges],
+        "judged": "dominated_by" in judges[0],
     }
 
 
-def _point(spread: Spread) -> dict[str, float]:
-    value, least, most = spread
-    return {"value": value, "least": least, "most": most}
+def _of_policy(axis: Axis, policy: dict[str, Any]) -> Spread | None:
+    return axis.of(policy) if axis.of_policies else None
 
 
-def _is_main(axis: Axis, variant: Variant) -> bool:
-    return axis.name == ("bytes" if saves_bytes(variant) else "throughput")
-
-
-def _is_judged(axis: Axis, variant: Variant) -> bool:
-    """Return whether variants were compared by this cost, with the intervals of the scores."""
-    return _is_main(axis, variant) or "dominated_by" in _swept(axis.cost, variant)
-
-
-def _dominated_by(axis: Axis, variant: Variant) -> str | None:
-    if _is_main(axis, variant):
-        rival: str | None = variant["dominated_by"]
-        return rival
-    return _swept(axis.cost, variant).get("dominated_by")
+def _tells_apart(axis: Axis, variants: Sequence[Variant]) -> bool:
+    """Return whether all variants have this cost and differ in it."""
+    spreads = [axis.of(variant) for variant in variants]
+    values = {spread.value for spread in spreads if spread is not None and spread.value > 0}
+    return None not in spreads and len(values) >= min(2, len(variants))
 
 
 def _swept(cost: str, variant: Variant) -> dict[str, Any]:
@@ -203,91 +202,82 @@ def _swept(cost: str, variant: Variant) -> dict[str, Any]:
     return content
 
 
-def _spread_of(cost: dict[str, Any], divisor: float = 1.0) -> Spread | None:
-    if not cost:
+def _swept_spread(cost: str, variant: Variant, divisor: float = 1.0) -> Spread | None:
+    if not (content := _swept(cost, variant)):
         return None
-    value, least, most = (float(cost[key]) / divisor for key in ("value", "least", "most"))
-    return value, least, most
+    return Spread(*(float(content[key]) / divisor for key in ("value", "least", "most")))
+
+
+def _exact(value: float | None) -> Spread | None:
+    return None if value is None else Spread(float(value), float(value), float(value))
 
 
 def _bytes(variant: Variant) -> Spread | None:
-    value = variant.get("embedding_bytes") or _swept("embedding bytes", variant).get("value")
-    return None if value is None else (float(value),) * 3
+    return _exact(variant.get("embedding_bytes")) or _swept_spread("embedding bytes", variant)
 
 
-def _throughput(variant: Variant) -> Spread | None:
-    if cost := _spread_of(_swept("throughput", variant)):
-        return cost
-    rate = throughput_of(variant)[0]
+def _served_rate(variant: Variant, prefix: str) -> Spread | None:
     grpc = variant["grpc"] or {}
-    for prefix in ("concurrency_", "router_concurrency_"):
-        if names := points(grpc, prefix):
-            point = grpc[names[-1]]
-            ends = (point.get(f"inferences_per_second_{end}", rate) for end in ("min", "max"))
-            least, most = ends
-            return rate, least, most
-    return _rate_inside(variant)
+    if not (names := points(grpc, prefix)):
+        return None
+    point, rate = grpc[names[-1]], "inferences_per_second"
+    least, most = (point.get(f"{rate}_{end}", point[rate]) for end in ("min", "max"))
+    return Spread(point[rate], least, most)
 
 
 def _routed(variant: Variant) -> Spread | None:
-    grpc = variant["grpc"] or {}
-    names = points(grpc, "router_concurrency_")
-    if not names:
-        return None
-    point = grpc[names[-1]]
-    rate = point["inferences_per_second"]
+    return _served_rate(variant, "router_concurrency_")
+
+
+def _throughput(variant: Variant) -> Spread | None:
     return (
-        rate,
-        point.get("inferences_per_second_min", rate),
-        point.get("inferences_per_second_max", rate),
+        _swept_spread("throughput", variant)
+        or _served_rate(variant, "concurrency_")
+        or _routed(variant)
     )
+
+
+def _inside(variant: Variant) -> Spread | None:
+    return _swept_spread("throughput", variant) or _rate_inside(variant)
 
 
 def _rate_inside(variant: Variant) -> Spread | None:
     best = variant["in_process"]["best_batch"]
     value = variant["in_process"][f"batch_{best}"]["inferences_per_second"]
-    quarters = _quarters(variant, best)
-    if quarters is None:
-        return value, value, value
-    slow, fast = best / quarters[1], best / quarters[0]
-    return value, min(value, slow), max(value, fast)
+    return _within(value, [best / seconds for seconds in _quarters(variant, best)])
 
 
 def _call(variant: Variant) -> Spread | None:
     point = variant["in_process"].get("batch_1")
     if point is None:
         return None
-    quarters = _quarters(variant, 1)
-    low, high = (1e3 * q for q in quarters) if quarters else (point["p50_ms"],) * 2
-    return point["p50_ms"], min(low, point["p50_ms"]), max(high, point["p50_ms"])
+    return _within(point["p50_ms"], [1e3 * seconds for seconds in _quarters(variant, 1)])
 
 
-def _quarters(variant: Variant, batch: int) -> tuple[float, float] | None:
-    """Return the quartiles of the calls' times; None without raw samples. Units: seconds."""
+def _within(value: float, ends: Sequence[float]) -> Spread:
+    return Spread(value, min([value, *ends]), max([value, *ends]))
+
+
+def _quarters(variant: Variant, batch: int) -> list[float]:
+    """Return the quartiles of the calls' times; empty without raw samples. Units: seconds."""
     seconds = variant.get("samples", {}).get("in_process_s", {}).get(str(batch))
-    if not seconds:
-        return None
-    low, high = np.percentile(seconds, (25, 75))
-    return float(low), float(high)
+    return [float(quarter) for quarter in np.percentile(seconds, (25, 75))] if seconds else []
 
 
 def _latency(variant: Variant) -> Spread | None:
-    if cost := _spread_of(_swept("latency", variant)):
-        return cost
     grpc = variant["grpc"] or {}
-    name = next((n for n in ("router_concurrency_1", "concurrency_1") if n in grpc), None)
-    return None if name is None else (grpc[name]["p95_ms"],) * 3
+    names = [name for name in ("router_concurrency_1", "concurrency_1") if name in grpc]
+    return _swept_spread("latency", variant) or _exact(grpc[names[0]]["p95_ms"] if names else None)
 
 
 def _macs(variant: Variant) -> Spread | None:
     # Only the component that takes the image: others answer separate requests, or run many times
     # per request.
-    value = float(variant["files"][0]["multiply_adds"])
-    return value, value, value
+    return _exact(variant["files"][0]["multiply_adds"])
 
 
 def _memory(variant: Variant) -> Spread | None:
-    return _spread_of(_swept("memory", variant), 2.0**20)
+    return _swept_spread("memory", variant, 2.0**20)
 
 
 def latencies(variants: Sequence[Variant]) -> list[dict[str, Any]]:
@@ -296,23 +286,15 @@ def latencies(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     Units: milliseconds.
     """
     paths = []
-    for prefix, title in (
-        ("router_concurrency_", "Through the router, images as PNG"),
-        ("concurrency_", "Straight to the variant, raw tensors"),
-    ):
-        names = _measured(variants, prefix)
-        if names:
-            boxes = [
-                [_percentiles(_raw_ms(variant, name)) for variant in variants] for name in names
-            ]
-            clients = [int(name.rpartition("_")[2]) for name in names]
-            paths.append({"title": title, "clients": clients, "boxes": boxes})
+    for prefix, title in _PATHS:
+        if names := _measured(variants, prefix):
+            boxes = [[_percentiles(_raw_ms(one, name)) for one in variants] for name in names]
+            paths.append({"title": title, "clients": list(map(clients_of, names)), "boxes": boxes})
     return paths
 
 
 def _measured(variants: Sequence[Variant], prefix: str) -> list[str]:
-    every = {name: None for variant in variants for name in _rounds(variant)}
-    return points(every, prefix)
+    return points({name for variant in variants for name in _rounds(variant)}, prefix)
 
 
 def _rounds(variant: Variant) -> Mapping[str, Any]:
@@ -340,12 +322,11 @@ def stages(report: dict[str, Any]) -> list[dict[str, Any]]:
 
     Units: milliseconds of a request, in the order of STAGES; empty without raw samples.
     """
-    variants = report["variants"]
     loads = []
-    for name in _measured(variants, "router_concurrency_"):
-        rows = [_stages(report["model"], variant, name) for variant in variants]
+    for name in _measured(report["variants"], "router_concurrency_"):
+        rows = [_stages(report["model"], variant, name) for variant in report["variants"]]
         if any(rows):
-            loads.append({"clients": int(name.rpartition("_")[2]), "rows": rows})
+            loads.append({"clients": clients_of(name), "rows": rows})
     return loads
 
 

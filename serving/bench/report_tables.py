@@ -1,24 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of a benchmark's report: headings and cells as text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from saccade.exporter.artefact.frontier import BY_THREADS
 from saccade.serving.bench.figures import (
+    Figures,
     bare_text,
+    clients_of,
     has_rounds,
     heading,
     interval_text,
     ops_text,
     points,
+    policies_of,
+    rate_text,
     saves_bytes,
     score_text,
     threads_text,
+    times_digits,
     works,
 )
-from saccade.serving.bench.report_policies import policies_of, policy_rows, step_rows
+
+_DOMINATED = "dominated by"
+# Columns of words.
+WORDS = (_DOMINATED, "score", "on the frontier of", "stage", "reason", "by")
+_BATCHES = (1, 64)
+_BYTES = "embedding bytes"
+# Name of a cost -> heading, divisor and format.
+_COSTS = {
+    "throughput": ("per second", 1.0, ",.0f"),
+    "latency": ("p95 ms", 1.0, ".2f"),
+    "memory": ("MiB", 2.0**20, ".1f"),
+    _BYTES: ("bytes", 1.0, ",.0f"),
+}
 
 
 @dataclass(frozen=True)
@@ -30,90 +47,150 @@ class ReportTable:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
 
+    def to_text(self) -> Any:
+        """Return the table for a terminal, as a rich renderable."""
+        import rich.box
+        import rich.table
 
-_DOMINATED = "dominated by"
-# Columns of words.
-WORDS = (_DOMINATED, "score", "on the frontier of", "stage", "reason", "by")
-_BATCHES = ("batch_1", "batch_64")
+        table = rich.table.Table(
+            title=self.title or None, caption=self.note or None, box=rich.box.SIMPLE_HEAD,
+            pad_edge=False, collapse_padding=True, title_justify="left", caption_justify="left",
+            title_style="bold", header_style="",
+        )  # fmt: skip
+        for index, column in enumerate(self.columns):
+            justify: Any = "left" if index == 0 or column in WORDS else "right"
+            table.add_column(column, justify=justify, no_wrap=index == 0, overflow="fold")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
 
 
-def tables(report: dict[str, Any]) -> list[ReportTable]:
+def table_of(title: str, rows: Sequence[Mapping[str, str]], note: str = "") -> ReportTable:
+    """Return a table of rows by heading, with the headings of the first one."""
+    columns = tuple(rows[0])
+    cells = (tuple(row.get(column, "-") for column in columns) for row in rows)
+    return ReportTable(title, columns, tuple(cells), note)
+
+
+def tables(report: Figures) -> list[ReportTable]:
     """Return the report's tables in reading order."""
     variants = report["variants"]
-    tables = [_score(variants)]
+    tables = []
+    if any("costs" in variant for variant in variants):
+        tables.append(_frontiers(variants))
+    if report.get("failed"):
+        tables.append(_failed(report["failed"]))
+    if report.get("engines"):
+        tables.append(_engines(report["engines"]))
+    tables.append(_score(variants))
     if variants[0]["scores"]:
         tables.append(_further(variants))
-    if policies_of(report):
-        tables += _policies(report)
+    if policies := policies_of(report):
+        tables += [_policies(policies), _steps(policies)]
     tables.append(_throughput(variants, ops_text(report)))
     if variants[0]["grpc"]:
         tables.append(_latency(variants))
-    tables.append(_cost(variants))
-    return [*swept_tables(report), *tables]
+    return [*tables, _cost(variants)]
 
 
-def _score(variants: Sequence[dict[str, Any]]) -> ReportTable:
+def _score(variants: Sequence[Figures]) -> ReportTable:
     first = variants[0]
     top5 = any(variant["top5"] is not None for variant in variants)
-    columns = [
-        "variant", first["unit"], *["bytes"] * saves_bytes(first), heading(first["score"]), "95 %",
-        *["top-5 %"] * top5, _DOMINATED,
-    ]  # fmt: skip
     rows = []
     for variant in variants:
-        row = [variant["variant"], f"{variant['kept']}/{variant['total']}"]
+        row = {
+            "variant": variant["variant"],
+            first["unit"]: f"{variant['kept']}/{variant['total']}",
+        }
         if saves_bytes(first):
-            row.append(f"{variant['embedding_bytes']:,}")
-        row += [bare_text(variant["score"]), interval_text(variant["score"])]
+            row["bytes"] = f"{variant['embedding_bytes']:,}"
+        row[heading(first["score"])] = bare_text(variant["score"])
+        row["95 %"] = interval_text(variant["score"])
         if top5:
-            row.append("-" if variant["top5"] is None else f"{100 * variant['top5']:.2f}")
-        rows.append((*row, variant["dominated_by"] or ""))
+            row["top-5 %"] = "-" if variant["top5"] is None else f"{100 * variant['top5']:.2f}"
+        rows.append({**row, _DOMINATED: variant["dominated_by"] or ""})
     note = "Bytes: size of one embedding, which the budget reduces." if saves_bytes(first) else ""
-    return ReportTable("Score", tuple(columns), tuple(rows), note)
+    return table_of("Score", rows, note)
 
 
-def _further(variants: Sequence[dict[str, Any]]) -> ReportTable:
+def _further(variants: Sequence[Figures]) -> ReportTable:
     rows = [
-        (
-            variant["variant"],
-            score["name"],
-            score_text(score),
-            interval_text(score),
-            str(score["n"]),
-        )
+        {
+            "variant": variant["variant"],
+            "score": score["name"],
+            "value": score_text(score),
+            "95 %": interval_text(score),
+            "n": str(score["n"]),
+        }
         for variant in variants
         for score in variant["scores"]
     ]
-    return ReportTable("Further scores", ("variant", "score", "value", "95 %", "n"), tuple(rows))
+    return table_of("Further scores", rows)
 
 
-def _policies(report: dict[str, Any]) -> list[ReportTable]:
+def _policies(policies: Sequence[Figures]) -> ReportTable:
+    served = any(policy["times_full_served"] for policy in policies)
+    rows = []
+    for policy in policies:
+        times, inside = policy["times_full"], policy["in_process"]
+        ends = map(times_digits, times["interval"] or ())
+        row = {
+            "policy": policy["policy"],
+            heading(policies[0]["score"]): bare_text(policy["score"]),
+            "95 %": interval_text(policy["score"]),
+            "same %": f"{100 * policy['agreement']:.2f}",
+            "risk %": f"{100 * policy['risk']:g}",
+            "per second": _rate(inside, f"batch_{inside['best_batch']}"),
+            "x full": times_digits(times["times"]),
+            "x full 95 %": "-".join(ends) or "-",
+        }
+        if through := policy["times_full_served"]:
+            row["x served"] = times_digits(through["times"])
+        elif served:
+            row["x served"] = "-"
+        rows.append(row)
     note = (
         "Chains of variants. Same: answers equal to the full model's; risk: the certified limit "
         "of lost answers. Per second: in process, at the best batch; x full: times the full "
         "model's, with the paired 95 % interval over the rounds."
     )
-    if any(policy["times_full_served"] for policy in policies_of(report)):
+    if served:
         note += " x served: times the full model's through the router, with the most clients."
-    return [
-        ReportTable("Policies", *policy_rows(report), note),
-        ReportTable("Steps of the policies", *step_rows(report)),
+    return table_of("Policies", rows, note)
+
+
+def _steps(policies: Sequence[Figures]) -> ReportTable:
+    rows = [
+        {
+            "policy": policy["policy"],
+            "step": str(number),
+            "by": str(step["variant"]),
+            "ends here %": f"{100 * step['share']:.1f}",
+            "if confidence reaches": (
+                "always" if step["threshold"] is None else f"{step['threshold']:.4f}"
+            ),
+        }
+        for policy in policies
+        for number, step in enumerate(policy["steps"], 1)
     ]
+    return table_of("Steps of the policies", rows)
 
 
-def _throughput(variants: Sequence[dict[str, Any]], ops: str) -> ReportTable:
-    served = _served_points(variants)
-    rows = tuple(
-        (
-            title,
-            *(_rate(inside.get(name)) for name in _BATCHES),
-            _best(inside),
-            *(_rate(grpc.get(point)) for point in served if grpc is not None),
-        )
-        for variant in variants
-        for title, inside, grpc in works(variant)
-    )
-    columns = ("variant", "batch 1", "batch 64", "best batch", *map(_clients, served))
+def _throughput(variants: Sequence[Figures], ops: str) -> ReportTable:
+    # At the variants, else at the router.
+    served = _all_points(variants, "concurrency_") or _all_points(variants, "router_concurrency_")
+    rows = []
+    for variant in variants:
+        for title, inside, grpc in works(variant):
+            best = inside["best_batch"]
+            rows.append(
+                {
+                    "variant": title,
+                    **{f"batch {size}": _rate(inside, f"batch_{size}") for size in _BATCHES},
+                    "best batch": f"{_rate(inside, f'batch_{best}')} at {best}",
+                    **{_clients(point): _rate(grpc or {}, point) for point in served},
+                }
+            )
     threads = threads_text(one["in_process"].get("threads", 1) for one in variants)
     note = f"Batches: in process, {threads}{f', {ops}' if ops else ''}."
     if by_threads := _by_threads(variants):
@@ -121,23 +198,19 @@ def _throughput(variants: Sequence[dict[str, Any]], ops: str) -> ReportTable:
     if served:
         kind = "router" if served[0].startswith("router") else "gRPC"
         note += f" {kind} xN: N clients, one sample per request."
-    return ReportTable("Inferences per second", columns, rows, note)
+    return table_of("Inferences per second", rows, note)
 
 
-def _by_threads(variants: Sequence[dict[str, Any]]) -> str:
+def _by_threads(variants: Sequence[Figures]) -> str:
     """Return what further threads gain in batches of eight; nothing if only one was measured."""
     every = [rates for one in variants if len(rates := one["in_process"].get(BY_THREADS, {})) > 1]
-    if not every:
-        return ""
-    gains = [
-        {count: rate / rates["1"] for count, rate in rates.items() if count != "1"}
-        for rates in every
-    ]
+    gains = [{count: rate / rates["1"] for count, rate in rates.items()} for rates in every]
     text = ", ".join(
         f"{count} threads {_span([own[count] for own in gains if count in own])}"
-        for count in sorted(gains[0], key=int)
+        for count in sorted(gains[0] if gains else (), key=int)
+        if count != "1"
     )
-    return f"Times the speed of one thread: {text}."
+    return f"Times the speed of one thread: {text}." if text else ""
 
 
 def _span(values: Sequence[float]) -> str:
@@ -145,7 +218,7 @@ def _span(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _latency(variants: Sequence[dict[str, Any]]) -> ReportTable:
+def _latency(variants: Sequence[Figures]) -> ReportTable:
     every = [
         (title, grpc)
         for variant in variants
@@ -153,7 +226,10 @@ def _latency(variants: Sequence[dict[str, Any]]) -> ReportTable:
         if grpc is not None
     ]
     names = _all_points(variants, "concurrency_") + _all_points(variants, "router_concurrency_")
-    rows = [(title, *(_quantiles(grpc.get(name)) for name in names)) for title, grpc in every]
+    rows = [
+        {"variant": title, **{_clients(name): _quantiles(grpc.get(name)) for name in names}}
+        for title, grpc in every
+    ]
     shares = [
         100 * grpc[name]["client_cpu_share"] for _, grpc in every for name in names if name in grpc
     ]
@@ -161,98 +237,58 @@ def _latency(variants: Sequence[dict[str, Any]]) -> ReportTable:
         "p50/p95/p99 of a request's time. gRPC: raw tensors to the variant; router: images as PNG. "
         f"The load generator used {min(shares):.0f} to {max(shares):.0f} % of all CPU time."
     )
-    columns = ("variant", *map(_clients, names))
-    return ReportTable("Latency in milliseconds", columns, tuple(rows), note)
+    return table_of("Latency in milliseconds", rows, note)
 
 
-def _cost(variants: Sequence[dict[str, Any]]) -> ReportTable:
-    columns = ("file", "MiB", "parameters", "multiply-adds", "peak MiB", "SHA-256")
-    rows = tuple(
-        (
-            file["name"],
-            f"{file['file_bytes'] / 2**20:.2f}",
-            f"{file['parameters']:,}",
-            f"{file['multiply_adds']:,}",
-            f"{file['peak_activation_bytes'] / 2**20:.3f}",
-            file["sha256"][:8],
-        )
+def _cost(variants: Sequence[Figures]) -> ReportTable:
+    rows = [
+        {
+            "file": file["name"],
+            "MiB": f"{file['file_bytes'] / 2**20:.2f}",
+            "parameters": f"{file['parameters']:,}",
+            "multiply-adds": f"{file['multiply_adds']:,}",
+            "peak MiB": f"{file['peak_activation_bytes'] / 2**20:.3f}",
+            "SHA-256": file["sha256"][:8],
+        }
         for variant in variants
         for file in variant["files"]
-    )
+    ]
     note = "Peak: the most memory that the activations of one sample occupy at any time."
-    return ReportTable("Cost of one sample", columns, rows, note)
+    return table_of("Cost of one sample", rows, note)
 
 
-def _served_points(variants: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the points measured through a server: at the variants, else at the router."""
-    return _all_points(variants, "concurrency_") or _all_points(variants, "router_concurrency_")
-
-
-def _all_points(variants: Sequence[dict[str, Any]], prefix: str) -> list[str]:
-    return points({name: None for variant in variants for name in variant["grpc"] or {}}, prefix)
+def _all_points(variants: Sequence[Figures], prefix: str) -> list[str]:
+    return points({name for variant in variants for name in variant["grpc"] or {}}, prefix)
 
 
 def _clients(point: str) -> str:
-    clients = point.rpartition("_")[2]
-    return f"router x{clients}" if point.startswith("router") else f"gRPC x{clients}"
+    kind = "router" if point.startswith("router") else "gRPC"
+    return f"{kind} x{clients_of(point)}"
 
 
-def count(value: float) -> str:
-    """Return a rate as text, with no more digits than were measured."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+def _rate(figures: Figures, point: str) -> str:
+    return rate_text(figures[point]["inferences_per_second"]) if point in figures else "-"
 
 
-def _best(inside: dict[str, Any]) -> str:
-    size = inside["best_batch"]
-    return f"{_rate(inside[f'batch_{size}'])} at {size}"
-
-
-def _rate(point: dict[str, Any] | None) -> str:
-    return "-" if point is None else count(point["inferences_per_second"])
-
-
-def _quantiles(point: dict[str, Any] | None) -> str:
+def _quantiles(point: Figures | None) -> str:
     if point is None:
         return "-"
     values = (point[name] for name in ("p50_ms", "p95_ms", "p99_ms"))
     return "/".join(f"{value:.{2 - (value >= 10) - (value >= 100)}f}" for value in values)
 
 
-_BYTES = "embedding bytes"
-# Name of a cost -> heading, divisor and format.
-_COSTS = {
-    "throughput": ("per second", 1.0, ",.0f"),
-    "latency": ("p95 ms", 1.0, ".2f"),
-    "memory": ("MiB", 2.0**20, ".1f"),
-    _BYTES: ("bytes", 1.0, ",.0f"),
-}
-
-
-def swept_tables(report: dict[str, Any]) -> list[ReportTable]:
-    """Return the tables of a sweep in reading order; a benchmark has none."""
-    tables = []
-    if any("costs" in variant for variant in report["variants"]):
-        tables.append(_frontiers(report["variants"]))
-    if report.get("failed"):
-        tables.append(_failed(report["failed"]))
-    if report.get("engines"):
-        tables.append(_engines(report["engines"]))
-    return tables
-
-
-def _frontiers(variants: Sequence[dict[str, Any]]) -> ReportTable:
+def _frontiers(variants: Sequence[Figures]) -> ReportTable:
     names = _told_apart(variants)
-    rows = []
-    for variant in variants:
-        costs = variant["costs"]
-        cells = [_spread(costs[name], *_COSTS[name][1:]) for name in names]
-        rows.append(
-            (variant["variant"], score_text(variant["score"]), *cells, _standing(costs, names))
-        )
-    columns = (
-        "variant", heading(variants[0]["score"]).removesuffix(" %"),
-        *(_COSTS[name][0] for name in names), "on the frontier of",
-    )  # fmt: skip
+    score = heading(variants[0]["score"]).removesuffix(" %")
+    rows = [
+        {
+            "variant": variant["variant"],
+            score: score_text(variant["score"]),
+            **{_COSTS[name][0]: _spread(name, variant["costs"][name]) for name in names},
+            "on the frontier of": _standing(variant["costs"], names),
+        }
+        for variant in variants
+    ]
     of = [f"{name} ({_COSTS[name][0]}): {variants[0]['costs'][name]['of']}" for name in names]
     sure = has_rounds(variants)
     by_rounds = "Surely: by the paired 95 % interval over the rounds. " if sure else ""
@@ -262,10 +298,10 @@ def _frontiers(variants: Sequence[dict[str, Any]]) -> ReportTable:
         f"{by_rounds}In parentheses: the lowest and highest value of single rounds. "
         f"Costs: {'; '.join(of)}."
     )
-    return ReportTable("Frontiers", columns, tuple(rows), note)
+    return table_of("Frontiers", rows, note)
 
 
-def _standing(costs: dict[str, Any], names: Sequence[str]) -> str:
+def _standing(costs: Figures, names: Sequence[str]) -> str:
     """Return the names of the frontiers that the variant is on, as text."""
     off = [name for name in names if costs[name].get("dominated_by") is not None]
     if len(off) == len(names):
@@ -275,7 +311,7 @@ def _standing(costs: dict[str, Any], names: Sequence[str]) -> str:
     return " ".join(["all", *(f"but {name}" for name in off)])
 
 
-def _told_apart(variants: Sequence[dict[str, Any]]) -> list[str]:
+def _told_apart(variants: Sequence[Figures]) -> list[str]:
     """Return the costs that all variants have, without an embedding size that all share.
 
     The cost that the budget saves comes first.
@@ -286,32 +322,30 @@ def _told_apart(variants: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(names, key=lambda name: name != _BYTES) if saves_bytes(variants[0]) else names
 
 
-def _failed(failed: Sequence[dict[str, Any]]) -> ReportTable:
-    rows = tuple((failure["variant"], failure["stage"], failure["reason"]) for failure in failed)
+def _spread(name: str, cost: Figures) -> str:
+    _, divisor, form = _COSTS[name]
+    value, least, most = (f"{cost[key] / divisor:{form}}" for key in ("value", "least", "most"))
+    return value if cost["least"] == cost["most"] else f"{value} ({least}-{most})"
+
+
+def _failed(failed: Sequence[Figures]) -> ReportTable:
+    rows = [{name: failure[name] for name in ("variant", "stage", "reason")} for failure in failed]
     note = (
         "To try these points again, pass --retry. The gate's limits are options of `saccade "
         "export`; to measure what it writes, run `saccade bench`."
     )
-    return ReportTable("Failed", ("variant", "stage", "reason"), rows, note)
+    return table_of("Failed", rows, note)
 
 
-def _engines(engines: Sequence[dict[str, Any]]) -> ReportTable:
-    rows = tuple(
-        (
-            engine["name"],
-            engine["engine"],
-            "+".join(engine["compute_capabilities"]),
-            f"{engine['bytes'] / 2**20:.2f}",
-            f"{engine['build_seconds']:.1f}",
-        )
+def _engines(engines: Sequence[Figures]) -> ReportTable:
+    rows = [
+        {
+            "plan": engine["name"],
+            "engine": engine["engine"],
+            "compute capability": "+".join(engine["compute_capabilities"]),
+            "MiB": f"{engine['bytes'] / 2**20:.2f}",
+            "build seconds": f"{engine['build_seconds']:.1f}",
+        }
         for engine in engines
-    )
-    columns = ("plan", "engine", "compute capability", "MiB", "build seconds")
-    return ReportTable("Engines", columns, rows, "Built but not run: that needs a GPU.")
-
-
-def _spread(cost: dict[str, Any], divisor: float, form: str) -> str:
-    value, least, most = (cost[key] / divisor for key in ("value", "least", "most"))
-    if least == most:
-        return f"{value:{form}}"
-    return f"{value:{form}} ({least:{form}}-{most:{form}})"
+    ]
+    return table_of("Engines", rows, "Built but not run: that needs a GPU.")

@@ -13,13 +13,18 @@ from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.models.interface import Arrays
 from saccade.serving.bench.load import LoadResult, Stream
 from saccade.serving.bench.load_requests import Answer, ask, png_files, request
-from saccade.serving.bench.policies import ServedPolicies
-from saccade.serving.bench.policy_works import PolicyWork
+from saccade.serving.bench.policy_works import PolicyWork, ServedPolicies
 from saccade.serving.bench.work import Work
 
 FULL = "full model"  # the key of its streams among those of policies, like no variant's name
 POLICY_REQUESTS = 256  # more than of a variant, because these differ in cost
 Place = tuple[str, str, str]  # variant, role (empty for plain requests), name of the point
+Windows = dict[Place, list[LoadResult]]  # one of each round
+
+
+def windows_of(windows: Windows, name: str) -> dict[tuple[str, str], list[LoadResult]]:
+    """Return the windows of one variant or policy, by role and point."""
+    return {place[1:]: own for place, own in windows.items() if place[0] == name}
 
 
 def tensor_request(model: str, images: np.ndarray, *outputs: str) -> bytes:
@@ -76,23 +81,21 @@ def routed_to(url: str, work: Work) -> str:
     return answer[0].decode() if isinstance(answer, list) else ""
 
 
-def point(stream: Stream, results: list[LoadResult]) -> dict[str, Any]:
-    """Return one point of the frontier: throughput, quantiles, the load generator's CPU share."""
-    latencies = np.concatenate([result.streams[stream.name].latencies_ms for result in results])
+def point_of(windows: Sequence[LoadResult]) -> dict[str, Any]:
+    """Return one point of the frontier from the windows of one stream in all rounds."""
+    rounds = [window.only.latencies_ms for window in windows]
+    latencies = np.concatenate(rounds)
     quantiles = np.percentile(latencies, (50, 95, 99))
-    client = sum(result.client_cpu_s for result in results)
-    server = sum(sum(result.server_cpu_s.values()) for result in results)
-    rates = [
-        len(result.streams[stream.name].latencies_ms) * stream.images / result.seconds
-        for result in results
-    ]
-    total = len(latencies) * stream.images / sum(result.seconds for result in results)
+    client = sum(window.client_cpu_s for window in windows)
+    server = sum(sum(window.server_cpu_s.values()) for window in windows)
+    seconds = sum(window.seconds for window in windows)
+    rates = [window.rate for window in windows]
     return {
-        "inferences_per_second": round(total, 2),
+        "inferences_per_second": round(len(latencies) / seconds, 2),
         "inferences_per_second_min": round(min(rates), 2),
         "inferences_per_second_max": round(max(rates), 2),
         ROUNDS: [round(rate, 2) for rate in rates],
-        SECONDS: round(sum(result.seconds for result in results), 4),
+        SECONDS: round(seconds, 4),
         **{f"p{q}_ms": round(float(v), 4) for q, v in zip((50, 95, 99), quantiles, strict=True)},
         "requests": len(latencies),
         "client_cpu_share": round(client / max(client + server, 1e-9), 4),
@@ -101,30 +104,25 @@ def point(stream: Stream, results: list[LoadResult]) -> dict[str, Any]:
 
 
 def rates_of(
-    results: Mapping[str, Mapping[Place, list[LoadResult]]], concurrency: int
+    results: Mapping[Place, Sequence[LoadResult]], concurrency: int
 ) -> dict[str, list[float]]:
     """Return requests per second in each round, of each variant and policy at that concurrency."""
-    rates = {}
-    for name, places in results.items():
-        for kind in ("concurrency", "router_concurrency"):
-            if found := places.get((name, "", f"{kind}_{concurrency}")):
-                rates[name] = [
-                    len(stream.latencies_ms) / result.seconds
-                    for result in found
-                    for stream in result.streams.values()
-                ]
-                break
+    rates: dict[str, list[float]] = {}
+    for kind in ("concurrency", "router_concurrency"):
+        for (name, role, point), windows in results.items():
+            if not role and point == f"{kind}_{concurrency}":
+                rates.setdefault(name, [window.rate for window in windows])
     return rates
 
 
-def raw(stream: Stream, result: LoadResult) -> dict[str, Any]:
+def raw(window: LoadResult) -> dict[str, Any]:
     """Return everything that one round measured of one stream, as plain values."""
     return {
-        "seconds": result.seconds,
-        "latencies_ms": list(result.streams[stream.name].latencies_ms),
-        "client_cpu_s": result.client_cpu_s,
-        "server_cpu_s": result.server_cpu_s,
-        "statistics": result.statistics,
+        "seconds": window.seconds,
+        "latencies_ms": list(window.only.latencies_ms),
+        "client_cpu_s": window.client_cpu_s,
+        "server_cpu_s": window.server_cpu_s,
+        "statistics": window.statistics,
     }
 
 

@@ -1,17 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of request to measure for each family: inputs, function and outputs."""
+"""The kinds of request to measure, and the open variants that answer them with some threads."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from saccade.core.machine import cores
+from saccade.exporter.artefact.frontier import enough_threads
 from saccade.exporter.artefact.variant_files import VariantFiles, encoded, filled
 from saccade.exporter.runtimes.runners import Runner
+from saccade.exporter.runtimes.runtime import Runtime
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
 from saccade.models.interface import Arrays
 from saccade.serving.bench.load_requests import png_files, request
+from saccade.serving.repository.threads import ThreadRule, is_alone
+
+_BATCH = 8  # samples per call, to compare numbers of threads
+_LEAST_S, _LONG_S = 0.05, 1.0  # measure at least so long; a longer call is repeated once only
+Key = tuple[str, str]  # variant and role
+# Opens the components of a variant with a number of threads; by role.
+Load = Callable[[VariantFiles, int], Mapping[str, Runner]]
 
 
 @dataclass(frozen=True)
@@ -96,3 +107,95 @@ def works_of(
         )
         for role in roles
     ]
+
+
+@dataclass(frozen=True)
+class Threads:
+    """How many threads each kind of request runs with, and what was measured with others.
+
+    Units: rates in inferences per second, by number of threads.
+    """
+
+    share: int  # without measurements
+    rates: Mapping[Key, Mapping[int, float]] = field(default_factory=dict)
+
+    def of(self, key: Key) -> int:
+        """Return the threads to serve with: the share, or fewer if more are not faster."""
+        rates = self.rates.get(key) or self.rates.get((key[0], ""), {})
+        return min(self.share, enough_threads(rates) or self.share)
+
+    def rate(self, key: Key) -> float:
+        """Return the speed with these threads. Units: inferences per second."""
+        return self.rates[key][self.of(key)]
+
+
+def share_of(variants: Sequence[VariantFiles], runtime: Runtime) -> int:
+    """Return the threads of one run in a repository of these variants on this machine."""
+    return 1 if runtime.gpu_only else ThreadRule(alone=is_alone(variants)).on(cores())
+
+
+def counts(runtime: Runtime, share: int) -> tuple[int, ...]:
+    """Return the numbers of threads to measure: the share, powers of two, and all cores."""
+    most = 1 if runtime.gpu_only else cores()
+    powers = (2**power for power in range(most.bit_length()))
+    others = {most, *(power for power in powers if power < most)} - {share}
+    return share, *sorted(others)
+
+
+@dataclass(frozen=True)
+class OpenVariant:
+    """A variant that is open to be measured, and the inputs of its requests.
+
+    Shapes: inputs by role and name, [n ...] each.
+    """
+
+    variant: VariantFiles
+    inputs: Mapping[str, Arrays]
+    runners: Mapping[str, Runner]  # by role
+    load: Load = field(repr=False)
+
+    @property
+    def works(self) -> list[Work]:
+        """The kinds of request, plain requests first."""
+        return works_of(self.variant, self.inputs, self.runners)
+
+    def rates(self, threads: Sequence[int]) -> dict[Key, dict[int, float]]:
+        """Return the speed of each kind of request with each number of threads.
+
+        The variant is open with the first number. One further session is open at a time.
+        """
+        rates: dict[Key, dict[int, float]] = {work.key: {} for work in self.works}
+        for count in threads:
+            first = count == threads[0]
+            runners = self.runners if first else self.load(self.variant, count)
+            for work in replace(self, runners=runners).works:
+                rates[work.key][count] = rate_of(work.run, work.inputs)
+        return rates
+
+    def with_threads(self, threads: Threads) -> "OpenVariant":
+        """Return it with the components opened again that have another number of threads."""
+        runners = dict(self.runners)
+        for role, manifest in self.variant.components.items():
+            count = threads.of((self.variant.name, "" if manifest is self.variant.main else role))
+            if count != threads.share:
+                runners[role] = self.load(self.variant, count)[role]
+        return replace(self, runners=runners)
+
+
+def rate_of(run: Runner, inputs: Arrays) -> float:
+    """Return the highest speed of a few calls, which other programs disturb least.
+
+    Units:  inferences per second.
+    """
+    batch = {name: array[np.arange(_BATCH) % len(array)] for name, array in inputs.items()}
+    began = time.perf_counter()
+    run(batch)  # the first call also allocates memory
+    least, end = time.perf_counter() - began, time.perf_counter() + _LEAST_S
+    repeats = 1 if least > _LONG_S else 3
+    while repeats > 0 or time.perf_counter() < end:
+        start = time.perf_counter()
+        run(batch)
+        least, repeats = min(least, time.perf_counter() - start), repeats - 1
+        if least > _LONG_S:
+            break
+    return round(_BATCH / least, 2)

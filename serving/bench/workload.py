@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a benchmark measures: the variants with their threads, their requests and their scores."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,24 +11,27 @@ from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.evaluate import scores_of
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
+from saccade.exporter.evaluation.evaluated_model import (
+    EvaluatedFunction,
+    EvaluatedModel,
+    subjects_of_folder,
+)
 from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.tasks import Inputs, inputs_of
+from saccade.exporter.evaluation.tasks import inputs_of
 from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import Runtime, loaded, runtime_named
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
-from saccade.serving.bench.by_threads import (
-    Threads,
-    counts,
-    measure_threads,
-    opened_with,
-    share_of,
+from saccade.serving.bench.in_process import BATCHES, LONGEST_CALL_S
+from saccade.serving.bench.load import LEAST_ANSWERS, LONGER, WARMUP_S
+from saccade.serving.bench.options import BenchOptions, MeasureOptions
+from saccade.serving.bench.policy_works import (
+    PolicyWorks,
+    ServedPolicies,
+    policy_works,
+    served_policies_of,
 )
-from saccade.serving.bench.options import BenchOptions
-from saccade.serving.bench.policies import ServedPolicies, served_policies_of
-from saccade.serving.bench.policy_works import PolicyWorks, policy_works
 from saccade.serving.bench.stopping import (
     Deadline,
     duration_text,
@@ -36,7 +39,7 @@ from saccade.serving.bench.stopping import (
     next_look,
     samples_needed,
 )
-from saccade.serving.bench.work import Work, works_of
+from saccade.serving.bench.work import Key, OpenVariant, Threads, Work, counts, share_of
 from saccade.serving.repository.installation import check_installation, find_installation
 from saccade.serving.repository.runtimes.registry import served_runtime
 
@@ -62,87 +65,115 @@ class Workload:
     asked: EvaluateOptions  # with the number of samples that were scored
     deadline: Deadline
 
+    @property
+    def all_works(self) -> list[Work]:
+        """The kinds of request of all variants."""
+        return [work for works in self.works.values() for work in works]
 
-def check_served_here(runtime: Runtime) -> None:
-    """Check that the bundled server can run the runtime's files here.
+    def round_s(self, options: BenchOptions) -> tuple[float, float]:
+        """Return the expected seconds of one round in process, and through servers."""
+        clients, window_s = options.concurrency, options.window_s
+        rates = [self.threads.rate(work.key) for work in self.all_works]
+        full, alone = max(rates), {1, *clients}
+        with_policies = [*rates, *(full for _ in self.policies.works)]
+        inside = sum(inside_s(rate, window_s * IN_PROCESS_SHARE) for rate in with_policies)
+        if not options.server:
+            return inside, 0.0
+        through = sum(
+            served_s(rate, clients, window_s) + served_s(rate, alone, window_s) for rate in rates
+        )
+        count = len(self.served.works) + self.served.full_alone
+        return inside, through + count * served_s(full, alone, window_s)
 
-    Raises: SaccadeError if it cannot.
+
+def measured_runtime(options: MeasureOptions) -> Runtime:
+    """Return the runtime to measure, and check that everything for a report is installed.
+
+    Raises: MissingPackage for a package, SaccadeError if the bundled server cannot run the
+        runtime's files here and is not left out.
     """
+    for package in ("matplotlib", "plotly", "jinja2"):
+        require(package, extra="bench")
+    runtime = runtime_named(options.runtime)
+    runtime.require()
+    if not options.server:
+        return runtime
     if runtime.served is None or not served_runtime(runtime.name).bundled:
         raise SaccadeError(
             f"--runtime is {runtime.name}, but the bundled server does not have this runtime. To "
             "measure it without a server, pass --no-server."
         )
     check_installation(find_installation(), runtime.name)
+    return runtime
 
 
 def workload_of(folder: ArtefactFolder | Path | str, options: BenchOptions) -> Workload:
+    """Open and score the variants of a folder, and choose their threads and the policies.
+
+    Raises: SaccadeError if the folder, the data or the machine do not fit.
+    """
     folder = ArtefactFolder.open(folder)
     _ = folder.variants, folder.frontier  # refused before slow imports, and before the work
-    for package in ("matplotlib", "plotly"):
-        require(package, extra="bench")
-    runtime = runtime_named(options.runtime)
-    runtime.require()
-    if options.server:
-        check_served_here(runtime)
+    runtime = measured_runtime(options)
     deadline = Deadline(options.seconds)
     share = share_of(folder.variants, runtime)
     models = subjects_of_folder(folder, runtime, kernels=options.op_library, threads=share)
     ops = next((subject.ops for subject in models if subject.ops), None)
     asked = options.evaluation()
-    data = options.data or _default_data(models, asked, folder)
-    inputs = {one.name: inputs_of(one, data, DISTINCT_REQUESTS) for one in folder.variants}
-    works = _works(folder.variants, models, inputs)
+
+    def checkpoint() -> Checkpoint | None:
+        return folder.checkpoint
 
     def load(variant: VariantFiles, count: int) -> dict[str, Runner]:
         return loaded(runtime, folder, variant.components.values(), ops, threads=count)
 
-    rates: dict[tuple[str, str], dict[int, float]] = {}
-    with progress_of("threads", len(works)) as advance:
-        for variant in folder.variants:
-            advance(0, variant.name)
-            own = works[variant.name]
-            rates |= measure_threads(variant, own, counts(runtime, share), load)
+    if (data := options.data) is None:
+        first, *_ = scores_of(models[:1], replace(asked, limit=2), checkpoint)
+        data = first.data
+    opened = [
+        OpenVariant(
+            variant,
+            inputs_of(variant, data, DISTINCT_REQUESTS),
+            {role: component.run for role, component in model.components.items()},
+            load,
+        )
+        for variant, model in zip(folder.variants, models, strict=True)
+    ]
+    rates: dict[Key, dict[int, float]] = {}
+    with progress_of("threads", len(opened)) as advance:
+        for one in opened:
+            advance(0, one.variant.name)
+            rates |= one.rates(counts(runtime, share))
             advance()
     # All variants answer each sample, one after the other.
-    per_second = 1 / sum(1 / rates[own[0].key][share] for own in works.values())
+    per_second = 1 / sum(1 / rates[one.variant.name, ""][share] for one in opened)
     _announce(options, per_second)
     scores, asked = scores_within(
         models,
         asked,
-        lambda: folder.checkpoint,
+        checkpoint,
         per_second=per_second,
         deadline=deadline.part(_SCORING_SHARE),
     )
     results = {score.variant: score for score in scores}
     threads = Threads(share, rates)
-    models = opened_with(models, folder.variants, threads, load)
+    opened = [one.with_threads(threads) for one in opened]
+    models = [
+        replace(model, components=_with_runners(model.components, one.runners))
+        for model, one in zip(models, opened, strict=True)
+    ]
     asked = replace(asked, data=data)
     samples = {name: result.samples for name, result in results.items()}
     policies = policy_works(folder, models, runtime, asked, samples)
     served = served_policies_of(policies, folder.variants) if options.server else ServedPolicies()
-    works = _works(folder.variants, models, inputs)
+    works = {one.variant.name: one.works for one in opened}
     return Workload(folder, models, results, works, policies, served, ops, threads, asked, deadline)
 
 
-def _default_data(
-    models: Sequence[EvaluatedModel], asked: EvaluateOptions, folder: ArtefactFolder
-) -> str:
-    """Return the name of the data that is scored if none is given."""
-    first, *_ = scores_of(models[:1], replace(asked, limit=2), lambda: folder.checkpoint)
-    return first.data
-
-
-def _works(
-    variants: Sequence[VariantFiles],
-    models: Sequence[EvaluatedModel],
-    inputs: Mapping[str, Inputs],
-) -> dict[str, list[Work]]:
-    works = {}
-    for variant, model in zip(variants, models, strict=True):
-        runners = {role: component.run for role, component in model.components.items()}
-        works[variant.name] = works_of(variant, inputs[variant.name], runners)
-    return works
+def _with_runners(
+    components: Mapping[str, EvaluatedFunction], runners: Mapping[str, Runner]
+) -> dict[str, EvaluatedFunction]:
+    return {role: replace(one, run=runners[role]) for role, one in components.items()}
 
 
 def _announce(options: BenchOptions, per_second: float) -> None:
@@ -188,3 +219,29 @@ def scores_within(
         if more is None:
             return results, asked
         count = limit * more // scored  # a task may score several samples of one image
+
+
+def inside_s(rate: float, window_s: float) -> float:
+    """Return how long one round of all batch sizes takes in process.
+
+    Units:  rate in inferences per second; window_s per batch size.
+    """
+    total = call = 0.0
+    for size in BATCHES:
+        if call > LONGEST_CALL_S:
+            break
+        call = size / rate
+        total += max(window_s, call) + call
+    return total
+
+
+def served_s(rate: float, clients: Iterable[int], window_s: float) -> float:
+    """Return how long one round takes through a server, with each of these numbers of clients.
+
+    Units:  rate in inferences per second.
+    """
+    total = 0.0
+    for count in clients:
+        first = max(LEAST_ANSWERS, count) / rate
+        total += WARMUP_S + (window_s if first <= window_s else LONGER * first) + count / rate
+    return total

@@ -127,7 +127,7 @@ def _points_in_this_process() -> None:
         def ask(self, request: Any, kind: type, *_: Any) -> Any:
             return import_module(self._work).main(request)
 
-    import_module("saccade.serving.bench.sweep.ready").each_alone = each_alone  # type: ignore[attr-defined]
+    import_module("saccade.serving.bench.sweep.points").each_alone = each_alone  # type: ignore[attr-defined]
     import_module("saccade.serving.bench.sweep.turns").Worker = Here  # type: ignore[attr-defined]
 
 

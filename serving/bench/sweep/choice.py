@@ -4,7 +4,7 @@
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from saccade.core.options import Options, flag
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import FrontierEntry
-from saccade.serving.bench.figures import threads_text
+from saccade.serving.bench.figures import rate_text, threads_text
+from saccade.serving.bench.report_tables import table_of
 from saccade.serving.bench.sweep.state import FILE_NAME as SWEEP
 from saccade.serving.repository.checks import check_alike, measurements
 from saccade.serving.repository.router_folder import RouterPlan, route_fields
@@ -25,7 +26,11 @@ _ROUTES: Any = import_module("saccade.model_repository.router.routes")
 _APART = 1e-5  # a change of a budget by this share shows in the six digits that are compared
 _ANY_BATCH = 8  # run_batch of a route; the choice ignores it
 _SHARE = {"min_score": ", such as 0.9"}
-_COLUMNS = ("variant", "budget", "score", "at least", "per second", "p95 ms", "MiB", "bytes", "")
+_OF_ROUTE = (
+    "budget", "setting", "precision", "score_name", "score_unit", "score", "lower_bound",
+    "inferences_per_second", "p95_ms",
+)  # fmt: skip
+_OF_ENTRY = ("memory_bytes", "embedding_bytes", "dominated_by")
 
 
 @dataclass(frozen=True)
@@ -71,16 +76,8 @@ class Choice:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return {
-            "parameter": self.parameter,
-            "value": self.value,
-            "variant": self.chosen,
-            "why": self.why,
-            "runner_up": self.runner_up,
-            "changes": list(self.changes),
-            "variants": list(self.variants),
-            "measured_on": self.measured_on,
-        }
+        content = asdict(self)
+        return {"variant": content.pop("chosen"), **content}
 
     @property
     def exit_code(self) -> int:
@@ -88,8 +85,14 @@ class Choice:
         return 0 if self.chosen else 1
 
     def to_text(self) -> Any:
-        """Return the choice for a terminal, as a rich renderable."""
-        return _rendered(self)
+        """Return the choice and its reason, what would change it, and every variant's figures."""
+        from rich.console import Group
+        from rich.text import Text
+
+        # Show this column only if budgets save bytes of an embedding.
+        sized = any(variant["embedding_bytes"] is not None for variant in self.variants)
+        rows = [_row(variant, self, sized=sized) for variant in self.variants]
+        return Group(Text("\n".join(_lines(self))), "", table_of("", rows).to_text())
 
 
 def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choice:
@@ -243,39 +246,9 @@ def _next(step: float, side: int, compared: Callable[[float], float]) -> float:
 def _figures(route: Any, entry: FrontierEntry | None) -> dict[str, Any]:
     return {
         "variant": route.name,
-        "budget": route.budget,
-        "setting": route.setting,
-        "precision": route.precision,
-        "score_name": route.score_name,
-        "score_unit": route.score_unit,
-        "score": route.score,
-        "lower_bound": route.lower_bound,
-        "inferences_per_second": route.inferences_per_second,
-        "p95_ms": route.p95_ms,
-        "memory_bytes": entry.memory_bytes if entry else None,
-        "embedding_bytes": entry.embedding_bytes if entry else None,
-        "dominated_by": entry.dominated_by if entry else None,
+        **{name: getattr(route, name) for name in _OF_ROUTE},
+        **{name: getattr(entry, name, None) for name in _OF_ENTRY},
     }
-
-
-def _rendered(choice: Choice) -> Any:
-    """Return the choice and its reason, what would change it, and every variant's figures."""
-    import rich.box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="")
-    # Show this column only if budgets save bytes of an embedding.
-    bytes_saved = any(variant["embedding_bytes"] is not None for variant in choice.variants)
-    shown = [index for index, name in enumerate(_COLUMNS) if name != "bytes" or bytes_saved]
-    for index in shown:
-        words = index in (0, len(_COLUMNS) - 1)
-        table.add_column(_COLUMNS[index], justify="left" if words else "right", no_wrap=index == 0)
-    for variant in choice.variants:
-        row = _row(variant, choice)
-        table.add_row(*(row[index] for index in shown))
-    return Group(Text("\n".join(_lines(choice))), "", table)
 
 
 def _lines(choice: Choice) -> list[str]:
@@ -294,23 +267,23 @@ def _lines(choice: Choice) -> list[str]:
     return lines
 
 
-def _row(variant: dict[str, Any], choice: Choice) -> tuple[str, ...]:
+def _row(variant: dict[str, Any], choice: Choice, *, sized: bool) -> dict[str, str]:
     mark = {choice.chosen: "chosen", choice.runner_up: "runner-up"}.get(variant["variant"], "")
     if not mark and variant["dominated_by"]:
         mark = f"dominated by {variant['dominated_by']}"
-    memory = variant["memory_bytes"]
-    rate = variant["inferences_per_second"]
-    return (
-        variant["variant"],
-        f"{variant['budget']:g}",
-        _number(variant["score"], ".4f"),
-        _number(variant["lower_bound"], ".4f"),
-        _number(rate, ",.0f" if rate and rate >= 10 else ".2g"),
-        _number(variant["p95_ms"], ".2f"),
-        _number(memory and memory / 2**20, ".1f"),
-        _number(variant["embedding_bytes"], ",d"),
-        mark,
-    )
+    memory, rate = variant["memory_bytes"], variant["inferences_per_second"]
+    size = {"bytes": _number(variant["embedding_bytes"], ",d")} if sized else {}
+    return {
+        "variant": variant["variant"],
+        "budget": f"{variant['budget']:g}",
+        "score": _number(variant["score"], ".4f"),
+        "at least": _number(variant["lower_bound"], ".4f"),
+        "per second": "-" if rate is None else rate_text(rate),
+        "p95 ms": _number(variant["p95_ms"], ".2f"),
+        "MiB": _number(memory and memory / 2**20, ".1f"),
+        **size,
+        "": mark,
+    }
 
 
 def _number(value: float | None, form: str) -> str:

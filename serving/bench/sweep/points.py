@@ -1,38 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The points of a sweep: each budget at each precision."""
+"""The points of a sweep: each budget at each precision, exported and scored."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from saccade.core.errors import SaccadeError
+from saccade.core.files import sha256_of
+from saccade.core.progress import Advance
+from saccade.core.schema import typed
+from saccade.core.worker import WorkerEnded, each_alone
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import SUFFIX
 from saccade.exporter.artefact.variant import (
     budget_option,
     choose_budgets,
     default_model_name,
     variant_name,
 )
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.graph.trial import refuse_untried
 from saccade.models.checkpoint import Checkpoint
+from saccade.models.scores.results import EvaluationResult, Score
 from saccade.serving.bench.sweep.options import SweepOptions
+from saccade.serving.bench.sweep.point_process import PointTask, Refusal
+from saccade.serving.bench.sweep.state import Point, SweepFolder, link
+
+_PROCESS = "saccade.serving.bench.sweep.point_process"
 
 
 @dataclass(frozen=True)
-class Point:
-    """One variant to make: a budget of the model at a precision."""
+class ReadyPoint:
+    """A point with its variant and its score."""
 
-    variant: str  # name without a role
-    setting: str
-    precision: str
-    budget: str  # value for `saccade export --budget`
+    point: Point
+    folder: ArtefactFolder  # artefacts of that point only
+    result: EvaluationResult
 
-
-@dataclass(frozen=True)
-class Failure:
-    """A point that failed, and so is not on the frontier, with the reason."""
-
-    variant: str
-    setting: str
-    precision: str
-    stage: str
-    reason: str
+    @property
+    def variant(self) -> VariantFiles:
+        """The only variant of the folder."""
+        (variant,) = self.folder.variants
+        return variant
 
 
 def points_of(checkpoint: Checkpoint, options: SweepOptions) -> tuple[Point, ...]:
@@ -52,3 +64,134 @@ def points_of(checkpoint: Checkpoint, options: SweepOptions) -> tuple[Point, ...
         for budget in choose_budgets(model, options.budget)
         for precision in options.precision
     )
+
+
+def prepare(
+    state: SweepFolder,
+    points: Iterable[Point],
+    checkpoint: Checkpoint,
+    options: SweepOptions,
+    advance: Advance,
+) -> None:
+    """Export and score missing points in separate processes; record those that fail.
+
+    Raises: SaccadeError if such a process crashes, which says nothing about the point.
+    """
+    missing = {}
+    for point in points:
+        exported = state.exported(point).is_dir() and state.read(point, "score") is not None
+        if exported or state.failure(point):
+            advance(1, point.variant)
+        else:
+            missing[point.variant] = point
+    tasks = {
+        name: PointTask(
+            checkpoint=str(checkpoint.path),
+            name=options.name,
+            slots=str(options.slots) if options.slots else None,
+            data=options.data,
+            split=options.split,
+            task=options.task,
+            limit=options.limit,
+            runtime=options.runtime,
+            op_library=options.op_library,
+            place=str(state.place(point)),
+            folder=str(state.exported(point)),
+            budget=point.budget,
+            precision=point.precision,
+        )
+        for name, point in missing.items()
+    }
+    crashed = {}
+    for name, outcome in each_alone(_PROCESS, tasks, Refusal, at_a_time=options.processes):
+        if not isinstance(outcome, Refusal):
+            crashed[name] = outcome
+        elif outcome.reason:
+            state.fail(missing[name], outcome.stage, outcome.reason)
+        advance(1, name)
+    if crashed:
+        raise _crash(crashed)
+
+
+def _crash(crashed: Mapping[str, SaccadeError | WorkerEnded]) -> SaccadeError:
+    first = next(iter(crashed.values()))
+    how = f"failed: {first}"
+    if isinstance(first, WorkerEnded):
+        how = f"stopped ({first}): {first.last_words or 'it printed nothing'}."
+    return SaccadeError(
+        f"{', '.join(crashed)}: the process that exports and scores {how} Finished work is kept. "
+        "Run the same command again, with --jobs 1 if memory was short."
+    )
+
+
+def ready_points(state: SweepFolder, points: Sequence[Point]) -> list[ReadyPoint]:
+    """Return the points that have passed so far.
+
+    Raises: SaccadeError if they were scored on different data.
+    """
+    ready = []
+    for point in points:
+        if state.failure(point) is None:
+            folder = ArtefactFolder(state.exported(point))
+            folder.check_files()
+            ready.append(ReadyPoint(point, folder, read_result(state.finished(point, "score"))))
+    if len({one.result.data_sha256 for one in ready}) > 1:
+        raise SaccadeError(
+            f"{state.path}: its points were scored on different data, because the data changed "
+            "after the sweep had started. Start again with --force."
+        )
+    return ready
+
+
+def read_result(content: dict[str, Any]) -> EvaluationResult:
+    """Read what `point_process.as_json` wrote."""
+    scores = typed(tuple[Score, ...], content["scores"], "score.json: ")
+    return EvaluationResult(
+        **{**content, "scores": scores, "samples": np.asarray(content["samples"])}
+    )
+
+
+def collected(state: SweepFolder, ready: Sequence[ReadyPoint]) -> ArtefactFolder:
+    """Return the sweep's artefact folder, with the files of these points and no others.
+
+    Raises: SaccadeError if a file cannot be linked, or cannot be opened within the limits.
+    """
+    if ready:
+        state.artefacts.mkdir(exist_ok=True)
+        _discard_others(state.artefacts, ready)
+    for one in ready:
+        _collect(one, state.artefacts)
+    folder = ArtefactFolder(state.artefacts)
+    refuse_untried(folder, folder.manifests if ready else ())
+    return folder
+
+
+def _collect(point: ReadyPoint, target: Path) -> None:
+    source, parent = point.folder.path, point.variant.main.parent.name
+    names = [parent]
+    for component in point.variant.components.values():
+        names += [file.name for file in component.file.files]
+        names.append(component.variant.name + SUFFIX)
+    for name in names:  # the manifest after its file: a reader never finds a manifest alone
+        if not _is_same(source / name, target / name):
+            link(source / name, target / name)
+    if not (source / parent).samefile(target / parent):
+        link(target / parent, source / parent)  # one copy of the checkpoint is enough
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    if not other.exists():
+        return False
+    return one.samefile(other) or sha256_of(one) == sha256_of(other)
+
+
+def _discard_others(artefacts: Path, ready: Sequence[ReadyPoint]) -> None:
+    kept = {
+        component.variant.name for one in ready for component in one.variant.components.values()
+    }
+    there = {path.name.removesuffix(SUFFIX) for path in artefacts.glob("*" + SUFFIX)}
+    there |= {path.stem for path in artefacts.glob("*.onnx")}  # even if its manifest is gone
+    for name in sorted(there - kept):
+        (artefacts / (name + SUFFIX)).unlink(missing_ok=True)
+        for path in artefacts.glob(f"{name}.onnx*"):  # with its data file
+            path.unlink()

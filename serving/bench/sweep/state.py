@@ -5,23 +5,41 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.core import limits
 from saccade.core.errors import SaccadeError
-from saccade.core.files import json_bytes, read_bounded, write_atomically
-from saccade.core.json_text import parse_json
+from saccade.core.files import json_bytes, write_atomically
 from saccade.core.leftovers import is_leftover
-from saccade.core.schema import typed
-from saccade.serving.bench.sweep.points import Failure, Point
+from saccade.core.schema import AGAIN, read_json, typed
 
 SCHEMA = "saccade.sweep"
 VERSION = 1
 FILE_NAME = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One variant to make: a budget of the model at a precision."""
+
+    variant: str  # name without a role
+    setting: str
+    precision: str
+    budget: str  # value for `saccade export --budget`
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A point that failed, and so is not on the frontier, with the reason."""
+
+    variant: str
+    setting: str
+    precision: str
+    stage: str
+    reason: str
 
 
 class SweepFolder:
@@ -55,16 +73,21 @@ class SweepFolder:
         if not path.exists():
             return None
         try:
-            content = parse_json(read_bounded(path, limits.JSON_BYTES))
-        except (OSError, ValueError) as error:
-            raise SaccadeError(
-                f"{path}: cannot be read ({error}). Remove it, and the next run makes it again."
-            ) from error
-        if not isinstance(content, dict):
-            raise SaccadeError(
-                f"{path}: is not a JSON object. Remove it, and the next run makes it again."
-            )
+            return read_json(path)
+        except SaccadeError as error:
+            again = "Remove it, and the next run makes it again."
+            raise SaccadeError(str(error).replace(AGAIN, again)) from error
+
+    def finished(self, point: Point, name: str) -> dict[str, Any]:
+        """Return a piece that an earlier step finished."""
+        content = self.read(point, name)
+        assert content is not None, f"{self.place(point) / name}"
         return content
+
+    def piece(self, point: Point, name: str, make: Callable[[], dict[str, Any]]) -> None:
+        """Make and store a piece that is not finished yet."""
+        if self.read(point, name) is None:
+            self.write(point, name, make())
 
     def write(self, point: Point, name: str, content: dict[str, Any]) -> None:
         """Store a finished piece."""
@@ -73,11 +96,8 @@ class SweepFolder:
 
     def failure(self, point: Point) -> Failure | None:
         """Return why the point failed, or None if it did not."""
-        content = self.read(point, "failed")
-        if content is None:
-            return None
-        where = f"{self.place(point) / 'failed.json'}: "
-        failure: Failure = typed(Failure, content, where)
+        kind, where = Failure | None, f"{self.place(point) / 'failed.json'}: "
+        failure: Failure | None = typed(kind, self.read(point, "failed"), where)
         return failure
 
     def fail(self, point: Point, stage: str, reason: str) -> None:
@@ -85,9 +105,9 @@ class SweepFolder:
         failure = Failure(point.variant, point.setting, point.precision, stage, reason)
         self.write(point, "failed", asdict(failure))
 
-    def forgive(self, point: Point) -> None:
-        """Remove the record that the point failed."""
-        (self.place(point) / "failed.json").unlink(missing_ok=True)
+    def forgive(self, point: Point, name: str = "failed") -> None:
+        """Remove the record that the point, or something of it, failed."""
+        (self.place(point) / f"{name}.json").unlink(missing_ok=True)
 
 
 @contextmanager
@@ -127,10 +147,10 @@ def open_repository(path: Path, identity: dict[str, Any], *, force: bool) -> Ite
 def differences(path: Path, identity: dict[str, Any]) -> list[str]:
     """Describe how the sweep in a folder differs from this one; empty if it is the same sweep."""
     try:
-        stored = parse_json(read_bounded(path / FILE_NAME, limits.JSON_BYTES))
+        stored = read_json(path / FILE_NAME)
         known = dict(stored["of"])
         fits = (stored["schema"], stored["version"]) == (SCHEMA, VERSION)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (SaccadeError, ValueError, KeyError, TypeError):
         return ["no sweep"]
     if not fits:
         return [f"{stored['schema']!r} version {stored['version']!r}"]

@@ -3,16 +3,18 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from saccade.core.errors import GateFailed, SaccadeError, require
+from saccade.core.errors import GateFailed, SaccadeError
 from saccade.core.files import new_folder, sha256_of
 from saccade.core.leftovers import temporary_folder
 from saccade.core.machine import Machine, this_machine
-from saccade.core.progress import Advance, Report, bar, progress_of, reporting
+from saccade.core.progress import Report, bar, progress_of, reporting
 from saccade.core.verbosity import note
+from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.variant import check_budgets
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.evaluated_model import subjects_of_folder
@@ -24,16 +26,22 @@ from saccade.exporter.runtimes.runtime import Runtime, runtime_named
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.data.loaded_once import loaded_once
 from saccade.models.sparo.select import selected_checkpoint
+from saccade.plugins.execution import Ops
 from saccade.serving.bench import report
 from saccade.serving.bench.bench import BenchReport
+from saccade.serving.bench.measurement import by_cost, content
 from saccade.serving.bench.report_examples import shown_examples
-from saccade.serving.bench.sweep.assembled import assemble, entry_without_server
 from saccade.serving.bench.sweep.options import SweepOptions
-from saccade.serving.bench.sweep.points import Failure, Point, points_of
-from saccade.serving.bench.sweep.ready import ReadyPoint, collected, prepare, ready_points
-from saccade.serving.bench.sweep.state import SweepFolder, link, open_repository
-from saccade.serving.bench.sweep.turns import Bench, measure_in_process, measure_served
-from saccade.serving.bench.workload import check_served_here
+from saccade.serving.bench.sweep.points import (
+    ReadyPoint,
+    collected,
+    points_of,
+    prepare,
+    ready_points,
+)
+from saccade.serving.bench.sweep.state import Failure, Point, SweepFolder, link, open_repository
+from saccade.serving.bench.sweep.turns import Turns, measurement_of
+from saccade.serving.bench.workload import measured_runtime
 
 _TRIED_SAMPLES = 16  # samples of the data to try before anything is exported
 # A change of any other option makes a different sweep.
@@ -74,13 +82,9 @@ def sweep(
         if no point passed.
     """
     loaded = load(Path(checkpoint), check=partial(check_budgets, given=options.budget))
-    for package in ("matplotlib", "plotly"):
-        require(package, extra="bench")
-    runtime = runtime_named(options.runtime)
-    for one_runtime in (runtime, *options.built):
+    runtime = measured_runtime(options)
+    for one_runtime in options.built:
         one_runtime.require()
-    if options.server:
-        check_served_here(runtime)
     if options.op_library and not runtime.has_kernels():
         # Resuming this sweep on a machine with kernels must not mix the two.
         options = replace(options, op_library=False)
@@ -114,61 +118,69 @@ def _swept(
     options: SweepOptions,
     machine: Machine,
 ) -> SweepReport:
+    """Export and score the points, measure those that passed, and write artefacts and report."""
     if options.retry:
         for point in points:
             state.forgive(point)
     with progress_of("export", len(points)) as advance:
         prepare(state, points, checkpoint, options, advance)
     ready = ready_points(state, points)
-    folder = collected(state, ready)
+    turns = Turns(state, collected(state, ready), ready, options)
     for runtime in options.built:
-        for candidate in ready if options.retry else ():
-            forgive_engine(state, candidate, runtime)
-        build_engines(state, ready, runtime)
-    turns = options.rounds * (1 + options.server)
-    with progress_of("measure", len(ready) * turns) as advance:
-        ready = _measured(Bench(state, folder, ready, options), machine, advance)
+        build_engines(state, ready, runtime, retry=options.retry)
+    steps = len(ready) * options.rounds * (1 + options.server)
+    with progress_of("measure", steps) as advance:
+        turns.measure_in_process(advance)
+        if options.server:
+            turns.measure_served(machine, advance)
+    ready = turns.left
     failures = [failure for point in points if (failure := state.failure(point))]
+    engines: list[dict[str, Any]] = []
     for runtime in options.built:
-        failures += refused_engines(state, ready, runtime)
+        rows, refused = collect_engines(state, ready, runtime)
+        engines, failures = engines + rows, failures + refused
     if not ready:
-        raise GateFailed(_none_passed(failures))
-    return _written(state, ready, failures, options, machine)
-
-
-def _measured(bench: Bench, machine: Machine, advance: Advance) -> list[ReadyPoint]:
-    """Measure what is missing, and return the points that did not fail."""
-    state, options, ready = bench.state, bench.options, bench.ready
-    measure_in_process(bench, advance)
-    if options.server:
-        left = [candidate for candidate in ready if state.failure(candidate.point) is None]
-        entries = [entry_without_server(state, candidate, options, machine) for candidate in left]
-        same = len(left) == len(ready)  # then reuse the bench: its sessions are open
-        measure_served(bench if same else replace(bench, ready=left), entries, advance)
-    return [candidate for candidate in ready if state.failure(candidate.point) is None]
-
-
-def _written(
-    state: SweepFolder,
-    ready: Sequence[ReadyPoint],
-    failures: Sequence[Failure],
-    options: SweepOptions,
-    machine: Machine,
-) -> SweepReport:
+        reasons = (f"{one.variant} ({one.stage}): {one.reason}" for one in failures)
+        raise GateFailed(
+            "\n".join(("no point of the sweep passed, so nothing was measured.", *reasons))
+        )
     folder = collected(state, ready)  # without the points that failed during the measurement
-    full, entries = assemble(state, ready, options, machine)
+    full, entries = _assembled(state, ready, options, machine)
     models = subjects_of_folder(folder, runtime_named(options.runtime), kernels=options.op_library)
-    results = {candidate.variant.name: candidate.result for candidate in ready}
+    results = {one.variant.name: one.result for one in ready}
     asked = options.evaluation(ready[0].result.data)
     full["examples"] = shown_examples(models, asked, results)
-    full["failed"] = [asdict(failure) for failure in failures]
-    full["engines"] = [
-        engine for runtime in options.built for engine in collect_engines(state, ready, runtime)
-    ]
+    full |= {"failed": [asdict(failure) for failure in failures], "engines": engines}
     with new_folder(state.report, force=True) as out:
         report.write_report(full, out)
     folder.merge(entries)
     return SweepReport(state.path, full, tuple(failures))
+
+
+def _assembled(
+    state: SweepFolder, ready: Sequence[ReadyPoint], options: SweepOptions, machine: Machine
+) -> tuple[dict[str, Any], tuple[FrontierEntry, ...]]:
+    """Return the report, and the frontier's entries with `dominated_by` set."""
+    ops: Ops = "kernels" if options.op_library else "bodies"
+    measured = [measurement_of(state, one, options, served=options.server) for one in ready]
+    entries = [one.entry(machine, ops) for one in measured]
+    costs = {entry.variant: one.costs(entry) for one, entry in zip(measured, entries, strict=True)}
+    values = {one.variant.name: one.result.samples for one in ready}
+    marked, dominated = by_cost(entries, costs, values)
+    versions = {
+        state.finished(one.point, f"served-{options.rounds - 1}")["server"]
+        for one in ready
+        if options.server
+    }
+    full = content(measured, marked, options, machine, ", ".join(sorted(versions)) or None)
+    for variant in full["variants"]:
+        name = variant["variant"]
+        variant["costs"] = {cost: asdict(figure) for cost, figure in costs[name].items()}
+        for cost, rivals in dominated.items():
+            variant["costs"][cost]["dominated_by"] = rivals[name]
+    # The date of the last measurement, not of this run: a finished sweep may be repeated.
+    full["date"] = datetime.fromtimestamp(state.last_written, UTC).isoformat(timespec="seconds")
+    return full, marked
 
 
 def _identity(
@@ -199,77 +211,48 @@ def _try_data(checkpoint: Checkpoint, options: SweepOptions) -> None:
         evaluate(checkpoint.path, EvaluateOptions(options.data, split=options.split, limit=limit))
 
 
-def _none_passed(failures: Sequence[Failure]) -> str:
-    reasons = "\n".join(
-        f"{failure.variant} ({failure.stage}): {failure.reason}" for failure in failures
-    )
-    return f"no point of the sweep passed, so nothing was measured.\n{reasons}"
-
-
-def build_engines(state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime) -> None:
+def build_engines(
+    state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime, *, retry: bool
+) -> None:
     """Build an engine for each point; record a refusal, which does not fail the point itself."""
-    for candidate in ready:
-        out = _folder(state, candidate, runtime)
-        built = out.is_dir() and state.read(candidate.point, _piece(runtime))
-        if built or state.read(candidate.point, _failed(runtime)):
+    name = f"engine-{runtime.name}"
+    for one in ready:
+        if retry:
+            state.forgive(one.point, f"{name}-failed")
+        out = state.place(one.point) / name
+        built = out.is_dir() and state.read(one.point, name)
+        if built or state.read(one.point, f"{name}-failed"):
             continue
         try:
-            options = BuildOptions(engine=runtime.name, out=out, force=True)
-            made = build(candidate.folder, options)
+            made = build(one.folder, BuildOptions(engine=runtime.name, out=out, force=True))
         except SaccadeError as error:
-            state.write(candidate.point, _failed(runtime), {"reason": str(error)})
-            continue
-        content = {"engine": runtime.name, "plans": made.files()}
-        state.write(candidate.point, _piece(runtime), content)
+            state.write(one.point, f"{name}-failed", {"reason": str(error)})
+        else:
+            state.write(one.point, name, {"engine": runtime.name, "plans": made.files()})
 
 
 def collect_engines(
     state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime
-) -> list[dict[str, Any]]:
-    """Link the engines into the artefact folder, as `saccade build` does; describe each."""
-    rows = []
-    for candidate in ready:
-        built = state.read(candidate.point, _piece(runtime))
-        if built is None:
+) -> tuple[list[dict[str, Any]], list[Failure]]:
+    """Link the engines into the artefact folder, as `saccade build` does.
+
+    Return a description of each, and of those that were refused.
+    """
+    rows, failures, name = [], [], f"engine-{runtime.name}"
+    for one in ready:
+        point = one.point
+        if refused := state.read(point, f"{name}-failed"):
+            reason = f"{runtime.name}: {refused['reason']}"
+            failures.append(Failure(point.variant, point.setting, point.precision, "build", reason))
+        if (built := state.read(point, name)) is None:
             continue
         capabilities = "+".join(built["plans"][0]["compute_capabilities"])
         place = state.artefacts / "engines" / f"{runtime.name}-{capabilities}"
         place.mkdir(parents=True, exist_ok=True)
-        for path in _folder(state, candidate, runtime).iterdir():
+        for path in (state.place(point) / name).iterdir():
             if path.is_file():
                 link(path, place / path.name)
         rows += [
-            {"variant": candidate.variant.name, "engine": runtime.name, **one}
-            for one in built["plans"]
+            {"variant": one.variant.name, "engine": runtime.name, **plan} for plan in built["plans"]
         ]
-    return rows
-
-
-def refused_engines(
-    state: SweepFolder, ready: Sequence[ReadyPoint], runtime: Runtime
-) -> list[Failure]:
-    """Return the engines that were not built, with the reasons."""
-    failures = []
-    for candidate in ready:
-        if refused := state.read(candidate.point, _failed(runtime)):
-            point = candidate.point
-            reason = f"{runtime.name}: {refused['reason']}"
-            failures.append(Failure(point.variant, point.setting, point.precision, "build", reason))
-    return failures
-
-
-def forgive_engine(state: SweepFolder, candidate: ReadyPoint, runtime: Runtime) -> None:
-    """Remove the record that the engine was refused."""
-    (state.place(candidate.point) / f"{_failed(runtime)}.json").unlink(missing_ok=True)
-
-
-def _piece(runtime: Runtime) -> str:
-    return f"engine-{runtime.name}"
-
-
-def _failed(runtime: Runtime) -> str:
-    return f"engine-{runtime.name}-failed"
-
-
-def _folder(state: SweepFolder, candidate: ReadyPoint, runtime: Runtime) -> Path:
-    return state.place(candidate.point) / f"engine-{runtime.name}"
+    return rows, failures

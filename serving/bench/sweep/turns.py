@@ -6,164 +6,189 @@ does not repeat a finished turn.
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from saccade.core.errors import SaccadeError, ServerFailed
+from saccade.core.machine import Machine
 from saccade.core.progress import Advance
 from saccade.core.worker import Worker, WorkerEnded
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.evaluation.tasks import inputs_of
+from saccade.exporter.evaluation.tasks import Inputs, inputs_of
 from saccade.exporter.runtimes.runners import Runner
-from saccade.exporter.runtimes.runtime import loaded, ops_of, runtime_named
+from saccade.exporter.runtimes.runtime import Runtime, loaded, ops_of, runtime_named
 from saccade.plugins.execution import Ops
 from saccade.serving.bench import in_process, served
-from saccade.serving.bench.by_threads import Threads, counts, measure_threads, share_of
+from saccade.serving.bench.in_process import Calls, InProcessLoad
 from saccade.serving.bench.load import LoadResult, StreamResult
+from saccade.serving.bench.measurement import Measurement
 from saccade.serving.bench.servers import ServerUnderLoad, by_precision, server_under_load
 from saccade.serving.bench.sweep.memory_process import BATCH, MemoryTask, ResidentMemory
 from saccade.serving.bench.sweep.options import SweepOptions
-from saccade.serving.bench.sweep.ready import ReadyPoint
+from saccade.serving.bench.sweep.points import ReadyPoint
 from saccade.serving.bench.sweep.state import SweepFolder
-from saccade.serving.bench.work import Work, works_of
+from saccade.serving.bench.work import OpenVariant, Threads, counts, share_of
 from saccade.serving.bench.workload import DISTINCT_REQUESTS, IN_PROCESS_SHARE
 
 _MEMORY_PROCESS = "saccade.serving.bench.sweep.memory_process"
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Setup of the measurement."""
+class Turns:
+    """The measurement of points whose artefacts are in one folder; failures are recorded."""
 
     state: SweepFolder
-    folder: ArtefactFolder  # artefacts of all points
+    folder: ArtefactFolder
     ready: Sequence[ReadyPoint]
     options: SweepOptions
-    threaded: set[str] = field(default_factory=set)  # variants with the threads to serve with
+    _opened: dict[str, OpenVariant] = field(default_factory=dict)
+    _inputs: dict[str, Inputs] = field(default_factory=dict)
+
+    @property
+    def left(self) -> list[ReadyPoint]:
+        """The points that did not fail."""
+        return [one for one in self.ready if self.state.failure(one.point) is None]
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime to measure."""
+        return runtime_named(self.options.runtime)
 
     @cached_property
     def ops(self) -> Ops:
         """How the custom ops run."""
-        manifests = [
-            component
-            for candidate in self.ready
-            for component in candidate.variant.components.values()
-        ]
-        runtime = runtime_named(self.options.runtime)
-        return ops_of(runtime, manifests, kernels=self.options.op_library)
+        manifests = [part for one in self.ready for part in one.variant.components.values()]
+        return ops_of(self.runtime, manifests, kernels=self.options.op_library)
 
-    @cached_property
-    def inputs(self) -> dict[str, dict[str, dict[str, np.ndarray]]]:
-        """Inputs by variant and role."""
-        return {
-            candidate.variant.name: inputs_of(
-                candidate.variant, self._data(candidate), DISTINCT_REQUESTS
-            )
-            for candidate in self.ready
-        }
+    def inputs(self, ready: ReadyPoint) -> Inputs:
+        """Return the inputs of a variant by role."""
+        name, data = ready.variant.name, self.options.data or ready.result.data
+        if name not in self._inputs:
+            self._inputs[name] = inputs_of(ready.variant, data, DISTINCT_REQUESTS)
+        return self._inputs[name]
 
-    @cached_property
-    def works(self) -> dict[str, list[Work]]:
-        """Kinds of request by variant, with open sessions of the share of threads."""
-        runtime = runtime_named(self.options.runtime)
-        share = share_of(self.folder.variants, runtime)
-        works = {}
-        for candidate in self.ready:
-            variant = candidate.variant
-            runners = self._load(variant, share)
-            works[variant.name] = works_of(variant, self.inputs[variant.name], runners)
-        return works
+    def opened(self, ready: ReadyPoint) -> OpenVariant:
+        """Return a variant with the threads to serve with, whose number is measured once."""
+        name = ready.variant.name
+        if name not in self._opened:
+            share = share_of(self.folder.variants, self.runtime)
+            runners = self._load(ready.variant, share)
+            opened = OpenVariant(ready.variant, self.inputs(ready), runners, self._load)
 
-    def measure_threads(self, candidate: ReadyPoint) -> None:
-        """Measure a variant by number of threads, once, and open it with the number to serve."""
-        variant, works = candidate.variant, self.works[candidate.variant.name]
-        if self.state.read(candidate.point, "threads") is None:
-            runtime = runtime_named(self.options.runtime)
-            share = share_of(self.folder.variants, runtime)
-            rates = measure_threads(variant, works, counts(runtime, share), self._load)
-            by_role = {role: own for (_, role), own in rates.items()}
-            self.state.write(candidate.point, "threads", {"share": share, "rates": by_role})
-        threads = threads_of(self.state, candidate)
-        for index, work in enumerate(works):
-            if (count := threads.of(work.key)) != threads.share:
-                runners = self._load(variant, count)
-                works[index] = works_of(variant, self.inputs[variant.name], runners)[index]
+            def rates() -> dict[str, Any]:
+                measured = opened.rates(counts(self.runtime, share))
+                return {"share": share, "rates": {role: own for (_, role), own in measured.items()}}
+
+            self.state.piece(ready.point, "threads", rates)
+            self._opened[name] = opened.with_threads(threads_of(self.state, ready))
+        return self._opened[name]
 
     def _load(self, variant: VariantFiles, threads: int) -> dict[str, Runner]:
-        runtime, components = runtime_named(self.options.runtime), variant.components.values()
-        return loaded(runtime, self.folder, components, self.ops, threads=threads)
+        parts = variant.components.values()
+        return loaded(self.runtime, self.folder, parts, self.ops, threads=threads)
 
-    def _data(self, candidate: ReadyPoint) -> str:
-        return self.options.data or candidate.result.data
+    def measure_in_process(self, advance: Advance) -> None:
+        """Measure speed at each batch size, and memory, once per round."""
+        for turn in range(self.options.rounds):
+            for one in self.ready:
+                advance(1, f"{one.variant.name} in process")
+                if self.state.failure(one.point):
+                    continue
+                try:
+                    self.state.piece(one.point, f"memory-{turn}", partial(self._memory, one))
+                    self.state.piece(one.point, f"in-process-{turn}", partial(self._calls, one))
+                except SaccadeError as error:
+                    self.state.fail(one.point, "measure", str(error))
 
+    def _calls(self, ready: ReadyPoint) -> dict[str, Any]:
+        measured = in_process.measure(
+            {work.role: work for work in self.opened(ready).works},
+            seconds=self.options.window_s * IN_PROCESS_SHARE,
+            rounds=1,
+            advance=lambda *_, **__: None,
+        )
+        return {
+            role: {str(size): asdict(calls) for size, calls in load.calls.items()}
+            for role, load in measured.items()
+        }
 
-def threads_of(state: SweepFolder, candidate: ReadyPoint) -> Threads:
-    """Return what was stored of a variant by number of threads."""
-    content = state.read(candidate.point, "threads")
-    assert content is not None
-    rates = {
-        (candidate.variant.name, role): {int(count): rate for count, rate in own.items()}
-        for role, own in content["rates"].items()
-    }
-    return Threads(content["share"], rates)
+    def _memory(self, ready: ReadyPoint) -> dict[str, Any]:
+        inputs = {
+            role: {name: _file(values[:BATCH]) for name, values in arrays.items()}
+            for role, arrays in self.inputs(ready).items()
+        }
+        task = MemoryTask(str(ready.folder.path), inputs, self.options.runtime, self.ops)
+        try:
+            with Worker(_MEMORY_PROCESS) as worker:
+                return asdict(worker.ask(task, ResidentMemory))
+        except WorkerEnded as ended:
+            raise SaccadeError(
+                f"{ready.variant.name}: the process that loaded it stopped ({ended}): "
+                f"{ended.last_words or 'it printed nothing'}. Try again with --retry."
+            ) from ended
 
+    def measure_served(self, machine: Machine, advance: Advance) -> None:
+        """Measure every variant that is left through a server, once per round."""
+        state, options, left = self.state, self.options, self.left
+        names = [f"served-{turn}" for turn in range(options.rounds)]
+        if all(state.read(one.point, name) for one in left for name in names):
+            advance(options.rounds * len(left))
+            return
+        with ExitStack() as stack:
+            running = self._servers(left, machine, stack)
+            for turn, name in enumerate(names):
+                order = np.random.default_rng(options.seed + turn).permutation(len(left))
+                for one in (left[index] for index in order):
+                    advance(1, f"{one.variant.name} through a server")
+                    if state.failure(one.point):
+                        continue
+                    server = running[one.point.precision]
+                    try:
+                        state.piece(one.point, name, partial(self._served, server, one, turn))
+                    except ServerFailed as error:
+                        state.fail(one.point, "measure", str(error))
 
-def measure_in_process(bench: Bench, advance: Advance) -> None:
-    """Measure speed at each batch size, and memory, once per round; record failures."""
-    for turn in range(bench.options.rounds):
-        for candidate in bench.ready:
-            advance(1, f"{candidate.variant.name} in process")
-            if bench.state.failure(candidate.point):
-                continue
+    def _servers(
+        self, left: Sequence[ReadyPoint], machine: Machine, stack: ExitStack
+    ) -> dict[str, ServerUnderLoad]:
+        """Start one server per precision; if a server does not start, its points fail."""
+        running: dict[str, ServerUnderLoad] = {}
+        inside = [measurement_of(self.state, one, self.options, served=False) for one in left]
+        entries = [one.entry(machine, self.ops) for one in inside]
+        name, kernels = self.options.runtime, self.ops == "kernels"
+        for precision, part in by_precision(self.folder.variants, entries).items():
             try:
-                _measure_in_process(bench, candidate, turn)
-            except SaccadeError as error:
-                bench.state.fail(candidate.point, "measure", str(error))
+                running[precision] = stack.enter_context(
+                    server_under_load(self.folder.only(*part), runtime=name, op_library=kernels)
+                )
+            except ServerFailed as error:
+                for one in left:
+                    if one.point.precision == precision:
+                        self.state.fail(one.point, "measure", str(error))
+        return running
 
-
-def _measure_in_process(bench: Bench, candidate: ReadyPoint, turn: int) -> None:
-    state, options = bench.state, bench.options
-    if state.read(candidate.point, f"memory-{turn}") is None:
-        state.write(candidate.point, f"memory-{turn}", _memory(bench, candidate))
-    if state.read(candidate.point, f"in-process-{turn}") is not None:
-        return
-    if candidate.variant.name not in bench.threaded:
-        bench.measure_threads(candidate)
-        bench.threaded.add(candidate.variant.name)
-    measured = in_process.measure(
-        {work.role: work for work in bench.works[candidate.variant.name]},
-        seconds=options.window_s * IN_PROCESS_SHARE,
-        rounds=1,
-        advance=lambda *_, **__: None,
-    )
-    calls = {
-        role: {str(size): asdict(one) for size, one in one_role.calls.items()}
-        for role, one_role in measured.items()
-    }
-    state.write(candidate.point, f"in-process-{turn}", calls)
-
-
-def _memory(bench: Bench, candidate: ReadyPoint) -> dict[str, Any]:
-    inputs = {
-        role: {name: _file(values[:BATCH]) for name, values in arrays.items()}
-        for role, arrays in bench.inputs[candidate.variant.name].items()
-    }
-    task = MemoryTask(str(candidate.folder.path), inputs, bench.options.runtime, bench.ops)
-    try:
-        with Worker(_MEMORY_PROCESS) as worker:
-            return asdict(worker.ask(task, ResidentMemory))
-    except WorkerEnded as ended:
-        raise SaccadeError(
-            f"{candidate.variant.name}: the process that loaded it stopped ({ended}): "
-            f"{ended.last_words or 'it printed nothing'}. Try again with --retry."
-        ) from ended
+    def _served(self, server: ServerUnderLoad, ready: ReadyPoint, turn: int) -> dict[str, Any]:
+        options = self.options
+        streams = served.streams(server.url, self.opened(ready).works, options.concurrency)
+        windows = served.Windows()
+        server.measure(
+            streams,
+            windows,
+            seconds=options.window_s,
+            seed=options.seed + turn,
+            advance=lambda *_, **__: None,
+        )
+        points = [
+            {"role": role, "point": point, **asdict(window)}
+            for (_, role, point), (window,) in windows.items()
+        ]
+        return {"server": server.version, "points": points}
 
 
 def _file(values: np.ndarray) -> bytes:
@@ -172,101 +197,38 @@ def _file(values: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def in_process_turns(
-    state: SweepFolder, candidate: ReadyPoint, rounds: int
-) -> list[dict[str, in_process.InProcessLoad]]:
-    """Return the stored samples of each round, by role."""
-    turns = []
-    for turn in range(rounds):
-        content = state.read(candidate.point, f"in-process-{turn}")
-        assert content is not None
-        turns.append(
-            {
-                role: in_process.InProcessLoad(
-                    {int(size): in_process.Calls(**calls) for size, calls in sizes.items()}
-                )
-                for role, sizes in content.items()
-            }
-        )
-    return turns
-
-
-def measure_served(bench: Bench, entries: Sequence[FrontierEntry], advance: Advance) -> None:
-    """Measure every variant through a server, once per round; record failures."""
-    options, state = bench.options, bench.state
-    if all(_served_turns(state, candidate, options.rounds) for candidate in bench.ready):
-        advance(options.rounds * len(bench.ready))
-        return
-    with ExitStack() as stack:
-        running = _servers(bench, entries, stack)
-        for turn in range(options.rounds):
-            order = np.random.default_rng(options.seed + turn).permutation(len(bench.ready))
-            for candidate in (bench.ready[index] for index in order):
-                advance(1, f"{candidate.variant.name} through a server")
-                if state.failure(candidate.point) or state.read(candidate.point, f"served-{turn}"):
-                    continue
-                try:
-                    result = _served(bench, running[candidate.point.precision], candidate, turn)
-                except ServerFailed as error:
-                    state.fail(candidate.point, "measure", str(error))
-                    continue
-                state.write(candidate.point, f"served-{turn}", result)
-
-
-def _servers(
-    bench: Bench, entries: Sequence[FrontierEntry], stack: ExitStack
-) -> dict[str, ServerUnderLoad]:
-    """Start one server per precision; if a server does not start, its points fail."""
-    running: dict[str, ServerUnderLoad] = {}
-    name, kernels = bench.options.runtime, bench.ops == "kernels"
-    for precision, folder in by_precision(bench.folder, entries).items():
-        try:
-            running[precision] = stack.enter_context(
-                server_under_load(folder, runtime=name, op_library=kernels)
-            )
-        except ServerFailed as error:
-            for candidate in bench.ready:
-                if candidate.point.precision == precision:
-                    bench.state.fail(candidate.point, "measure", str(error))
-    return running
-
-
-def _served(
-    bench: Bench, server: ServerUnderLoad, candidate: ReadyPoint, turn: int
-) -> dict[str, Any]:
-    options = bench.options
-    streams = served.streams(server.url, bench.works[candidate.variant.name], options.concurrency)
-    results = server.measure(
-        streams,
-        seconds=options.window_s,
-        seed=options.seed + turn,
-        advance=lambda *_, **__: None,
-    )
-    return {
-        "server": server.version,
-        "points": [
-            {"role": role, "point": point, **asdict(result)}
-            for (_, role, point), result in results.items()
-        ],
+def threads_of(state: SweepFolder, ready: ReadyPoint) -> Threads:
+    """Return what was stored of a variant by number of threads."""
+    content = state.finished(ready.point, "threads")
+    rates = {
+        (ready.variant.name, role): {int(count): rate for count, rate in own.items()}
+        for role, own in content["rates"].items()
     }
+    return Threads(content["share"], rates)
 
 
-def _served_turns(state: SweepFolder, candidate: ReadyPoint, rounds: int) -> bool:
-    return all(state.read(candidate.point, f"served-{turn}") for turn in range(rounds))
-
-
-def served_results(
-    state: SweepFolder, candidate: ReadyPoint, rounds: int
-) -> tuple[str, Mapping[served.Place, list[LoadResult]]]:
-    """Return the server's version, and every round of each point."""
-    results: dict[served.Place, list[LoadResult]] = {}
-    version = ""
-    for turn in range(rounds):
-        content = state.read(candidate.point, f"served-{turn}")
-        assert content is not None
-        version = content["server"]
-        for one in content["points"]:
-            place = candidate.variant.name, one.pop("role"), one.pop("point")
+def measurement_of(
+    state: SweepFolder, ready: ReadyPoint, options: SweepOptions, *, served: bool
+) -> Measurement:
+    """Return what was stored of all rounds; a batch size that one round left out is left out."""
+    threads, turns, inside = threads_of(state, ready), range(options.rounds), {}
+    rounds = [state.finished(ready.point, f"in-process-{turn}") for turn in turns]
+    for role in rounds[0]:
+        key = ready.variant.name, role
+        sizes = [size for size in rounds[0][role] if all(size in one[role] for one in rounds)]
+        calls = {int(size): _joined([Calls(**one[role][size]) for one in rounds]) for size in sizes}
+        inside[role] = InProcessLoad(calls, threads.of(key), threads.rates[key])
+    windows: dict[tuple[str, str], list[LoadResult]] = {}
+    for turn in turns if served else ():
+        for one in state.finished(ready.point, f"served-{turn}")["points"]:
+            place = one.pop("role"), one.pop("point")
             streams = {name: StreamResult(**seen) for name, seen in one.pop("streams").items()}
-            results.setdefault(place, []).append(LoadResult(streams=streams, **one))
-    return version, results
+            windows.setdefault(place, []).append(LoadResult(streams=streams, **one))
+    memory = [state.finished(ready.point, f"memory-{turn}") for turn in turns]
+    return Measurement(ready.variant, ready.result, inside, windows, memory)
+
+
+def _joined(rounds: Sequence[Calls]) -> Calls:
+    seconds = [seconds for one in rounds for seconds in one.seconds]
+    rates = [one.inferences_per_second for one in rounds]
+    return Calls(rounds[0].batch, seconds, sum(one.core_s for one in rounds), rates)

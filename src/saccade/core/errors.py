@@ -75,6 +75,7 @@ _EXTRAS = {
     "scipy": "bench",
     "matplotlib": "bench",
     "plotly": "bench",
+    "jinja2": "bench",
     "yaml": "yaml",
     "tensorboard": "tensorboard",
     "wandb": "wandb",

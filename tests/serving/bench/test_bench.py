@@ -312,7 +312,7 @@ def test_a_changed_artefact_is_refused(folder: Path, data: Path, tmp_path: Path)
         bench(folder, BenchOptions(tmp_path / "report", str(data), server=False))
 
 
-@pytest.mark.parametrize("package", ["matplotlib", "plotly"])
+@pytest.mark.parametrize("package", ["matplotlib", "plotly", "jinja2"])
 def test_a_missing_package_names_the_extra_before_anything_is_measured(
     package: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from saccade.core.errors import ServerFailed
 from saccade.core.machine import cpu_seconds, family_of, memory_mib
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.open_load import Arrivals, OpenLoad, quantiles, with_timeout
-from saccade.serving.bench.served import encoded_request, point, tensor_request
+from saccade.serving.bench.served import encoded_request, point_of, tensor_request
 
 DELAY_S, DYING_S = 0.02, 1.0
 
@@ -88,7 +88,7 @@ def test_counts_and_durations_are_the_servers(generator: LoadGenerator, fake) ->
     assert result.client_cpu_s > 0
     assert sum(result.server_cpu_s.values()) > 0
 
-    figures = point(stream("steady", 4), [result])
+    figures = point_of([result])
     assert figures["p50_ms"] == pytest.approx(np.percentile(latencies, 50), abs=1e-3)
     assert figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"] <= latencies.max() + 1e-3
     assert figures["inferences_per_second"] == pytest.approx(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Labels in the picture of a frontier: beside each other, and lines that tell whose they are."""
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 from report_figures import figures, measured_policy, point, variant
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install '.[bench]'")
+
+from matplotlib.path import Path
 
 from saccade.serving.bench import picture
 
@@ -34,11 +37,10 @@ def crowded() -> dict[str, Any]:
 
 def drawn_labels(content: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray, Any]:
     """Return the labels of a picture with their boxes, its points, and its axes."""
-    figure = picture._figure(content)
+    figure = picture.frontier_figure(content)
     figure.draw_without_rendering()
     (axes,) = figure.axes
-    shown = picture._beside_policies(content)
-    places = [(picture.cost_of(one), picture._height(one)) for one in picture._points(shown)]
+    places = [line.get_xydata()[0] for line in axes.lines if line.get_zorder() >= 3]
     boxes = {text.get_text(): text.get_window_extent().extents for text in axes.texts}
     return boxes, axes.transData.transform(places), axes
 
@@ -69,34 +71,15 @@ def test_lines_lead_from_policies_to_their_labels_and_do_not_cross() -> None:
             box[0] - 1 <= to_x <= box[2] + 1 and box[1] - 1 <= to_y <= box[3] + 1
             for box in boxes.values()
         )
-    flat = np.array(ends).reshape(-1, 4)
-    assert not picture._meet(flat, flat).any()
+    paths = [Path(each) for each in ends]
+    assert not any(one.intersects_path(other) for one, other in combinations(paths, 2))
 
 
-MEETING = {
-    "cross": ((0, 0, 4, 4), (0, 4, 4, 0), True),
-    "apart": ((0, 0, 4, 4), (5, 4, 9, 0), False),
-    "would meet beyond an end": ((0, 0, 1, 1), (0, 4, 4, 0), False),
-}
-
-
-@pytest.mark.parametrize("case", MEETING)
-def test_lines_that_meet(case: str) -> None:
-    one, other, expected = MEETING[case]
-    assert picture._meet(np.array([one], float), np.array([other], float)).tolist() == [[expected]]
-
-
-ENTERING = {
-    "through": ((0, 2, 9, 2), True),
-    "ends before it": ((0, 2, 3, 2), False),
-    "starts inside": ((5, 2, 5, 9), True),
-    "past it": ((0, 0, 9, 0), False),
-    "steep": ((5, 9, 5, -9), True),
-}
-
-
-@pytest.mark.parametrize("case", ENTERING)
-def test_lines_that_enter_a_box(case: str) -> None:
-    line, expected = ENTERING[case]
-    box = np.array([(4.0, 1.0, 6.0, 3.0)])
-    assert picture._enters(np.array([line], float), box).tolist() == [[expected]]
+def test_labels_of_equal_points_stay_in_the_picture() -> None:
+    content = crowded()
+    for one in content["policies"]:
+        one["in_process"] = content["policies"][0]["in_process"]
+    boxes, _, axes = drawn_labels(content)
+    inside = axes.get_window_extent().extents
+    for box in boxes.values():
+        assert (box[:2] >= inside[:2]).all() and (box[2:] <= inside[2:]).all()

@@ -35,11 +35,11 @@ from saccade.exporter.policy.policy import texts_sha256
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.datasets import HELD_OUT
 from saccade.serving.bench import in_process, policy_works
+from saccade.serving.bench.figures import sentence
 from saccade.serving.bench.in_process import Calls, sample
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import ratio
 from saccade.serving.bench.policy_works import Classified, PolicyWorks, ends_of
-from saccade.serving.bench.report_policies import sentence
 from saccade.serving.client.zero_shot import Labelling
 
 ORT = runtime_named("onnxruntime")
@@ -319,24 +319,24 @@ class FakeClient:
 
 
 def test_the_policies_of_a_running_server_are_measured_too() -> None:
-    from saccade.serving.bench import servers
+    from saccade.serving.bench import running
 
     client: Any = FakeClient()
     images = np.zeros((5, 2, 2, 3), np.uint8)
-    answers = servers._answers(client, images, LABELS)
+    answers = running._answers(client, images, LABELS)
     assert client.asked == [{"budget": "1"}, {"budget": "0.5"}, {"policy": "auto"}]
     view = client.view()
-    streams = servers._streams(view, images, BenchOptions(Path("out"), concurrency=(1, 4)))
-    assert list(streams)[-2:] == [("policy auto", "1"), ("policy auto", "4")]
-    assert b"policy" in streams["policy auto", "4"].requests[0]
+    streams = running._streams(view, images, BenchOptions(Path("out"), concurrency=(1, 4)))
+    assert list(streams)[-2:] == [("policy auto", "", "1"), ("policy auto", "", "4")]
+    assert b"policy" in streams["policy auto", "", "4"].requests[0]
     points = {
         name: {count: {ROUNDS: [rate * int(count), rate * int(count)]} for count in ("1", "4")}
         for name, rate in ((FULL, 10.0), (HALF, 40.0), ("policy auto", 25.0))
     }
-    (policy,) = servers._policies(view, points, answers, LABELS)
+    (policy,) = running._policies(view, points, answers, LABELS)
     assert policy["times_full"] == {"times": 2.5, "interval": (2.5, 2.5)}
     assert policy["agreement"]["value"] == 1 and policy["score"]["value"] == 0.8
-    assert servers._policy_text(policy) == (
+    assert running._policy_text(policy) == (
         "Policy auto: 2.5 times (95 %: 2.5 to 2.5) the throughput of tiny-b1000-fp32; same answer "
         "on 100.00 % of 5 images."
     )

@@ -18,12 +18,18 @@ pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import Ratio, entry_of
 from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.serving.bench import bench as bench_module
-from saccade.serving.bench import served
+from saccade.serving.bench import served, servers
 from saccade.serving.bench.load import LoadResult, Stream, StreamResult
+from saccade.serving.bench.measurement import grpc_of
 from saccade.serving.bench.options import BenchOptions
-from saccade.serving.bench.policies import ServedPolicies, served_policies_of, with_served
-from saccade.serving.bench.policy_works import Classified, PolicyWork, PolicyWorks
+from saccade.serving.bench.policies import with_served
+from saccade.serving.bench.policy_works import (
+    Classified,
+    PolicyWork,
+    PolicyWorks,
+    ServedPolicies,
+    served_policies_of,
+)
 from saccade.serving.bench.stopping import Deadline
 from saccade.serving.bench.work import Work
 from saccade.serving.client.zero_shot import Labelling
@@ -32,12 +38,11 @@ from saccade.serving.client.zero_shot import Labelling
 def test_through_the_router_it_is_compared_at_the_most_clients() -> None:
     found = entry()
     points = {f"router_concurrency_{n}": {ROUNDS: [100.0 * n, 110.0 * n]} for n in (1, 4, 16)}
-    full: Any = SimpleNamespace(grpc={"router_concurrency_16": {ROUNDS: [800.0, 880.0]}})
     full = {"router_concurrency_16": {ROUNDS: [800.0, 880.0]}}
-    measured = with_served(found, {"policy auto": points}, full)
+    measured = with_served(found, points, full)
     assert measured.grpc == points and measured.times_full_served is not None
     assert measured.times_full_served.times == pytest.approx(2.0)
-    assert with_served(found, {}, full) == found
+    assert with_served(found, None, full) == found
 
 
 def variant(name: str, precision: str = "fp32", budget: float = 1.0) -> Any:
@@ -88,16 +93,13 @@ class FakeServer:
         self.measured: set[str] = set()
         self.asked: dict[str, tuple[bytes, ...]] = {}
 
-    def measure(self, streams: Any, **_: Any) -> dict[Any, LoadResult]:
+    def measure(self, streams: Any, windows: Any, **_: Any) -> None:
         self.measured = {title for title, *_ in streams}
         self.asked = {title: stream.requests for (title, *_), stream in streams.items()}
         rate = {FULL: 100, HALF: 900, "full model": 200, "policy auto": 600}
-        return {
-            place: LoadResult(
-                1.0, {stream.name: StreamResult((1.0,) * rate[place[0]])}, 0.1, {}, {}
-            )
-            for place, stream in streams.items()
-        }
+        for place, stream in streams.items():
+            seen = {stream.name: StreamResult((1.0,) * rate[place[0]])}
+            windows.setdefault(place, []).append(LoadResult(1.0, seen, 0.1, {}, {}))
 
 
 def test_precisions_have_a_server_each_and_their_policies_another(
@@ -108,12 +110,12 @@ def test_precisions_have_a_server_each_and_their_policies_another(
     whole = there.only(
         [typed_as(one, "int8") if one.name == HALF else one for one in there.variants]
     )
-    servers: list[FakeServer] = []
+    started_servers: list[FakeServer] = []
 
     @contextmanager
     def started(folder: Any, *, policies: Any, **_: Any) -> Iterator[FakeServer]:
-        servers.append(FakeServer(folder, policies))
-        yield servers[-1]
+        started_servers.append(FakeServer(folder, policies))
+        yield started_servers[-1]
 
     def streams_of(url: str, works: Any, clients: Any) -> dict[Any, Stream]:
         return {(one.variant, "", f"router_concurrency_{n}"): Stream(one.variant, "", n, ())
@@ -125,7 +127,7 @@ def test_precisions_have_a_server_each_and_their_policies_another(
         asked.append(message)
         return {"variant": [HALF.encode()], "logits": 1.02 * SMALL[:1]}  # as int8 may differ
 
-    monkeypatch.setattr(bench_module, "server_under_load", started)
+    monkeypatch.setattr(servers, "server_under_load", started)
     monkeypatch.setattr(served, "streams", streams_of)
     monkeypatch.setattr(served, "ask", ask)
     policies = PolicyWorks((served_chain(),), Classified({}, LABELS, "d", "s"))
@@ -133,6 +135,7 @@ def test_precisions_have_a_server_each_and_their_policies_another(
     workload: Any = SimpleNamespace(
         folder=whole,
         works=works,
+        all_works=[work for own in works.values() for work in own],
         ops=None,
         served=served_policies_of(policies, whole.variants),
         deadline=Deadline(60),
@@ -143,23 +146,20 @@ def test_precisions_have_a_server_each_and_their_policies_another(
         )
         for one in whole.variants
     )
-    samples = {name: {"grpc": {}} for name in (FULL, HALF, "policy auto")}
-    figures = bench_module._Figures(entries, (entry(),), samples)
     options = BenchOptions(Path("out"), rounds=2, concurrency=(1, 4))
-    flat = [work for own in works.values() for work in own]
-    _, found = bench_module._through_servers(workload, flat, figures, options, lambda *_: None)
-    assert [server.variants for server in servers] == [{FULL}, {HALF}, {FULL, HALF}]
-    assert [server.policies for server in servers] == [[], [], ["auto"]]
-    assert [server.measured for server in servers] == [
+    _, windows = servers.through_servers(workload, entries, options, lambda *_: None)
+    assert [server.variants for server in started_servers] == [{FULL}, {HALF}, {FULL, HALF}]
+    assert [server.policies for server in started_servers] == [[], [], ["auto"]]
+    assert [server.measured for server in started_servers] == [
         {FULL},
         {HALF},
         {"full model", "policy auto"},
     ]
     # A budget would choose the faster of two precisions.
-    assert all(b"max_risk" in message for message in servers[-1].asked["full model"])
-    (policy,) = found.policies
-    assert policy.times_full_served == Ratio(3.0, (3.0, 3.0))
-    assert set(samples["policy auto"]["full_grpc"]) == {f"router_concurrency_{n}" for n in (1, 4)}
+    assert all(b"max_risk" in message for message in started_servers[-1].asked["full model"])
+    own, full = (grpc_of(served.windows_of(windows, name)) for name in ("policy auto", served.FULL))
+    assert full is not None and set(full) == {f"router_concurrency_{n}" for n in (1, 4)}
+    assert with_served(entry(), own, full).times_full_served == Ratio(3.0, (3.0, 3.0))
     assert all(b"policy" in message and b"auto" in message for message in asked)
 
 

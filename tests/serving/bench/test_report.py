@@ -86,24 +86,19 @@ def test_policies_are_beside_the_fixed_budgets(full: dict[str, Any], tmp_path: P
 def test_the_picture_of_policies_is_of_speeds_that_both_have(full: dict[str, Any]) -> None:
     from saccade.serving.bench import picture
 
-    axes = picture._figure(with_policies(full)).axes[0]
+    axes = picture.frontier_figure(with_policies(full)).axes[0]
     assert "in process" in axes.get_xlabel()
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fixed budget", "policy"]
     assert "auto · 2.5x · 92.50 %" in [text.get_text() for text in axes.texts]
     # The server's speeds decided who is dominated, so nobody is marked by those in process.
-    assert list(axes.lines[0].get_xdata()) == [800, 840, 7800]
+    assert list(axes.lines[0].get_xdata()) == [7800, 840, 800]
 
 
 def test_dominated_variants_are_marked_in_the_picture_and_off_the_staircase(full) -> None:
-    from matplotlib.figure import Figure
-
     from saccade.serving.bench import picture
 
-    axes = Figure().add_subplot()
-    picture._draw_frontier(axes, full["variants"])
-    assert list(axes.lines[0].get_xdata()) == [420, 3900]
-    assert list(axes.lines[0].get_ydata()) == [93, 88]
-    picture._name_points(axes, full)
+    axes = picture.frontier_figure(full).axes[0]
+    assert axes.lines[0].get_xydata().tolist() == [[3900, 88], [420, 93]]
     words = [text.get_text() for text in axes.texts]
     assert ["dominated by b1000-fp32" in text for text in words] == [False, True, False]
 
@@ -158,16 +153,11 @@ def test_another_unit_and_a_second_component_read_well(
 
 
 def test_the_frontier_of_codes_is_score_against_bytes(codes: dict[str, Any]) -> None:
-    from matplotlib.figure import Figure
-
     from saccade.serving.bench import picture
 
-    axes = Figure().add_subplot()
-    picture._draw_frontier(axes, codes["variants"])
-    assert list(axes.lines[0].get_xdata()) == [4096, 8192]
-    assert list(axes.lines[0].get_ydata()) == [-0.1, 1.25]
-    picture._dress(axes, codes)
-    assert axes.get_xlabel() == "bytes per embedding"
+    axes = picture.frontier_figure(codes).axes[0]
+    assert axes.lines[0].get_xydata().tolist() == [[4096, -0.1], [8192, 1.25]]
+    assert axes.get_xlabel() == "Bytes per embedding"
     assert axes.get_ylabel() == "CIDEr-D on the test split"
 
 

@@ -127,7 +127,7 @@ def test_foreign_texts_stay_texts(full: dict[str, Any]) -> None:
     for tag in ("script", "style", "img", "template", "article", "input"):
         assert len(page.attributes(tag)) == len(plain.attributes(tag))
     assert {image["src"][:10] for image in page.attributes("img")} == {"data:image"}
-    assert text.count("&quot;&gt;&lt;img src=x onerror=alert(1)&gt;$\\frac{$ ${title}") > 40
+    assert text.count("&#34;&gt;&lt;img src=x onerror=alert(1)&gt;$\\frac{$ ${title}") > 40
     (data,) = [text for tag, given, text in page.inside if "type" in given]
     assert "<" not in data and json.loads(data)["variants"][0]["name"] == f"{HOSTILE} 0"
 

@@ -83,10 +83,10 @@ def test_the_figures_are_those_of_the_scored_samples(
     ends = ends_of(work, works.answered)
     count = len(results[FULL].samples)
     assert len(ends) == count and 0 < ends.sum() < count
-    machine: Any = SimpleNamespace(runtime="onnxruntime 1", device="here")
+    full: Any = SimpleNamespace(runtime="onnxruntime 1", device="here", ops=None)
     speed = InProcessLoad({1: Calls(1, [0.01, 0.01], rounds=[100.0, 50.0])})
     speeds = {(FULL, ""): speed, work.key: speed}
-    entry = entry_of_policy(work, works.answered, results[FULL], speeds, machine, None)
+    entry = entry_of_policy(work, works.answered, results[FULL], speeds, full)
     scores = np.where(ends == 0, results[SMALL].samples, results[FULL].samples)
     first = results[FULL].scores[0]
     assert (entry.score.name, entry.score.unit, entry.score.n) == (first.name, first.unit, count)
@@ -103,7 +103,7 @@ def test_the_figures_are_those_of_the_scored_samples(
     for split, known in {"test": True, "validation": case == "images alone", "all": True}.items():
         content = replace(work.content, data=works.answered.data, split=split)
         again = replace(work, content=content)
-        found = entry_of_policy(again, works.answered, results[FULL], speeds, machine, None)
+        found = entry_of_policy(again, works.answered, results[FULL], speeds, full)
         assert found.calibrated == known, split
 
 

@@ -16,8 +16,7 @@ from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.data.splits import drawn_rows
 from saccade.models.scores.intervals import paired_bootstrap, wilson
 from saccade.models.scores.results import EvaluationResult, proportion
-from saccade.serving.bench import by_threads, in_process, workload
-from saccade.serving.bench.expected import inside_s, served_s
+from saccade.serving.bench import in_process, work, workload
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.stopping import (
     Deadline,
@@ -224,20 +223,20 @@ def test_rounds_in_process_end_when_they_suffice(monkeypatch: pytest.MonkeyPatch
         return len(rounds) == 3
 
     monkeypatch.setattr(in_process, "rounds_suffice", third)
-    work = SimpleNamespace(
+    one = SimpleNamespace(
         title="one", inputs={"image": np.zeros((3, 2))}, varied=False, run=lambda given: given
     )
     found = in_process.measure(
-        {"one": work}, seconds=0.0, rounds=9, advance=lambda *_, **__: None, deadline=Deadline(100)
+        {"one": one}, seconds=0.0, rounds=9, advance=lambda *_, **__: None, deadline=Deadline(100)
     )
     assert seen == [1, 2, 3] and len(found["one"].rounds) == 3
 
 
 def test_the_expected_time_counts_slow_calls_and_windows() -> None:
-    assert inside_s(rate=1e6, window_s=0.05) == pytest.approx(7 * 0.05, rel=0.01)
+    assert workload.inside_s(rate=1e6, window_s=0.05) == pytest.approx(7 * 0.05, rel=0.01)
     # 6 images/s: batches of 1, 2, 4 and 8, each with a call to warm up; larger ones are left out.
-    assert inside_s(rate=6, window_s=0.05) == pytest.approx(2 * 15 / 6)
-    assert served_s(6, (1, 16), 0.3) == pytest.approx(0.3 + 4 * (4 + 16) / 6 + 17 / 6)
+    assert workload.inside_s(rate=6, window_s=0.05) == pytest.approx(2 * 15 / 6)
+    assert workload.served_s(6, (1, 16), 0.3) == pytest.approx(0.3 + 4 * (4 + 16) / 6 + 17 / 6)
 
 
 @pytest.mark.parametrize(
@@ -259,12 +258,13 @@ def test_threads_that_are_enough(rates: dict[int, float], expected: int | None) 
 def test_each_number_of_threads_is_measured_and_the_choice_is_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(by_threads, "cores", lambda: 6)
-    cpu = SimpleNamespace(gpu_only=False)
-    assert by_threads.counts(cpu, 6) == (6, 1, 2, 4)
-    assert by_threads.counts(cpu, 3) == (3, 1, 2, 4, 6)
-    assert by_threads.counts(SimpleNamespace(gpu_only=True), 1) == (1,)
-    threads = by_threads.Threads(6, {("a", ""): {1: 90.0, 2: 100.0, 6: 99.0}, ("b", ""): {6: 5.0}})
+    monkeypatch.setattr(work, "cores", lambda: 6)
+    cpu: Any = SimpleNamespace(gpu_only=False)
+    assert work.counts(cpu, 6) == (6, 1, 2, 4)
+    assert work.counts(cpu, 3) == (3, 1, 2, 4, 6)
+    gpu: Any = SimpleNamespace(gpu_only=True)
+    assert work.counts(gpu, 1) == (1,)
+    threads = work.Threads(6, {("a", ""): {1: 90.0, 2: 100.0, 6: 99.0}, ("b", ""): {6: 5.0}})
     assert (threads.of(("a", "")), threads.of(("a", "text")), threads.of(("b", ""))) == (2, 2, 6)
     assert threads.rate(("a", "")) == 100.0
 
@@ -272,24 +272,16 @@ def test_each_number_of_threads_is_measured_and_the_choice_is_opened(
 
     def load(variant: Any, count: int) -> dict[str, Any]:
         opened.append((variant.name, count))
-        return {"": lambda given: given}
+        return {"": f"with {count} threads"}
 
     manifest = SimpleNamespace()
-    variants = [
+    variants: list[Any] = [
         SimpleNamespace(name=name, main=manifest, components={"": manifest}) for name in "ab"
     ]
-    models = [Model(name, {"": SimpleNamespace(inputs=(), run=None)}) for name in "ab"]
-    found = by_threads.opened_with(models, variants, threads, load)
+    shared: Any = {"": "with the share"}
+    found = [work.OpenVariant(one, {}, shared, load).with_threads(threads) for one in variants]
     assert opened == [("a", 2)]
-    assert found[0].components[""].run is not None and found[1].components[""].run is None
-
-
-@dataclass(frozen=True)
-class Model:
-    """The part of an evaluated model that is opened again."""
-
-    name: str
-    components: dict[str, Any]
+    assert [one.runners for one in found] == [{"": "with 2 threads"}, shared]
 
 
 def test_windows_become_shorter_only_in_very_short_runs() -> None:

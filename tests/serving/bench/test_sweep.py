@@ -25,7 +25,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import read_frontier
 from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions
-from saccade.serving.bench.sweep import point_process, ready, turns
+from saccade.serving.bench.sweep import point_process, points, turns
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.point_process import PointTask, Refusal
 from saccade.serving.bench.sweep.sweep import SweepReport, sweep
@@ -99,7 +99,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> SweepOptions:
 
 @pytest.fixture(scope="module")
 def swept(asked: SweepOptions, tiny_checkpoint: Path, tiny_folder: Path) -> SweepReport:
-    with mock.patch.object(ready, "each_alone", prepared_from(tiny_folder)):
+    with mock.patch.object(points, "each_alone", prepared_from(tiny_folder)):
         return sweep(tiny_checkpoint, asked)
 
 
@@ -169,7 +169,7 @@ def test_killed_it_goes_on_and_does_nothing_twice(
         before.items() <= kept.items() and str(Path("points", PASSED[1], "memory-0.json")) in kept
     )
     eventually(lambda: not processes_of(folder), 10)
-    with mock.patch.object(ready, "each_alone", side_effect=lambda *_, **__: iter(())) as exports:
+    with mock.patch.object(points, "each_alone", side_effect=lambda *_, **__: iter(())) as exports:
         again = sweep(tiny_checkpoint, replace(asked, out=folder))
     assert exports.call_args.args[1] == {}
     after = pieces(folder)
@@ -195,7 +195,7 @@ def test_what_cannot_be_measured_fails_alone_and_is_tried_again_when_asked(
     assert failed[PASSED[2]][0] == "measure" and "(killed): Killed" in failed[PASSED[2]][1]
     left = {manifest.variant.name for manifest in ArtefactFolder(folder / "artefacts").manifests}
     assert left == set(PASSED[:2]) and not list(folder.rglob(".export*"))
-    with mock.patch.object(ready, "each_alone", prepared_from(folder)):
+    with mock.patch.object(points, "each_alone", prepared_from(folder)):
         again = sweep(tiny_checkpoint, replace(options, retry=True))
     assert [variant["variant"] for variant in again.full["variants"]] == PASSED
     assert [failure.variant for failure in again.failures] == [FAILED]
@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_refused_before_any_export_and_costs_nothing(
         ({"slots": tmp_path / "none.json"}, "only checkpoints of family 'sparo'"),
     ]
     before = pieces(asked.out)
-    with mock.patch.object(ready, "each_alone", side_effect=AssertionError):
+    with mock.patch.object(points, "each_alone", side_effect=AssertionError):
         for changes, words in wrong:
             with pytest.raises(SaccadeError, match=words):
                 sweep(tiny_checkpoint, replace(asked, out=tmp_path / "swept", **changes))
@@ -277,11 +277,11 @@ def test_a_crashed_export_says_nothing_of_the_point(
         yield from ((key, WorkerEnded("killed by SIGKILL", "Killed")) for key in tasks)
 
     options = replace(asked, out=tmp_path / "swept")
-    with mock.patch.object(ready, "each_alone", killed):
+    with mock.patch.object(points, "each_alone", killed):
         with pytest.raises(SaccadeError, match=r"stopped \(killed by SIGKILL\): Killed.*--jobs 1"):
             sweep(tiny_checkpoint, options)
     assert not list((tmp_path / "swept").rglob("failed.json"))
     full = OSError(errno.ENOSPC, "No space left on device")
-    with mock.patch.object(ready, "each_alone", side_effect=full):
+    with mock.patch.object(points, "each_alone", side_effect=full):
         with pytest.raises(SaccadeError, match=r"No space left.*make room"):
             sweep(tiny_checkpoint, options)

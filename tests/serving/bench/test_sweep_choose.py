@@ -18,7 +18,7 @@ from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FrontierEntry, entry_of
 from saccade.serving.bench.load import LoadResult, StreamResult
-from saccade.serving.bench.sweep.assembled import Figure, figures, frontiers
+from saccade.serving.bench.measurement import Figure, Measurement, by_cost
 from saccade.serving.bench.sweep.choice import Choice, ChooseOptions, choose
 from saccade.serving.commands.cli import run
 from saccade.serving.repository.deploy import deploy
@@ -243,11 +243,12 @@ def test_what_single_rounds_say_holds_what_all_say_together() -> None:
     name = "nac-b1000-fp32"
     # Each round's p95 is 0.55 of its slowest; of both together it is the slowest itself.
     window = LoadResult(1.0, {"one": StreamResult((0.0,) * 9 + (8.0,))}, 0.0, {}, {})
-    place = (name, "", "router_concurrency_1")
-    ready: Any = SimpleNamespace(variant=SimpleNamespace(main=SimpleNamespace(outputs=())))
+    variant: Any = SimpleNamespace(main=SimpleNamespace(outputs=()))
     memory = [{"resident_bytes": 2**26, "batch": 8}] * 2
     given = replace(entry(name, "a" * 64, 1.0), grpc={"router_concurrency_1": point(10.0, 8.0)})
-    by_name = figures(ready, [], {place: [window] * 2}, memory, given)
+    unscored: Any = None
+    served = {("", "router_concurrency_1"): [window] * 2}
+    by_name = Measurement(variant, unscored, {}, served, memory).costs(given)
     latency = by_name["latency"]
     assert (latency.value, latency.least, latency.most) == (8.0, pytest.approx(4.4), 8.0)
     assert latency.of == "95th percentile of a request through the router, one client"
@@ -268,12 +269,12 @@ def test_each_cost_has_a_frontier_of_its_own() -> None:
         }
 
     by_variant = dict(zip(names, (costs(100, 5), costs(90, 4), costs(95, 6)), strict=True))
-    marked, by_cost = frontiers(entries, by_variant, values)
+    marked, rivals = by_cost(entries, by_variant, values)
     worse, small, quick = names
     # The worse one is the fastest; of the two with the same answers each wins where it is cheaper.
-    assert by_cost["throughput"] == {worse: None, small: quick, quick: None}
-    assert by_cost["memory"] == {worse: small, small: None, quick: small}
+    assert rivals["throughput"] == {worse: None, small: quick, quick: None}
+    assert rivals["memory"] == {worse: small, small: None, quick: small}
     del by_variant[quick]["memory"]
-    assert set(frontiers(entries, by_variant, values)[1]) == {"throughput"}
+    assert set(by_cost(entries, by_variant, values)[1]) == {"throughput"}
     # The table's own word is about the speed in the entries, where the last is the fastest.
     assert [entry.dominated_by for entry in marked] == [quick, quick, None]

@@ -12,7 +12,7 @@ import pytest
 from saccade.core.errors import SaccadeError
 from saccade.core.worker import Worker
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.serving.bench.sweep import point_process, ready
+from saccade.serving.bench.sweep import point_process, points
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.point_process import PointTask, Refusal
 from saccade.serving.bench.sweep.state import differences, open_repository
@@ -43,7 +43,7 @@ def test_a_point_is_exported_through_the_gate(
     assert point_process.main(task) == Refusal()
     (manifest,) = ArtefactFolder(tmp_path / "point" / "export").manifests
     assert manifest.parity.passed and manifest.variant.kept == 8
-    result = ready.read_result(json.loads((tmp_path / "point" / "score.json").read_bytes()))
+    result = points.read_result(json.loads((tmp_path / "point" / "score.json").read_bytes()))
     assert result.samples.shape == (20,) and result.scores[0].n == 20
     assert result.split == "validation"
     (tmp_path / "point" / "score.json").unlink()

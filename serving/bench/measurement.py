@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that was measured of one variant, as in the frontier and in a report."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from saccade.core.machine import Machine
+from saccade.exporter.artefact.frontier import (
+    CostFigure,
+    FrontierEntry,
+    MeasuredScore,
+    dominators,
+    own_cost,
+)
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.runtimes.runtime import has_custom_ops
+from saccade.models.families import entry_of
+from saccade.models.scores.intervals import Interval, bootstrap
+from saccade.models.scores.results import EvaluationResult
+from saccade.plugins.execution import Ops
+from saccade.serving.bench.figures import clients_of, points
+from saccade.serving.bench.in_process import InProcessLoad
+from saccade.serving.bench.load import LoadResult
+from saccade.serving.bench.options import MeasureOptions
+from saccade.serving.bench.report import SCHEMA, VERSION
+from saccade.serving.bench.served import point_of, raw
+
+_BESIDE_THE_SCORE = "top-5"
+_REPORTED_OPTIONS = ("seconds", "rounds", "concurrency", "seed", "op_library")
+THROUGHPUT, LATENCY, MEMORY, BYTES = "throughput", "latency", "memory", "embedding bytes"
+PointWindows = Mapping[tuple[str, str], Sequence[LoadResult]]  # of each round, by role and point
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A cost over all rounds, with the lowest and highest value of single rounds."""
+
+    value: float
+    least: float
+    most: float
+    unit: str
+    of: str  # what was measured
+    rounds: tuple[float, ...] | None = None  # value of each round; None: known exactly
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The score of one variant, and its speed and memory in each round.
+
+    `inside` has the calls without a server by role, empty for plain requests. `memory` has the
+    readings of processes that loaded the variant.
+    """
+
+    variant: VariantFiles
+    result: EvaluationResult
+    inside: Mapping[str, InProcessLoad]
+    served: PointWindows = field(default_factory=dict)
+    memory: Sequence[Mapping[str, int]] = ()
+
+    def entry(self, machine: Machine, ops: Ops) -> FrontierEntry:
+        """Return the variant's entry in the frontier, without `dominated_by`."""
+        top5 = [one.value for one in self.result.scores if one.name == _BESIDE_THE_SCORE]
+        entry = self.variant.main.variant
+        saved = entry_of(entry.family).embedding_saved
+        summaries = {role: load.summary() for role, load in self.inside.items()}
+        resident = [reading["resident_bytes"] for reading in self.memory]
+        return FrontierEntry(
+            variant=self.variant.name,
+            sha256=self.variant.sha256,
+            budget=entry.budget,
+            precision=entry.precision,
+            runtime=machine.runtime,
+            device=machine.device,
+            score=self._score,
+            top5=round(top5[0], 6) if top5 else None,
+            in_process=summaries.pop("") | summaries,
+            grpc=grpc_of(self.served),
+            embedding_bytes=embedding_bytes(self.variant.main) if saved else None,
+            memory_bytes=int(np.median(resident)) if resident else None,
+            ops=ops if has_custom_ops(self.variant.components.values()) else None,
+        )
+
+    @cached_property
+    def _score(self) -> MeasuredScore:
+        first = self.result.scores[0]
+        interval = first.interval or bootstrap(self.result.samples)
+        return measured_score(self.result, first.value, first.n, interval)
+
+    def to_dict(self, entry: FrontierEntry) -> dict[str, Any]:
+        """Return the variant's entry in a report, with the raw samples."""
+        files = self.variant.main.variant
+        further = [one for one in self.result.scores[1:] if one.name != _BESIDE_THE_SCORE]
+        return {
+            **asdict(entry),
+            "kept": files.kept,
+            "total": files.total,
+            "unit": files.unit,
+            "files": [_file(role, one) for role, one in self.variant.components.items()],
+            "scores": [asdict(score) for score in further],
+            "samples": self.samples,
+        }
+
+    @property
+    def samples(self) -> dict[str, Any]:
+        """The raw values."""
+        values = self.result.samples
+        whole = np.array_equal(values, values.astype(int))
+        raws = {role: raw_samples(one, self.served, role) for role, one in self.inside.items()}
+        samples = raws.pop("") | raws
+        samples["values"] = [int(one) if whole else round(float(one), 6) for one in values]
+        return samples | ({"memory": list(self.memory)} if self.memory else {})
+
+    def costs(self, entry: FrontierEntry) -> dict[str, Figure]:
+        """Return every cost that was measured in rounds, or that follows from the file."""
+        figures = {THROUGHPUT: self._throughput(entry)}
+        if latency := self._latency(entry):
+            figures[LATENCY] = latency
+        resident = [float(reading["resident_bytes"]) for reading in self.memory]
+        loaded = (
+            "resident in a process that has loaded the variant and answered a batch of "
+            f"{self.memory[0]['batch']}"
+        )
+        figures[MEMORY] = _figure(float(np.median(resident)), resident, "bytes", loaded)
+        if size := embedding_bytes(self.variant.main):
+            figures[BYTES] = Figure(size, size, size, "bytes", "of one embedding")
+        return figures
+
+    def _throughput(self, entry: FrontierEntry) -> Figure:
+        unit = "inferences per second"
+        for kind, through in (("concurrency_", "gRPC"), ("router_concurrency_", "the router")):
+            if names := points((name for role, name in self.served if not role), kind):
+                windows = self.served["", names[-1]]
+                rates = [round(one.rate, 2) for one in windows]
+                where = f"through {through}, clients at a time: {clients_of(names[-1])}"
+                return _figure(entry.speed, rates, unit, where)
+        rates = [round(rate, 2) for rate in self.inside[""].calls[entry.best_batch].rounds]
+        return _figure(entry.speed, rates, unit, "in process, each variant at its best batch")
+
+    def _latency(self, entry: FrontierEntry) -> Figure | None:
+        if entry.p95_ms is None:
+            return None
+        for point, through in (("router_concurrency_1", "the router"), ("concurrency_1", "gRPC")):
+            if windows := self.served.get(("", point)):
+                p95 = [round(float(np.percentile(one.only.latencies_ms, 95)), 4) for one in windows]
+                where = f"95th percentile of a request through {through}, one client"
+                return _figure(entry.p95_ms, p95, "ms", where)
+        return None
+
+
+def measured_score(
+    result: EvaluationResult, value: float, n: int, interval: Interval
+) -> MeasuredScore:
+    """Return a value of the result's main score, as the frontier stores it."""
+    first, (low, high) = result.scores[0], interval
+    return MeasuredScore(
+        name=first.name,
+        value=round(value, 6),
+        higher_is_better=first.higher_is_better,
+        unit=first.unit,
+        n=n,
+        interval=(round(low, 6), round(high, 6)),
+        data=result.data,
+        data_sha256=result.data_sha256,
+    )
+
+
+def _figure(value: float, rounds: Sequence[float], unit: str, of: str) -> Figure:
+    # A quantile of all rounds together may be just outside the range of single rounds.
+    return Figure(value, min(value, *rounds), max(value, *rounds), unit, of, tuple(rounds))
+
+
+def _file(role: str, manifest: Manifest) -> dict[str, Any]:
+    """Return the cost of a file from its manifest."""
+    return {
+        "name": manifest.variant.name,
+        "role": role,
+        "sha256": manifest.file.sha256,
+        "file_bytes": manifest.file.total_bytes,
+        "parameters": manifest.cost.parameters,
+        "multiply_adds": manifest.cost.multiply_adds.total,
+        "multiply_adds_by_part": manifest.cost.multiply_adds.by_part,
+        "peak_activation_bytes": manifest.cost.peak_activation_bytes,
+    }
+
+
+def embedding_bytes(manifest: Manifest) -> int | None:
+    """Return the size of one embedding; None if the variant returns none of a fixed size."""
+    spec = next((spec for spec in manifest.outputs if spec.name == "embedding"), None)
+    axes = spec.axes.split()[1:] if spec else []
+    if spec is None or not all(axis.isdigit() for axis in axes):
+        return None
+    return math.prod(map(int, axes)) * np.dtype(spec.dtype).itemsize
+
+
+def grpc_of(served: PointWindows) -> dict[str, Any] | None:
+    """Return the points through a server, as the frontier stores them."""
+    summaries: dict[str, Any] = {}
+    for (role, point), windows in served.items():
+        into = summaries.setdefault(role, {}) if role else summaries
+        into[point] = point_of(windows)
+    return summaries or None
+
+
+def raw_samples(inside: InProcessLoad, served: PointWindows, role: str = "") -> dict[str, Any]:
+    """Return the seconds of each call by batch size, and the windows through a server."""
+    return {
+        "in_process_s": {str(size): calls.seconds for size, calls in inside.calls.items()},
+        "grpc": {
+            point: [raw(window) for window in windows]
+            for (own, point), windows in served.items()
+            if own == role
+        },
+    }
+
+
+def by_cost(
+    entries: Sequence[FrontierEntry],
+    costs: Mapping[str, Mapping[str, Figure]],
+    values: Mapping[str, np.ndarray],
+) -> tuple[tuple[FrontierEntry, ...], dict[str, dict[str, str | None]]]:
+    """Return the entries with `dominated_by` set, and who dominates each variant by each cost.
+
+    Only costs that all variants have are compared.
+
+    Shapes: values[variant] [n], one value per test sample, in the same order.
+    """
+    names = [
+        name
+        for name in (THROUGHPUT, LATENCY, MEMORY, BYTES)
+        if all(name in costs[entry.variant] for entry in entries)
+    ]
+    # All costs together: they share the comparisons of scores, which take most of the time.
+    own, *others = dominators(entries, values, [own_cost, *(_cost(name, costs) for name in names)])
+    marked = tuple(replace(entry, dominated_by=own[entry.variant]) for entry in entries)
+    return marked, dict(zip(names, others, strict=True))
+
+
+def _cost(
+    name: str, costs: Mapping[str, Mapping[str, Figure]]
+) -> Callable[[FrontierEntry], CostFigure]:
+    def cost(entry: FrontierEntry) -> CostFigure:
+        figure = costs[entry.variant][name]
+        sign = -1 if name == THROUGHPUT else 1  # lower is better
+        rounds = figure.rounds and tuple(one**sign for one in figure.rounds)
+        return CostFigure(figure.value**sign, rounds)
+
+    return cost
+
+
+def content(
+    measured: Sequence[Measurement],
+    entries: Sequence[FrontierEntry],
+    options: MeasureOptions,
+    machine: Machine,
+    server: str | None,
+) -> dict[str, Any]:
+    """Return the content of report.json."""
+    first = measured[0]
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "model": first.variant.main.variant.model,
+        "family": first.variant.main.variant.family,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "data": {
+            "name": first.result.data,
+            "sha256": first.result.data_sha256,
+            "split": first.result.split,
+            "n": len(first.result.samples),
+        },
+        "options": {key: getattr(options, key) for key in _REPORTED_OPTIONS},
+        "variants": [one.to_dict(entry) for one, entry in zip(measured, entries, strict=True)],
+        "machine": machine.to_dict(),
+        "server": server,
+    }
