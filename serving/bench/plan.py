@@ -22,12 +22,11 @@ from saccade.core.schema import BelowOne, Positive, Probability, Range
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import FrontierEntry
-from saccade.serving.bench.figures import score_text
+from saccade.serving.bench.figures import clients_of, points, score_text
 from saccade.serving.bench.report_tables import table_of
 from saccade.serving.bench.sweep.choice import measured_folder, measured_on
 from saccade.serving.repository.checks import measurements
 
-_UNDER_LOAD = "router_concurrency_"
 _ALONE = "router_concurrency_1"
 _SHARES = 100  # the shares of a mix are whole percentages of the requests
 _CORES = re.compile(r", (\d+) cores?$")
@@ -283,18 +282,12 @@ def _candidates(
 
 
 def _candidate(entry: FrontierEntry, full: FrontierEntry, percentile: int) -> PlanCandidate | None:
-    points = entry.grpc or {}
-    counts = [
-        int(name.removeprefix(_UNDER_LOAD)) for name in points if name.startswith(_UNDER_LOAD)
-    ]
-    if _ALONE not in points or max(counts) == 1:
+    grpc = entry.grpc or {}
+    under_load = [name for name in points(grpc, "router_concurrency_") if name != _ALONE]
+    if _ALONE not in grpc or not under_load:
         return None
-    clients = max(
-        (count for count in counts if count > 1),
-        key=lambda count: points[f"{_UNDER_LOAD}{count}"]["inferences_per_second"],
-    )
-    point = points[f"{_UNDER_LOAD}{clients}"]
-    rate = float(point["inferences_per_second"])
+    best = max(under_load, key=lambda name: grpc[name]["inferences_per_second"])
+    point, rate = grpc[best], float(grpc[best]["inferences_per_second"])
     cpu_ms, share = point.get("core_ms_per_request"), point.get("client_cpu_share")
     lost = (_goodness(full) - _goodness(entry)) / full.score.value
     return PlanCandidate(
@@ -303,12 +296,12 @@ def _candidate(entry: FrontierEntry, full: FrontierEntry, percentile: int) -> Pl
         score=score_text(asdict(entry.score)),
         lost=max(0.0, lost),
         capacity=rate,
-        clients=clients,
+        clients=clients_of(best),
         rounds=(
             float(point.get("inferences_per_second_min", rate)),
             float(point.get("inferences_per_second_max", rate)),
         ),
-        idle_ms=float(points[_ALONE][f"p{percentile}_ms"]),
+        idle_ms=float(grpc[_ALONE][f"p{percentile}_ms"]),
         cpu_s=None if cpu_ms is None or share is None else cpu_ms * (1 - share) / 1e3,
     )
 

@@ -145,7 +145,10 @@ def test_policies_that_are_compared_with_different_full_models(
     works, _ = measured(folder, models, options)
     (work,) = works.works
     other = replace(work.content, full=SMALL)
-    found = {"auto": (work.policy, work.content), "other": (work.policy, other)}
+    found = {
+        name: policy_works_module.FoundPolicy(work.policy, content, folder)
+        for name, content in {"auto": work.content, "other": other}.items()
+    }
     scored = painted_segments(models[0], options)
     both, answered = policy_works_module._segmented(found, models, scored, {}, 0)
     assert len(both) == 2
