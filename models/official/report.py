@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.core.errors import SaccadeError
 from saccade.models.official.conversion import Converted
+from saccade.models.official.tables import keys_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +102,8 @@ def compared(
     for ours, wanted in expected.items():
         name = converted.names.get(ours, "")
         if ours not in converted.weights:
-            absent = [key for key in sources_of(name) if key not in theirs]
+            keys = sources_of(name) or keys_of(converted.rows, ours)
+            absent = [key for key in keys if key not in theirs]
             row = KeyRow("missing", ours, ", ".join(absent), expected=_shape(wanted))
             rows.append(row)
         elif converted.weights[ours].shape != wanted.shape:

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from torch.nn import functional as F  # noqa: E402
 
-from saccade.models.official import swin, vit  # noqa: E402
 from saccade.models.official.conversion import Official  # noqa: E402
+from saccade.models.official.sources import swin, vit  # noqa: E402
 
 _SPEC = importlib.util.spec_from_file_location("timm_files", TESTS / "timm_files.py")
 assert _SPEC is not None and _SPEC.loader is not None
