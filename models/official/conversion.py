@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from saccade.core import limits
 from saccade.core.errors import SaccadeError
 from saccade.models.official.tables import Row, Rows, filled, matched, started
 from saccade.models.preprocessing import Preprocessing
@@ -108,13 +109,23 @@ class Reading:
         return tuple(tensor.shape)
 
     def size(self, key: str, axis: int = 0, default: int = 0) -> int:
-        """Return the size of a tensor's axis; the default if the file lacks the tensor."""
-        return self.tensors[key].shape[axis] if key in self.tensors else default
+        """Return the size of a tensor's axis; the default if the file lacks the tensor.
+
+        Raises: SaccadeError if the tensor has no such axis.
+        """
+        if key not in self.tensors:
+            return default
+        own = self.shape(key)
+        return own[axis] if -len(own) <= axis < len(own) else self.shape(key, abs(axis) + 1)[axis]
 
     def depth(self, template: str) -> int:
-        """Return one more than the largest number for which the file has names that begin so."""
+        """Return one more than the largest number for which the file has names that begin so.
+
+        It is at most one more than any model may have.
+        """
         numbers = (started(template, key) for key in self.tensors)
-        return 1 + max((number for number in numbers if number is not None), default=-1)
+        most = max((number for number in numbers if number is not None), default=-1)
+        return min(most, limits.LAYERS) + 1
 
     def _made(self, row: Row, keys: tuple[str, ...]) -> "Tensor":
         try:

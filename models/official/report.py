@@ -99,10 +99,12 @@ def compared(
 ) -> tuple[KeyRow, ...]:
     """Return every key that differs between our model (`expected`) and the file (`theirs`)."""
     rows = []
+    used = {key for name in converted.names.values() for key in sources_of(name)}
     for ours, wanted in expected.items():
         name = converted.names.get(ours, "")
         if ours not in converted.weights:
             keys = sources_of(name) or keys_of(converted.rows, ours)
+            used.update(keys)  # of several keys, those that the file has
             absent = [key for key in keys if key not in theirs]
             row = KeyRow("missing", ours, ", ".join(absent), expected=_shape(wanted))
             rows.append(row)
@@ -112,7 +114,6 @@ def compared(
     for ours in converted.weights.keys() - expected.keys():
         name = converted.names.get(ours, "")
         rows.append(KeyRow("unexpected", ours, name, _shape(converted.weights[ours])))
-    used = {key for name in converted.names.values() for key in sources_of(name)}
     left = [key for key in theirs if key not in used and key not in converted.ignored]
     rows += [KeyRow("unexpected", "", key, _shape(theirs[key])) for key in left]
     order = ("missing", "unexpected", "wrong shape")

@@ -6,11 +6,14 @@ Flax numbers layers by the order of calls, which varies by the kind of attention
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from saccade.core.errors import SaccadeError
+from saccade.core.schema import Count
 from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Converted, Official, Reading
+from saccade.models.official.declared import declared
 from saccade.models.official.tables import Row, Rows
 from saccade.models.slot_attention.config import SlotConfig
 
@@ -32,6 +35,14 @@ _MARKS = {
     "initial": r"state_init",
     "encoder": r"[^/]+/(?:conv_simple_0|init_conv)/kernel",
 }
+
+
+@dataclass(frozen=True)
+class StridesJson:
+    """What --config tells of the decoder's convolutions; the other keys are our fields."""
+
+    decoder_strides: tuple[Count, ...] = ()
+    decoder_transposed: tuple[bool, ...] = ()
 
 
 def _dense(kernel: "Tensor") -> "Tensor":
@@ -243,7 +254,8 @@ def _config(reading: Reading, scopes: dict[str, str], given: dict[str, Any]) -> 
         )
     grow = 1
     if values["decoder"] == "cnn":
-        turned = zip(given["decoder_strides"], given["decoder_transposed"], strict=False)
+        json = declared(StridesJson, given)
+        turned = zip(json.decoder_strides, json.decoder_transposed, strict=False)
         for stride, transposed in turned:
             grow *= stride if transposed else 1
     values["height_px"] = values["decoder_height"] * grow

@@ -164,7 +164,7 @@ def windows_of(path: str, json: TimmJson) -> dict[str, Any]:
     if own.window_size is not None:
         trained = own.pretrained_window_sizes or ()
         return {"window": own.window_size, "trained_windows": trained if any(trained) else ()}
-    match = re.search(r"_window(\d+)(?:to(\d+))?(?:_|$)", json.architecture)
+    match = re.search(r"_window(\d+)(?:to(\d+))?(?:_|$)", json.architecture or "")
     if match is None:
         raise SaccadeError(
             f"{path}: the tensors of a Swin V2 do not tell its windows. Pass the name of "

@@ -52,8 +52,8 @@ class TimmJson(HeadJson):
         *("mlp_ratio", "qkv_bias", "window_size", "drop_rate", "drop_path_rate", "img_size"),
         *("num_features", "global_pool", "label_names"),
     )
-    architecture: str = ""
-    model_args: dict[str, Any] = field(default_factory=dict)
+    architecture: str | None = None
+    model_args: dict[str, Any] | None = None
     pretrained_cfg: PretrainedCfg = field(default_factory=PretrainedCfg)
     # Of OpenCLIP, whose towers may be timm's.
     preprocess_cfg: PreprocessCfg = field(default_factory=PreprocessCfg)
@@ -241,7 +241,7 @@ _TANH = re.compile(
 
 def _activation(json: ViTJson) -> str:
     """Return the activation that timm uses in the model that the JSON names, if it names one."""
-    name = json.architecture.partition(".")[0]
+    name = (json.architecture or "").partition(".")[0]
     usual = "gelu_tanh" if _TANH.fullmatch(name) else "gelu"
     own = declared(ViTArguments, json.model_args, "--config: model_args")
     return own.act_layer or usual
