@@ -20,8 +20,10 @@ from saccade.models.nac.model import NAC, NACConfig, execute_layers
 from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.read_out import ConfidencePool, ReadOut, last_layer
 from saccade.models.nac.tokenizers import ConvNeXtTokenizer
-from saccade.models.official import nac, nac_forms
 from saccade.models.official.conversion import Official, Reading
+from saccade.models.official.declared import declared
+from saccade.models.official.sources import nac, nac_forms
+from saccade.models.official.tables import Rows
 
 Tensors = dict[str, Tensor]
 Run = Callable[[dict[str, Any], Tensors, Tensors], Tensors]
@@ -115,8 +117,7 @@ def run_read_in(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tenso
     """One read-in with the LayerNorm of its tokens."""
     config = layer_config(case, token_width=case["config"]["input_dim"])
     layers = nn.ModuleDict({"read_in": ReadIn(config), "norm": nn.LayerNorm(config.tokens_width)})
-    reading = Reading(case["id"], leaves)
-    nac.put_read_in(reading, "", tokens="norm")
+    reading = placed(case, leaves, "read_in.", nac.circuit_rows("", "norm"))
     plain = case["config"].get("read_in_attention_kwargs") or {}
     if plain.get("share_key_value_projectors"):
         # A gain of 1 + 0 * LayerNorm(0): a layer that is the same for all modules.
@@ -135,6 +136,13 @@ def run_read_in(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tenso
     return called(case, layers, reading.weights, call)
 
 
+def placed(case: dict[str, Any], leaves: Tensors, place: str, rows: Rows) -> Reading:
+    """A part of a circuit, read by the table of the whole one."""
+    reading = Reading(case["id"], {place + name: leaf for name, leaf in leaves.items()})
+    reading.take(rows)
+    return reading
+
+
 def put_kernel(config: NACConfig, leaves: Tensors) -> Tensors:
     """Weights of the kernel of one layer: the same bandwidth for propagator and read-out."""
     bandwidth = leaves["latent_attention.kernel.bandwidth"]
@@ -144,8 +152,8 @@ def put_kernel(config: NACConfig, leaves: Tensors) -> Tensors:
 def run_propagator(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
     """One propagator with its kernel."""
     config = layer_config(case)
-    reading = Reading(case["id"], leaves)
-    nac.put_propagator(reading, "", "propagator.")
+    reading = placed(case, leaves, "propagators.0.", nac.circuit_rows(""))
+    weights = {k.replace("propagators.0.", "propagator."): v for k, v in reading.weights.items()}
     layers = nn.ModuleDict({"propagator": Propagator(config), "kernel": Kernel(config)})
 
     def call(layers: nn.ModuleDict) -> Tensors:
@@ -160,14 +168,15 @@ def run_propagator(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Te
         bias = next(iter(layers["kernel"].layers(between, len(states))))
         return {"output": layers["propagator"](states, codes, bias, **given)}
 
-    return called(case, layers, reading.weights | put_kernel(config, leaves), call)
+    return called(case, layers, weights | put_kernel(config, leaves), call)
 
 
 def run_read_out(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
     """One read-out, with its head where it has one."""
-    reading = Reading(case["id"], leaves)
-    nac.put_read_out(reading, "")
-    config = layer_config(case, readout_modules=3, **nac_forms.last_fields(reading, ""))
+    shared = "latent_attention.sender_layernorm.weight" not in leaves
+    rows = nac.circuit_rows("", shared_norm=shared)
+    reading = placed(case, leaves, "read_out.", rows)
+    config = layer_config(case, readout_modules=3, **nac_forms.last_fields(reading, "read_out."))
     layers: dict[str, nn.Module] = {"read_out": ReadOut(config), "kernel": Kernel(config)}
     layers["read_out"].pool = nn.Identity()  # the authors' pooling is a layer of its own
     if config.confidence == "first":
@@ -196,15 +205,16 @@ def run_tokenizer(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Ten
     given = nac_forms.image_fields(reading, Official(case["id"], named, config=size))
     model = ConvNeXtTokenizer(NACConfig.from_dict(given | IMAGE))
     model.norm = nn.Identity()
-    nac.put_tokenizer(reading, "input_tokenizer.", "")
+    reading.take(nac.TOKENIZER)
+    weights = {name.removeprefix("tokenizer."): x for name, x in reading.weights.items()}
     pixels = inputs["image"].permute(0, 2, 3, 1)
-    return called(case, model, reading.weights, lambda layers: {"tokens": layers.placed(pixels)})
+    return called(case, model, weights, lambda layers: {"tokens": layers.placed(pixels)})
 
 
 def run_graph(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
     """Read-in, propagators and read-out on tokens; the head where the read-out has one."""
     reading = Reading(case["id"], leaves)
-    form = nac_forms.told(case["id"], {"latent_graph_kwargs": case["config"]})
+    form = declared(nac_forms.NACForm, {"latent_graph_kwargs": case["config"]})
     width = case["config"]["input_dim"]
     fields = {"input": "tokens", "token_dim": 1, "token_width": width}
     config = NACConfig.from_dict(nac_forms.circuit_fields(reading, form, "") | fields)
@@ -212,7 +222,7 @@ def run_graph(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors
     model.tokenizer, model.norm = nn.Identity(), nn.LayerNorm(width)
     if config.confidence == "state":
         model.read_out.pool, model.head = nn.Identity(), nn.Identity()
-    nac.put_circuit(reading, "", config, tokens="norm")
+    nac.take_circuit(reading, "", config, tokens="norm")
 
     def call(model: Any) -> Tensors:
         # The authors draw around the initial states in evaluation too.
@@ -255,7 +265,7 @@ def run_pool(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
     config = NACConfig(dim=given["state_dim"], classes=given["output_dim"], readout_modules=3)
     layers = nn.ModuleDict({"pool": ConfidencePool(config), "head": last_layer(config)})
     reading = Reading(case["id"], leaves)
-    nac.put_pool(reading, "", "", temperature=given.get("softmax_temperature", 1.0))
+    reading.take(nac.pool_rows("", given.get("softmax_temperature", 1.0)))
     weights = {name.removeprefix("read_out."): weight for name, weight in reading.weights.items()}
 
     def call(layers: nn.ModuleDict) -> Tensors:
@@ -275,7 +285,7 @@ def run_seeder(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensor
         state_noise=given.get("use_state_noise", True),
     )
     reading = Reading(case["id"], leaves)
-    nac.put_seeder(reading, "", "")
+    reading.take(nac.seeder_rows("", ""))
     # The authors draw in evaluation too.
     drawing = case | {"mode": "train" if config.state_noise else "eval"}
 

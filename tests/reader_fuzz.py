@@ -36,11 +36,11 @@ from saccade.models.data.segmented import segmented_images
 from saccade.models.data.token_states import token_states
 from saccade.models.families import FAMILIES, family_class
 from saccade.models.image_decoding import ImageRefused, decode
-from saccade.models.official import hugging_face
 from saccade.models.official.conversion import Official
-from saccade.models.official.given_files import names_from, object_from
+from saccade.models.official.declared import names_from, object_from
 from saccade.models.official.hub_folder import config_beside
 from saccade.models.official.reading import read_tensors
+from saccade.models.official.sources import hugging_face
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo.ranking import read_selection
 from saccade.models.training.loop import read_state

@@ -9,13 +9,21 @@ Source: OpenCLIP's transform.py (v2.20, SPARO's fork); DINO's eval_knn.py; DeiT'
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from saccade.core.errors import SaccadeError
+from saccade.core.schema import Count, Range
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.preprocessing import Interpolation, Preprocessing, ResizeMode
+from saccade.models.official.declared import declared
+from saccade.models.preprocessing import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Interpolation,
+    Preprocessing,
+    ResizeMode,
+)
 
 if TYPE_CHECKING:
     from saccade.models.layers.pixels import ImageFields
@@ -28,53 +36,73 @@ class AuthorsImages(NamedTuple):
     origin: str
 
 
+class _Rule(NamedTuple):
+    """How a source's authors resize an image before the crop to the model's size."""
+
+    origin: str
+    of_224: int = 224  # the size to cover for a model of 224 pixels; others in proportion
+    fields: Mapping[str, Any] = {}  # further fields of the preprocessing
+
+
+_BILINEAR = {"interpolation": "bilinear"}
+_SQUASHED = {"resize_mode": "squash"}
+# OpenCLIP's transform resizes the image as Pillow opened it, and converts to RGB at the end.
+_AS_OPENED = {"conversion": "after"}
+_RULES = {
+    "open-clip": _Rule("OpenCLIP's transform for evaluation", 224, _AS_OPENED),
+    "sparo-clip": _Rule("SPARO's OpenCLIP 2.20, its transform for evaluation", 224, _AS_OPENED),
+    "sparo-dino": _Rule("DINO's eval_knn.py", 256),
+    "resnet": _Rule("torchvision's ResNet weights IMAGENET1K_V1", 256, _BILINEAR),
+    "sot": _Rule("SoT's main.py, crop_pct 0.875 of timm 0.3.4", 256),
+    "vit": _Rule("timm's vision_transformer, crop_pct"),
+    "deit": _Rule("DeiT's datasets.py, eval_crop_ratio 0.875", 256),
+    "swin": _Rule("Swin's data/build.py", 256),
+    "torchvision vit": _Rule("torchvision's ViT weights IMAGENET1K_V1", 256, _BILINEAR),
+    "torchvision swin": _Rule("torchvision's Swin weights IMAGENET1K_V1", 232),
+    "nac": _Rule("NAC's deit/datasets.py", 256),
+    "invariant-slot-attention": _Rule(
+        "resize_small of lib/preprocessing.py, which is tf.image.resize; the cut of a data set "
+        'before it, as CLEVR\'s, by --preprocessing {"cut": [29, 64, 192, 192]}',
+        224,
+        _BILINEAR | {"antialias": False},
+    ),
+}
+_Sides = tuple[int, int]  # height and width of the model
+# torchvision's sizes for models of 224 pixels that differ: layers and patch, width and layers.
+_TORCHVISION: dict[str, dict[tuple[int, ...], int]] = {"torchvision vit": {(24, 16): 242}}
+_TORCHVISION |= {"torchvision swin": {(96, 24): 246, (128, 24): 238}}
+
+
 def authors_images(source: str, config: "ImageFields", **sizes: int) -> AuthorsImages:
     """Return the preprocessing of a model of this source; `config` has its size, mean and std.
 
     `sizes` are further sizes that decide: torchvision's preprocessing depends on the model.
     Raises: KeyError if the source takes no images.
     """
-    rule, origin = _RULES[source]((config.height_px, config.width_px), **sizes)
+    sides = (config.height_px, config.width_px)
+    rule = _rule(source, sides, tuple(sizes.values()))
+    resize_px = tuple(int(rule.of_224 / 224 * side) for side in sides)
     # The authors open files with Pillow's convert("RGB"), which drops alpha.
-    fields: dict[str, Any] = {"interpolation": "bicubic", "alpha": "dropped"} | rule
-    return AuthorsImages(Preprocessing.of(config, **fields), origin)
+    usual: dict[str, Any] = {"interpolation": "bicubic", "alpha": "dropped"}
+    usual |= {"resize_mode": "shortest", "resize_px": resize_px}
+    return AuthorsImages(Preprocessing.of(config, **(usual | dict(rule.fields))), rule.origin)
 
 
-_Sides = tuple[int, int]  # height and width of the model
-_Rule = tuple[dict[str, Any], str]
-
-
-def _covering(sides: _Sides, of_224: int = 224) -> dict[str, Any]:
-    """Return the size to cover: the model's, times `of_224` / 224."""
-    return {"resize_mode": "shortest", "resize_px": tuple(int(of_224 / 224 * x) for x in sides)}
-
-
-def _open_clip(sides: _Sides) -> _Rule:
-    # Its transform resizes the image as Pillow opened it, and converts to RGB at the end.
-    return {"conversion": "after"} | _covering(sides), "OpenCLIP's transform for evaluation"
-
-
-def _sparo_clip(sides: _Sides) -> _Rule:
-    fields, _ = _open_clip(sides)
-    if sides[0] != sides[1]:
-        fields["resize_mode"] = "squash"  # as in the release that SPARO forked
-    return fields, "SPARO's OpenCLIP 2.20, its transform for evaluation"
-
-
-def _of_256(origin: str) -> Callable[[_Sides], _Rule]:
-    return lambda sides: (_covering(sides, 256), origin)
-
-
-def _swin(sides: _Sides) -> _Rule:
-    if sides == (384, 384):
-        squashed = {"resize_mode": "squash", "resize_px": sides}
-        return squashed, "Swin's data/build.py, TEST.CROP false as in its 384 px configurations"
-    return _covering(sides, 256), "Swin's data/build.py"
-
-
-def _vit(sides: _Sides) -> _Rule:
-    share = 0.9 if max(sides) < 384 else 1.0
-    return timm_crop(sides, share), f"timm's vision_transformer, crop_pct {share}"
+def _rule(source: str, sides: _Sides, sizes: tuple[int, ...]) -> _Rule:
+    """Return the rule of a source for a model of this size."""
+    rule, large = _RULES[source], max(sides) >= 384
+    if source == "vit":
+        share = 1.0 if large else 0.9
+        return _Rule(f"{rule.origin} {share}", fields=timm_crop(sides, share))
+    if source == "torchvision vit" and large:
+        return _Rule("torchvision's ViT weights IMAGENET1K_SWAG_E2E_V1")
+    if source == "swin" and sides == (384, 384):
+        origin = f"{rule.origin}, TEST.CROP false as in its 384 px configurations"
+        return _Rule(origin, fields=_SQUASHED)
+    if source == "sparo-clip" and sides[0] != sides[1]:
+        # As in the release that SPARO forked.
+        return rule._replace(fields={**rule.fields, **_SQUASHED})
+    return rule._replace(of_224=_TORCHVISION.get(source, {}).get(sizes, rule.of_224))
 
 
 def timm_crop(sides: _Sides, share: float, interpolation: str = "bicubic") -> dict[str, Any]:
@@ -85,50 +113,80 @@ def timm_crop(sides: _Sides, share: float, interpolation: str = "bicubic") -> di
     return {"resize_mode": "shortest", "resize_px": resize_px, "interpolation": way}
 
 
-def _torchvision_vit(sides: _Sides, layers: int = 12, patch_px: int = 16) -> _Rule:
-    if max(sides) >= 384:
-        return _covering(sides), "torchvision's ViT weights IMAGENET1K_SWAG_E2E_V1"
-    of_224 = 242 if (layers, patch_px) == (24, 16) else 256
-    fields = {"interpolation": "bilinear"} | _covering(sides, of_224)
-    return fields, "torchvision's ViT weights IMAGENET1K_V1"
+@dataclass(frozen=True)
+class PretrainedCfg:
+    """timm's pretrained_cfg; null, 0 and an empty list stand for its defaults."""
+
+    input_size: tuple[Count, Count, Count] | None = None  # channels, height, width
+    crop_pct: Annotated[float, Range(0, 1)] | None = None
+    crop_mode: Literal["center", "squash", "border"] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    interpolation: Interpolation | None = None
+
+    def changed(self, usual: Preprocessing) -> dict[str, Any]:
+        """Return the fields, as resolve_data_config and create_transform do for evaluation."""
+        size = self.input_size or (usual.channels, usual.height_px, usual.width_px)
+        way, mode = self.interpolation or "bicubic", self.crop_mode or "center"
+        crop = timm_crop(size[1:], self.crop_pct or 0.875, way)
+        if mode != "center":
+            resize_mode = {"squash": "squash", "border": "longest"}[mode]
+            crop |= {"resize_mode": resize_mode, "interpolation": way}
+        mean = _levels(self.mean or IMAGENET_MEAN, size[0])
+        fill = [round(255 * value) for value in mean] if mode == "border" else [0] * size[0]
+        levels = {"mean": mean, "std": _levels(self.std or IMAGENET_STD, size[0])}
+        converted = {"antialias": True, "conversion": "before", "fill": fill}
+        return _sizes(size) | levels | crop | converted
 
 
-def _torchvision_swin(sides: _Sides, dim: int = 96, layers: int = 12) -> _Rule:
-    of_224 = {(96, 24): 246, (128, 24): 238}.get((dim, layers), 232)
-    return _covering(sides, of_224), "torchvision's Swin weights IMAGENET1K_V1"
+@dataclass(frozen=True)
+class PreprocessCfg:
+    """OpenCLIP's preprocess_cfg."""
+
+    size: tuple[Count, Count] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    resize_mode: ResizeMode | None = None
+    interpolation: Interpolation | None = None
+    fill_color: tuple[int, ...] = (0,)
+
+    def changed(self, usual: Preprocessing) -> dict[str, Any]:
+        """Return the fields, as PreprocessCfg and image_transform do for evaluation."""
+        size = self.size or (usual.height_px, usual.width_px)
+        return _sizes((usual.channels, *size)) | {
+            "mean": _levels(self.mean or usual.mean, usual.channels),
+            "std": _levels(self.std or usual.std, usual.channels),
+            "resize_mode": self.resize_mode or "shortest",
+            "resize_px": list(size),
+            "interpolation": self.interpolation or "bicubic",
+            "fill": _levels(self.fill_color, usual.channels),
+        }
 
 
-def _resnet(sides: _Sides) -> _Rule:
-    fields = {"interpolation": "bilinear"} | _covering(sides, 256)
-    return fields, "torchvision's ResNet weights IMAGENET1K_V1"
+def _sizes(size: tuple[int, ...]) -> dict[str, Any]:
+    return dict(zip(("channels", "height_px", "width_px"), size, strict=True))
 
 
-def _slots(sides: _Sides) -> _Rule:
-    fields = {"interpolation": "bilinear", "antialias": False} | _covering(sides)
-    origin = "resize_small of lib/preprocessing.py, which is tf.image.resize; the cut of a data set"
-    return (
-        fields,
-        origin + ' before it, as CLEVR\'s, by --preprocessing {"cut": [29, 64, 192, 192]}',
-    )
+def _levels(levels: tuple[Any, ...], channels: int) -> list[Any]:
+    return [*levels] * channels if len(levels) == 1 else [*levels]
 
 
-_RULES: dict[str, Callable[..., _Rule]] = {
-    "open-clip": _open_clip,
-    "sparo-clip": _sparo_clip,
-    "sparo-dino": _of_256("DINO's eval_knn.py"),
-    "resnet": _resnet,
-    "sot": _of_256("SoT's main.py, crop_pct 0.875 of timm 0.3.4"),
-    "vit": _vit,
-    "deit": _of_256("DeiT's datasets.py, eval_crop_ratio 0.875"),
-    "swin": _swin,
-    "torchvision vit": _torchvision_vit,
-    "torchvision swin": _torchvision_swin,
-    "nac": _of_256("NAC's deit/datasets.py"),
-    "invariant-slot-attention": _slots,
-}
+def published(config: Mapping[str, Any] | None) -> tuple[str, PretrainedCfg | PreprocessCfg] | None:
+    """Return the name and the values of the images' part of timm's or OpenCLIP's JSON, if any.
 
-
-_TIMM_MODES = {"center": "shortest", "squash": "squash", "border": "longest"}
+    Raises: SaccadeError if they are not supported.
+    """
+    given = dict(config or {})
+    # Before timm 0.8 the fields were at the top level of the JSON.
+    if given.get("pretrained_cfg") is None and {"architecture", "mean"} <= given.keys():
+        given["pretrained_cfg"] = config
+    for name, kind in (("pretrained_cfg", PretrainedCfg), ("preprocess_cfg", PreprocessCfg)):
+        content = given.get(name)
+        if content is not None and not isinstance(content, Mapping):
+            raise SaccadeError(f"{name} is {content!r:.60}, expected an object. Correct the JSON.")
+        if content is not None:
+            return name, declared(kind, content, name)  # type: ignore[return-value]
+    return None
 
 
 def with_published(converted: Converted, official: Official) -> Converted:
@@ -136,17 +194,12 @@ def with_published(converted: Converted, official: Official) -> Converted:
 
     Raises: SaccadeError if it is not supported, or its size is not that of the weights.
     """
-    usual, config = converted.preprocessing, official.config or {}
-    if usual is None:
+    usual = converted.preprocessing
+    if usual is None or (read := published(official.config)) is None:
         return converted
-    for name, read in (("pretrained_cfg", _pretrained_cfg), ("preprocess_cfg", _preprocess_cfg)):
-        given = _of(config, name)
-        if given is None:
-            continue
-        changed = read(given, usual)
-        values = usual.to_dict() | changed
-        return with_images(converted, Preprocessing.from_dict(values), name, f"its {name}")
-    return converted
+    name, values = read
+    preprocessing = Preprocessing.from_dict(usual.to_dict() | values.changed(usual))
+    return with_images(converted, preprocessing, name, f"its {name}")
 
 
 def with_images(
@@ -174,95 +227,3 @@ def with_images(
         config=replace(converted.config, **changes),
         exact=None if converted.exact is None else replace(converted.exact, **changes),
     )
-
-
-def _of(config: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    given = config.get(name)
-    # Before timm 0.8 the fields were at the top level of the JSON.
-    if name == "pretrained_cfg" and given is None and {"architecture", "mean"} <= set(config):
-        given = config
-    if given is not None and not isinstance(given, Mapping):
-        raise SaccadeError(f"{name} is {given!r:.60}, expected an object. Correct the JSON.")
-    return given
-
-
-def _pretrained_cfg(given: Mapping[str, Any], usual: Preprocessing) -> dict[str, Any]:
-    """Read it as timm's resolve_data_config and create_transform do for evaluation."""
-    size = _sizes("pretrained_cfg", given.get("input_size"), usual)
-    share = given.get("crop_pct") or 0.875
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        raise SaccadeError(
-            f"pretrained_cfg: crop_pct is {share!r:.40}, expected a number above 0 and up to 1. "
-            "Correct the JSON."
-        )
-    mode = _one_of("pretrained_cfg", given, "crop_mode", "center", tuple(_TIMM_MODES))
-    crop = timm_crop((size[1], size[2]), share, _filter("pretrained_cfg", given))
-    if mode != "center":
-        crop |= {
-            "resize_mode": _TIMM_MODES[mode],
-            "interpolation": _filter("pretrained_cfg", given),
-        }
-    mean = _levels(given, "mean", (0.485, 0.456, 0.406), size[0])
-    return {
-        **dict(zip(("channels", "height_px", "width_px"), size, strict=True)),
-        "mean": mean,
-        "std": _levels(given, "std", (0.229, 0.224, 0.225), size[0]),
-        **crop,
-        "antialias": True,
-        "conversion": "before",
-        "fill": [round(255 * value) for value in mean] if mode == "border" else [0] * size[0],
-    }
-
-
-def _preprocess_cfg(given: Mapping[str, Any], usual: Preprocessing) -> dict[str, Any]:
-    """Read it as OpenCLIP's PreprocessCfg and image_transform do for evaluation."""
-    side = given.get("size")
-    size = [usual.channels, *(side if isinstance(side, list) else [side, side])] if side else None
-    sizes = _sizes("preprocess_cfg", size, usual)
-    modes = get_args(ResizeMode)
-    fill = given.get("fill_color", 0)
-    return {
-        **dict(zip(("channels", "height_px", "width_px"), sizes, strict=True)),
-        "mean": _levels(given, "mean", usual.mean, usual.channels),
-        "std": _levels(given, "std", usual.std, usual.channels),
-        "resize_mode": _one_of("preprocess_cfg", given, "resize_mode", "shortest", modes),
-        "resize_px": sizes[1:],
-        "interpolation": _filter("preprocess_cfg", given),
-        "fill": fill if isinstance(fill, list) else [fill] * usual.channels,
-    }
-
-
-def _sizes(where: str, given: Any, usual: Preprocessing) -> list[int]:
-    if given is None:
-        return [usual.channels, usual.height_px, usual.width_px]
-    whole = isinstance(given, list) and len(given) == 3
-    if not whole or not all(type(side) is int and side > 0 for side in given):
-        raise SaccadeError(
-            f"{where}: the size is {given!r:.60}, expected channels, height and width. "
-            "Correct the JSON."
-        )
-    return list(given)
-
-
-def _filter(where: str, given: Mapping[str, Any]) -> str:
-    return _one_of(where, given, "interpolation", "bicubic", get_args(Interpolation))
-
-
-def _one_of(
-    where: str, given: Mapping[str, Any], name: str, usual: str, known: tuple[str, ...]
-) -> str:
-    value = given.get(name) or usual
-    if value not in known:
-        raise SaccadeError(
-            f"{where}: {name} is {value!r:.40}, expected {' or '.join(known)}. Correct the JSON, "
-            "or pass the fields with --preprocessing."
-        )
-    return str(value)
-
-
-def _levels(
-    given: Mapping[str, Any], name: str, usual: tuple[float, ...], channels: int
-) -> list[float]:
-    levels = given.get(name) or usual
-    values = list(levels) if isinstance(levels, list | tuple) else [levels]
-    return values * channels if len(values) == 1 else values

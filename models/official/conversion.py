@@ -2,13 +2,15 @@
 """The input of a converter, how it takes tensors, and its result."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from saccade.core import limits
 from saccade.core.errors import SaccadeError
+from saccade.models.official.tables import Row, Rows, filled, matched, started
 from saccade.models.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
@@ -35,15 +37,9 @@ class Official:
     notes: tuple[str, ...] = ()  # about --config, for the report
 
 
-# A pattern that matches a whole key of the file, and our key.
-Rules = Iterable[tuple[str, str]]
-# Our key, the key of the file, or several, and the function applied to their tensors.
-Row = tuple[str, str | tuple[str, ...], "Callable[..., Tensor]"]
-
-
 @dataclass
 class Reading:
-    """The tensors of a file while they are renamed to ours."""
+    """The tensors of a file while tables translate them to ours."""
 
     path: str  # for messages
     tensors: "Mapping[str, Tensor]"
@@ -51,60 +47,89 @@ class Reading:
     names: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
     file_keys: dict[str, str] = field(default_factory=dict)  # if they have been renamed
+    prefix: str = ""  # before all other names in the file
+    rows: Rows = ()  # of the tables so far
 
-    def rename(self, rules: Rules) -> None:
-        """Take every tensor whose name matches one of the rules."""
-        compiled = [(re.compile(pattern), ours) for pattern, ours in rules]
-        for key, value in self.tensors.items():
-            for pattern, ours in compiled:
-                if match := pattern.fullmatch(key):
-                    self.put(match.expand(ours), value, key)
+    @classmethod
+    def renamed(cls, path: str, tensors: "Mapping[str, Tensor]", rows: Rows) -> "Reading":
+        """Return a reading of tensors whose names a table brings to those of another source."""
+        before = cls(path, tensors)
+        before.take(rows)
+        used = {key for name in before.names.values() for key in name.split(", ")}
+        left = {key: value for key, value in tensors.items() if key not in used}
+        return cls(path, before.weights | left, file_keys=before.names)
+
+    def take(self, rows: Rows) -> None:
+        """Make our tensors from theirs; of several rows for a tensor, the first that can wins.
+
+        Keys that a row needs and the file lacks go into the report.
+        """
+        left = [key for key in self.tensors if self._file_key(key) not in self.ignored]
+        for row in rows:
+            first, *others = row.keys
+            for key in left:
+                values = matched(first, key)
+                if values is None or (ours := filled(row.ours, values)) in self.weights:
+                    continue
+                keys = (key, *(filled(other, values) for other in others))
+                self.names[ours] = ", ".join(map(self._file_key, keys))
+                if all(key in self.tensors for key in keys):
+                    self.weights[ours] = self._made(row, keys).contiguous()
+        self.rows += rows
+
+    def _file_key(self, key: str) -> str:
+        return self.file_keys.get(key, self.prefix + key)
 
     def put(self, ours: str, value: "Tensor", *keys: str) -> None:
         """Store one of our tensors, with the keys of the file that it was made from."""
         self.weights[ours] = value
-        self.names[ours] = ", ".join(self.file_keys.get(key, key) for key in keys)
+        self.names[ours] = ", ".join(map(self._file_key, keys))
 
     def ignore(self, pattern: str, reason: str) -> None:
-        """Leave out every tensor whose name matches the pattern."""
+        """Leave out every tensor whose name matches the regular expression."""
         for key in self.tensors:
             if re.fullmatch(pattern, key):
-                self.ignored[self.file_keys.get(key, key)] = reason
+                self.ignored[self._file_key(key)] = reason
 
-    def shape(self, key: str) -> tuple[int, ...]:
-        """Return the shape of a tensor that the file must have.
+    def shape(self, key: str, axes: int | None = None) -> tuple[int, ...]:
+        """Return the shape of a tensor that the file must have, with that number of axes.
 
-        Raises: SaccadeError if there is no tensor of that name.
+        Raises: SaccadeError if there is no such tensor.
+        """
+        tensor = self.tensors.get(key)
+        if tensor is None or axes not in (None, tensor.dim()):
+            names = ", ".join(list(self.tensors)[:3])
+            form = f" with {axes} axes" if axes is not None else ""
+            raise SaccadeError(
+                f"{self.path}: has no tensor {self._file_key(key)!r}{form} (found "
+                f"{len(self.tensors)}, first: {names}). Choose the SOURCE that wrote this file "
+                "(saccade inspect names it if it is known), or pass --checkpoint-key if the "
+                "weights are nested under another key."
+            )
+        return tuple(tensor.shape)
+
+    def size(self, key: str, axis: int = 0, default: int = 0) -> int:
+        """Return the size of a tensor's axis; the default if the file lacks the tensor.
+
+        Raises: SaccadeError if the tensor has no such axis.
         """
         if key not in self.tensors:
-            names = ", ".join(list(self.tensors)[:3])
-            raise SaccadeError(
-                f"{self.path}: has no tensor {key!r} (found {len(self.tensors)}, first: {names}). "
-                "Choose the SOURCE that wrote this file (saccade inspect names it if it is known), "
-                "or pass --checkpoint-key if the weights are nested under another key."
-            )
-        return tuple(self.tensors[key].shape)
+            return default
+        own = self.shape(key)
+        return own[axis] if -len(own) <= axis < len(own) else self.shape(key, abs(axis) + 1)[axis]
 
-    def depth(self, pattern: str) -> int:
-        """Return one more than the largest number that the pattern's group matches."""
-        matches = (re.match(pattern, key) for key in self.tensors)
-        return 1 + max((int(match[1]) for match in matches if match), default=-1)
+    def depth(self, template: str) -> int:
+        """Return one more than the largest number for which the file has names that begin so.
 
-    def take(self, rows: Iterable[Row], prefix: str = "") -> None:
-        """Make our tensors from theirs, row by row; names that the file lacks go into the report.
-
-        `prefix` precedes their names in the file.
+        It is at most one more than any model may have.
         """
-        for ours, theirs, made in rows:
-            keys = (theirs,) if isinstance(theirs, str) else theirs
-            if all(key in self.tensors for key in keys):
-                self.weights[ours] = self._made(made, keys).float().contiguous()
-            self.names[ours] = ", ".join(prefix + key for key in keys)
+        numbers = (started(template, key) for key in self.tensors)
+        most = max((number for number in numbers if number is not None), default=-1)
+        return min(most, limits.LAYERS) + 1
 
-    def _made(self, made: "Callable[..., Tensor]", keys: tuple[str, ...]) -> "Tensor":
-        tensors = [self.tensors[key] for key in keys]
+    def _made(self, row: Row, keys: tuple[str, ...]) -> "Tensor":
         try:
-            return made(*tensors)
+            return row.made(*(self.tensors[key] for key in keys))
         except (RuntimeError, IndexError) as error:
             shapes = ", ".join(f"{key} {tuple(self.tensors[key].shape)}" for key in keys)
             raise SaccadeError(
@@ -134,6 +159,7 @@ class Reading:
             ignored=self.ignored,
             notes=notes,
             exact=exact,
+            rows=tuple(row.after(self.prefix) for row in self.rows),
         )
 
 
@@ -158,3 +184,4 @@ class Converted:
     calibration: dict[str, np.ndarray] = field(default_factory=dict)
     # The configuration with the paper's formulas instead of approximations, if they differ.
     exact: Any = None
+    rows: Rows = ()  # of the tables, which tell the keys of tensors that the file lacks

@@ -23,15 +23,16 @@ from saccade.models.families import filled, outline
 from saccade.models.interface import Component
 from saccade.models.official.authors_images import with_images, with_published
 from saccade.models.official.calibration import calibration_for
-from saccade.models.official.config_keys import config_notes
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.given_files import names_from, object_from
+from saccade.models.official.declared import flattened, key_notes, names_from, object_from
 from saccade.models.official.hub_folder import (
     config_beside,
     hub_of,
     label_names,
+    looks_like,
     source_of,
     weights_in,
+    with_source,
 )
 from saccade.models.official.reading import SHARDS, float32_bytes, read_tensors, shards_of
 from saccade.models.official.report import ConversionFailed, ConversionReport, compared
@@ -74,48 +75,6 @@ def largest_change(
     }
 
 
-# Name endings that occur together only in files of one source; the most specific first.
-_MARKS = (
-    ("nac", "input_latents.codes_", "read_in.read_in_attention.receiver_layernorm.weight"),
-    ("sparo-clip", "visual.sparo.q_emb", "text_sparo.q_emb"),
-    ("open-clip", "visual.conv1.weight", "token_embedding.weight"),
-    ("transformers", "vision_model.embeddings.class_embedding"),
-    ("transformers", "embeddings.patch_embeddings.projection.weight"),
-    ("sparo-dino", "sparo.q_emb", "cls_token"),
-    ("tvmax-vqa", "img_feat_linear.weight", "attflat_img.mlp.linear.weight"),
-    ("invariant-slot-attention", "general_dense_q_0/kernel", "state_init"),
-    ("sot", "cls_token", "classifier.cls_fc.weight", "blocks.0.attn.qkv.weight"),
-    ("transformers", "vision_model.post_layernorm.weight"),
-    ("transformers", "encoder.stages.0.layers.0.layer.0.convolution.weight"),
-    ("swin", "attn.relative_position_bias_table", "mlp.fc1.weight"),
-    ("swin", "attn.cpb_mlp.0.weight", "mlp.fc1.weight"),
-    ("resnet", "conv1.weight", "layer1.0.bn1.running_mean", "layer4.0.conv2.weight"),
-    ("deit", "dist_token", "patch_embed.proj.weight"),
-    ("vit", "cls_token", "patch_embed.proj.weight"),
-    ("vit", "pos_embed", "blocks.0.attn.qkv.weight", "patch_embed.proj.weight"),
-)
-
-
-def looks_like(names: Iterable[str]) -> str | None:
-    """Return the source whose tensors have such names, if any."""
-    names = tuple(names)
-    for source, *marks in _MARKS:
-        if all(any(name.endswith(mark) for name in names) for mark in marks):
-            return source
-    return None
-
-
-def with_source(error: SaccadeError, source: str, names: Iterable[str]) -> SaccadeError:
-    """Extend a converter's refusal with a hint if the file looks like another source's."""
-    other = looks_like(names)
-    if other in (None, source) or f"'{other}'" in str(error):
-        return error
-    return SaccadeError(
-        f"{error}\nThe file looks like one for SOURCE '{other}', not '{source}'. Run: "
-        f"saccade convert {other} ..."
-    )
-
-
 @dataclass(frozen=True)
 class ConverterSource:
     """A code base whose checkpoints can be read: its converter and its options."""
@@ -131,9 +90,9 @@ _TRUNK = ("labels", "backbone")
 
 SOURCES = {
     "nac": ConverterSource("nac", ("labels", "deterministic"), checkpoint_key="model"),
-    "sparo-clip": ConverterSource("sparo_clip", ("labels", "vocabulary"), hub="open-clip"),
-    "open-clip": ConverterSource("open_clip", ("labels", "vocabulary"), hub="open-clip"),
-    "sparo-dino": ConverterSource("sparo_dino", checkpoint_key="teacher"),
+    "sparo-clip": ConverterSource("sparo", ("labels", "vocabulary"), hub="open-clip"),
+    "open-clip": ConverterSource("clip", ("labels", "vocabulary"), hub="open-clip"),
+    "sparo-dino": ConverterSource("sparo:convert_dino", checkpoint_key="teacher"),
     "sot": ConverterSource("sot"),
     "tvmax-vqa": ConverterSource("tvmax_vqa", ("labels", "vocabulary", "attention", "lam")),
     "invariant-slot-attention": ConverterSource("invariant_slot_attention", ()),
@@ -195,7 +154,7 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
     check_convert(options.out, *float32_bytes(path))
     official = official_from(source, path, options)
     tensors = official.tensors.values()  # mapped, not read
-    weights, stored = 4 * sum(x.numel() for x in tensors), sum(x.nbytes for x in tensors)
+    weights, stored = (4 * sum(x.numel() for x in tensors), sum(x.nbytes for x in tensors))
     check_convert(options.out, weights, stored)
     converted, report = _compared(source, path, official, options)
     _check_labels(converted)
@@ -213,7 +172,7 @@ def read_trunk(path: Path) -> Checkpoint:
     if not in_file and (is_checkpoint_folder(path) or not path.is_dir()):
         return load(path)
     source = _source_of_file(path) if in_file else source_of(path)
-    weights, options = weights_in(path, SOURCES[source].hub), ConvertOptions(Path(path.name))
+    weights, options = (weights_in(path, SOURCES[source].hub), ConvertOptions(Path(path.name)))
     official = official_from(source, weights, options)
     # The old classifier is not used, so its classes need no names.
     official = replace(official, labels=official.labels or ("",))
@@ -276,7 +235,12 @@ def _compared(
     if report.rows:
         raise ConversionFailed(report)
     check_finite(path.name, converted.weights)
-    return converted, report
+    # Whole numbers may be weights too.
+    weights = {
+        name: value if value.is_floating_point() else value.to(expected[name].dtype)
+        for name, value in converted.weights.items()
+    }
+    return replace(converted, weights=weights), report
 
 
 def _rewritten(path: Path, options: ConvertOptions) -> ConversionReport:
@@ -359,13 +323,38 @@ def with_trunk(
 
 
 def _read(source: str, official: Official) -> Converted:
-    module, _, name = SOURCES[source].module.partition(":")
-    module = module if "." in module else f"saccade.models.official.{module}"
-    read: Callable[[Official], Converted] = getattr(import_module(module), name or "convert")
+    module, name = _module_of(source)
+    read: Callable[[Official], Converted] = getattr(module, name)
     try:
         return read(official)
     except SaccadeError as error:
         raise with_source(error, source, official.tensors) from error
+
+
+def _module_of(source: str) -> tuple[Any, str]:
+    """Return the module of a source, and the name of its converter."""
+    module, _, name = SOURCES[source].module.partition(":")
+    module = module if "." in module else f"saccade.models.official.sources.{module}"
+    return import_module(module), name or "convert"
+
+
+# Keys that only a project's own JSON has, not one that a user writes.
+_FOREIGN = {"architecture", "pretrained_cfg", "preprocess_cfg", "representationConfig"}
+
+
+def config_notes(
+    source: str, given: Mapping[str, Any] | None, beside: Mapping[str, Any] | None = None
+) -> tuple[str, ...]:
+    """Return a note for each key of --config that is not read but resembles one that is.
+
+    `beside` is the JSON next to the weights, whose keys are known too.
+    Raises: SaccadeError for any unknown key in a JSON that only a user writes.
+    """
+    kind = getattr(_module_of(source)[0], "JSON", None)  # without one, the converter checks them
+    if kind is None or not given:
+        return ()
+    written = hasattr(kind, "WRITTEN") and not given.keys() & _FOREIGN
+    return key_notes(kind, flattened(given), beside, written)
 
 
 def _check_out(options: ConvertOptions) -> None:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of a model hub: the project that wrote it, its weights and its JSON files."""
+"""The origin of a file or folder: the source whose names a file has, and a folder of a model hub
+with the project that wrote it, its weights and its JSON files."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from saccade.core.errors import SaccadeError
-from saccade.models.official.given_files import object_from
+from saccade.models.official.declared import object_from
 from saccade.models.official.reading import SHARDS, read_tensors
 
 
@@ -28,9 +29,7 @@ HUBS = {
         ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
     ),
     "transformers": Hub(
-        "config.json",
-        "model_type",
-        (_MODEL[0], _MODEL[0] + SHARDS, _MODEL[1], _MODEL[1] + SHARDS),
+        "config.json", "model_type", (_MODEL[0], _MODEL[0] + SHARDS, _MODEL[1], _MODEL[1] + SHARDS)
     ),
 }
 # Files with the image processor of a transformers model, and the key under which it is.
@@ -147,3 +146,45 @@ def _processor(folder: Path) -> dict[str, Mapping[str, Any]]:
             if isinstance(processor, Mapping):
                 return {"preprocessor_config": processor}
     return {}
+
+
+# Name endings that occur together only in files of one source; the most specific first.
+_MARKS = (
+    ("nac", "input_latents.codes_", "read_in.read_in_attention.receiver_layernorm.weight"),
+    ("sparo-clip", "visual.sparo.q_emb", "text_sparo.q_emb"),
+    ("open-clip", "visual.conv1.weight", "token_embedding.weight"),
+    ("transformers", "vision_model.embeddings.class_embedding"),
+    ("transformers", "embeddings.patch_embeddings.projection.weight"),
+    ("sparo-dino", "sparo.q_emb", "cls_token"),
+    ("tvmax-vqa", "img_feat_linear.weight", "attflat_img.mlp.linear.weight"),
+    ("invariant-slot-attention", "general_dense_q_0/kernel", "state_init"),
+    ("sot", "cls_token", "classifier.cls_fc.weight", "blocks.0.attn.qkv.weight"),
+    ("transformers", "vision_model.post_layernorm.weight"),
+    ("transformers", "encoder.stages.0.layers.0.layer.0.convolution.weight"),
+    ("swin", "attn.relative_position_bias_table", "mlp.fc1.weight"),
+    ("swin", "attn.cpb_mlp.0.weight", "mlp.fc1.weight"),
+    ("resnet", "conv1.weight", "layer1.0.bn1.running_mean", "layer4.0.conv2.weight"),
+    ("deit", "dist_token", "patch_embed.proj.weight"),
+    ("vit", "cls_token", "patch_embed.proj.weight"),
+    ("vit", "pos_embed", "blocks.0.attn.qkv.weight", "patch_embed.proj.weight"),
+)
+
+
+def looks_like(names: Iterable[str]) -> str | None:
+    """Return the source whose tensors have such names, if any."""
+    names = tuple(names)
+    for source, *marks in _MARKS:
+        if all(any(name.endswith(mark) for name in names) for mark in marks):
+            return source
+    return None
+
+
+def with_source(error: SaccadeError, source: str, names: Iterable[str]) -> SaccadeError:
+    """Extend a converter's refusal with a hint if the file looks like another source's."""
+    other = looks_like(names)
+    if other in (None, source) or f"'{other}'" in str(error):
+        return error
+    return SaccadeError(
+        f"{error}\nThe file looks like one for SOURCE '{other}', not '{source}'. Run: "
+        f"saccade convert {other} ..."
+    )

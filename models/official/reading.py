@@ -14,7 +14,7 @@ import numpy as np
 from saccade.core import limits
 from saccade.core.archives import ArchiveRefused, check_archive, read_arrays
 from saccade.core.errors import Damaged, SaccadeError, require
-from saccade.core.files import read_bounded, read_regular
+from saccade.core.files import read_regular
 from saccade.core.json_text import parse_json
 from saccade.core.schema import read_json
 from saccade.models.checkpoint_format import check_entries
@@ -62,10 +62,9 @@ def read_messages(path: Path) -> Any:
         )
         return _joined(tree)
     except Exception as error:  # msgpack, NumPy and the tree's own shape raise their own types
-        raise SaccadeError(
-            f"{path}: not a tree saved by Flax, or damaged ({type(error).__name__}: {error}). "
-            "Save it with flax.serialization.to_bytes(parameters)."
-        ) from error
+        problem = f"not a tree saved by Flax, or damaged ({type(error).__name__}: {error})"
+        advice = "Save it with flax.serialization.to_bytes(parameters)."
+        raise _refused(path, problem, advice) from error
 
 
 class _Counted:
@@ -131,6 +130,12 @@ _WRAPPERS = ("module.", "_orig_mod.")
 _SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")  # a plain name of a file
 SHARDS = ".index.json"  # ending of a file that tells which file has which tensor
 _KINDS = ".pt/.pth/.bin (torch.save), .safetensors, .npz or Flax's .msgpack"
+_STATE_DICT = "Save only the model's state dict."
+
+
+def _refused(path: Path, problem: str, advice: str) -> SaccadeError:
+    """Return the error about a file."""
+    return SaccadeError(f"{path}: {problem}. {advice}")
 
 
 def read_tensors(
@@ -149,11 +154,9 @@ def read_tensors(
         key = likely
     if key is not None:
         if not isinstance(content, Mapping) or key not in content:
-            keys = sorted(str(key) for key in content)[:10]
-            raise SaccadeError(
-                f"{path}: has no {key!r} at its top level, only {', '.join(keys)}. "
-                "Choose one that contains weights with --checkpoint-key."
-            )
+            keys = ", ".join(sorted(str(key) for key in content)[:10])
+            advice = "Choose one that contains weights with --checkpoint-key."
+            raise _refused(path, f"has no {key!r} at its top level, only {keys}", advice)
         content = content[key]
     state = _state_of(content)
     tensors = {}
@@ -161,13 +164,10 @@ def read_tensors(
         _check_size(path, name, value)
         tensors[name] = value
         if len(tensors) > limits.TENSORS:
-            raise SaccadeError(
-                f"{path}: has more than {limits.TENSORS} tensors. Save only the state dict."
-            )
+            raise _refused(path, f"has more than {limits.TENSORS} tensors", _STATE_DICT)
     if not tensors:
-        raise SaccadeError(
-            f"{path}: contains no tensors. Pass the checkpoint that the authors' code saved."
-        )
+        advice = "Pass the checkpoint that the authors' code saved."
+        raise _refused(path, "contains no tensors", advice)
     for wrapper in _WRAPPERS:
         if all(name.startswith(wrapper) for name in tensors):
             tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
@@ -175,28 +175,21 @@ def read_tensors(
 
 
 def _content(path: Path) -> Any:
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise SaccadeError(f"{path}: found a pipe or a device, expected a file: {_KINDS}.")
-    if path.is_dir():
-        raise SaccadeError(
-            f"{path}: found a folder, expected a file: {_KINDS}. Save the parameters of an Orbax "
-            "checkpoint with flax.serialization.to_bytes."
-        )
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe or a device"
+        advice = "Save the parameters of an Orbax checkpoint with flax.serialization.to_bytes."
+        raise _refused(path, f"found {kind}, expected a file: {_KINDS}", advice)
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             head = file.read(16)
     except FileNotFoundError:
-        raise SaccadeError(f"{path}: no such file. Pass the authors' checkpoint.") from None
+        raise _refused(path, "no such file", "Pass the authors' checkpoint.") from None
     except OSError as error:
-        raise SaccadeError(f"{path}: cannot be read ({error}). Pass a checkpoint file.") from error
+        raise _refused(path, f"cannot be read ({error})", "Pass a checkpoint file.") from error
     if size == 0:
         raise Damaged(path, "the file is empty")
-    if size > limits.WEIGHTS_BYTES:
-        raise SaccadeError(
-            f"{path}: the file has {size} bytes, expected at most {limits.WEIGHTS_BYTES}. Save "
-            "only the state dict."
-        )
+    _check_bytes(path, size)
     require("torch", extra="export")
     if path.name.endswith(SHARDS):
         return _from_shards(path)
@@ -208,7 +201,32 @@ def _content(path: Path) -> Any:
         return _from_safetensors(path)
     if is_messages(head):
         return read_messages(path)
-    raise SaccadeError(f"{path}: not a supported checkpoint. Expected {_KINDS}.")
+    raise _refused(path, "not a supported checkpoint", f"Expected {_KINDS}.")
+
+
+def _check_bytes(path: Path, size: int) -> None:
+    if size > limits.WEIGHTS_BYTES:
+        problem = f"found {size} bytes of weights, expected at most {limits.WEIGHTS_BYTES}"
+        raise _refused(path, problem, _STATE_DICT)
+
+
+def _places(path: Path) -> Mapping[str, str]:
+    """Return the file of each tensor, from an index of weights in several files.
+
+    Raises: SaccadeError if it is not such an index, or names a file outside its folder or none.
+    """
+    places = read_json(path).get("weight_map")
+    if not isinstance(places, Mapping) or not places:
+        raise Damaged(path, "has no weight_map from tensors to files")
+    files = {str(name) for name in places.values()}
+    for name in sorted(files):
+        if not _SHARD.fullmatch(name) or name.endswith(SHARDS):
+            problem = f"names {name!r:.80}, expected files of weights in the same folder"
+            raise Damaged(path, problem)
+        if not (path.parent / name).is_file():
+            advice = f"Copy all {len(files)} files of the weights there."
+            raise _refused(path, f"names {name}, which is not in the folder", advice)
+    return {str(name): str(place) for name, place in places.items()}
 
 
 def shards_of(path: Path) -> tuple[Path, ...]:
@@ -216,19 +234,7 @@ def shards_of(path: Path) -> tuple[Path, ...]:
 
     Raises: SaccadeError if it is not such an index, or names a file outside its folder or none.
     """
-    places = read_json(path).get("weight_map")
-    if not isinstance(places, Mapping) or not places:
-        raise Damaged(path, "has no weight_map from tensors to files")
-    files = sorted({str(name) for name in places.values()})
-    for name in files:
-        if not _SHARD.fullmatch(name) or name.endswith(SHARDS):
-            raise Damaged(path, f"names {name!r:.80}, expected files of weights in the same folder")
-        if not (path.parent / name).is_file():
-            raise SaccadeError(
-                f"{path}: names {name}, which is not in the folder. Copy all {len(files)} files "
-                "of the weights there."
-            )
-    return tuple(path.parent / name for name in files)
+    return tuple(path.parent / name for name in sorted({*_places(path).values()}))
 
 
 def float32_bytes(path: Path) -> tuple[int, int]:
@@ -251,13 +257,8 @@ def float32_bytes(path: Path) -> tuple[int, int]:
 
 
 def _from_shards(path: Path) -> Any:
-    files = shards_of(path)
-    size = sum(file.stat().st_size for file in files)
-    if size > limits.WEIGHTS_BYTES:
-        raise SaccadeError(
-            f"{path}: its files have {size} bytes, expected at most {limits.WEIGHTS_BYTES}."
-        )
-    places = parse_json(read_bounded(path, limits.JSON_BYTES))["weight_map"]
+    places, files = _places(path), shards_of(path)
+    _check_bytes(path, sum(file.stat().st_size for file in files))
     tensors: dict[str, Any] = {}
     for file in files:
         content = _state_of(_content(file))
@@ -267,11 +268,8 @@ def _from_shards(path: Path) -> Any:
             raise Damaged(file, f"has {twice[0]}, which another file of the weights has too")
         listed = {name for name, place in places.items() if place == file.name}
         if absent := sorted(listed - content.keys()):
-            raise Damaged(
-                file,
-                f"lacks {absent[0]}, which {path.name} says it has ({len(absent)} such tensors). "
-                "The files are from different saves",
-            )
+            problem = f"lacks {absent[0]}, which {path.name} says it has ({len(absent)} such)"
+            raise Damaged(file, f"{problem}: the files are from different saves")
         tensors |= content
     return tensors
 
@@ -284,14 +282,12 @@ def _from_zip(path: Path) -> Any:
     if any(name.endswith("data.pkl") for name in names):
         return _from_torch(path)
     if not names or not all(name.endswith(".npy") for name in names):
-        raise SaccadeError(f"{path}: a zip archive without weights. Expected {_KINDS}.")
+        raise _refused(path, "a zip archive without weights", f"Expected {_KINDS}.")
     try:
         return read_arrays(path)
     except (ArchiveRefused, OSError) as error:
-        raise SaccadeError(
-            f"{path}: contains arrays that are damaged or of Python objects ({error}). "
-            "Save plain arrays with numpy.savez."
-        ) from error
+        problem = f"contains arrays that are damaged or of Python objects ({error})"
+        raise _refused(path, problem, "Save plain arrays with numpy.savez.") from error
 
 
 def _from_torch(path: Path) -> Any:
@@ -301,11 +297,10 @@ def _from_torch(path: Path) -> Any:
         # The options of a run, which DINO and timm save with the weights, are plain data.
         return load_torch(path, torch.serialization.safe_globals([argparse.Namespace]))
     except NeedsCode as error:
-        raise SaccadeError(
-            f"{path}: needs unpickling, which runs code from the file ({_first_sentence(error)}). "
-            "Where the file comes from, save only the weights: "
-            "torch.save(model.state_dict(), 'weights.pt')."
-        ) from error
+        problem = f"needs unpickling, which runs code from the file ({_first_sentence(error)})"
+        advice = "Where the file comes from, save only the weights: "
+        advice += "torch.save(model.state_dict(), 'weights.pt')."
+        raise _refused(path, problem, advice) from error
     except (TorchFileRefused, OSError) as error:
         raise _damaged(path, error) from error
 
@@ -326,17 +321,14 @@ def _from_safetensors(path: Path) -> Any:
             length = int.from_bytes(file.read(8), "little")
             check_entries(file.read(min(length, limits.JSON_BYTES + 1)))
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-        if "saccade" in metadata:
-            raise SaccadeError(
-                f"{path}: already a saccade checkpoint. Export it with: saccade export {path} "
-                "--out FOLDER"
-            )
-        return load_file(path)
-    except SaccadeError:
-        raise
+            ours = "saccade" in (file.metadata() or {})
+        tensors = None if ours else load_file(path)
     except Exception as error:  # torch raises anything for a type or shape it lacks
         raise _damaged(path, error) from error
+    if tensors is None:
+        advice = f"Export it with: saccade export {path} --out FOLDER"
+        raise _refused(path, "already a saccade checkpoint", advice)
+    return tensors
 
 
 def _damaged(path: Path, error: Exception) -> SaccadeError:
@@ -358,10 +350,8 @@ def _check_tree(path: Path, content: Any) -> None:
             return
         if count > limits.TREE_VALUES:
             break
-    raise SaccadeError(
-        f"{path}: nests more than {limits.PICKLE_DEPTH} deep or contains more than "
-        f"{limits.TREE_VALUES} values. Save only the model's state dict."
-    )
+    limit = f"{limits.PICKLE_DEPTH} deep or contains more than {limits.TREE_VALUES} values"
+    raise _refused(path, f"nests more than {limit}", _STATE_DICT)
 
 
 def _check_size(path: Path, name: str, value: "Tensor") -> None:
@@ -370,16 +360,14 @@ def _check_size(path: Path, name: str, value: "Tensor") -> None:
 
     plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
     if not plain:
-        raise SaccadeError(
-            f"{path}: {name[:100]} is a sparse, quantized or meta tensor, expected plain "
-            "numbers. Save them with tensor.to_dense() or tensor.dequantize()."
-        )
+        problem = f"{name[:100]} is a sparse, quantized or meta tensor, expected plain numbers"
+        advice = "Save them with tensor.to_dense() or tensor.dequantize()."
+        raise _refused(path, problem, advice)
     there = value.untyped_storage().nbytes()
     if value.dim() > limits.AXES or value.numel() * value.element_size() > max(there, 2**20):
-        raise SaccadeError(
-            f"{path}: {name[:100]} is a view of shape {tuple(value.shape)!s:.80} on {there} bytes. "
-            "Save it with tensor.contiguous()."
-        )
+        shape = f"{tuple(value.shape)!s:.80}"
+        problem = f"{name[:100]} is a view of shape {shape} on {there} bytes"
+        raise _refused(path, problem, "Save it with tensor.contiguous().")
 
 
 def _state_of(content: Any) -> Any:
@@ -429,11 +417,9 @@ def _flat(path: Path, content: Any, name: str, parts: str) -> "Iterator[tuple[st
         try:
             yield name, torch.from_numpy(np.array(content))
         except TypeError as error:
-            raise SaccadeError(
-                f"{path}: {name} contains {np.asarray(content).dtype}, expected numbers."
-            ) from error
+            kind = np.asarray(content).dtype
+            raise Damaged(path, f"{name} contains {kind}, expected numbers") from error
     elif content is not None:
-        raise SaccadeError(
-            f"{path}: {name or 'the file'} is {type(content).__name__}, expected tensors. "
-            f"Pass a state dict, or choose the part with the weights by --checkpoint-key{parts}."
-        )
+        problem = f"{name or 'the file'} is {type(content).__name__}, expected tensors"
+        choice = f"choose the part with the weights by --checkpoint-key{parts}"
+        raise _refused(path, problem, f"Pass a state dict, or {choice}.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.core.errors import SaccadeError
 from saccade.models.official.conversion import Converted
+from saccade.models.official.tables import keys_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,10 +99,13 @@ def compared(
 ) -> tuple[KeyRow, ...]:
     """Return every key that differs between our model (`expected`) and the file (`theirs`)."""
     rows = []
+    used = {key for name in converted.names.values() for key in sources_of(name)}
     for ours, wanted in expected.items():
         name = converted.names.get(ours, "")
         if ours not in converted.weights:
-            absent = [key for key in sources_of(name) if key not in theirs]
+            keys = sources_of(name) or keys_of(converted.rows, ours)
+            used.update(keys)  # of several keys, those that the file has
+            absent = [key for key in keys if key not in theirs]
             row = KeyRow("missing", ours, ", ".join(absent), expected=_shape(wanted))
             rows.append(row)
         elif converted.weights[ours].shape != wanted.shape:
@@ -110,7 +114,6 @@ def compared(
     for ours in converted.weights.keys() - expected.keys():
         name = converted.names.get(ours, "")
         rows.append(KeyRow("unexpected", ours, name, _shape(converted.weights[ours])))
-    used = {key for name in converted.names.values() for key in sources_of(name)}
     left = [key for key in theirs if key not in used and key not in converted.ignored]
     rows += [KeyRow("unexpected", "", key, _shape(theirs[key])) for key in left]
     order = ("missing", "unexpected", "wrong shape")

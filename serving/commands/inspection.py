@@ -177,7 +177,7 @@ def _bulk(path: Path) -> Inspection:
 
 def _hub(path: Path) -> Inspection:
     from saccade.models.official.hub_folder import hub_of, source_of, weights_in
-    from saccade.models.official.hugging_face import check_type
+    from saccade.models.official.sources.hugging_face import check_type
 
     hub = hub_of(path)
     names = ("*.safetensors", "*.bin")

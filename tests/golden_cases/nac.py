@@ -14,9 +14,9 @@ from nac_executor_golden import RUNS
 from torch import Tensor
 
 from saccade.models.families import family_class
-from saccade.models.official import nac
 from saccade.models.official.conversion import Official
 from saccade.models.official.report import sources_of
+from saccade.models.official.sources import nac
 
 Tensors = dict[str, Tensor]
 NOT_OURS: dict[str, str] = parts.NOT_OURS

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from golden_refusals import lines_of
 
-from saccade.models.official import invariant_slot_attention as official
-from saccade.models.official.conversion import Official
-from saccade.models.official.invariant_slot_attention import Translation
+from saccade.models.official.conversion import Official, Reading
+from saccade.models.official.sources import invariant_slot_attention as official
+from saccade.models.official.tables import Rows
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.slot_attention.config import SlotConfig
 from saccade.models.slot_attention.decoder import Decoder, Painting, segmentation
@@ -135,9 +135,7 @@ def _attention(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.d
     inputs = torch.from_numpy(data["inputs/inputs"]).to(dtype).requires_grad_()
     state = torch.from_numpy(data["inputs/slots"]).to(dtype).requires_grad_()
     module = SlotAttention(config, inputs.shape[-1])
-    translation = Translation("", parameters(data))
-    official.attention(translation, "", "", config)
-    module.load_state_dict(translation.weights)
+    module.load_state_dict(_taken(data, official.attention_rows("", config)))
     module.to(dtype)
     attended, attention = module(inputs, state)
     yield "slots_out", attended.joined().detach(), data["out/slots_out"]
@@ -154,9 +152,15 @@ def _attention(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.d
     (attended.joined() * torch.from_numpy(data["inputs/cotangent"]).to(dtype)).sum().backward()
     yield "gradient of inputs", inputs.grad, data["out/grad_inputs"]
     yield "gradient of the state", state.grad, data["out/grad_slots"]
-    gradients = Translation("", parameters(data, "out/grad_params/"))
-    official.attention(gradients, "", "", config)
-    yield from _gradients(module, gradients.weights)
+    rows = official.attention_rows("", config)
+    yield from _gradients(module, _taken(data, rows, "out/grad_params/"))
+
+
+def _taken(data: dict[str, np.ndarray], rows: Rows, prefix: str = "params/") -> dict[str, Any]:
+    """Recorded parameters of one component under our names in it."""
+    reading = Reading("", parameters(data, prefix))
+    reading.take(rows)
+    return {name.partition(".")[2]: value for name, value in reading.weights.items()}
 
 
 def _decoder(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.dtype) -> Iterator:
@@ -166,10 +170,9 @@ def _decoder(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.dty
         | {"attention": MODES[recorded["mode"]], "slots": recorded["K"]}
         | {"slot_dim": recorded["S"]}
     )
-    translation = Translation("", parameters(data))
-    official.decoder(translation, "", "", config)
     module = Decoder(config)
-    module.load_state_dict(translation.weights)
+    rows = official.decoder_rows(Reading("", parameters(data)), "", config)
+    module.load_state_dict(_taken(data, rows))
     state = torch.from_numpy(data["inputs/slots"]).to(dtype)[:, 0]
     with torch.no_grad():
         painting = module.to(dtype)(state_of(state, config))
@@ -182,10 +185,9 @@ def _encoder(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.dty
     config = SlotConfig.from_dict(
         encoder_fields(recorded) | {"height_px": height, "width_px": width}
     )
-    translation = Translation("", parameters(data))
-    official.encoder(translation, "", "", config)
     module = Encoder(config)
-    module.load_state_dict(translation.weights)
+    rows = official.encoder_rows(Reading("", parameters(data)), "")
+    module.load_state_dict(_taken(data, rows))
     pixels = torch.from_numpy(data["inputs/video"]).to(dtype)[:, 0]
     with torch.no_grad():
         tokens = module.to(dtype)(pixels)
@@ -239,10 +241,7 @@ def state_of(joined: torch.Tensor, config: SlotConfig) -> SlotState:
 def encoder_fields(recorded: dict[str, Any]) -> dict[str, Any]:
     """Our fields of the recorded encoder's configuration."""
     backbone, place = recorded["backbone"], recorded["pos"]
-    fields = {
-        "grid_embedding": place["update_type"],
-        "grid_embedding_mlp": place.get("mlp", 0),
-    }
+    fields = {"grid_embedding": place["update_type"], "grid_embedding_mlp": place.get("mlp", 0)}
     if backbone["type"] == "ResNet":
         return fields | {"encoder": "resnet", "resnet_stages": backbone["stage_sizes"]}
     return fields | {

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from saccade.models.layers.transformer import Block
 from saccade.models.layers.vit import sinusoid
-from saccade.models.official import sot as official
 from saccade.models.official.conversion import Official, Reading
-from saccade.models.official.sot import read_embedding
-from saccade.models.official.sot_head_keys import read_head
-from saccade.models.official.vit_keys import BLOCK, block_fields
+from saccade.models.official.declared import declared
+from saccade.models.official.sources import sot as official
+from saccade.models.official.sources.sot import HeadJson, read_embedding, read_head
+from saccade.models.official.sources.timm import VIT_BLOCKS, block_fields
 from saccade.models.sot.config import SoTConfig
 from saccade.models.sot.head import (
     ElementPower,
@@ -196,7 +196,9 @@ def _mgcrp(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> 
     for name, width in (("visual_fc", heads * side * side), ("cls_fc", dim)):
         named |= {f"{name}.weight": torch.zeros(2, width), f"{name}.bias": torch.zeros(2)}
     reading = _read(named, case)
-    fields, _ = read_head(reading, "", dim, {"representationConfig": {"args": config}})
+    fields, _ = read_head(
+        reading, "", dim, declared(HeadJson, {"representationConfig": {"args": config}})
+    )
     head = Head(SoTConfig(**{"dim": dim, "heads": 1} | fields))
     module = _loaded(head, reading, "head.").pool
     assert isinstance(module, MultiHeadCrossCovariance)
@@ -210,7 +212,7 @@ def _mgcrp(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> 
 def _classifier(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
     config, x = case["config"], torch.from_numpy(arrays["input"])
     reading = _read(weights, case)
-    fields, _ = read_head(reading, "", config["input_dim"], config)
+    fields, _ = read_head(reading, "", config["input_dim"], declared(HeadJson, config))
     head = Head(SoTConfig(**{"dim": config["input_dim"], "heads": 1} | fields))
     _loaded(head, reading, "head.")
     visual = fields["fusion"] == "visual"
@@ -235,7 +237,7 @@ def _block(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> 
     config = case["config"]
     reading = _read({f"blocks.0.{name}": weight for name, weight in weights.items()}, case)
     fields = block_fields(reading)
-    reading.rename(BLOCK)
+    reading.take(VIT_BLOCKS)
     block = Block(
         fields["dim"], config["num_heads"], fields["mlp_dim"], qkv_bias=fields["qkv_bias"]
     )
@@ -251,7 +253,7 @@ def _block(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> 
 
 def _tokens(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
     reading = _read(weights, case)
-    fields = read_embedding(reading, "tokens.", case["config"])
+    fields = read_embedding(reading, "tokens.", case["config"].get("img_size"))
     config = SoTConfig(**{"dim": case["config"]["embed_dim"], "heads": 1} | UNSCALED | fields)
     embed = _loaded(token_embedding(config), reading, "trunk.embed.")
     return _numpy(output=embed(torch.from_numpy(arrays["input"])))

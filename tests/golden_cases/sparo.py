@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from golden_refusals import arrays_of, lines_of, weights_of
 
-from saccade.models.official import open_clip, sparo_clip
 from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.sources import clip, sparo
 from saccade.models.sparo.config import ReadOutShape
 from saccade.models.sparo.model import Sparo
 from saccade.models.sparo.readout import SlotReadOut, unit_code
@@ -104,7 +104,7 @@ def run_type(
 
 def convert_case(case: dict[str, Any], weights: dict[str, torch.Tensor]) -> Converted:
     """The case's file as `saccade convert` reads it."""
-    source = sparo_clip if case["config"].get("use_sparo") else open_clip
+    source = sparo if case["config"].get("use_sparo") else clip
     config = {**case["config"], "quick_gelu": case["config"].get("quick_gelu", False)}
     return source.convert(Official(case["id"], weights, config=config))
 
@@ -158,7 +158,7 @@ def check_keys(path: Path) -> list[str]:
     }
     tied = {e["key"]: e["tied_to"] for e in listed["entries"] if "tied_to" in e}
     tensors |= {copy: tensors[source] for copy, source in tied.items()}
-    source = sparo_clip if listed["config"].get("use_sparo") else open_clip
+    source = sparo if listed["config"].get("use_sparo") else clip
     config = {**listed["config"], "quick_gelu": False}
     converted = source.convert(Official(path.name, tensors, config=config))
     with torch.device("meta"):

@@ -14,7 +14,7 @@ from golden_refusals import lines_of
 from safetensors.torch import load_file
 
 from saccade.models.official.conversion import Official
-from saccade.models.official.tvmax_vqa import LAM, convert
+from saccade.models.official.sources.tvmax_vqa import LAM, convert
 from saccade.models.vqa.model import VQA
 from saccade.models.vqa.tv_dykstra import tv_dykstra
 from saccade.plugins.ops import tvmax

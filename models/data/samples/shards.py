@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
 
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.json_text import parse_json
 from saccade.models.data.samples.folders import SUFFIXES
 from saccade.models.data.samples.source import RowUnreadable, is_hidden, numbered, reading
@@ -118,9 +118,10 @@ class Shard(Table):
         images = [name for name in members if name in SUFFIXES]
         if len(images) != 1 or len(members.keys() & {*self.usual["masks"]}) > 1:
             key = next(iter(members.values())).key
-            raise SaccadeError(
-                f"{self.path}: sample {key!r} has {_shown(members)}, expected one image "
-                f"({', '.join(SUFFIXES)}) and at most one mask (.mask.png). Write the shard again."
+            raise Damaged(
+                self.path,
+                f"sample {key!r} has {_shown(members)}, expected one image ({', '.join(SUFFIXES)}) "
+                "and at most one mask (.mask.png)",
             )
         members[_IMAGE] = members.pop(images[0])
         return members

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.files import read_lines, read_regular
 from saccade.models.data.splits import SPLITS
 from saccade.models.image_decoding import ImageInput
@@ -177,16 +177,14 @@ def reading(place: object, what: str, *kinds: type[Exception]) -> Iterator[None]
 
     `place` is a path, or returns its name; `what` is what the file should be.
 
-    Raises: SaccadeError.
+    Raises: Damaged.
     """
     damage: tuple[type[Exception], ...] = (OSError, ValueError, *kinds)
     try:
         yield
     except damage as error:
         where = place() if callable(place) else place
-        raise SaccadeError(
-            f"{where}: cannot be read as {what} ({error!s:.300}). Write it again."
-        ) from error
+        raise Damaged(where, f"cannot be read as {what} ({error!s:.300})") from error
 
 
 def refusal(where: str) -> Callable[[str], SaccadeError]:

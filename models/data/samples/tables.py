@@ -17,7 +17,7 @@ from threading import Lock
 from typing import Any, ClassVar
 
 from saccade.core import limits
-from saccade.core.errors import SaccadeError, require
+from saccade.core.errors import Damaged, SaccadeError, require
 from saccade.core.files import read_regular
 from saccade.core.json_text import parse_json
 from saccade.models.data.samples.source import (
@@ -341,10 +341,8 @@ class ParquetTable(Table):
         except (ValueError, KeyError, TypeError):
             return None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise SaccadeError(
-                f"{self.path}: the class names of column {column!r} are {names!r:.80}, expected "
-                "text. Write the file again."
-            )
+            why = f"the class names of column {column!r} are {names!r:.80}, expected text"
+            raise Damaged(self.path, why)
         return names
 
 

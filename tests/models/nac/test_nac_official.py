@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from saccade.core.errors import SaccadeError
 from saccade.models.nac.model import NAC
-from saccade.models.official import nac, nac_forms
 from saccade.models.official.conversion import Official
 from saccade.models.official.convert import ConvertOptions, looks_like, official_from
+from saccade.models.official.sources import nac, nac_forms
 
 GRAPH = nac_forms.GRAPH
 

@@ -12,9 +12,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from places import TESTS  # noqa: E402
 
 from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.models.official.config_keys import config_notes  # noqa: E402
 from saccade.models.official.convert import ConvertOptions as Options  # noqa: E402
-from saccade.models.official.convert import official_from  # noqa: E402
+from saccade.models.official.convert import config_notes, official_from  # noqa: E402
 
 GOLDEN = TESTS / "golden"
 
@@ -81,24 +80,12 @@ def test_the_projects_own_files_give_no_notes() -> None:
 
 
 def test_openclips_keys_that_are_not_read_give_no_notes() -> None:
-    vision = dict.fromkeys(
-        [
-            "image_size",
-            "layers",
-            "width",
-            "patch_size",
-            "mlp_ratio",
-            "ls_init_value",
-            "patch_dropout",
-            "pool_type",
-            "no_ln_pre",
-            "final_ln_after_pool",
-            "output_tokens",
-        ],
-        1,
+    names = (
+        "image_size layers width patch_size mlp_ratio ls_init_value patch_dropout pool_type "
+        "no_ln_pre final_ln_after_pool output_tokens"
     )
-    text = dict.fromkeys(
-        ("context_length", "vocab_size", "width", "heads", "layers", "no_causal_mask", "pad_id"), 1
-    )
+    vision = dict.fromkeys(names.split(), 1)
+    names = "context_length vocab_size width heads layers no_causal_mask pad_id"
+    text = dict.fromkeys(names.split(), 1)
     given = {"embed_dim": 4, "quick_gelu": True, "custom_text": True}
     assert config_notes("open-clip", given | {"vision_cfg": vision, "text_cfg": text}) == ()

@@ -283,7 +283,7 @@ def test_every_source_says_what_it_takes() -> None:
         assert set(source.takes) <= set(OPTIONAL)
         module, _, name = source.module.partition(":")
         assert module == "fake.source" or hasattr(
-            import_module(f"saccade.models.official.{module}"), name or "convert"
+            import_module(f"saccade.models.official.sources.{module}"), name or "convert"
         )
 
 

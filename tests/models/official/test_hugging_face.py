@@ -21,8 +21,8 @@ from saccade.models.checkpoint import Checkpoint, load  # noqa: E402
 from saccade.models.image_decoding import fit  # noqa: E402
 from saccade.models.official.conversion import Official  # noqa: E402
 from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
-from saccade.models.official.hugging_face_images import processor_images  # noqa: E402
 from saccade.models.official.report import ConversionFailed, ConversionReport  # noqa: E402
+from saccade.models.official.sources.hugging_face import processor_images  # noqa: E402
 
 GOLDEN = TESTS / "golden" / "hugging_face"
 ANSWERS = np.load(GOLDEN / "answers.npz")
@@ -155,8 +155,12 @@ CONFIGS: dict[str, tuple[str, Change, str]] = {
         "stage_layers is .*, expected 4 values for a ResNet",
     ),
     "blocks": ("resnet", put(depths=[1, 3, 1, 1]), "missing: .*layer2.2.conv1"),
-    "GELU": ("siglip-vision", put(hidden_act="relu"), "hidden_act is 'relu', expected 'gelu_pyt"),
-    "side": ("siglip-vision", put(image_size=17), r"image_size is 17, expected \[16, 16\]"),
+    "GELU": (
+        "siglip-vision",
+        put(hidden_act="relu"),
+        "hidden_act is 'relu', expected one of gelu_pyt",
+    ),
+    "side": ("siglip-vision", put(image_size=17), r"image_size is \[17, 17\], expected \[16, 16\]"),
     "positions": ("siglip-vision", put(patch_size=4), r"position.*found \(9, 16\), expected \(16,"),
     "no pooling": (
         "siglip-vision",
@@ -170,20 +174,20 @@ CONFIGS: dict[str, tuple[str, Change, str]] = {
         "architectures.*expected one of ViTForImageClassification",
     ),
     "text alone": ("clip", put(architectures=["CLIPTextModel"]), "expected one of CLIPModel"),
-    "activation": ("vit", put(hidden_act="relu"), "hidden_act is 'relu', expected 'gelu'"),
+    "activation": ("vit", put(hidden_act="relu"), "hidden_act is 'relu', expected gelu"),
     "several labels": (
         "vit",
         put(problem_type="multi_label_classification"),
         "problem_type is 'multi_label_classification', expected None or 'single",
     ),
-    "gates": (
-        "dinov2",
-        put(use_swiglu_ffn="yes"),
-        "use_swiglu_ffn is .yes., expected",
-    ),
+    "gates": ("dinov2", put(use_swiglu_ffn="yes"), "use_swiglu_ffn is .yes., expected"),
     "absolute": ("swin", put(use_absolute_embeddings=True), "use_absolute_embeddings is True"),
-    "wide": ("swin", put(mlp_ratio=2.0), "mlp_ratio is 2.0, expected 4.0"),
-    "size": ("vit", put(image_size=224), r"image_size is 224, expected \[16, 16\], the input"),
+    "wide": ("swin", put(mlp_ratio=2.0), "mlp_ratio is 2.0, expected at least 4 and at most 4"),
+    "size": (
+        "vit",
+        put(image_size=224),
+        r"image_size is \[224, 224\], expected \[16, 16\], the input",
+    ),
     "width": ("vit", put(hidden_size=20), r"\(16, 16\), expected \(20, 20\)"),
     "no width": ("vit", put(hidden_size="16"), "hidden_size is '16', expected a whole number"),
     "names": ("vit", put(id2label={"0": "cat"}), "3 outputs, but id2label of config.json has 1"),
@@ -207,12 +211,12 @@ PROCESSORS: dict[str, tuple[str, Change, str]] = {
     ),
     "another step": ("vit", put(do_pad=True), "do_pad is True, expected only the steps resize"),
     "a share": ("vit", put(crop_pct=0.9), "crop_pct is 0.9"),
-    "no share": ("resnet", put(crop_pct=1.5), "crop_pct is 1.5, expected a number above 0 and up"),
+    "no share": ("resnet", put(crop_pct=1.5), "crop_pct is 1.5, expected above 0 and at most 1"),
     "two crops": ("resnet", put(do_center_crop=True), "do_center_crop is True, expected shortest"),
-    "no resize": ("vit", put(do_resize=False), "do_resize is False, expected true"),
-    "no scale": ("vit", put(do_rescale=False), "do_rescale is False, expected true"),
+    "no resize": ("vit", put(do_resize=False), "do_resize is False, expected True"),
+    "no scale": ("vit", put(do_rescale=False), "do_rescale is False, expected True"),
     "scale": ("vit", put(rescale_factor=1 / 127.5), "rescale_factor is .*, expected 1/255"),
-    "filter": ("vit", put(resample=4), r"resample is 4, expected one of 0 \(nearest\), 1"),
+    "filter": ("vit", put(resample=4), r"resample is 4, expected one of 0, 1, 2, 3"),
     "mean": ("vit", put(image_mean=[0.5]), r"image_mean is \[0.5\], expected 3 numbers"),
     "longest": (
         "clip",
@@ -254,18 +258,24 @@ def test_a_large_image_of_a_resnet_is_squashed() -> None:
 
 def test_every_key_that_does_not_fit_is_reported(tmp_path: Path) -> None:
     def other(tensors: dict[str, Any]) -> None:
-        del tensors["vit.encoder.layer.1.attention.attention.key.weight"]
+        del tensors["vit.encoder.layer.1.attention.attention.query.weight"]
         tensors["vit.extra"] = torch.ones(2)
         tensors["classifier.bias"] = torch.ones(4)
 
     with pytest.raises(ConversionFailed) as error:
         changed(tmp_path, "vit", tensors=other)
     rows = {(row.problem, row.theirs) for row in error.value.report.rows}
-    assert rows == {
-        ("missing", "vit.encoder.layer.1.attention.attention.key.weight"),
+    assert len(error.value.report.rows) == 3 and rows == {
+        ("missing", "vit.encoder.layer.1.attention.attention.query.weight"),
         ("unexpected", "vit.extra"),
         ("wrong shape", "classifier.bias"),
     }
+
+
+def test_weights_that_are_whole_numbers(tmp_path: Path) -> None:
+    change = put(**{"classifier.bias": torch.tensor([1, 2, 3])})
+    assert changed(tmp_path, "vit", tensors=change).out
+    assert load(tmp_path / "ours.safetensors").weights["head.class_fc.bias"].tolist() == [1, 2, 3]
 
 
 def test_no_image_processor(tmp_path: Path) -> None:

@@ -130,10 +130,16 @@ def test_what_the_user_says_wins(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another size": ({"input_size": [3, 16, 16]}, "height_px is 16, but the weights are for 12"),
-    "a size of two numbers": ({"input_size": [12, 12]}, "expected channels, height and width"),
-    "an unknown filter": ({"interpolation": "random"}, "interpolation is 'random', expected near"),
-    "an unknown crop": ({"crop_mode": "corner"}, "crop_mode is 'corner', expected center"),
-    "a crop of nothing": ({"crop_pct": -1}, "crop_pct is -1, expected a number above 0"),
+    "a size of two numbers": (
+        {"input_size": [12, 12]},
+        "input_size is .*expected a list of 3, each a whole",
+    ),
+    "an unknown filter": (
+        {"interpolation": "random"},
+        "interpolation is 'random', expected one of near",
+    ),
+    "an unknown crop": ({"crop_mode": "corner"}, "crop_mode is 'corner', expected one of center"),
+    "a crop of nothing": ({"crop_pct": -1}, "crop_pct is -1, expected at least 0 and at most 1"),
     "one mean too few": ({"mean": [0.1, 0.2]}, "mean is .*expected 3 finite numbers"),
 }
 

@@ -81,11 +81,7 @@ def test_flax_arrays_in_pieces_in_bfloat16_and_scalars(tmp_path: Path) -> None:
     pieces = {str(i): extension(piece) for i, piece in enumerate(np.split(large.reshape(-1), 3))}
     half = np.array([1.0, -2.5], dtype=np.float32)
     tree = {
-        "large": {
-            "__msgpack_chunked_array__": True,
-            "shape": {"0": 3, "1": 4},
-            "chunks": pieces,
-        },
+        "large": {"__msgpack_chunked_array__": True, "shape": {"0": 3, "1": 4}, "chunks": pieces},
         "half": extension((half.view(np.uint32) >> 16).astype(np.uint16), "bfloat16"),
         "one": extension(np.float32(3.0), code=3),
     }

@@ -20,9 +20,8 @@ from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.checkpoint import Checkpoint  # noqa: E402
 from saccade.models.entry import imported  # noqa: E402
 from saccade.models.families import build, entries  # noqa: E402
-from saccade.models.official.conversion import Official  # noqa: E402
 from saccade.models.official.convert import ConvertOptions, convert, read_trunk  # noqa: E402
-from saccade.models.official.swin import windows_of  # noqa: E402
+from saccade.models.official.sources.swin import SwinJson, windows_of  # noqa: E402
 
 TIMM, TRANSFORMERS = (TESTS / "golden" / name for name in ("timm", "hugging_face"))
 ANSWERS = {place: np.load(place / "answers.npz") for place in (TIMM, TRANSFORMERS)}
@@ -153,7 +152,10 @@ def _deep_stem(tensors: dict[str, Any]) -> None:
         (_grouped, r"wrong shape: layer1.0.conv2.weight .*found \(4, 2, 3, 3\), expected \(4, 4"),
         (_deep_stem, "has no tensor 'conv1.weight'"),
         (lambda tensors: tensors.update(extra=torch.ones(1)), "unexpected: extra"),
-        (lambda tensors: tensors.pop("layer2.1.bn2.bias"), "missing: trunk.resnet.layer2.1.bn2.b"),
+        (
+            lambda tensors: tensors.pop("layer2.1.bn2.bias"),
+            r"missing: layer2.1.bn2.bias \(our trunk.resnet.layer2.1.bn2.b",
+        ),
         (lambda tensors: tensors["bn1.bias"].fill_(torch.nan), "NaN or infinity"),
     ],
 )
@@ -203,16 +205,16 @@ def changed(name: str, place: Path, **config: Any) -> Path:
 def test_windows_of_a_swin_v2_are_in_its_name(tmp_path: Path) -> None:
     with pytest.raises(SaccadeError, match=r"do not tell its windows\. Pass the name"):
         read_trunk(changed("swinv2", tmp_path, architecture="swinv2_tiny", model_args={}))
-    official = Official("it", {}, {"architecture": "swinv2_base_window12to16_192to256.ms"})
-    assert windows_of(official) == {"window": 16, "trained_windows": [12, 12, 12, 6]}
-    official = Official("it", {}, {"architecture": "swinv2_tiny_window8_256"})
-    assert windows_of(official) == {"window": 8}
+    later = SwinJson(architecture="swinv2_base_window12to16_192to256.ms")
+    assert windows_of("it", later) == {"window": 16, "trained_windows": [12, 12, 12, 6]}
+    once = SwinJson(architecture="swinv2_tiny_window8_256")
+    assert windows_of("it", once) == {"window": 8}
     with pytest.raises(SaccadeError, match="'swinv2_cr_tiny_224', expected one of vit_"):
         read_trunk(changed("deit3", tmp_path, architecture="swinv2_cr_tiny_224"))
 
 
 def test_activations_of_timm(tmp_path: Path) -> None:
-    with pytest.raises(SaccadeError, match="act_layer of model_args is 'relu', expected one of ge"):
+    with pytest.raises(SaccadeError, match="model_args: act_layer is 'relu', expected one of ge"):
         read_trunk(changed("siglip", tmp_path, model_args={"act_layer": "relu", "num_heads": 4}))
     assert read(TIMM / "siglip-tanh").config["activation"] == "gelu_tanh"
     assert read(TIMM / "siglip").config["activation"] == "gelu"
@@ -225,11 +227,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "registers": ("sparo", {"registers": 1}, "patches_only is True, expected false unless"),
     "width": ("sparo", {"pooling": "map", "embed_dim": 8}, "embed_dim is 8, expected image_width"),
     "bottleneck": ("sparo", {"pooling": "mean", "bottleneck_dim": 4}, "expected 0 if pooling is m"),
-    "remainder": (
-        "sot",
-        {"height_px": 18, "remainder": False},
-        "patch_px is 4, expected a div",
-    ),
+    "remainder": ("sot", {"height_px": 18, "remainder": False}, "patch_px is 4, expected a div"),
 }
 
 

@@ -87,7 +87,7 @@ CONFIG = {
 def test_authors_file_is_read_whole():
     official = official_of(CONFIG)
     from saccade.models.families import build
-    from saccade.models.official.invariant_slot_attention import convert
+    from saccade.models.official.sources.invariant_slot_attention import convert
 
     converted = convert(official)
     expected = build("slot-attention", converted.config.to_dict()).state_dict()
@@ -115,7 +115,7 @@ def test_authors_scopes_may_have_other_names():
         return f"{from_debug_paths[scope]}/{rest}"
 
     official = official_of(CONFIG, rename=rename)
-    from saccade.models.official.invariant_slot_attention import convert
+    from saccade.models.official.sources.invariant_slot_attention import convert
 
     with pytest.raises(SaccadeError, match='--config with the key "attention"'):
         convert(official)
@@ -125,7 +125,7 @@ def test_authors_scopes_may_have_other_names():
 
 def test_what_a_file_cannot_tell_is_asked_for():
     official = official_of(None)
-    from saccade.models.official.invariant_slot_attention import convert
+    from saccade.models.official.sources.invariant_slot_attention import convert
 
     with pytest.raises(SaccadeError, match="encoder_strides, decoder_strides, decoder_transposed"):
         convert(official)

@@ -14,8 +14,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.models.official import sot, vit  # noqa: E402
 from saccade.models.official.conversion import Official  # noqa: E402
+from saccade.models.official.sources import sot, vit  # noqa: E402
 from saccade.models.sot.config import PRESETS  # noqa: E402
 
 KEYS = TESTS / "golden" / "sot" / "SoT_Tiny.keys.json"

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 import timm_files as files  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from saccade.models.official import swin, vit  # noqa: E402
 from saccade.models.official.conversion import Official  # noqa: E402
+from saccade.models.official.sources import swin, vit  # noqa: E402
 
 
 def swin_tokens(tensors, pixels):

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
-from saccade.models.official import open_clip, sparo_clip, sparo_dino
 from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.sources import clip, sparo
 from saccade.models.sparo.model import Sparo
 
 FOLDER = TESTS / "golden" / "sparo"
@@ -41,7 +41,7 @@ def check_whole(official: Official, converted: Converted) -> Sparo:
 
 def test_copies_of_shared_keys_may_be_left_out():
     official = golden("clip_sparo_grouped_sqrtsem")
-    whole = sparo_clip.convert(official)
+    whole = sparo.convert(official)
     check_whole(official, whole)
     assert set(whole.ignored) == {
         f"{tower}.v.{name}"
@@ -50,7 +50,7 @@ def test_copies_of_shared_keys_may_be_left_out():
     }
     tensors = {key: value for key, value in official.tensors.items() if ".v." not in key}
     bare = replace(official, tensors=tensors)
-    converted = sparo_clip.convert(bare)
+    converted = sparo.convert(bare)
     check_whole(bare, converted)
     assert converted.config == whole.config and not converted.ignored
     assert converted.config.slot_heads == 4 and converted.config.slots == 8
@@ -58,7 +58,7 @@ def test_copies_of_shared_keys_may_be_left_out():
 
 def test_a_json_that_contradicts_the_file_is_refused():
     official = golden("clip_sparo_sep_kv_rd0")
-    check_whole(official, sparo_clip.convert(official))
+    check_whole(official, sparo.convert(official))
     for change, message in (
         ({"share_kv": True}, "visual.sparo.v.weight differs"),
         ({"L": 8}, "L 8, but the file's tensors have 6"),
@@ -66,7 +66,7 @@ def test_a_json_that_contradicts_the_file_is_refused():
     ):
         config = {**official.config, **change}
         with pytest.raises(SaccadeError, match=message):
-            sparo_clip.convert(replace(official, config=config))
+            sparo.convert(replace(official, config=config))
 
 
 def test_shared_queries_are_found_with_and_without_their_copy():
@@ -83,35 +83,35 @@ def test_shared_queries_are_found_with_and_without_their_copy():
         tensors[f"{tower}.q_emb"] = query
     config = {key: value for key, value in official.config.items() if key != "share_queries"}
     shared = replace(official, tensors=tensors, config=config)
-    converted = sparo_clip.convert(shared)
+    converted = sparo.convert(shared)
     assert converted.config.share_queries and "text_sparo.q_emb" in converted.ignored
     check_whole(shared, converted)
-    assert not sparo_clip.convert(replace(shared, config=official.config)).config.share_queries
+    assert not sparo.convert(replace(shared, config=official.config)).config.share_queries
 
 
 def test_what_tensors_cannot_tell_is_asked_for_by_name():
     baseline = golden("clip_codebook")
     with pytest.raises(SaccadeError, match=r"--config, at least .*quick_gelu"):
-        open_clip.convert(replace(baseline, config=None))
+        clip.convert(replace(baseline, config=None))
     with pytest.raises(SaccadeError, match=r"vision_cfg\.head_width"):
-        open_clip.convert(replace(baseline, config={"quick_gelu": False}))
+        clip.convert(replace(baseline, config={"quick_gelu": False}))
     with pytest.raises(SaccadeError, match="sparo-dino"):
-        sparo_clip.convert(baseline)
+        sparo.convert(baseline)
     with pytest.raises(SaccadeError, match="sparo-clip"):
-        open_clip.convert(golden("clip_sparo_sep_kv_rd0"))
+        clip.convert(golden("clip_sparo_sep_kv_rd0"))
     with pytest.raises(SaccadeError, match="60 tokens minus"):
-        open_clip.convert(replace(baseline, vocabulary=("a b",)))
-    assert "token ids" in " ".join(open_clip.convert(baseline).notes)
+        clip.convert(replace(baseline, vocabulary=("a b",)))
+    assert "token ids" in " ".join(clip.convert(baseline).notes)
 
 
 def test_poolers_of_both_towers_are_read_apart():
     official = golden("clip_attn_pool_gap")
-    config = open_clip.convert(official).config
+    config = clip.convert(official).config
     image, text = config.pooler("image"), config.pooler("text")
     assert (image.queries, image.heads, image.mean) == (3, 2, True)
     assert (text.queries, text.heads, text.mean) == (5, 4, False)
     narrow = golden("clip_codebook_bottleneck")
-    config = open_clip.convert(narrow).config
+    config = clip.convert(narrow).config
     assert (config.embed_dim, config.bottleneck_dim, config.codes) == (20, 12, 24)
     for source, change, message in (
         (official, {"text_cfg": {"n_queries": 3}}, "text_cfg.n_queries 3, but the .* have 5"),
@@ -123,7 +123,7 @@ def test_poolers_of_both_towers_are_read_apart():
         for tower in ("vision_cfg", "text_cfg"):
             config[tower] = {**source.config[tower], **change.get(tower, {})}
         with pytest.raises(SaccadeError, match=message):
-            open_clip.convert(replace(source, config=config))
+            clip.convert(replace(source, config=config))
 
 
 def test_the_mean_of_a_texts_tokens_is_no_model_of_the_authors():
@@ -132,7 +132,7 @@ def test_the_mean_of_a_texts_tokens_is_no_model_of_the_authors():
     text = {**official.config["text_cfg"], "attentional_pool": False, "global_average_pool": True}
     config = {**official.config, "text_cfg": text}
     with pytest.raises(SaccadeError, match="text_cfg has global_average_pool without"):
-        open_clip.convert(replace(official, tensors=tensors, config=config))
+        clip.convert(replace(official, tensors=tensors, config=config))
 
 
 def dino_file() -> dict[str, torch.Tensor]:
@@ -199,7 +199,7 @@ def dino_code(tensors: dict[str, torch.Tensor], pixels: torch.Tensor) -> torch.T
 def test_dino_with_slots_is_read_as_it_is_written_out():
     tensors = dino_file()
     official = Official("teacher", tensors)
-    converted = sparo_dino.convert(official)
+    converted = sparo.convert_dino(official)
     assert "no official file seen" in converted.notes[0]
     assert set(converted.ignored) == {
         "head.mlp.0.weight",
@@ -216,5 +216,5 @@ def test_dino_with_slots_is_read_as_it_is_written_out():
 
 def test_dino_without_slots_is_refused():
     tensors = {key: value for key, value in dino_file().items() if "sparo" not in key}
-    with pytest.raises(SaccadeError, match=r"has no backbone\.sparo\.q_emb"):
-        sparo_dino.convert(Official("teacher", tensors))
+    with pytest.raises(SaccadeError, match=r"has no tensor 'backbone\.sparo\.q_emb'"):
+        sparo.convert_dino(Official("teacher", tensors))

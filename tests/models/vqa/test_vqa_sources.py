@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from saccade.core.errors import SaccadeError
 from saccade.models.official.conversion import Official
-from saccade.models.official.tvmax_vqa import convert
+from saccade.models.official.sources.tvmax_vqa import convert
 from saccade.models.scores.attention import jensen_shannon, repetition, zero_share
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import with_pixels
@@ -78,10 +78,10 @@ ASKED = {
     "MULTI_HEAD": {"config": {"MULTI_HEAD": None}},
     "HIDDEN_SIZE": {"config": {"HIDDEN_SIZE": 512}},
     "image 'boxes'": {"config": {"image": "boxes"}},
-    "unknown keys": {"config": {"gird": [9, 9]}},
+    "unknown key": {"config": {"gird": [9, 9]}},
     "Did you mean grid": {"config": {"gird": [9, 9]}},
     "image is 'pixels'": {"config": {"image": "pixels"}},
-    "MULTI_HEADS is unknown. Did you mean MULTI_HEAD": {"config": {"MULTI_HEADS": 4}},
+    "MULTI_HEADS.* Did you mean MULTI_HEAD": {"config": {"MULTI_HEADS": 4}},
     "not a checkpoint of": {"tensors": {}},
 }
 
