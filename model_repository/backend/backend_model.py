@@ -89,7 +89,7 @@ class BackendModel:
             for name in self.inputs
         ]
         batch = [part[0] if len(part) == 1 else np.concatenate(part) for part in parts]
-        outputs = self._run_in_parts(batch)
+        outputs = self.run_in_parts(batch)
         responses, start = [], 0
         for request, own in zip(requests, parts[0], strict=True):
             stop = start + len(own)
@@ -111,7 +111,8 @@ class BackendModel:
             text = f"variant '{self.name}' could not run this request; see the server's log"
             return pb.InferenceResponse(error=pb.TritonError(text, pb.TritonError.INTERNAL))
 
-    def _run_in_parts(self, batch: list[np.ndarray]) -> list[np.ndarray]:
+    def run_in_parts(self, batch: list[np.ndarray]) -> list[np.ndarray]:
+        """Return the outputs for inputs of any number of rows, both in the configured order."""
         images = len(batch[0])
         if images <= self.run_batch:
             return self.run(self.outputs, dict(zip(self.inputs, batch, strict=True)))

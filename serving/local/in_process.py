@@ -24,6 +24,7 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError, ShapeError, missing_package
 from saccade.exporter.runtimes.runners import Runner, run_in_batches
+from saccade.models.interface import Arrays
 from saccade.serving.client.router_view import RouterView, view_of
 from saccade.serving.local.server_code import SERVER_MODULE, ServerCode, backend_files
 from saccade.serving.repository.model_config import LABELS_FILE, on_gpu, read_config
@@ -93,12 +94,6 @@ class InferenceResponse:
         """Return the error, or None."""
         return self._error
 
-    def reshape(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Give tensors new sizes after the batch axis, by name."""
-        for name in shapes.keys() & self.tensors.keys():
-            array = self.tensors[name].as_numpy()
-            self.tensors[name] = Tensor(name, array.reshape(len(array), *shapes[name]))
-
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by name."""
@@ -121,15 +116,6 @@ class Request:
     def inputs(self) -> list[Tensor]:
         """Return all inputs."""
         return [Tensor(name, array) for name, array in self._inputs.items()]
-
-    def input(self, name: str) -> Tensor:
-        """Return one input."""
-        return Tensor(name, self._inputs[name])
-
-    def reshape(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Give inputs new sizes after the batch axis, by name."""
-        for name, shape in shapes.items():
-            self._inputs[name] = self._inputs[name].reshape(len(self._inputs[name]), *shape)
 
     def requested_output_names(self) -> list[str]:
         """Return the names of the requested outputs."""
@@ -239,16 +225,20 @@ class InProcessRouter:
         self._router.finalize()
         self._variants.clear()
 
-    def _run(self, name: str, request: Request) -> InferenceResponse:
+    def _run(self, name: str, inputs: Arrays, outputs: Sequence[str]) -> InferenceResponse:
         if name == self._name:
             return InferenceResponse()  # a probe of the server's queue, which is not here
         try:
             if name not in self._variants:
                 self._variants[name] = self._opened(name)
-            return self._variants[name].answer(request)
+            arrays = self._variants[name].answer(inputs)
         except SaccadeError as error:
             self._error = error  # it has more details than the router's error
             return InferenceResponse(error=TritonError(str(error)))
+        except Exception as error:
+            self._log.log_error(f"{name}: a request failed: {error!r}")
+            return InferenceResponse(error=TritonError(f"'{name}' could not run this request"))
+        return InferenceResponse([Tensor(wanted, arrays[wanted]) for wanted in outputs])
 
     def _opened(self, name: str) -> "_Variant":
         try:
@@ -268,44 +258,33 @@ class InProcessRouter:
             run = model.served.runner(model)
         except NotChecked as error:
             raise SaccadeError(f"{model.folder}: {error}. Run the command again.") from error
-        return _Variant(ComponentBackend(run, int(config["max_batch_size"])), config)
+        return _Variant(in_parts(run, int(config["max_batch_size"])), config)
 
 
-class ComponentBackend:
-    """A component that its runtime runs, with the interface of a backend."""
-
-    def __init__(self, run: Runner, most_rows: int) -> None:
-        self._run = run
-        self._most_rows = most_rows  # per run; the router's caption search may send more
-
-    def execute(self, requests: list[Request]) -> list[InferenceResponse]:
-        """Return the answers to requests.
-
-        Raises: ShapeError for a request with unsuitable shapes; SaccadeError if the run fails.
-        """
-        return [self._answer(request) for request in requests]
-
-    def _answer(self, request: Request) -> InferenceResponse:
-        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        outputs = run_in_batches(self._run, inputs, self._most_rows)
-        wanted = request.requested_output_names()
-        return InferenceResponse([Tensor(name, outputs[name]) for name in wanted])
+def in_parts(run: Runner, most_rows: int) -> Runner:
+    """Return a runner that takes any number of rows: the router's caption search may send more."""
+    return lambda inputs: run_in_batches(run, inputs, most_rows)
 
 
 class _Variant:
     """A model that the router calls, with the changes of shape that the server makes."""
 
-    def __init__(self, model: Any, config: dict[str, Any]) -> None:
-        self._model = model
+    def __init__(self, run: Runner, config: dict[str, Any]) -> None:
+        self._run = run
         self._to_model = _reshaped(config["input"], "reshape")
         self._to_caller = _reshaped(config["output"], "dims")
 
-    def answer(self, request: Request) -> InferenceResponse:
-        """Return the model's answer to a request."""
-        request.reshape(self._to_model)
-        response: InferenceResponse = self._model.execute([request])[0]
-        response.reshape(self._to_caller)
-        return response
+    def answer(self, inputs: Arrays) -> Arrays:
+        """Return the model's outputs."""
+        return _with_shapes(self._run(_with_shapes(inputs, self._to_model)), self._to_caller)
+
+
+def _with_shapes(arrays: Arrays, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Give arrays new sizes after the batch axis, by name."""
+    return {
+        name: array.reshape(len(array), *shapes[name]) if name in shapes else array
+        for name, array in arrays.items()
+    }
 
 
 @contextmanager
@@ -356,8 +335,8 @@ def labels_in(router: Path) -> tuple[str, ...]:
     return tuple(path.read_text("utf-8").splitlines()) if path.exists() else ()
 
 
-def _backend(code: ServerCode, model: RepositoryModel, config: dict[str, Any]) -> Any:
-    """Return the bundled server's backend, with the model loaded."""
+def _backend(code: ServerCode, model: RepositoryModel, config: dict[str, Any]) -> Runner:
+    """Return a function that runs a model with the bundled server's backend."""
     name = model.served.backend
     files = backend_files(name)
     with ExitStack() as stack:
@@ -375,7 +354,12 @@ def _backend(code: ServerCode, model: RepositoryModel, config: dict[str, Any]) -
             "model_version": VERSION,
         }
     )
-    return backend
+
+    def run(inputs: Arrays) -> dict[str, np.ndarray]:
+        outputs = backend.run_in_parts([inputs[name] for name in backend.inputs])
+        return dict(zip(backend.outputs, outputs, strict=True))
+
+    return run
 
 
 def _reshaped(tensors: list[dict[str, Any]], to: str) -> dict[str, tuple[int, ...]]:
@@ -389,7 +373,9 @@ def _reshaped(tensors: list[dict[str, Any]], to: str) -> dict[str, tuple[int, ..
     }
 
 
-def server_module(run: Callable[[str, Request], InferenceResponse], log: "_Log") -> ModuleType:
+def server_module(
+    run: Callable[[str, Arrays, Sequence[str]], InferenceResponse], log: "_Log"
+) -> ModuleType:
     """Return the server's module; `run` answers a model's calls of another model."""
 
     class InferenceRequest:
@@ -402,20 +388,18 @@ def server_module(run: Callable[[str, Request], InferenceResponse], log: "_Log")
             requested_output_names: Sequence[str],
             **_: object,
         ) -> None:
-            self._model = model_name
-            arrays = {tensor.name(): tensor.as_numpy() for tensor in inputs}
-            self._request = Request(arrays, requested_output_names, {})
+            self._model, self._outputs = model_name, requested_output_names
+            self._inputs = {tensor.name(): tensor.as_numpy() for tensor in inputs}
 
         def exec(self) -> InferenceResponse:
             """Return the answer."""
-            return run(self._model, self._request)
+            return run(self._model, self._inputs, self._outputs)
 
     module: Any = ModuleType(SERVER_MODULE)
     module.TritonError, module.TritonModelException = TritonError, TritonModelException
     module.Tensor, module.InferenceResponse = Tensor, InferenceResponse
     module.InferenceRequest, module.MetricFamily = InferenceRequest, _Forgotten
     module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
-    module.get_input_tensor_by_name = lambda request, name: request.input(name)
     module.get_output_tensor_by_name = lambda response, name: response.tensors.get(name)
     module.Logger = log
     made: ModuleType = module

@@ -27,6 +27,7 @@ from saccade.serving.repository.policies import RouterPolicies, served_adaptive,
 from saccade.serving.repository.preflight.examine import broken_rules
 from saccade.serving.repository.preflight.report import Target
 from saccade.serving.repository.router_folder import (
+    MOST,
     RouterPlan,
     absurd_caps,
     write_labels,
@@ -171,8 +172,8 @@ def _write(partial: Path, plan: RepositoryPlan, kept: Mapping[str, Sample]) -> D
     (partial / DESCRIPTION).write_bytes(
         json_bytes(description(partial, deployment, router.preprocessing))
     )
-    if broken := broken_rules(partial, Target(bundled=False)):
-        raise SaccadeError(f"A server would not load this repository: {broken[0]} Export again.")
+    for broken in broken_rules(partial, Target(bundled=False)):
+        raise SaccadeError(f"A server would not load this repository: {broken} Export again.")
     return deployment
 
 
@@ -183,14 +184,8 @@ def _ops(served: Iterable[ServedFiles]) -> Ops:
 
 
 def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
-    names = ("max_image_mib", "max_megapixels", "max_side_px", "max_images", "min_side_px")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in MOST if getattr(options, name) is not None}
     caps = replace(declared, **given)
-    if caps.max_images > MAX_BATCH:
-        raise SaccadeError(
-            f"max_images is {caps.max_images}, expected at most {MAX_BATCH}, the largest batch of "
-            "a variant. Pass a smaller --max-images; the client splits larger lists into requests."
-        )
     if absurd := next(absurd_caps(caps), None):
         raise SaccadeError(f"{absurd}. Pass a smaller value to `saccade repository`.")
     return caps

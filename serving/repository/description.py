@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 from saccade.core.errors import Damaged, SaccadeError
-from saccade.core.files import sha256_of
+from saccade.core.files import read_regular, sha256_of
 from saccade.core.schema import AGAIN as EXPORT_AGAIN
 from saccade.core.schema import typed
 from saccade.exporter.runtimes.runtime import DEFAULT
@@ -99,9 +99,7 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
             f"{folder}: {state} Write one with: saccade repository FOLDER --out REPOSITORY"
         )
     try:
-        if (size := path.stat().st_size) > MAX_DESCRIPTION_BYTES:
-            raise ValueError(f"has {size} bytes, expected at most {MAX_DESCRIPTION_BYTES}")
-        data = path.read_bytes()
+        data = read_regular(path, MAX_DESCRIPTION_BYTES)
         content = json.loads(data)
         if missing := [key for key in _KEYS if key not in content]:
             raise ValueError(f"no {missing[0]!r}")

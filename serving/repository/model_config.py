@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from saccade.core.errors import SaccadeError
+from saccade.core.files import read_regular
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.models.interface import TensorSpec
 from saccade.serving.repository.options import RepositoryOptions
@@ -188,9 +189,7 @@ def read_config(path: Path) -> Any:
     from google.protobuf import text_format
 
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise SaccadeError(f"{path.name} is too large, expected at most {MAX_BYTES} bytes.")
-        return parse_config(path.read_text("utf-8"))
+        return parse_config(read_regular(path, MAX_BYTES).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise SaccadeError(f"{path.name} cannot be read ({error}).") from error
     except text_format.ParseError as error:

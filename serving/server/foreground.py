@@ -21,10 +21,9 @@ from saccade.serving.repository.installation import (
     find_installation,
 )
 from saccade.serving.server.addresses import ServeOptions
-from saccade.serving.server.log import EscapedFormatter, JsonFormatter, event
+from saccade.serving.server.log import SERVICE, EscapedFormatter, JsonFormatter, event, report
 from saccade.serving.server.server import Server, risk_of
 
-LOGGER = logging.getLogger("saccade.serve")
 _FAILED = "The update failed. The old repository is still served."
 
 
@@ -71,11 +70,11 @@ class HangUp:
             if not self._ignored:
                 interruption.interrupt(number)
         elif self._server is None:
-            LOGGER.warning("SIGHUP ignored: the server is still starting with this repository.")
+            SERVICE.warning("SIGHUP ignored: the server is still starting with this repository.")
         else:
             if self._updating:
                 text = "SIGHUP: an update is in progress. Afterwards, the repository is read again."
-                LOGGER.info(text, **event("reload_pending"))
+                report(logging.INFO, "reload_pending", text)
             self._signals.put(True)
 
     def _update(self, server: Reloads) -> None:
@@ -114,15 +113,15 @@ def signals() -> Iterator[HangUp]:
 
 
 def _reload(server: Reloads) -> None:
-    LOGGER.info("SIGHUP: reading the repository again.", **event("reloading"))
+    report(logging.INFO, "reloading", "SIGHUP: reading the repository again.")
     try:
         server.reload()
     except SaccadeError as error:
-        LOGGER.error(f"{_FAILED} %s", error, **event("reload_failed"))
+        report(logging.ERROR, "reload_failed", f"{_FAILED} {error}")
     except Exception:
-        LOGGER.exception(_FAILED, **event("reload_failed"))
+        SERVICE.exception(_FAILED, **event("reload_failed"))
     else:
-        LOGGER.info("The new repository is being served.", **event("reloaded"))
+        report(logging.INFO, "reloaded", "The new repository is being served.")
 
 
 def _has_terminal() -> bool:
@@ -163,10 +162,10 @@ def serve(repository: Path | str, options: ServeOptions | None = None) -> int:
 def _logged_end(error: BaseException) -> int:
     if isinstance(error, SaccadeError):
         code = error.exit_code
-        LOGGER.critical("%s", error, **event("failed", exit_code=code))
+        report(logging.CRITICAL, "failed", str(error), exit_code=code)
     else:
         code = 128 + (interruption.received() or signal.SIGINT)
-        LOGGER.warning("Interrupted.", **event("interrupted", exit_code=code))
+        report(logging.WARNING, "interrupted", "Interrupted.", exit_code=code)
     return code
 
 
@@ -188,7 +187,7 @@ def _announce(server: Server, options: ServeOptions) -> None:
             "repository": str(server.repository),
             "repository_sha256": server.repository_sha256,
         }
-        LOGGER.info("Serving.", **event("serving", **what, **places))
+        report(logging.INFO, "serving", "Serving.", **what, **places)
         return
     count = len(server.variants)
     names = ", ".join(server.variants)
@@ -201,7 +200,7 @@ def _announce(server: Server, options: ServeOptions) -> None:
 
 def _say(text: str, options: ServeOptions, kind: str) -> None:
     if options.log_format == "json":
-        LOGGER.info("%s", text, **event(kind))
+        report(logging.INFO, kind, text)
     else:
         _print(text)
 

@@ -20,11 +20,9 @@ from pathlib import Path
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.server import process as server_process
 from saccade.serving.server.addresses import ServeOptions
-from saccade.serving.server.log import event
+from saccade.serving.server.log import SERVICE, report
 from saccade.serving.server.process import ServerProcess, StartLimit
 from saccade.serving.server.run_folder import RunFolder
-
-LOGGER = logging.getLogger("saccade.serve")
 
 Start = Callable[[RunFolder], ServerProcess]
 
@@ -94,9 +92,9 @@ class Drain:
         if count and not is_over:
             return False
         if count:
-            fields = event("connections_closed", connections=count)
             noun = "connection" if count == 1 else "connections"
-            LOGGER.warning("Closing %d %s to the old server.", count, noun, **fields)
+            text = f"Closing {count} {noun} to the old server."
+            report(logging.WARNING, "connections_closed", text, connections=count)
         self.process.stop(at_once=not count)
         return True
 
@@ -117,7 +115,7 @@ def receive_callers(process: ServerProcess) -> None:
             # The others started to listen earlier, so our sockets come after theirs.
             send_callers_to(mine, len(every) - len(mine))
         except OSError as error:
-            LOGGER.debug("Port %d: callers go to all processes listening on it (%s).", port, error)
+            SERVICE.debug("Port %d: callers go to all processes listening on it (%s).", port, error)
 
 
 def foreign_listeners(process: ServerProcess) -> list[int]:

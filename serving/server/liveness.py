@@ -9,10 +9,8 @@ from typing import Any
 from saccade.core.machine import process_fields
 from saccade.serving.client.probe import Probe, Prober
 from saccade.serving.client.readiness import Board
-from saccade.serving.server.log import event
+from saccade.serving.server.log import report
 from saccade.serving.server.process import ServerProcess, StartLimit, Stub
-
-LOGGER = logging.getLogger("saccade.serve")
 
 MISSES = 3  # times that a model is late and makes no progress before it counts as dead
 # A model that uses the CPU but finishes no inference for longer than the longest legal run.
@@ -86,8 +84,8 @@ class Liveness:
         for model, reason in reasons.items():
             self._misses[model] = self._misses[model] + 1 if reason else 0
             if self._board.mark(model, reason) and reason:
-                fields = event("variant_silent", variant=model, reason=reason)
-                LOGGER.warning("%s does not answer: %s", model, reason, **fields)
+                text = f"{model} does not answer: {reason}"
+                report(logging.WARNING, "variant_silent", text, variant=model, reason=reason)
             if self._misses[model] >= MISSES:
                 return f"{model} does not answer: {reason}."
         self._ask()
@@ -97,7 +95,8 @@ class Liveness:
         """Note that no connection was possible; return a reason if that lasted too long."""
         now = time.monotonic()
         if self._cut_since_s is None:
-            LOGGER.warning("The server accepts no new connections.", **event("no_connection"))
+            text = "The server accepts no new connections."
+            report(logging.WARNING, "no_connection", text)
             self._cut_since_s = now
         if now - self._cut_since_s < LONGEST_CUT_S:
             return None
@@ -263,8 +262,8 @@ class VariantReload:
                 if model.came_up:
                     prober.forget(name)
             if model.limit and model.due_s is None and model.limit.is_over(self._load_timeout_s):
-                fields = event("variant_not_loaded", variant=name)
-                LOGGER.error("%s was not reloaded in time.", name, **fields)
+                text = f"{name} was not reloaded in time."
+                report(logging.ERROR, "variant_not_loaded", text, variant=name)
                 self._plan(model)
             if model.came_up:
                 prober.ask(name)
@@ -280,8 +279,8 @@ class VariantReload:
             self.count += 1
             back.append(name)
             down_s = model.back_s - model.died_s
-            fields = event("variant_back", variant=name, down_s=round(down_s, 3))
-            LOGGER.warning("%s answers again after %.1f s.", name, down_s, **fields)
+            text = f"{name} answers again after {down_s:.1f} s."
+            report(logging.WARNING, "variant_back", text, variant=name, down_s=round(down_s, 3))
             for stub in model.gone:
                 self._process.abandon(stub)
             model.gone.clear()
@@ -304,22 +303,13 @@ class VariantReload:
 
     def _report_death(self, name: str, pause_s: float) -> None:
         due = f"in {pause_s:g} s" if pause_s else "now"
+        died = "has died (out of memory, or killed). It is reloaded"
         if name == self._board.model:
-            LOGGER.error(
-                "The router of %s has died (out of memory, or killed). It is reloaded %s; until "
-                "then, no variant answers.",
-                name,
-                due,
-                **event("router_died", model=name, pause_s=pause_s),
-            )
-            return
-        LOGGER.error(
-            "The process of %s has died (out of memory, or killed). It is reloaded %s; "
-            "the other models still answer.",
-            name,
-            due,
-            **event("variant_died", variant=name, pause_s=pause_s),
-        )
+            text = f"The router of {name} {died} {due}; until then, no variant answers."
+            report(logging.ERROR, "router_died", text, model=name, pause_s=pause_s)
+        else:
+            text = f"The process of {name} {died} {due}; the other models still answer."
+            report(logging.ERROR, "variant_died", text, variant=name, pause_s=pause_s)
 
     def _plan(self, model: _Model) -> float:
         pause_s = 0.0 if model.deaths == 0 else min(LONGEST_PAUSE_S, 2.0 ** (model.deaths - 1))

@@ -12,18 +12,19 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib import import_module
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
 from saccade.core.errors import SaccadeError
 from saccade.core.escaped import escaped_line, escaped_message
+from saccade.model_repository.router.tracing import FIELDS as REQUEST_FIELDS
+from saccade.model_repository.router.tracing import REQUEST_LINE
 
 LOGGER = logging.getLogger("saccade.server")
+SERVICE = logging.getLogger("saccade.serve")
 
 _LINE = re.compile(r"^([VIWEF])\d{4} [\d:.]+ \d+ (\S+)\] ?(.*)$")
 _LEVELS = {
@@ -184,17 +185,16 @@ def _open(path: Path | None) -> FileIO | None:
 
 
 FIELDS = "saccade_fields"  # attribute of a log record: the fields passed to `event`
-_ROUTER: Mapping[str, Any] = vars(import_module("saccade.model_repository.router.tracing"))
-# Set for the server, so that its router writes a line for each refused or failed request.
-REQUEST_LOG: str = _ROUTER["REQUEST_LOG"]
-_REQUEST_LINE: str = _ROUTER["REQUEST_LINE"]
-# The fields of such a line, with their types.
-_REQUEST: Mapping[str, type] = _ROUTER["FIELDS"]
 
 
 def event(name: str, **fields: Any) -> dict[str, Any]:
     """Return the arguments of a logger's call: the kind of event, and its fields."""
     return {"extra": {FIELDS: {"event": name, **fields}}}
+
+
+def report(level: int, name: str, text: str, **fields: Any) -> None:
+    """Log an event of the service: its level, name, text and fields."""
+    SERVICE.log(level, "%s", text, **event(name, **fields))
 
 
 class JsonFormatter(logging.Formatter):
@@ -220,14 +220,14 @@ class JsonFormatter(logging.Formatter):
 
 def request_fields(text: str) -> dict[str, Any]:
     """Return the fields of a router's line about one request; empty for any other line."""
-    if not text.startswith(_REQUEST_LINE):
+    if not text.startswith(REQUEST_LINE):
         return {}
     with suppress(ValueError):
-        content = json.loads(text.removeprefix(_REQUEST_LINE))
+        content = json.loads(text.removeprefix(REQUEST_LINE))
         if isinstance(content, dict):
             return {
                 name: content[name]
-                for name, kind in _REQUEST.items()
+                for name, kind in REQUEST_FIELDS.items()
                 if type(content.get(name)) is kind
             }
     return {}

@@ -17,20 +17,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from saccade.core.die_with_parent import dying_with_parent
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.core.machine import cpu_seconds, family_of, process_fields
+from saccade.model_repository.router.tracing import (
+    CLOSE_S,
+    CONTEXT,
+    REQUEST_LOG,
+    obstacle,
+    wants_tracing,
+)
 from saccade.serving.local.server_code import backend_files
 from saccade.serving.repository.installation import STUB, Installation
 from saccade.serving.repository.requirements import Requirements
 from saccade.serving.repository.runtimes.registry import served_names, served_runtime
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.http_endpoint import OWN_HOST, hold_port, metrics
-from saccade.serving.server.log import REQUEST_LOG, ServerLog
+from saccade.serving.server.log import ServerLog
 from saccade.serving.server.run_folder import RunFolder, close_regions, link_models, remove_regions
 
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
@@ -420,21 +425,16 @@ def backend_code() -> dict[str, bytes]:
     }
 
 
-_RULES: Mapping[str, Any] = vars(import_module("saccade.model_repository.router.tracing"))
-_wants_tracing: Callable[[Mapping[str, str]], bool] = _RULES["wants_tracing"]
-_obstacle: Callable[[Mapping[str, str]], str] = _RULES["obstacle"]
-
 # The models create the spans (model_repository/router/tracing.py); the server only forwards a
 # caller's context. The server's own trace mode is not used, because it follows every context that a
 # caller sends, whether sampled or not, and does not know decoding, lanes or batched requests.
 _TRACING_FILE = "tracing.py"  # in the router, if it supports contexts
-CLOSE_S: float = _RULES["CLOSE_S"]  # the longest time that a model needs to send its last spans
-_PATTERN = f"(?i)^({'|'.join(_RULES['CONTEXT'])})$"
+_PATTERN = f"(?i)^({'|'.join(CONTEXT)})$"
 
 
 def is_traced(models: Path, environment: Mapping[str, str]) -> bool:
     """Return True if these models send spans; a router of an older release cannot."""
-    return _wants_tracing(environment) and any(models.glob(f"*/1/{_TRACING_FILE}"))
+    return wants_tracing(environment) and any(models.glob(f"*/1/{_TRACING_FILE}"))
 
 
 def trace_arguments(
@@ -450,12 +450,12 @@ def trace_arguments(
 
 def trace_notices(models: Path, environment: Mapping[str, str]) -> Iterator[str]:
     """Yield reasons why no spans reach the configured endpoint."""
-    if not _wants_tracing(environment):
+    if not wants_tracing(environment):
         return
     if not is_traced(models, environment):
         yield (
             f"No spans are sent: {models} was written by an older release. Run `saccade "
             "repository` again, or unset OTEL_EXPORTER_OTLP_ENDPOINT."
         )
-    elif reason := _obstacle(environment):
+    elif reason := obstacle(environment):
         yield f"No spans are sent: {reason}. Or unset OTEL_EXPORTER_OTLP_ENDPOINT."

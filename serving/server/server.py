@@ -30,12 +30,10 @@ from saccade.serving.server.http_endpoint import (
     ReadyEndpoint,
     Watched,
 )
-from saccade.serving.server.log import ServerLog, event
+from saccade.serving.server.log import SERVICE, ServerLog, report
 from saccade.serving.server.process import ServerProcess, trace_notices
 from saccade.serving.server.run_folder import COPY, RunFolder
 from saccade.serving.server.supervisor import Supervisor
-
-LOGGER = logging.getLogger("saccade.serve")
 
 __all__ = ["ServeOptions", "Server"]
 
@@ -74,14 +72,14 @@ class Server:
         requirements = requirements_of(self.repository)
         refuse_unrunnable(self.repository, requirements, installation)
         for level, text in notices(wanted):
-            LOGGER.log(level, text)
+            SERVICE.log(level, text)
         here = cores()
         for name, threads in chosen_again(deployment.threads, deployment.cores, here).items():
             why = deployment.threads[name].why(here)
-            LOGGER.info("%s: one run has %d threads here, because %s", name, threads, why)
+            SERVICE.info("%s: one run has %d threads here, because %s", name, threads, why)
         if installation.bundled:
             for text in trace_notices(self.repository, os.environ):
-                LOGGER.warning("%s", text)
+                SERVICE.warning("%s", text)
         for attempts_left in (2, 1, 0):
             self.options = with_ports(wanted)
             check_installation(installation, deployment.runtime)
@@ -168,21 +166,19 @@ class Server:
                 "repository."
             )
         refuse_unrunnable(repository, requirements, installation)
-        report = preflight(repository)
-        if not report.passed:
-            raise SaccadeError(f"The repository is not ready to serve.\n{report.to_text()}")
+        findings = preflight(repository)
+        if not findings.passed:
+            raise SaccadeError(f"The repository is not ready to serve.\n{findings.to_text()}")
         start = self._starter(repository, installation, requirements)
         wanted = Replacement(start, deployment.model, deployment.variants, deployment.sha256)
         supervisor.replace(wanted)
         wanted.settled.wait()
         if wanted.failure:
             raise wanted.failure
-        LOGGER.info(
-            "Serving %s, SHA-256 %.12s.",
-            repository,
-            deployment.sha256,
-            **event("replaced", repository=str(repository), repository_sha256=deployment.sha256),
-        )
+        sha256 = deployment.sha256
+        text = f"Serving {repository}, SHA-256 {sha256:.12}."
+        fields = {"repository": str(repository), "repository_sha256": sha256}
+        report(logging.INFO, "replaced", text, **fields)
 
     @property
     def model(self) -> str:

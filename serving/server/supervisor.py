@@ -22,7 +22,7 @@ from saccade.serving.server.handover import (
     receive_callers,
 )
 from saccade.serving.server.liveness import Liveness, VariantReload
-from saccade.serving.server.log import ServerLog, event
+from saccade.serving.server.log import ServerLog, report
 from saccade.serving.server.process import ServerProcess, StartLimit
 from saccade.serving.server.run_folder import RunFolder, remove_other_copies
 
@@ -46,8 +46,6 @@ class Patience:
             return None
         return 0.0 if self._troubles < 2 else 2.0 ** (int(self._troubles) - 2)
 
-
-LOGGER = logging.getLogger("saccade.serve")
 
 LIVENESS_INTERVAL_S = 0.25
 LEFT_TIMES = 3.0  # a server that ends may take this many times as long as its work should take
@@ -146,8 +144,8 @@ class Supervisor(threading.Thread):
             if self._down_since_s is None:
                 self._down_since_s = time.monotonic()
             due = f"in {wait_s:g} s" if wait_s else "now"
-            fields = event("restarting", reason=trouble, pause_s=wait_s)
-            LOGGER.error("%s Restarting it %s.", trouble, due, **fields)
+            text = f"{trouble} Restarting it {due}."
+            report(logging.ERROR, "restarting", text, reason=trouble, pause_s=wait_s)
             self._board.reset("restarting")
             if self._ending.wait(wait_s):
                 return
@@ -211,8 +209,8 @@ class Supervisor(threading.Thread):
             return
         down_s = now_s - self._down_since_s
         self._down_since_s = None
-        fields = event("server_back", down_s=round(down_s, 3))
-        LOGGER.warning("The server answers again after %.1f s.", down_s, **fields)
+        text = f"The server answers again after {down_s:.1f} s."
+        report(logging.WARNING, "server_back", text, down_s=round(down_s, 3))
 
     def _prober(self) -> Prober:
         place = address(self._options.host, self._options.grpc_port)
@@ -295,8 +293,8 @@ class Supervisor(threading.Thread):
             return False
         stubs = [stub for model in silent for stub in process.stubs_of(model)]
         for stub in stubs:
-            text = "%s does not answer. Killing its process."
-            LOGGER.error(text, stub.model, **event("variant_ended", variant=stub.model))
+            text = f"{stub.model} does not answer. Killing its process."
+            report(logging.ERROR, "variant_ended", text, variant=stub.model)
             with suppress(ProcessLookupError):
                 os.kill(stub.pid, signal.SIGKILL)
         return bool(stubs)
@@ -329,8 +327,8 @@ class Supervisor(threading.Thread):
             wanted.settled.set()
             return True
         if wanted.failure:
-            text = "%s The old server continues."
-            LOGGER.error(text, wanted.failure, **event("replacement_failed"))
+            text = f"{wanted.failure} The old server continues."
+            report(logging.ERROR, "replacement_failed", text)
             self._wanted = None
             remove_other_copies(process.copy)
         return False

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """All checks in order: those of the repository as a whole, then those of each model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from saccade.core.errors import MissingPackage, SaccadeError
 from saccade.serving.repository.description import entries
@@ -14,18 +15,22 @@ from saccade.serving.repository.preflight.repository import Repository, open_rep
 from saccade.serving.repository.runtimes.registry import served_runtime
 from saccade.serving.repository.runtimes.served_runtime import ModelCheck
 
+# A check: its name, that of its model or of none, and how to make it.
+NamedCheck = tuple[str, str, Callable[[], Iterator[str]]]
+RepositoryCheck = Callable[[Repository, Target], Iterator[str]]
 MOST_REASONS = 5  # per check and model: more of the same kind add nothing
-REPOSITORY: dict[str, Callable[[Repository, Target], Iterator[str]]] = {
+REPOSITORY: dict[str, RepositoryCheck] = {
     "files": repository_checks.check_files,
     "models": repository_checks.check_models,
     "top": repository_checks.check_top,
     "machine": repository_checks.check_machine,
 }
-ROUTER: dict[str, Callable[[Repository, Target], Iterator[str]]] = {
-    "configuration": lambda repository, target: config_checks.check_config(
-        repository.router, target
-    ),
-    "versions": lambda repository, target: config_checks.check_versions(repository.router, target),
+# Those of any model, whether the router or a variant.
+ANY_MODEL: dict[str, ModelCheck] = {
+    "configuration": config_checks.check_config,
+    "versions": config_checks.check_versions,
+}
+ROUTER: dict[str, RepositoryCheck] = {
     "fields": repository_checks.check_fields,
     "content": repository_checks.check_content,
     "router": repository_checks.check_router,
@@ -33,8 +38,7 @@ ROUTER: dict[str, Callable[[Repository, Target], Iterator[str]]] = {
 }
 # The checks of the runtime come after these.
 MODEL: dict[str, ModelCheck] = {
-    "configuration": config_checks.check_config,
-    "versions": config_checks.check_versions,
+    **ANY_MODEL,
     "fields": config_checks.check_fields,
     "content": config_checks.check_content,
     "instances": config_checks.check_instances,
@@ -43,9 +47,7 @@ MODEL: dict[str, ModelCheck] = {
     "sample": model_checks.check_sample,
     "warm-up": model_checks.check_warmup,
 }
-LAST: dict[str, Callable[[Repository, Target], Iterator[str]]] = {
-    "memory": repository_checks.check_memory
-}
+LAST: dict[str, RepositoryCheck] = {"memory": repository_checks.check_memory}
 # Checks that load nothing: `deploy` applies them to what it has written.
 RULES = ("configuration", "versions", "fields", "content", "labels", "sample", "warm-up")
 
@@ -57,53 +59,49 @@ def steps(
 
     Models named in `unloadable` are not loaded: their library has already killed a process.
     """
-    steps: list[tuple[str, str, Callable[[], Finding]]] = []
-    odd = _odd(repository.folder)
+    odd, router = _odd(repository.folder), repository.deployment.model
 
-    def blocked() -> Iterator[str]:
-        # Reading a pipe would wait forever, and following a link would load foreign files.
-        raise NotChecked(f"{odd} is not a regular file of the repository")
+    def made(check: str, model: str, run: Callable[[], Iterator[str]]) -> Finding:
+        if odd is not None and check != "files":
+            # Reading a pipe would wait forever, and following a link would load foreign files.
+            reason = f"{odd} is not a regular file of the repository."
+            return Finding(check, model, "not checked", (reason,))
+        if check == "answer" and model in unloadable:
+            return Finding(check, model, "not checked", ("its library of ops cannot be loaded.",))
+        return _finding(check, model, run)
 
-    def unloaded() -> Iterator[str]:
-        raise NotChecked("its library of ops cannot be loaded")
-
-    def add(check: str, model: str, run: Callable[[], Iterator[str]]) -> None:
-        own = run if odd is None or check == "files" else blocked
-        steps.append((check, model, lambda: _finding(check, model, own)))
-
-    for check, verb in REPOSITORY.items():
-        add(check, "", partial(verb, repository, target))
-    for check, verb in ROUTER.items():
-        add(check, repository.deployment.model, partial(verb, repository, target))
-    checks = {**MODEL, **served_runtime(repository.deployment.runtime).checks}
-    for one_model in repository.models:
-        for check, look in checks.items():
-            if check == "answer" and one_model.name in unloadable:
-                add(check, one_model.name, unloaded)
-            else:
-                add(check, one_model.name, partial(look, one_model, target))
-    for check, verb in LAST.items():
-        add(check, "", partial(verb, repository, target))
-    return steps
-
-
-def broken_rules(folder: Path, target: Target) -> tuple[str, ...]:
-    """Return the rules that the files of a repository break, each with its model."""
-    repository = open_repository(folder)
-    served = served_runtime(repository.deployment.runtime)
-    checks, rules = {**MODEL, **served.checks}, {*RULES, *served.rules}
-    made = [
-        _finding(check, model.name, partial(look, model, target))
-        for model in repository.models
-        for check, look in checks.items()
-        if check in rules
+    every = [
+        *_applied(REPOSITORY, "", repository, target),
+        *_applied(ANY_MODEL, router, repository.router, target),
+        *_applied(ROUTER, router, repository, target),
+        *_of_models(repository, target),
+        *_applied(LAST, "", repository, target),
     ]
-    return tuple(
-        f"{finding.model}: {reason}"
-        for finding in made
-        if finding.verdict == "failed"
-        for reason in finding.reasons
-    )
+    return [(name, model, partial(made, name, model, run)) for name, model, run in every]
+
+
+def _of_models(repository: Repository, target: Target) -> list[NamedCheck]:
+    checks = {**MODEL, **served_runtime(repository.deployment.runtime).checks}
+    models = repository.models
+    return [check for one in models for check in _applied(checks, one.name, one, target)]
+
+
+def _applied(
+    checks: Mapping[str, Callable[[Any, Target], Iterator[str]]],
+    model: str,
+    to: Any,
+    target: Target,
+) -> list[NamedCheck]:
+    return [(name, model, partial(look, to, target)) for name, look in checks.items()]
+
+
+def broken_rules(folder: Path, target: Target) -> Iterator[str]:
+    """Yield the rules that the files of a repository break, each with its model."""
+    repository = open_repository(folder)
+    rules = {*RULES, *served_runtime(repository.deployment.runtime).rules}
+    for name, model, run in _of_models(repository, target):
+        if name in rules and (finding := _finding(name, model, run)).verdict == "failed":
+            yield from (f"{model}: {reason}" for reason in finding.reasons)
 
 
 def _odd(folder: Path) -> str | None:

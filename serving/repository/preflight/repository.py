@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.core.errors import SaccadeError, require
+from saccade.core.files import read_regular
 from saccade.exporter.artefact.manifest import SUFFIX, Manifest, read_manifest
 from saccade.serving.repository.description import Deployment, read_description
 from saccade.serving.repository.model_config import (
@@ -163,9 +164,7 @@ class Repository:
         """The router's routes to its variants."""
         path = self.router.version / "routes.json"
         try:
-            if (size := path.stat().st_size) > MAX_ROUTES_BYTES:
-                raise ValueError(f"has {size} bytes, expected at most {MAX_ROUTES_BYTES}")
-            content: dict[str, Any] = json.loads(path.read_bytes())
+            content: dict[str, Any] = json.loads(read_regular(path, MAX_ROUTES_BYTES))
             _ = content["family"], content["variants"], content["preprocessing"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise NotChecked(f"routes.json cannot be read ({error!r:.200})") from error

@@ -37,7 +37,7 @@ from saccade.serving.repository.runtimes.served_runtime import (
     ServedRuntime,
     StoredFile,
     exported_files,
-    refuse_engines,
+    refuse_options,
 )
 
 
@@ -60,7 +60,7 @@ class ServedOnnxRuntime(ServedRuntime):
     }
 
     def check_options(self, options: RepositoryOptions) -> None:
-        refuse_engines(options)
+        refuse_options(options, "tensorrt", "engines")
 
     def check_manifest(self, manifest: Manifest) -> None:
         if (manifest.opset, manifest.ir_version) != (OPSET, IR_VERSION):

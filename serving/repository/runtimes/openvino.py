@@ -24,13 +24,13 @@ from saccade.serving.repository.preflight.model_checks import differences
 from saccade.serving.repository.preflight.report import NotChecked, Target
 from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.runtimes.served_runtime import (
+    ONNXRUNTIMES_OWN,
     ModelCheck,
     ServedFiles,
     ServedRuntime,
     StoredFile,
     exported_files,
-    refuse_engines,
-    refuse_onnxruntimes_own,
+    refuse_options,
 )
 from saccade.serving.repository.stored_sample import read_sample
 
@@ -85,8 +85,8 @@ class ServedOpenVino(ServedRuntime):
     def check_options(self, options: RepositoryOptions) -> None:
         if options.instances == "gpu":
             raise SaccadeError("--instances is gpu, but OpenVINO runs on CPUs here. Leave it out.")
-        refuse_engines(options)
-        refuse_onnxruntimes_own(options)
+        refuse_options(options, "tensorrt", "engines")
+        refuse_options(options, "onnxruntime", *ONNXRUNTIMES_OWN)
 
     def component_files(
         self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int

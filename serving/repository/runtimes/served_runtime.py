@@ -19,6 +19,7 @@ from saccade.serving.repository.preflight.report import Target
 from saccade.serving.repository.preflight.repository import RepositoryModel
 
 DEFAULT_RUN_BATCH = 8
+ONNXRUNTIMES_OWN = ("inter_op_threads", "parallel_nodes", "graph_level")  # options
 
 ModelCheck = Callable[[RepositoryModel, Target], Iterator[str]]
 
@@ -57,29 +58,17 @@ def exported_files(folder: ArtefactFolder, manifest: Manifest) -> dict[str, Stor
     return {name: StoredFile(folder.path / each.name, each.sha256) for name, each in names.items()}
 
 
-def refuse_engines(options: RepositoryOptions) -> None:
-    """Refuse folders of plans for a runtime that runs exported files.
-
-    Raises: SaccadeError if there are any.
-    """
-    if options.engines:
-        raise SaccadeError(
-            f"--engines is for plans, and the runtime is {options.runtime}. Pass --runtime "
-            "tensorrt as well."
-        )
-
-
-def refuse_onnxruntimes_own(options: RepositoryOptions, *also: str) -> None:
-    """Refuse options that only ONNX Runtime has, and those that this runtime lacks `also`.
+def refuse_options(options: RepositoryOptions, runtime: str, *names: str) -> None:
+    """Refuse options that only another runtime has.
 
     Raises: SaccadeError for the first one whose value is not the default.
     """
     usual = {field.name: field.default for field in fields(options)}
-    for name in (*also, "inter_op_threads", "parallel_nodes", "graph_level"):
+    for name in names:
         if getattr(options, name) != usual[name]:
             raise SaccadeError(
-                f"--{name.replace('_', '-')} is for ONNX Runtime only, and the runtime is "
-                f"{options.runtime}. Leave it out."
+                f"--{name.replace('_', '-')} is for the runtime {runtime} only, and the runtime is "
+                f"{options.runtime}. Leave it out, or pass --runtime {runtime}."
             )
 
 

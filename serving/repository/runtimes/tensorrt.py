@@ -29,11 +29,12 @@ from saccade.serving.repository.runtimes.plans import (
     read_plans,
 )
 from saccade.serving.repository.runtimes.served_runtime import (
+    ONNXRUNTIMES_OWN,
     ModelCheck,
     ServedFiles,
     ServedRuntime,
     StoredFile,
-    refuse_onnxruntimes_own,
+    refuse_options,
 )
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class ServedTensorRT(ServedRuntime):
                 "--no-op-library is for ONNX Runtime only. Plans use the plugins of the server's "
                 "option --backend-config=tensorrt,plugins=; see `saccade serve --print-command`."
             )
-        refuse_onnxruntimes_own(options, "threads")
+        refuse_options(options, "onnxruntime", "threads", *ONNXRUNTIMES_OWN)
 
     def component_files(
         self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int

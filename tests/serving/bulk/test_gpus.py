@@ -34,7 +34,7 @@ from saccade.serving.bulk import runners
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.shard import BulkJob
-from saccade.serving.local.in_process import ComponentBackend, Request
+from saccade.serving.local.in_process import in_parts
 from saccade.serving.repository import deploy as deploy_module
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
@@ -202,9 +202,12 @@ def test_what_the_gpus_at_hand_cannot_run(
     ("options", "words"),
     [
         ({"runtime": "tensorrt"}, "--runtime tensorrt needs --engines"),
-        ({"engines": ("plans",)}, "--engines is for plans, and the runtime is onnxruntime"),
+        (
+            {"engines": ("plans",)},
+            "--engines is for the runtime tensorrt only, and the runtime is onnxruntime",
+        ),
         (on_plans(("plans",), instances="cpu"), "--instances is cpu, but plans run on GPUs only"),
-        (on_plans(("plans",), threads=2), "--threads is for ONNX Runtime only"),
+        (on_plans(("plans",), threads=2), "--threads is for the runtime onnxruntime only"),
     ],
 )
 def test_options_that_a_runtime_does_not_have(options: dict[str, Any], words: str) -> None:
@@ -250,12 +253,9 @@ def test_a_plan_runs_the_batch_in_parts_that_it_takes(
     image = np.random.default_rng(0).integers(0, 256, (11, 4, 4, 1), dtype=np.uint8)
     with pytest.raises(ShapeError, match=r"expected \[1, 4, 4, 1\] to \[4, 4, 4, 1\]"):
         run({"image": image})
-    (response,) = ComponentBackend(run, model.config.max_batch_size).execute(
-        [Request({"image": image}, ["logits"], {})]
-    )
-    assert set(response.arrays) == {"logits"}
+    answers = in_parts(run, model.config.max_batch_size)({"image": image})
     alone = [run({"image": image[at : at + 1]})["logits"] for at in range(11)]
-    np.testing.assert_allclose(response.arrays["logits"], np.concatenate(alone), rtol=1e-5)
+    np.testing.assert_allclose(answers["logits"], np.concatenate(alone), rtol=1e-5)
 
 
 def test_shapes_that_a_plan_does_not_take_are_errors_of_their_inputs(

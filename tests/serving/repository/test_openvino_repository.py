@@ -142,10 +142,10 @@ def test_the_server_needs_the_package(needs_server, monkeypatch):
     ("options", "words"),
     [
         ({"instances": "gpu"}, "--instances is gpu, but OpenVINO runs on CPUs"),
-        ({"engines": ("a",)}, "--engines is for plans"),
-        ({"inter_op_threads": 2}, "--inter-op-threads is for ONNX Runtime only"),
-        ({"parallel_nodes": True}, "--parallel-nodes is for ONNX Runtime only"),
-        ({"graph_level": 1}, "--graph-level is for ONNX Runtime only"),
+        ({"engines": ("a",)}, "--engines is for the runtime tensorrt only"),
+        ({"inter_op_threads": 2}, "--inter-op-threads is for the runtime onnxruntime only"),
+        ({"parallel_nodes": True}, "--parallel-nodes is for the runtime onnxruntime only"),
+        ({"graph_level": 1}, "--graph-level is for the runtime onnxruntime only"),
     ],
 )
 def test_options_of_other_runtimes_are_refused(options, words, tmp_path):
