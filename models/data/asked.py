@@ -4,7 +4,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from saccade.core.errors import SaccadeError
+from saccade.core.choice import check_within
+from saccade.core.schema import Range
 from saccade.models.preprocessing import Preprocessing
 
 
@@ -27,5 +28,4 @@ def check_skip_bad(rows: int) -> None:
 
     Raises: SaccadeError if it is negative.
     """
-    if rows < 0:
-        raise SaccadeError(f"--skip-bad is {rows}, expected 0 or more rows.")
+    check_within("--skip-bad", rows, Range(0))

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from saccade.core.choice import check_within
 from saccade.core.errors import SaccadeError
 from saccade.core.path_fields import PathFields
+from saccade.core.schema import Range
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.serving.bulk.answers import Ask, Precision
 from saccade.serving.repository.options import RepositoryOptions
@@ -65,10 +67,8 @@ class BulkOptions(PathFields):
             ("max_errors", 0, 2**62),
         ):
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise SaccadeError(
-                    f"--{name.replace('_', '-')} is {value}, expected {low} to {high:,}."
-                )
+            if value is not None:
+                check_within(f"--{name.replace('_', '-')}", value, Range(low, high))
         least, most = self.worker_range()
         if least != most and self.runner == "local":
             raise SaccadeError(

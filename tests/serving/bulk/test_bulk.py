@@ -252,7 +252,7 @@ def test_more_errors_than_allowed(run: Callable[..., Any], images: Path, tmp_pat
         ({"workers": "0"}, "--workers is '0', expected 1 to 4096"),
         ({"workers": "1:3"}, "Pass one number, or pass --runner ray"),
         ({"address": "auto"}, "--runner is local"),
-        ({"batch": 65}, "--batch is 65, expected 1 to 64"),
+        ({"batch": 65}, "--batch is 65, expected at least 1 and at most 64"),
         ({"ask": "caption"}, "answers classify or embed"),
         ({"budget": "0.001"}, "no variant has a budget of at most 0.001"),
         ({"budget": "fast"}, "parameter budget is 'fast'"),
