@@ -177,8 +177,9 @@ def hard_negatives(model: EvaluatedModel, options: EvaluateOptions) -> Evaluatio
         scenes = described_scenes(model.images(), options)
         captions = [scenes.captions[owner] for owner in scenes.owner]
         told = Contrasts(
-            scenes.images, scenes.owner, scenes.data, "", 0, lambda: scenes.sha256, scenes.owner,
-            captions, scenes.negatives, scenes.kinds,
+            scenes.images, np.zeros(len(scenes.images), np.int64), ("",), scenes.data,
+            lambda: scenes.sha256, "", rows=scenes.owner, owner=scenes.owner, captions=captions,
+            negatives=scenes.negatives, kinds=scenes.kinds,
         )  # fmt: skip
     else:
         given = options.data or "", options.split, options.asked

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.verbosity import note_once
 from saccade.models.data.asked import DataAsked
@@ -85,8 +86,7 @@ def load_data(
     Raises: SaccadeError if there is no such data or it cannot be used, ShapeError if images do
         not have the shape that `preprocessing` requires.
     """
-    if split not in SPLIT_CHOICES:
-        raise SaccadeError(f"split is {split!r}, expected one of {', '.join((*SPLITS, 'all'))}.")
+    check_one_of("split", split, SPLIT_CHOICES)
     split = "validation" if split == "val" else split
     if preprocessing is None and asked is not None:
         preprocessing = asked.preprocessing

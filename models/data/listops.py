@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from saccade.core.checks import check_one_of, check_within
 from saccade.core.errors import SaccadeError
+from saccade.core.schema import Range
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 VOCABULARY = (*(str(digit) for digit in range(10)), *OPERATORS, "]")
@@ -40,12 +42,9 @@ class Grammar:
 
     def __post_init__(self) -> None:
         limits = {"max_tokens": (4, 10_000), "depth": (1, 100), "arguments": (2, 10)}
-        for name, (least, most) in limits.items():
-            if not least <= getattr(self, name) <= most:
-                raise SaccadeError(
-                    f"listops: {name} is {getattr(self, name)}, expected {least} to {most}. "
-                    "A list has an operator, two arguments and a bracket."
-                )
+        # A list has an operator, two arguments and a bracket.
+        for name, bounds in limits.items():
+            check_within(f"listops: {name}", getattr(self, name), Range(*bounds))
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ def listops(
 
     Raises: SaccadeError if there is no such split.
     """
-    if split not in _STREAMS:
-        raise SaccadeError(f"split is {split!r}, expected one of {', '.join(_STREAMS)}.")
+    check_one_of("split", split, _STREAMS)
     rng = np.random.default_rng((seed, _STREAMS[split]))
     count = COUNTS[split] if count is None else count
     return draw(rng, count, split=split, grammar=grammar or Grammar())

@@ -21,10 +21,10 @@ from saccade.models.data.samples.formats import (
 )
 from saccade.models.data.samples.questions import AskedImages, open_questions
 from saccade.models.data.samples.sentences import (
+    HardNegatives,
     Negative,
     has_lists,
     open_captions,
-    open_negatives,
 )
 from saccade.models.data.samples.source import DataDescription, SampleSource, Texts
 from saccade.models.data.samples.tables import columns_in
@@ -119,7 +119,7 @@ def load_contrasts(
     Without `split`, these are all images if the files name no splits, as in a benchmark.
     Raises: SaccadeError if there are no false sentences, or a row cannot be used.
     """
-    source = open_negatives(name, _given(name, asked))
+    source = HardNegatives.opened(name, _given(name, asked))
     by_row: dict[int, list[Negative]] = {}
     for one in source.negatives:
         by_row.setdefault(one.row, []).append(one)

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from saccade.core.checks import check_one_of, check_within
 from saccade.core.errors import SaccadeError
+from saccade.core.schema import Range
 
 SHAPES = ("circle", "square", "triangle", "cross")
 COLOURS = ("red", "green", "blue", "yellow")
@@ -213,11 +215,9 @@ def scenes(
     1,000, test 2,000.
     Raises: SaccadeError for an unknown split or positions, and for counts out of range.
     """
-    if split not in _SEEDS:
-        raise SaccadeError(f"split {split!r} is unknown. Choose one of: {', '.join(_SEEDS)}.")
+    check_one_of("split", split, _SEEDS)
     total = COUNTS[split] if count is None else count
-    if total < 1:
-        raise SaccadeError(f"scenes: found a count of {total}, expected at least 1.")
+    check_within("scenes: count", total, Range(1))
     chunks = []
     for number in range(-(-total // _CHUNK)):
         rng = np.random.default_rng((_SEEDS[split], seed, number))
@@ -323,15 +323,7 @@ def _in_words(layout: Layout, index: int) -> tuple[Object, ...]:
 
 
 def _check(side_px: int, objects: tuple[int, int], positions: str) -> None:
-    low, high = objects
-    if not 1 <= low <= high <= MOST_OBJECTS:
-        raise SaccadeError(
-            f"scenes: found {low} to {high} objects, expected at least 1 and at most "
-            f"{MOST_OBJECTS}, the smaller number first."
-        )
-    if not 16 <= side_px <= 1024:
-        raise SaccadeError(f"scenes: found a side of {side_px} px, expected 16 to 1024.")
-    if positions not in POSITIONS:
-        raise SaccadeError(
-            f"scenes: positions {positions!r} is unknown. Expected: {' or '.join(POSITIONS)}."
-        )
+    check_within("scenes: most objects", objects[1], Range(1, MOST_OBJECTS))
+    check_within("scenes: least objects", objects[0], Range(1, objects[1]))
+    check_within("scenes: side_px", side_px, Range(16, 1024))
+    check_one_of("scenes: positions", positions, POSITIONS)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError
+from saccade.core.checks import check_one_of, check_within
+from saccade.core.schema import Range
 
 COUNTS = {"train": 10_000, "validation": 320, "test": 320}
 POSITIONS = ("anywhere", "left")
@@ -52,11 +53,9 @@ def tetrominoes(
     Raises: SaccadeError for an unknown split or positions, a count below 1, a side below 14.
     Source: scenes like those of Tetrominoes, Kabra et al. 2019 (Multi-Object Datasets).
     """
-    if split not in COUNTS:
-        raise SaccadeError(f"split is {split!r}, expected one of {', '.join(COUNTS)}.")
+    check_one_of("split", split, COUNTS)
     count = COUNTS[split] if count is None else count
-    if count < 1:
-        raise SaccadeError(f"count is {count}, expected at least 1 scene.")
+    check_within("count", count, Range(1))
     chunks = []
     for start in range(0, count, _CHUNK):
         rng = np.random.default_rng([_SEEDS[split], seed, start // _CHUNK])
@@ -73,10 +72,8 @@ def tetromino_batch(
 
     Raises: SaccadeError for unknown positions or a side below 14.
     """
-    if positions not in POSITIONS:
-        raise SaccadeError(f"positions is {positions!r}, expected {' or '.join(POSITIONS)}.")
-    if side_px < 14:
-        raise SaccadeError(f"side_px is {side_px}, expected at least 14, such as 20, 24 or 35.")
+    check_one_of("positions", positions, POSITIONS)
+    check_within("side_px", side_px, Range(14))
     masks = np.zeros((count, side_px, side_px), dtype=np.uint8)
     palette = np.zeros((count, PIECES + 1, 3), dtype=np.uint8)
     pieces = _pieces(round(side_px / 7))

@@ -289,7 +289,8 @@ class Arrays(Rows):
         arrays, own = self._columns(), self.columns
         names = [*self.wanted.numbers, *map(self._images_of, self.wanted.encoded)]
         used = {self.existing(name, "--column") for name in names}
-        used |= {own.id or "id", own.question or "question"} & {*arrays}
+        texts = [own.id or "id", *([own.question or "question"] if self.wanted.question else [])]
+        used |= {*texts} & {*arrays}
         rows = {name: len(arrays[name]) for name in sorted(used)}
         if len(set(rows.values())) != 1:
             counts = ", ".join(f"{key} {count}" for key, count in rows.items())

@@ -145,35 +145,71 @@ class _Element(NamedTuple):
     values: list[tuple[str, str, str]]  # name, type, type of the length or nothing
 
 
+class _Values:
+    """The values behind the header of a .ply, as words or in binary, taken one after the other."""
+
+    def __init__(self, data: bytes, order: str) -> None:
+        self._data, self._order, self._at = data, order, 0
+        self._words = None if order else data.decode().split()
+
+    def take(self, kind: np.dtype, count: int) -> np.ndarray:
+        """Return the next values."""
+        if self._words is not None:
+            taken = np.array(self._words[self._at : self._at + count], dtype=np.float64)
+            self._at += count
+            return taken
+        taken = np.frombuffer(self._data, kind, count, self._at)
+        self._at += kind.itemsize * count
+        return taken
+
+    def table(self, element: _Element) -> np.ndarray:
+        """Return the values of an element without lists.
+
+        Shapes: -> float64 [rows values].
+        """
+        width, kinds = (
+            len(element.values),
+            [(name, self.kind(of)) for name, of, _ in element.values],
+        )
+        if self._words is not None:
+            return self.take(np.dtype("f8"), element.rows * width).reshape(element.rows, width)
+        kinds = [(name, self.kind(of)) for name, of, _ in element.values]
+        rows = self.take(np.dtype(kinds), element.rows)
+        return np.stack([rows[name].astype(np.float64) for name, _ in kinds], 1)
+
+    def lists(self, element: _Element) -> list[list[int]]:
+        """Return the lists of an element that has one per row."""
+        _, of, length = element.values[0]
+        return [
+            self.take(self.kind(of), int(self.take(self.kind(length), 1)[0])).astype(int).tolist()
+            for _ in range(element.rows)
+        ]
+
+    def kind(self, name: str) -> np.dtype:
+        """Return the type that a header names."""
+        return np.dtype(self._order + _PLY_TYPES[name])
+
+
 def _ply(data: bytes) -> _Cloud:
     end = data.find(b"end_header")
     if not data.startswith(b"ply") or end < 0:
         raise ValueError("it has no header of PLY")
     order, elements = _ply_header(data[:end].decode())
-    at = data.index(b"\n", end) + 1
-    rows = data[at:].decode().split() if order == "" else None
+    values = _Values(data[data.index(b"\n", end) + 1 :], order)
     points: np.ndarray | None = None
     polygons: list[list[int]] = []
     for element in elements:
         lists = [value for value in element.values if value[2]]
         if element.name == "face" and len(element.values) == len(lists) == 1:
-            polygons, rows, at = _ply_faces(element, data, rows, at, order)
+            polygons = values.lists(element)
             continue
         if lists:
             break  # what follows is neither points nor faces
-        width = len(element.values)
-        if rows is not None:
-            taken, rows = rows[: element.rows * width], rows[element.rows * width :]
-            table = np.array(taken, dtype=np.float64).reshape(element.rows, width)
-        else:
-            kind = np.dtype([(name, order + _PLY_TYPES[of]) for name, of, _ in element.values])
-            found = np.frombuffer(data, kind, element.rows, at)
-            at += kind.itemsize * element.rows
-            table = np.stack([found[name].astype(np.float64) for name, _, _ in element.values], 1)
+        table = values.table(element)
         if element.name == "vertex":
             names = [name for name, _, _ in element.values]
             first = [names.index(axis) for axis in "xyz"]
-            points = table[:, [*first, *(i for i in range(width) if i not in first)]]
+            points = table[:, [*first, *(i for i in range(len(names)) if i not in first)]]
     if points is None:
         raise ValueError("it has no element vertex")
     return _Cloud(points, _triangles(polygons))
@@ -194,27 +230,6 @@ def _ply_header(text: str) -> tuple[str, list[_Element]]:
     if order is None:
         raise ValueError("its header has no format")
     return order, elements
-
-
-def _ply_faces(
-    element: _Element, data: bytes, rows: list[str] | None, at: int, order: str
-) -> tuple[list[list[int]], list[str] | None, int]:
-    """Return the corners of each face, and where the next element begins."""
-    _, of, length = element.values[0]
-    polygons = []
-    place = 0
-    for _ in range(element.rows):
-        if rows is not None:
-            size = int(rows[place])
-            polygons.append([int(corner) for corner in rows[place + 1 : place + 1 + size]])
-            place += 1 + size
-            continue
-        counted, kind = np.dtype(order + _PLY_TYPES[length]), np.dtype(order + _PLY_TYPES[of])
-        size = int(np.frombuffer(data, counted, 1, at)[0])
-        at += counted.itemsize
-        polygons.append(np.frombuffer(data, kind, size, at).tolist())
-        at += kind.itemsize * size
-    return polygons, None if rows is None else rows[place:], at
 
 
 def _sized(count: int) -> int:

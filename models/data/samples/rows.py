@@ -52,12 +52,14 @@ class TableRows(SampleSource):
             self._starts.append(len(splits))
             if not table.names:
                 continue
-            own = columns_in(table.path, table.names, wanted, also, table.usual)
-            self._columns = self._columns or own
-            if own != self._columns:
+            self._columns = self._columns or columns_in(
+                table.path, table.names, wanted, also, table.usual
+            )
+            used = [name for names in self._columns.values() for name in names]
+            if missing := [name for name in used if name not in table.names]:
                 raise SaccadeError(
-                    f"{table.path}: has the columns {_listed(own)}, but {tables[0].path.name} has "
-                    f"{_listed(self._columns)}. Use files with equal columns."
+                    f"{table.path}: has no column {missing[0]!r}, but {tables[0].path.name} has. "
+                    "Use files with equal columns."
                 )
             self._add(table, texts, splits)
         if not splits:
@@ -124,7 +126,3 @@ _CELLS: Mapping[str, Cell] = {
     "labels": LABEL,
     "splits": SPLIT,
 }
-
-
-def _listed(columns: Columns) -> str:
-    return ", ".join(repr(name) for names in columns.values() for name in names)

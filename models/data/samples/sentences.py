@@ -111,14 +111,6 @@ class Sentences(ListedImages):
                 self._without += 1
 
 
-def open_sentences(name: str, given: DataDescription) -> Sentences:
-    """List the images of a file, a folder, or a pattern such as `captions_{train,val}2014.json`.
-
-    Raises: SaccadeError if there is none, or they cannot be used.
-    """
-    return Sentences.opened(name, given)
-
-
 def open_captions(name: str, given: DataDescription) -> SampleSource:
     """List images with sentences in any format: such files, Parquet files, shards.
 
@@ -126,7 +118,7 @@ def open_captions(name: str, given: DataDescription) -> SampleSource:
     """
     if is_packed(name) and not has_lists(Path(name)):
         return open_source(name, replace(given, beside="sentence"))
-    return open_sentences(name, given)
+    return Sentences.opened(name, given)
 
 
 def has_lists(path: Path) -> bool:
@@ -209,11 +201,3 @@ class HardNegatives(ListedImages):
         super().finish()
         if not self.negatives:
             raise SaccadeError(f"{self.path}: found no rows, expected {self.expected}.")
-
-
-def open_negatives(name: str, given: DataDescription) -> HardNegatives:
-    """List the images of a file, a folder, or a pattern such as `sugarcrepe/replace_*.json`.
-
-    Raises: SaccadeError if there is none, or they cannot be used.
-    """
-    return HardNegatives.opened(name, given)

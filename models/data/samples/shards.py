@@ -4,6 +4,7 @@
 import tarfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
 
@@ -48,8 +49,11 @@ class Shard(Table):
         super().__init__(path, split, root)
         self._keys: list[str] = []
         self._places: dict[str, tuple[array, array]] = {}
-        members, values = next(self._samples(("json",)), ({}, {}))
-        fields = values.get("json")
+        members, _ = next(self._samples(()), ({}, {}))
+        fields = None
+        if "json" in members:
+            with suppress(SaccadeError):  # if it is needed, `rows` says what is wrong
+                fields = next(self._samples(("json",)))[1]["json"]
         self._form = frozenset(members)
         self.names = [*sorted(members), *(fields if isinstance(fields, dict) else ())]
 

@@ -18,7 +18,7 @@ from saccade.core.json_text import stream_json
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.own_texts import asked_split, captioned_split
 from saccade.models.data.samples.questions import open_questions
-from saccade.models.data.samples.sentences import open_sentences
+from saccade.models.data.samples.sentences import Sentences
 from saccade.models.data.samples.source import DataDescription
 
 NOTHING = DataDescription()
@@ -45,7 +45,7 @@ def changed(path: Path, change: Callable[[Any], Any]) -> None:
     ("coco", "coco/annotations", "coco/annotations/captions_{train,val}2014.json"),
 )
 def test_cocos_captions_are_read(sets, data):
-    source = open_sentences(str(sets / data), NOTHING)
+    source = Sentences.opened(str(sets / data), NOTHING)
     assert len(source) == 24
     assert source.sentences[0] == ("A red picture.", "This is all red.")
     assert source.split_of.tolist() == [0] * 18 + [1] * 6
@@ -55,7 +55,7 @@ def test_cocos_captions_are_read(sets, data):
 
 @pytest.mark.parametrize("name", ("captions.csv", "captions.jsonl"))
 def test_tables_of_captions_are_read(sets, name):
-    source = open_sentences(str(sets / "tables" / name), NOTHING)
+    source = Sentences.opened(str(sets / "tables" / name), NOTHING)
     assert len(source) == 24 and source.split_of is None
     assert source.sentences[1] == ("A green picture.", "This is all green.")
     first = 3 if name.endswith("csv") else 2
@@ -81,13 +81,13 @@ def test_karpathys_file_gives_the_splits(tmp_path):
             "dataset": "coco",
         },
     )
-    source = open_sentences(str(tmp_path), NOTHING)
+    source = Sentences.opened(str(tmp_path), NOTHING)
     assert source.split_of.tolist() == [0, 0, 1, 2]
     assert source.sentences == [(f"Said {place}.",) for place in range(4)]
 
 
 def test_an_image_is_in_one_drawn_split_only(sets):
-    source = open_sentences(str(sets / "tables/captions.csv"), NOTHING)
+    source = Sentences.opened(str(sets / "tables/captions.csv"), NOTHING)
     parts = {
         split: captioned_split(source, "x.csv", split, side_px=8, asked=DataAsked())
         for split in ("train", "validation", "test")
@@ -138,7 +138,7 @@ def _other_split(path: Path) -> None:
 def test_wrong_tables_of_captions(tmp_path, make, message):
     make(tmp_path / "x.csv")
     with pytest.raises(SaccadeError, match=re.escape(message)):
-        open_sentences(str(tmp_path / "x.csv"), NOTHING)
+        Sentences.opened(str(tmp_path / "x.csv"), NOTHING)
 
 
 def _instances(value: Any) -> Any:
@@ -178,7 +178,7 @@ def test_wrong_coco_files(sets, tmp_path, change, message):
     path.write_bytes((sets / "coco/annotations" / path.name).read_bytes())
     changed(path, change)
     with pytest.raises(SaccadeError, match=re.escape(message)):
-        open_sentences(str(path), DataDescription(root=sets / "coco"))
+        Sentences.opened(str(path), DataDescription(root=sets / "coco"))
 
 
 def test_captions_without_images_are_refused(sets, tmp_path):
@@ -187,16 +187,16 @@ def test_captions_without_images_are_refused(sets, tmp_path):
     with pytest.raises(
         SaccadeError, match=r"found captions, but no images: 'COCO_train2014_0+\.jpg'"
     ):
-        open_sentences(str(path), NOTHING)
+        Sentences.opened(str(path), NOTHING)
     with pytest.raises(SaccadeError, match="found captions, but no images"):
-        open_sentences(str(path), DataDescription(root=tmp_path))
+        Sentences.opened(str(path), DataDescription(root=tmp_path))
 
 
 def test_images_without_captions_are_counted(sets, tmp_path):
     path = tmp_path / "captions_train2014.json"
     path.write_bytes((sets / "coco/annotations" / path.name).read_bytes())
     changed(path, lambda value: value["annotations"].__delitem__(slice(0, 2)))
-    source = open_sentences(str(path), DataDescription(root=sets / "coco"))
+    source = Sentences.opened(str(path), DataDescription(root=sets / "coco"))
     assert len(source) == 17
     assert source.notes == (f"{path}: left out 1 images without captions",)
 
@@ -310,7 +310,7 @@ def test_questions_without_annotations(sets, tmp_path):
         open_questions(str(tmp_path), NOTHING)
 
 
-@pytest.mark.parametrize("open_data", (open_questions, open_sentences))
+@pytest.mark.parametrize("open_data", (open_questions, Sentences.opened))
 def test_no_such_data(tmp_path, open_data):
     with pytest.raises(
         SaccadeError, match=r"--data shaps: found no such file or folder\. Did you mean"

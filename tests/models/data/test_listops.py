@@ -97,7 +97,7 @@ def test_broken_expressions_are_refused(text: str) -> None:
 
 
 def test_what_is_no_listops_is_refused() -> None:
-    with pytest.raises(SaccadeError, match="arguments is 11, expected 2 to 10"):
+    with pytest.raises(SaccadeError, match="arguments is 11, expected at least 2 and at most 10"):
         Grammar(arguments=11)
     with pytest.raises(SaccadeError, match="split is 'all'"):
         listops("all")

@@ -191,7 +191,7 @@ def test_strays_are_reported(tmp_path: Path, digits: list[Sample], capsys) -> No
 
 
 def test_small_classes_are_taken(tmp_path: Path, digits: list[Sample]) -> None:
-    few = [replace_split(one, "train") for one in digits if one.split != "train"]
+    few = [one._replace(split="train") for one in digits if one.split != "train"]
     for sample in few:
         place = tmp_path / sample.label
         place.mkdir(exist_ok=True)
@@ -201,10 +201,6 @@ def test_small_classes_are_taken(tmp_path: Path, digits: list[Sample]) -> None:
     parts = [load_data(tmp_path, split, preprocessing=DIGITS) for split in SPLITS]
     assert [len(part.labels) for part in parts] == [4, 1, 1]
     assert parts[0].class_names == ("0", "1", "2", "empty")
-
-
-def replace_split(sample: Sample, split: str) -> Sample:
-    return sample._replace(split=split)
 
 
 def test_labels_name_and_order_the_classes(tmp_path: Path, digits: list[Sample]) -> None:

@@ -115,6 +115,7 @@ def test_a_text_in_a_shard_counts_before_the_field_of_its_object(tmp_path: Path)
     for name, texts, members in (
         ("both", ("one", "two"), {".json": '{"caption": "no"}', ".txt": "one\n\n two \n"}),
         ("last", ("one",), {".txt": "one", ".json": '{"caption": "no"}'}),
+        ("damaged", ("one",), {".json": "[1", ".txt": "one"}),
         ("object", ("of it",), {".json": '{"caption": "of it", "width": 3}'}),
         ("list", ("a", "b"), {".json": '{"captions": ["a", "b"]}'}),
     ):

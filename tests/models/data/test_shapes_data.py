@@ -97,12 +97,12 @@ def test_scene_batch_follows_its_generator():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"split": "dev"}, "split 'dev'"),
-        ({"objects": (0, 2)}, "0 to 2 objects"),
-        ({"objects": (3, 2)}, "3 to 2 objects"),
-        ({"positions": "right"}, "positions 'right'"),
-        ({"side_px": 4}, "side of 4 px"),
-        ({"count": 0}, "count of 0"),
+        ({"split": "dev"}, "split is 'dev'"),
+        ({"objects": (0, 2)}, "least objects is 0, expected at least 1 and at most 2"),
+        ({"objects": (3, 2)}, "least objects is 3, expected at least 1 and at most 2"),
+        ({"positions": "right"}, "positions is 'right'"),
+        ({"side_px": 4}, "side_px is 4, expected at least 16"),
+        ({"count": 0}, "count is 0, expected at least 1"),
     ],
 )
 def test_wrong_scenes_are_refused(options, words):

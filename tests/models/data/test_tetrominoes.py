@@ -59,7 +59,7 @@ def test_left_means_the_middle_of_each_piece():
 def test_wrong_words_are_named():
     with pytest.raises(SaccadeError, match="split is 'dev', expected one of train"):
         tetrominoes("dev")
-    with pytest.raises(SaccadeError, match="positions is 'right', expected anywhere or left"):
+    with pytest.raises(SaccadeError, match="positions is 'right', expected one of anywhere, left"):
         tetrominoes("test", 1, positions="right")
     with pytest.raises(SaccadeError, match="side_px is 10, expected at least 14"):
         tetrominoes("test", 1, side_px=10)
