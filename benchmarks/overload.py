@@ -56,7 +56,6 @@ BUDGETS = (1.0, 0.5, 0.25)
 CLIENTS = 16
 READY_S = 120.0
 REST_S = 2.0  # pause after a load before the capacity is measured again
-SETTLED_S = 0.5  # an idle server answers one request at each budget within this time
 GOODPUT = 0.9
 AT_ONCE = 0.1  # the median refusal takes at most this part of the deadline
 GROWTH_MIB = 64.0

@@ -9,7 +9,10 @@ import math
 import random
 import struct
 import zipfile
+from collections.abc import Callable
 from typing import Any
+
+from saccade.core.errors import SaccadeError
 
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 7, 2**31, 2**63, -(2**63), 10**9, 10**40, 0.0, -0.0, 0.5),
@@ -113,3 +116,12 @@ def changed_safetensors(rng: random.Random, data: bytes) -> bytes:
         header = changed_value(rng, header)
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + numbers
+
+
+def read_or_refused(read: Callable[[], object]) -> str:
+    """Return the outcome for a changed file, read or refused; anything else is raised."""
+    try:
+        read()
+    except SaccadeError:
+        return "refused"
+    return "read"

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import hostile_graphs
+from changed_files import read_or_refused
 from one_node import one_node_model
 from tiny_artefacts import manifest_of, onnx_model
 
-from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.manifest import SUFFIX, ParentEntry, read_manifest
 from saccade.exporter.graph.limits import parse_graph
 from saccade.plugins.ops import OPS
@@ -49,11 +49,7 @@ def graph(seed: int) -> str:
     rng = random.Random(seed)
     data = rng.choice(_sound())
     data = _changed_bytes(rng, data) if rng.random() < 0.3 else _changed_messages(rng, data)
-    try:
-        parse_graph(data, "model.onnx")
-    except SaccadeError:
-        return "refused"
-    return "read"
+    return read_or_refused(lambda: parse_graph(data, "model.onnx"))
 
 
 def manifest(seed: int, folder: Path) -> str:
@@ -69,11 +65,7 @@ def manifest(seed: int, folder: Path) -> str:
     path = folder / (manifest.variant.name + SUFFIX)
     text = json.dumps(content).encode()
     path.write_bytes(_changed_bytes(rng, text) if rng.random() < 0.3 else text)
-    try:
-        read_manifest(path)
-    except SaccadeError:
-        return "refused"
-    return "read"
+    return read_or_refused(lambda: read_manifest(path))
 
 
 def _changed_bytes(rng: random.Random, data: bytes) -> bytes:

@@ -15,7 +15,13 @@ import masked_sets
 import numpy as np
 import paired_sets
 import torch
-from changed_files import changed_bytes, changed_safetensors, changed_text, changed_zip
+from changed_files import (
+    changed_bytes,
+    changed_safetensors,
+    changed_text,
+    changed_zip,
+    read_or_refused,
+)
 from hostile_files import CheckpointFile, images_npz
 from PIL import Image
 
@@ -412,15 +418,8 @@ def write_changed(reader: Reader, sound: bytes, seed: int, path: Path) -> None:
 
 
 def outcome(reader: Reader, path: Path) -> str:
-    """Return the outcome for a file, read or refused; anything else is raised.
-
-    Raises: whatever but SaccadeError.
-    """
-    try:
-        reader.read(path)
-    except SaccadeError:
-        return "refused"
-    return "read"
+    """Return the outcome for a file, read or refused; anything else is raised."""
+    return read_or_refused(lambda: reader.read(path))
 
 
 def sound_bytes(reader: Reader, path: Path) -> bytes:

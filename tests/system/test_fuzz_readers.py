@@ -58,7 +58,6 @@ def test_reader(name: str, tmp_path: Path) -> None:
     assert "refused" in ended, "nothing that was changed was noticed"
 
 
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
     st.none()
     | st.booleans()

@@ -202,12 +202,6 @@ def main() -> None:
     sys.stdout.write(f"{len(recorder.cases)} cases, {len(recorder.tensors)} tensors\n")
 
 
-def _versions() -> Result:
-    modules = (torch, torchvision, open_clip, timm, PIL, np, skimage, sklearn)
-    named = {module.__name__: module.__version__ for module in modules}
-    return {"python": platform.python_version(), **named, "older": "open_clip 2.20.0, timm 0.3.4"}
-
-
 def _lines(manifest: Result) -> str:
     """JSON with one line a photograph, pipeline and case."""
     blocks = []

@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 import torch
 from fixed_fold import folded_in_order
+from golden_cases import slot_attention as golden
 
 from saccade.core.errors import SaccadeError
 from saccade.models.interface import component_named
@@ -43,13 +44,6 @@ FORMS = {
     "ts-sa, no norm, no MLP, CNN": replace(TINY, grid_norm=False, mlp_dim=0, **CNN),
     "ts-sa, learned grid": replace(TINY, grid_embedding="project_add", values_see_grid=False),
 }
-
-
-@pytest.fixture(scope="module")
-def golden():
-    from golden_cases import slot_attention
-
-    return slot_attention
 
 
 def model_of(config: SlotConfig) -> SlotModel:
@@ -94,12 +88,12 @@ def moved(inputs, state, config, *, by=0.0, times=1.0):
     return inputs, state
 
 
-def test_recorded_cases_are_reproduced(golden):
+def test_recorded_cases_are_reproduced():
     assert golden.count(GOLDEN) == 10 + 19
     assert golden.check(GOLDEN) == []
 
 
-def test_recorded_cases_can_fail(golden, tmp_path):
+def test_recorded_cases_can_fail(tmp_path):
     for file in GOLDEN.iterdir():
         (tmp_path / file.name).symlink_to(file)
     data = dict(np.load(GOLDEN / "tsa_v2_qkv20.npz"))

@@ -8,33 +8,28 @@ from places import TESTS
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
+from golden_cases import sot as golden
+
 GOLDEN = TESTS / "golden" / "sot"
 CASES = json.loads((GOLDEN / "manifest.json").read_text())["cases"]
 
 
-@pytest.fixture(scope="module")
-def golden():
-    from golden_cases import sot
-
-    return sot
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_recorded_case(case, golden):
+def test_recorded_case(case):
     assert golden.failures(GOLDEN, case) == []
 
 
-def test_there_is_a_case_of_every_kind(golden):
+def test_there_is_a_case_of_every_kind():
     assert {case["kind"] for case in CASES} == set(golden._KINDS)
     assert golden.count(GOLDEN) == len(CASES) + 1
 
 
-def test_full_size_keys_load_in_both_forms_of_the_dense_block(golden):
+def test_full_size_keys_load_in_both_forms_of_the_dense_block():
     assert golden.check_keys(GOLDEN / "SoT_Tiny.keys.json") == []
 
 
 @pytest.mark.parametrize("kind", ["classifier", "mgcrp", "token_embed", "sot", "mpn"])
-def test_other_weights_would_be_seen(kind, golden, monkeypatch):
+def test_other_weights_would_be_seen(kind, monkeypatch):
     case = next(case for case in CASES if case["kind"] == kind)
     arrays = golden.arrays_of
 

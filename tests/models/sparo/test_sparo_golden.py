@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 import golden_check
 import torch
+from golden_cases import sparo as cases
 from safetensors.torch import load_file, save_file
 
 from saccade.core.errors import SaccadeError
@@ -21,19 +22,12 @@ from saccade.models.sparo.text_tokens import TextEncoder, checked_merges, clean
 FOLDER = TESTS / "golden" / "sparo"
 
 
-@pytest.fixture(scope="module")
-def cases():
-    from golden_cases import sparo
-
-    return sparo
-
-
-def test_every_copied_case_is_within_its_tolerance(cases):
+def test_every_copied_case_is_within_its_tolerance():
     assert cases.check(FOLDER) == []
     assert cases.count(FOLDER) == 27
 
 
-def test_the_check_can_fail(cases, tmp_path):
+def test_the_check_can_fail(tmp_path):
     folder = shutil.copytree(FOLDER, tmp_path / "sparo")
     manifest = json.loads((folder / "manifest.json").read_text())
     kept = [case for case in manifest["cases"] if case["id"] == "clip_sparo_sep_kv_rd0"]
