@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.core.errors import SaccadeError
-from saccade.core.file_copies import copy_file
-from saccade.core.files import json_bytes, sha256_of
+from saccade.core.files import copy_file, json_bytes, sha256_of
 from saccade.exporter.artefact.manifest import DATA_SUFFIX, SUFFIX, Manifest
 from saccade.serving.repository.model_config import MODEL_FILE, Served, variant_config
 from saccade.serving.repository.options import RepositoryOptions

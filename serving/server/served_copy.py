@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from saccade.core.errors import Damaged, SaccadeError
-from saccade.core.file_copies import copy_opened
+from saccade.core.files import copy_opened
 from saccade.core.machine import cores
 from saccade.serving.repository.config_text import config_text, parse_config
 from saccade.serving.repository.description import WRITER, Deployment, read_description

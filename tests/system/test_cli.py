@@ -18,21 +18,6 @@ from saccade.serving.repository.runtimes.registry import served_names
 COMMANDS = sorted(cli.COMMANDS)
 
 
-@pytest.fixture
-def saccade(capsys):
-    """Run the command line here; gives exit code, standard output and standard error."""
-
-    def call(*arguments):
-        try:
-            code = cli.run([str(argument) for argument in arguments])
-        except SystemExit as end:
-            code = end.code
-        seen = capsys.readouterr()
-        return code, seen.out, seen.err
-
-    return call
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help(saccade, command):
     code, out, _ = saccade(command, "--help")

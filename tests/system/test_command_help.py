@@ -17,22 +17,6 @@ from saccade.serving.commands import cli
 from saccade.serving.commands.command import Answer, Command
 
 
-@pytest.fixture
-def saccade(capsys, monkeypatch):
-    """Run the command line on a terminal of 80 columns; gives exit code, output and errors."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*arguments):
-        try:
-            code = cli.run([*map(str, arguments)])
-        except SystemExit as end:
-            code = end.code
-        seen = capsys.readouterr()
-        return code, seen.out, seen.err
-
-    return call
-
-
 def test_overview_lists_groups_and_fits_80_columns(saccade):
     code, out, err = saccade("--help")
     assert (code, err) == (0, "")
