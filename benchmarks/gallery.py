@@ -30,7 +30,7 @@ from saccade.models.shipped import shipped_checkpoint
 from saccade.models.slot_attention.edit import painted
 from saccade.models.slot_attention.initial import initial_states
 from saccade.models.vqa.questions import question_tokens
-from saccade.serving.commands.map_picture import maps_png
+from saccade.serving.commands.pictures import maps_png
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "gallery.json"

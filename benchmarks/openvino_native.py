@@ -22,8 +22,7 @@ import numpy as np
 from result_file import commit_and_date, options_of, write_result
 from served_models import under_load
 
-from saccade.core.instruction_sets import advice, instruction_sets
-from saccade.core.machine import cores, this_machine
+from saccade.core.machine import advice, cores, instruction_sets, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.onnxruntime import ONNXRUNTIME

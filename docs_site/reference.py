@@ -57,8 +57,8 @@ def commands_page() -> str:
         f"```text\n{help_of()}\n```\n",
     ]
     for name, command in cli.COMMANDS.items():
-        needs = f"Needs the extra `{command.extra}`.\n\n" if command.extra else ""
-        parts.append(f"## {name}\n\n{needs}```text\n{help_of(name)}\n```\n")
+        needs = f"\nNeeds the extra `{command.extra}`.\n" if command.extra else ""
+        parts.append(f"## {name}\n\n```text\n{help_of(name)}\n```\n{needs}")
     return "\n".join(parts)
 
 

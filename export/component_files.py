@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.core.errors import GateFailed, SaccadeError
-from saccade.core.instruction_sets import instruction_sets
 from saccade.core.leftovers import temporary_folder
-from saccade.core.machine import this_machine, version_of
+from saccade.core.machine import instruction_sets, this_machine, version_of
 from saccade.core.progress import Advance, silent
 from saccade.exporter.artefact.manifest import (
     DATA_SUFFIX,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from saccade.core.errors import SaccadeError
-from saccade.serving.client.editing import Change
+from saccade.serving.client.operations import Change
 from saccade.serving.local import artefact
 
 # What a client asks of each family, about files and at budgets of its own; the same of both.

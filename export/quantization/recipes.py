@@ -4,7 +4,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from saccade.core.instruction_sets import INT8
+from saccade.core.machine import INT8
 
 # Where int8 is to run: TensorRT needs symmetric scales, CPUs multiply unsigned by signed integers.
 Target = Literal["cpu", "gpu"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from saccade.core.errors import SaccadeError
-from saccade.serving.client import editing, operations
+from saccade.serving.client import operations
 from saccade.serving.client.client import Client, Session
 from saccade.serving.client.connection import connect_asyncio
 from saccade.serving.client.readiness import Readiness
@@ -58,7 +58,7 @@ class AsyncClient(Session):
     embed = _awaited(operations.embed)
     embed_text = _awaited(operations.embed_text)
     segment = _awaited(operations.segment)
-    edit = _awaited(editing.edit)
+    edit = _awaited(operations.edit)
     answer = _awaited(operations.answer)
     caption = _awaited(operations.caption)
     infer = _awaited(operations.infer)

@@ -6,16 +6,16 @@ from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from saccade.core.errors import SaccadeError
-from saccade.serving.client import editing, operations
+from saccade.serving.client import operations
 from saccade.serving.client.answers import Caption, Classification, Segmentation
 from saccade.serving.client.connection import connect
-from saccade.serving.client.editing import Change
 from saccade.serving.client.embeddings import (
     Embeddings,
     check_embeddings_file,
     load_embeddings,
     save_embeddings,
 )
+from saccade.serving.client.operations import Change
 from saccade.serving.client.probe import Prober
 from saccade.serving.client.readiness import Board, Readiness
 from saccade.serving.client.request_sizes import FIRST_S, UNWATCHED, Pacing, Watch
@@ -143,13 +143,13 @@ class Client(Session):
     embed = _waiting(operations.embed)
     embed_text = _waiting(operations.embed_text)
     segment = _waiting(operations.segment)
-    edit = _waiting(editing.edit)
+    edit = _waiting(operations.edit)
     answer = _waiting(operations.answer)
     caption = _waiting(operations.caption)
     infer = _waiting(operations.infer)
 
     def run(self, steps: Steps[_T], watch: Watch = UNWATCHED) -> _T:
-        """Run an operation, one of `operations` or `editing`; `watch` is called on the way."""
+        """Run an operation, one of `operations`; `watch` is called on the way."""
         return operations.finished(self._pacing.requests(steps, watch), self.view, self._infer)
 
     def ready(self) -> Readiness:

@@ -8,12 +8,14 @@ result for the caller.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, TypeVar, get_args
 
 import numpy as np
 
 from saccade.core.errors import SaccadeError, ServerFailed
+from saccade.models.slot_attention.edit import edited_state, painted
 from saccade.serving.client.answers import (
     BY_LOAD,
     BY_POLICY,
@@ -47,6 +49,22 @@ from saccade.serving.client.zero_shot import Labelling, probabilities
 _T = TypeVar("_T")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _NAMES = ("variant", "variant_sha256")
+
+
+@dataclass(frozen=True)
+class Change:
+    """Change to one slot of an image.
+
+    Units: `move` (y, x) is added to the slot's position, in halves of the image; `scale`
+           multiplies its size.
+    """
+
+    slot: int
+    move: tuple[float, float] = (0.0, 0.0)
+    scale: float = 1.0
+    remove: bool = False
+    seed: int = 0  # determines where the slots start, as for `segment`
+    slots: int | None = None  # number of slots; default: as in training
 
 
 def as_method(method: _Method, operation: Callable[..., Steps[Any]]) -> _Method:
@@ -180,6 +198,27 @@ def segment(
         names = (*names, *BY_POLICY)
     call = image_call(images, (*names, "variant"), parameters, first_row=view.first_row)
     return _read((yield call), lambda result: segmentations(result, names))
+
+
+def edit(image: Image, change: Change, budget: Budget | None = None) -> Steps[np.ndarray]:
+    """Return the image with one slot moved, scaled or removed, as the model draws it.
+
+    Shapes: -> uint8 [h w c].
+    Raises: SaccadeError if there is no such slot, or the model cannot make this change.
+    """
+    parameters = choice(budget)
+    view: RouterView = yield None
+    view.require("edit", "editing")
+    names = view.inputs("decode")
+    drawn = {"seed": str(change.seed)}
+    drawn |= {} if change.slots is None else {"slots": str(change.slots)}
+    (first,) = yield image_call([image], (*names, "variant"), {**parameters, **drawn})
+    state = {name: output(first, name) for name in names}
+    changed = edited_state(
+        state, slot=change.slot, move=change.move, scale=change.scale, remove=change.remove
+    )
+    (drawing,) = yield array_call(changed, ("reconstruction",), parameters)
+    return painted(output(drawing, "reconstruction")[0])
 
 
 def answer(

@@ -5,6 +5,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -28,7 +29,7 @@ from saccade.serving.client.call_options import (
     SegmentOptions,
     ShowOptions,
 )
-from saccade.serving.client.client import Classification, Client
+from saccade.serving.client.client import Change, Classification, Client
 from saccade.serving.client.text_tokens import unknown_words
 from saccade.serving.commands.command import Answer, Image, Images, Result
 from saccade.serving.commands.image_files import (
@@ -38,9 +39,10 @@ from saccade.serving.commands.image_files import (
     named,
     watching,
 )
-from saccade.serving.commands.slot_picture import (
+from saccade.serving.commands.pictures import (
     edited_picture,
     image_png,
+    maps_png,
     masks_png,
     read_pixels,
     slots_picture,
@@ -230,10 +232,14 @@ def edit(image: Image, options: EditOptions) -> Result:
         # remove slot 1
         saccade edit scene.png --model slots --slot 1 --remove --out removed.png
     """
-    from saccade.serving.client.editing import change_of
-
     refuse_existing(options.out, force=options.force)
-    change = change_of(options)
+    down, right = options.move
+    if not (down or right or options.remove) and options.scale == 1:
+        raise SaccadeError(
+            "Found no change, expected --move DOWN,RIGHT, --scale FACTOR or --remove. "
+            f"To move slot {options.slot} down: --move 0.3,0"
+        )
+    change = Change(**{field.name: getattr(options, field.name) for field in fields(Change)})
     with _client(options) as client, named(image):
         edited = client.edit(image, change, options.budget)
     png = image_png(edited) if options.raw else edited_picture(read_pixels(image), edited)
@@ -254,8 +260,6 @@ def show(image: Image, options: ShowOptions) -> Result:
         # compare two models side by side
         saccade show cat.png --model sot --against other --out build/both.png
     """
-    from saccade.serving.commands.map_picture import maps_png
-
     refuse_existing(options.out, force=options.force)
     pixels = read_pixels(image)
     with _client(options) as client, named(image):

@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from saccade.core.errors import SaccadeError, install
-from saccade.core.instruction_sets import advice, instruction_sets
+from saccade.core.machine import advice, instruction_sets
 from saccade.exporter.runtimes.runtime import Packages, runtimes
 from saccade.serving.client.readiness import Readiness
 from saccade.serving.repository.installation import (

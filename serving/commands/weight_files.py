@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core import limits
-from saccade.core.archives import ArchiveRefused, array_names
+from saccade.core.archives import ArchiveRefused, array_names, check_archive
 from saccade.core.errors import Damaged, MissingPackage, SaccadeError
-from saccade.core.files import FileRefused, sha256_of
+from saccade.core.files import FileRefused, check_regular, sha256_of
 from saccade.core.json_text import parse_json
 from saccade.models.checkpoint_folder import checkpoint_name
 from saccade.models.checkpoint_format import (
@@ -27,7 +27,7 @@ from saccade.models.official.convert import looks_like
 from saccade.models.official.reading import is_messages
 from saccade.models.torch_file import TorchFileRefused, texts_of
 
-Described = tuple[str, dict[str, Any], tuple[str, ...]]
+Description = tuple[str, dict[str, Any], tuple[str, ...]]
 _LABELS, _CONFIG = "--labels LABELS.txt", "--config MODEL.json"
 # What `convert` cannot read from the file, by source.
 _NEEDED = dict.fromkeys(("nac", "sot", "vit", "deit", "swin", "resnet"), (_LABELS,)) | {
@@ -38,37 +38,31 @@ _NEEDED = dict.fromkeys(("nac", "sot", "vit", "deit", "swin", "resnet"), (_LABEL
 _OURS = "a checkpoint of saccade"
 
 
-def inspect_weights(path: Path, place: Path | None = None) -> Described:
+def inspect_weights(path: Path, place: Path | None = None) -> Description:
     """Return kind, facts and next commands of a weight file; `place` is its model-hub folder.
 
     Raises: SaccadeError if it is of an unknown kind, damaged, or too large.
     """
     try:
-        size = _size(path)
+        check_regular(path, limits.WEIGHTS_BYTES)
         with path.open("rb") as file:
             head = file.read(16)
-        kind, facts, following = _described(path, place or path, head)
+        kind, facts, following = _description(path, place or path, head)
     except (TorchFileRefused, ArchiveRefused, FileRefused, EntriesRefused, OSError) as error:
         raise Damaged(path, f"cannot be read ({error!s:.300})") from error
-    facts |= {"bytes": size, "sha256": facts.get("sha256") or sha256_of(path)}
+    facts |= {"bytes": path.stat().st_size, "sha256": facts.get("sha256") or sha256_of(path)}
     return kind, facts, following
 
 
-def _size(path: Path) -> int:
-    if not path.is_file():
-        raise FileRefused("found a pipe or device, expected a file")
-    if (size := path.stat().st_size) > limits.WEIGHTS_BYTES:
-        raise FileRefused(f"found {size} bytes, expected at most {limits.WEIGHTS_BYTES}")
-    return size
-
-
-def _described(path: Path, place: Path, head: bytes) -> Described:
+def _description(path: Path, place: Path, head: bytes) -> Description:
     if head[8:9] == b"{":
         entries = _header(path, int.from_bytes(head[:8], "little"))
         digest = safetensors_sha256(path)
         kind, facts, following = _safetensors(path, place, entries)
         return kind, {**facts, "sha256": digest}, following
-    if head[:4] == b"PK\x03\x04" and all(name.endswith(".npy") for name in _members(path)):
+    if head[:4] == b"PK\x03\x04" and all(
+        entry.filename.endswith(".npy") for entry in check_archive(path, limits.WEIGHTS_BYTES)
+    ):
         return _arrays(path)
     if head[:4] == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"):
         return _foreign(place, "a checkpoint of torch.save", texts_of(path), {})
@@ -103,7 +97,7 @@ def _header(path: Path, length: int) -> Mapping[str, Any]:
     return entries
 
 
-def _safetensors(path: Path, place: Path, entries: Mapping[str, Any]) -> Described:
+def _safetensors(path: Path, place: Path, entries: Mapping[str, Any]) -> Description:
     metadata = entries.get("__metadata__") or {}
     tensors = {name: entry for name, entry in entries.items() if name != "__metadata__"}
     facts: dict[str, Any] = {
@@ -158,7 +152,7 @@ def _budgets(header: Mapping[str, Any]) -> str:
     return f"{', '.join(budget.label for budget in budgets)} ({budgets[0].unit})"
 
 
-def _foreign(place: Path, kind: str, names: Iterable[str], facts: Mapping[str, Any]) -> Described:
+def _foreign(place: Path, kind: str, names: Iterable[str], facts: Mapping[str, Any]) -> Description:
     names = frozenset(names)
     source = looks_like(names)
     quoted, stem = shlex.quote(str(place)), shlex.quote(place.stem)
@@ -170,7 +164,9 @@ def _foreign(place: Path, kind: str, names: Iterable[str], facts: Mapping[str, A
     return kind, {**facts, "looks_like": source}, (following,)
 
 
-def _unknown(quoted: str, kind: str, names: frozenset[str], facts: Mapping[str, Any]) -> Described:
+def _unknown(
+    quoted: str, kind: str, names: frozenset[str], facts: Mapping[str, Any]
+) -> Description:
     """Describe weights that no converter recognizes."""
     if modules := sorted(name for name in names if name.startswith("torch.nn.modules.")):
         facts = {**facts, "contains": f"a pickled torch module ({modules[0]})"}
@@ -198,7 +194,7 @@ def _beside(place: Path, option: str) -> bool:
     return place.is_dir() and option == _CONFIG
 
 
-def _flax(path: Path, place: Path) -> Described:
+def _flax(path: Path, place: Path) -> Description:
     from saccade.models.official.reading import read_messages
 
     try:
@@ -218,13 +214,7 @@ def _joined_names(tree: Any, prefix: str = "") -> list[str]:
     ]
 
 
-def _members(path: Path) -> tuple[str, ...]:
-    from saccade.core.archives import check_archive
-
-    return tuple(entry.filename for entry in check_archive(path, limits.WEIGHTS_BYTES))
-
-
-def _arrays(path: Path) -> Described:
+def _arrays(path: Path) -> Description:
     from saccade.serving.client.embeddings import load_embeddings
 
     names = array_names(path)

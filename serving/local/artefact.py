@@ -17,7 +17,7 @@ from saccade.core.leftovers import temporary_folder
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.graph.trial import refuse_untried
 from saccade.exporter.runtimes.runtime import DEFAULT
-from saccade.serving.client import editing, operations
+from saccade.serving.client import operations
 from saccade.serving.client.request_sizes import UNWATCHED, Pacing, Watch
 from saccade.serving.client.router_view import LANES, RouterView
 from saccade.serving.client.rpc_errors import refusal
@@ -128,13 +128,13 @@ class LoadedArtefact:
     embed = _here(operations.embed)
     embed_text = _here(operations.embed_text)
     segment = _here(operations.segment)
-    edit = _here(editing.edit)
+    edit = _here(operations.edit)
     answer = _here(operations.answer)
     caption = _here(operations.caption)
     infer = _here(operations.infer)
 
     def run(self, steps: Steps[_T], watch: Watch = UNWATCHED) -> _T:
-        """Run an operation, one of `operations` or `editing`; `watch` is called on the way."""
+        """Run an operation, one of `operations`; `watch` is called on the way."""
         return operations.finished(self._pacing.requests(steps, watch), self.view, self._infer)
 
     def view(self) -> RouterView:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.core.errors import SaccadeError
-from saccade.core.file_copies import copy_file
-from saccade.core.files import json_bytes, new_folder, refuse_existing, sha256_of
+from saccade.core.files import copy_file, json_bytes, new_folder, refuse_existing, sha256_of
 from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER

@@ -18,10 +18,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from saccade.core.errors import SaccadeError
-from saccade.core.file_copies import copy_opened
+from saccade.core.errors import Damaged, SaccadeError
+from saccade.core.files import copy_opened
 from saccade.core.machine import cores
-from saccade.serving.repository.description import Deployment, read_description, regular_files
+from saccade.serving.repository.description import (
+    WRITER,
+    Deployment,
+    read_description,
+    regular_files,
+)
 from saccade.serving.repository.model_config import config_text, parse_config
 from saccade.serving.repository.runtimes.registry import served_runtime
 from saccade.serving.repository.threads import chosen_again
@@ -161,7 +166,7 @@ def copy_repository(repository: Path, folder: Path) -> None:
     # Only folders are models; the files next to them describe the repository.
     wanted = {name: digest for name, digest in files.items() if "/" in name}
     if missing := sorted(set(wanted) - set(present)):
-        raise SaccadeError(f"{source / missing[0]}: is missing. Write the repository again.")
+        raise Damaged(source / missing[0], "is missing", WRITER)
     # Use a temporary name, so that nothing mistakes half a copy for a complete one.
     partial = folder.with_name(f".{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -190,10 +195,7 @@ def _copy(source: Path, target: Path, digest: str, left: int) -> int:
         copy_opened(reader, writer, left)
         writer.seek(0)
         if hashlib.file_digest(writer, "sha256").hexdigest() != digest:
-            raise SaccadeError(
-                f"{source}: was changed after it was written. Write the repository again with: "
-                "saccade repository FOLDER --out REPOSITORY --force"
-            )
+            raise Damaged(source, "was changed after it was written", WRITER)
         os.fchmod(writer.fileno(), 0o400)
     return size
 

@@ -22,7 +22,7 @@ from saccade.serving.commands import calls as call_commands
 from saccade.serving.commands import cli
 from saccade.serving.commands.command import Answer
 from saccade.serving.commands.image_files import ImageAnswers
-from saccade.serving.commands.map_picture import maps_png
+from saccade.serving.commands.pictures import maps_png
 from saccade.serving.server.log import EscapedFormatter
 
 # Clears the screen; sets a title; turns letters round; half a pair; a C1 escape; rich's markup.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line, for tests of what it prints."""
+"""The command line, run in the process of the tests."""
 
 import pytest
 
@@ -7,12 +7,13 @@ from saccade.serving.commands import cli
 
 
 @pytest.fixture
-def saccade(capsys):
-    """Run the command line here; gives exit code, standard output and standard error."""
+def saccade(capsys, monkeypatch):
+    """Run the command line on a terminal of 80 columns; gives exit code, output and errors."""
+    monkeypatch.setenv("COLUMNS", "80")
 
     def call(*arguments):
         try:
-            code = cli.run([str(argument) for argument in arguments])
+            code = cli.run([*map(str, arguments)])
         except SystemExit as end:
             code = end.code
         seen = capsys.readouterr()

@@ -17,17 +17,28 @@ from saccade.serving.commands import cli
 from saccade.serving.commands.command import Answer, Command
 
 
-@pytest.fixture(autouse=True)
-def terminal(monkeypatch):
-    """A terminal of 80 columns."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-
 def test_overview_lists_groups_and_fits_80_columns(saccade):
     code, out, err = saccade("--help")
     assert (code, err) == (0, "")
     assert all(f"{command.group}:" in out for command in cli.COMMANDS.values())
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_command_is_a_function_and_a_line(saccade, monkeypatch):
+    def own(fast: bool = False) -> Answer:
+        """Do it.
+
+        Examples:
+            # now
+            saccade own --fast
+        """
+        return Answer({"fast": fast})
+
+    monkeypatch.setitem(cli.COMMANDS, "own", Command(own, "Own"))
+    assert saccade("own", "--fast", "--json")[1] == '{\n "fast": true\n}\n'
+    helps = [saccade(*words, "--help")[1] for words in ((), ("own",))]
+    assert "Own:\n  own         Do it.\n" in helps[0] and "--fast" in helps[1]
+    assert helps[1].endswith("examples:\n  # now\n  saccade own --fast\n")
 
 
 def test_no_command_is_refused_with_the_overview(saccade):

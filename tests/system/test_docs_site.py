@@ -65,7 +65,7 @@ def test_nothing_of_the_theme_is_fetched(settings: dict[str, Any]) -> None:
 def test_every_command_and_option_is_in_the_reference(reference: ModuleType) -> None:
     page = reference.commands_page()
     sections = dict(re.findall(r"^## (\S+)\n\n```text\n(.*?)```", page, re.M | re.S))
-    assert list(sections) == list(cli.COMMANDS)
+    assert list(sections) == list(cli.COMMANDS) and "Needs the extra `export`.\n" in page
     assert all(re.match(rf"\s*usage: saccade {name} ", text) for name, text in sections.items())
     for option in ExportOptions.__dataclass_fields__:
         assert f"--{option.replace('_', '-')}" in sections["export"], option

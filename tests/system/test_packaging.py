@@ -74,7 +74,7 @@ def test_wheel_holds_every_source_file(wheel):
             and "__pycache__" not in path.parts
         ):
             assert str(path.relative_to(PACKAGE.parent)) in inside
-    assert {"saccade/py.typed", "saccade_serving.py"} <= inside
+    assert {"saccade/py.typed", "saccade/__init__.pyi", "saccade_serving.py"} <= inside
 
 
 @pytest.mark.journey

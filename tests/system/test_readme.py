@@ -2,11 +2,11 @@
 """Every command that the documents show is one that the command line takes."""
 
 import ast
-import dataclasses
 import functools
 import importlib
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 from places import ROOT
@@ -68,8 +68,7 @@ def test_command_is_understood(command, monkeypatch, tmp_path):
         taken.append(named)
         return Answer({})
 
-    command = dataclasses.replace(cli.COMMANDS[name], verb=stub, closing=None)
-    monkeypatch.setitem(cli.COMMANDS, name, command)
+    monkeypatch.setitem(cli.COMMANDS, name, replace(cli.COMMANDS[name], verb=stub, closing=None))
     assert cli.run([name, *arguments]) == 0
     assert taken
 

@@ -18,7 +18,7 @@ from saccade.core.escaped import escaped_message
 from saccade.core.options import Options
 from saccade.core.schema import Positive
 from saccade.serving.commands.command import Answer, Result
-from saccade.serving.commands.explore.explorer import MAX_BYTES, ExploredServer
+from saccade.serving.commands.explore.explorer import MAX_BYTES, ExploreServer
 from saccade.serving.server.addresses import Port, ServeOptions
 
 # Excludes host names that the owner of another site has pointed at this machine.
@@ -72,12 +72,12 @@ def explore(
 
 
 @contextmanager
-def _place(artefact: Path | None, options: ExploreOptions) -> Iterator[ExploredServer]:
+def _place(artefact: Path | None, options: ExploreOptions) -> Iterator[ExploreServer]:
     if artefact is None:
         from saccade.serving.client.client import METADATA_S, routers_at
 
         assert options.url is not None
-        yield ExploredServer(options.url, routers_at(options.url, options.timeout_s or METADATA_S))
+        yield ExploreServer(options.url, routers_at(options.url, options.timeout_s or METADATA_S))
         return
     from saccade.serving.commands.explore.frontier_chart import measured
     from saccade.serving.server.server import Server
@@ -87,7 +87,7 @@ def _place(artefact: Path | None, options: ExploreOptions) -> Iterator[ExploredS
     with _repository(artefact) as repository:
         _say(f"starting a server for {artefact} ...")
         with Server(repository, free) as server:
-            yield ExploredServer(server.url, (server.model,), frontier, _examples(artefact))
+            yield ExploreServer(server.url, (server.model,), frontier, _examples(artefact))
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def _examples(artefact: Path, most: int = 6) -> tuple[bytes, ...]:
     import numpy as np
 
     from saccade.exporter.artefact.folder import ArtefactFolder
-    from saccade.serving.commands.slot_picture import image_png
+    from saccade.serving.commands.pictures import image_png
 
     folder = ArtefactFolder.open(artefact)
     try:
@@ -153,7 +153,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _serve_page(
-    listener: socket.socket, place: ExploredServer, timeout_s: float | None, open_at: str
+    listener: socket.socket, place: ExploreServer, timeout_s: float | None, open_at: str
 ) -> None:
     """Serve the page until Ctrl-C or SIGTERM; `open_at` is an address to open in the browser."""
     import uvicorn

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests from the page of `saccade explore` to the served model, independent of the browser."""
 
-import io
+import base64
 import statistics
 import threading
 import time
@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.frontier import Frontier
 from saccade.models.attention_maps import Drawing, ShowRequest
 from saccade.models.families import entry_of
@@ -19,8 +18,7 @@ from saccade.serving.client.answers import Classification, Segmentation
 from saccade.serving.client.call_options import ShowOptions
 from saccade.serving.client.client import Change, Client
 from saccade.serving.commands.calls import drawing_of
-from saccade.serving.commands.map_picture import maps_png
-from saccade.serving.commands.slot_picture import image_png
+from saccade.serving.commands.pictures import image_png, maps_png, read_pixels
 
 MAX_BYTES = 64 * 2**20  # size limit of an upload: the most that a client sends in one request
 TOP = 5  # labels or answers that the page lists
@@ -31,7 +29,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class ExploredServer:
+class ExploreServer:
     """Server behind the page, and what is known about its artefact."""
 
     url: str
@@ -139,7 +137,7 @@ class Explorer:
         Raises: SaccadeError if the model has nothing to show.
         """
         options = ShowOptions(self.model, request.budget, question=request.text, seed=request.seed)
-        pixels = pixels_of(request.image)
+        pixels = read_pixels(request.image)
         with self._lock:
             shown = drawing_of(ShowRequest(self._client, self.view, request.image, pixels, options))
         return shown.png if isinstance(shown, Drawing) else maps_png([shown], pixels)
@@ -177,21 +175,11 @@ class Explorer:
         return _labelled(best, budget)
 
 
-def pixels_of(image: bytes) -> np.ndarray:
-    """Decode an image and turn it upright.
-
-    Shapes: -> uint8 [h w 3].
-    Raises: SaccadeError if it cannot be read.
-    """
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(io.BytesIO(image)) as opened:
-            return np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise SaccadeError(
-            "The file cannot be read as an image. Choose a PNG, JPEG or WebP file."
-        ) from error
+def data_url(image: bytes) -> str:
+    """Return an image file as a URL that contains it."""
+    kinds = {b"\x89PN": "png", b"\xff\xd8\xff": "jpeg", b"RIF": "webp"}
+    kind = kinds.get(image[:3], "png")
+    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
 
 
 def _labelled(answer: Classification, budget: str) -> BudgetReply:

@@ -2,7 +2,6 @@
 """Layout and events of the page: from image and budget to answers, pictures and the frontier."""
 
 import asyncio
-import base64
 import json
 import logging
 from collections.abc import Iterator
@@ -17,9 +16,10 @@ from saccade.core.errors import SaccadeError
 from saccade.serving.commands.explore.explorer import (
     MAX_BYTES,
     BudgetReply,
-    ExploredServer,
     Explorer,
     ExploreRequest,
+    ExploreServer,
+    data_url,
 )
 from saccade.serving.commands.explore.frontier_chart import chart
 from saccade.serving.commands.explore.slot_board import SlotBoard
@@ -45,7 +45,7 @@ _STYLE = """
 """
 
 
-def register(place: ExploredServer, timeout_s: float | None) -> None:
+def register(place: ExploreServer, timeout_s: float | None) -> None:
     """Serve the page for these models at /."""
 
     @ui.page("/")
@@ -57,7 +57,7 @@ def register(place: ExploredServer, timeout_s: float | None) -> None:
 class Page:
     """The page of one browser tab."""
 
-    def __init__(self, place: ExploredServer, timeout_s: float | None) -> None:
+    def __init__(self, place: ExploreServer, timeout_s: float | None) -> None:
         self._place, self._timeout_s, self._measured = place, timeout_s, place.frontier
         self._request: ExploreRequest | None = None
         self._turn = 0  # a later request makes the answer to an earlier one stale
@@ -130,7 +130,7 @@ class Page:
                     await self._take(image, name)
 
                 with ui.button(on_click=choose).props(f'flat dense aria-label="{name}"'):
-                    ui.image(_data_url(image)).classes("w-12 h-12 rounded explore-pixels")
+                    ui.image(data_url(image)).classes("w-12 h-12 rounded explore-pixels")
 
     def _draw_text(self, explorer: Explorer) -> None:
         self._text = None
@@ -285,7 +285,7 @@ class Page:
                     _picture(picture, f"what the model looked at with budget {budget}")
 
     def _show_preview(self, request: ExploreRequest) -> None:
-        self._preview.set_source(_data_url(request.image))
+        self._preview.set_source(data_url(request.image))
         self._preview.set_visibility(True)
 
     def _show_answer(self, reply: BudgetReply) -> None:
@@ -348,10 +348,4 @@ def _alert(place: Any, text: str) -> None:
 
 
 def _picture(png: bytes, alt: str) -> None:
-    ui.image(_data_url(png)).classes("explore-picture").props(f'alt="{alt}" fit=contain')
-
-
-def _data_url(image: bytes) -> str:
-    kinds = {b"\x89PN": "png", b"\xff\xd8\xff": "jpeg", b"RIF": "webp"}
-    kind = kinds.get(image[:3], "png")
-    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
+    ui.image(data_url(png)).classes("explore-picture").props(f'alt="{alt}" fit=contain')

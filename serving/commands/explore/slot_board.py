@@ -2,8 +2,6 @@
 """A board to drag the slots of an image or move them by sliders, and the model's drawing."""
 
 import asyncio
-import base64
-import io
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,8 +12,8 @@ from nicegui import ui
 from saccade.core.errors import SaccadeError
 from saccade.serving.client.answers import Segmentation
 from saccade.serving.client.client import Change
-from saccade.serving.commands.explore.explorer import Explorer, ExploreRequest, pixels_of
-from saccade.serving.commands.slot_picture import COLOURS
+from saccade.serving.commands.explore.explorer import Explorer, ExploreRequest, data_url
+from saccade.serving.commands.pictures import COLOURS, image_png, read_pixels
 
 SIDE_PX = 320  # minimum side of the picture on which slots are dragged
 _LEAST = 0.02  # share of the picture: a shorter drag is a click
@@ -136,7 +134,7 @@ class SlotBoard:
             ui.notify(str(error), type="warning", multi_line=True, close_button="close")
             return
         if request is self._request:
-            self._drawn.set_source(_png_url(drawn))
+            self._drawn.set_source(data_url(drawn))
 
 
 def _overlay(request: ExploreRequest, found: Segmentation) -> str:
@@ -145,15 +143,13 @@ def _overlay(request: ExploreRequest, found: Segmentation) -> str:
 
     height, width = found.masks.shape[1:]
     scale = _scale_of(found)
-    image = Image.fromarray(pixels_of(request.image)).resize(
+    image = Image.fromarray(read_pixels(request.image)).resize(
         (width * scale, height * scale), Image.Resampling.NEAREST
     )
     owners = np.kron(found.owners, np.ones((scale, scale), np.uint8))
     colours = np.array([COLOURS[slot % len(COLOURS)] for slot in range(len(found.masks))])
     mixed = 0.6 * np.asarray(image, np.float64) + 0.4 * colours[owners]
-    file = io.BytesIO()
-    Image.fromarray(mixed.astype(np.uint8)).save(file, "PNG")
-    return _png_url(file.getvalue())
+    return data_url(image_png(mixed.astype(np.uint8)))
 
 
 def _numbers(found: Segmentation, side: int) -> str:
@@ -190,7 +186,3 @@ def _innermost(owned: np.ndarray) -> tuple[int, int]:
 
 def _scale_of(found: Segmentation) -> int:
     return max(1, -(-SIDE_PX // min(found.masks.shape[1:])))
-
-
-def _png_url(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

@@ -188,7 +188,7 @@ WRONG = {
         ["--min-score", "95"],
         "--min-score is 95, expected a number from 0 to 1, such as 0.9",
     ),
-    "no number": (["--max-latency-ms", "nan"], "above 0"),
+    "no number": (["--max-latency-ms", "nan"], "found nan, expected a finite number"),
     "an unknown budget": (["--budget", "half"], "or a budget's name"),
     "another device": (["--min-score", "0.5", "--device", "a GPU"], "a CPU, 2 cores"),
 }

@@ -18,7 +18,7 @@ from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.client.client import Change, Client
 from saccade.serving.client.probe import small_picture
-from saccade.serving.commands.slot_picture import masks_png
+from saccade.serving.commands.pictures import masks_png
 from saccade.serving.local import artefact
 
 IMAGES = np.random.default_rng(7).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)

@@ -15,8 +15,7 @@ from rtx_builds import needs_rtx
 from tiny_artefacts import FULL, HALF, artefacts
 
 from saccade.core.errors import SaccadeError
-from saccade.core.file_copies import copy_file
-from saccade.core.files import sha256_of
+from saccade.core.files import copy_file, sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import SUFFIX
 from saccade.exporter.gate.bisect import departure
@@ -190,7 +189,7 @@ def test_a_full_disk_is_seen_before_a_copy(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
-    monkeypatch.setattr("saccade.core.file_copies._clone", lambda *_: False)
+    monkeypatch.setattr("saccade.core.files._clone", lambda *_: False)
     with (tmp_path / "large").open("wb") as file:
         file.truncate(3 * 2**20)
     with pytest.raises(OSError, match="the models need 3 MiB more, but only 1 MiB are free"):
