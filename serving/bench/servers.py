@@ -76,7 +76,7 @@ def by_precision(
     folder: ArtefactFolder, entries: Sequence[FrontierEntry]
 ) -> dict[str, ArtefactFolder]:
     """Split a folder by precision: the variants of these entries, with these as the frontier."""
-    folders = {}
+    folders: dict[str, ArtefactFolder] = {}
     for precision in sorted({entry.precision for entry in entries}):
         own = {entry.variant: entry for entry in entries if entry.precision == precision}
         variants = (variant for variant in folder.variants if variant.name in own)

@@ -78,7 +78,7 @@ def check_served_here(runtime: Runtime) -> None:
 
 def workload_of(folder: ArtefactFolder | Path | str, options: BenchOptions) -> Workload:
     folder = ArtefactFolder.open(folder)
-    _ = folder.variants, folder.frontier  # refused before slow imports, and before the work
+    folder.check()  # before slow imports, and before the work
     for package in ("matplotlib", "plotly"):
         require(package, extra="bench")
     runtime = runtime_named(options.runtime)
