@@ -39,7 +39,7 @@ from served_models import DIGITS, digits_folder
 from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
-from saccade.exporter.policy.answers import Answers, VariantAnswers, answers_of
+from saccade.exporter.policy.answers import Answers, CalibratedVariant, VariantAnswers, answers_of
 from saccade.exporter.policy.certify import Certified, certify
 from saccade.exporter.policy.chains import Chain, front
 from saccade.exporter.runtimes.runners import Runner, run_in_batches
@@ -135,14 +135,14 @@ class Cascade:
     """A chain as a function of images: those it is sure of leave, the others continue."""
 
     chain: Chain
-    temperatures: tuple[float, ...]
+    variants: tuple[CalibratedVariant, ...]
 
     def ends(self, logits: Sequence[np.ndarray]) -> np.ndarray:
         """The step at which each sample ends, from the logits of all variants."""
         ends = np.full(len(logits[0]), len(self.chain.steps) - 1)
         for at in reversed(range(len(self.chain.thresholds))):
             step = self.chain.steps[at]
-            sure = confidence(self.chain.measure, logits[step], self.temperatures[step])
+            sure = confidence(self.chain.measure, logits[step], self.variants[step].temperature)
             ends[sure >= self.chain.thresholds[at]] = at
         return ends
 
@@ -157,7 +157,7 @@ class Cascade:
             logits = models[step](images[left])
             answers[left] = logits.argmax(-1)
             if at < len(self.chain.thresholds):
-                sure = confidence(self.chain.measure, logits, self.temperatures[step])
+                sure = confidence(self.chain.measure, logits, self.variants[step].temperature)
                 left = left[sure < self.chain.thresholds[at]]
             if not len(left):
                 break
@@ -204,7 +204,7 @@ def met(
 ) -> dict[str, float]:
     """What a chain does on samples that nothing was chosen on."""
     logits = [one.logits[rows] for one in whole.variants]
-    cascade, labels = Cascade(chain, answers.temperatures), whole.labels[rows]
+    cascade, labels = Cascade(chain, answers.variants), whole.labels[rows]
     given, full = cascade.classes(logits), logits[-1].argmax(-1)
     risk = (given != full).mean()
     if against == "labels":
@@ -256,7 +256,7 @@ def speeds(
     found = certify(answers, RISKS, confidence=CONFIDENCE, against=against, steps=STEPS)
     chains = {f"{one.risk:g}": one.chain for one in found if isinstance(one, Certified)}
     for name, chain in chains.items():
-        cascade = Cascade(chain, answers.temperatures)
+        cascade = Cascade(chain, answers.variants)
         calls[name] = lambda cascade=cascade: cascade.run(models, images)
     taken: dict[str, list[float]] = {name: [] for name in calls}
     right = {name: (call() == labels).astype(np.float64) for name, call in calls.items()}

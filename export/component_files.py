@@ -224,7 +224,6 @@ def copied_component(
 
 def _traced(job: _Job, scratch: Path) -> tuple[dict[str, _Written], "QuantizationSource | None"]:
     """Trace the folded model and write it in each precision; for int8, write what is quantized."""
-    from saccade.exporter.graph.precision import typed_graph
     from saccade.exporter.graph.tracing import trace_component
     from saccade.exporter.quantization.source import source_of
 
@@ -247,19 +246,36 @@ def _traced(job: _Job, scratch: Path) -> tuple[dict[str, _Written], "Quantizatio
         if precision == "int8":
             source = source_of(traced("fp32"), weights, float32, scratch)
         else:
-            graph = typed_graph(
-                entry.name,
-                role,
-                precision,
-                traced,
-                job.few,
-                job.calibration,
-                reference.sizes,
-                weights,
+            files[precision] = job.write(
+                entry, _typed_graph(job, entry, traced(precision), weights)
             )
-            files[precision] = job.write(entry, graph)
         job.advance()
     return files, source
+
+
+def _typed_graph(
+    job: _Job, entry: VariantEntry, proto: Any, weights: dict[str, Any]
+) -> "TypedGraph":
+    """Check a graph in fp32, fp16 or bf16, whose large weights are in `weights`.
+
+    In half precision, read-outs, softmax, normalizations and custom ops stay in float32. Ranges are
+    measured on as many calibration samples as the gate takes.
+
+    Raises: GateFailed if a number is too large for fp16, SaccadeError if the graph would not have
+        that precision.
+    """
+    from saccade.exporter.graph.cost import count_of
+    from saccade.exporter.graph.half_graph import activation_ranges, check_ranges
+    from saccade.exporter.graph.precision import TypedGraph, checked_graph
+
+    precision, count = entry.precision, count_of(proto, job.few, weights)
+    if precision == "fp32":
+        return TypedGraph(proto, count, weights)
+    sizes = job.variant.reference.sizes(sum(count.multiply_adds.values()))
+    ranges = activation_ranges(proto, job.calibration(sizes.real_inputs), weights)
+    if precision == "fp16":
+        check_ranges(entry.name, ranges)
+    return checked_graph(entry.name, entry.role, precision, proto, weights, ranges, count)
 
 
 def _int8_file(job: _Job, source: "QuantizationSource") -> tuple[_Written, Parity, Quantization]:

@@ -20,7 +20,6 @@ from saccade.exporter.policy.answers import VariantAnswers, answers_of
 from saccade.exporter.policy.certify import Certified, certify
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import (
-    CalibratedVariant,
     PolicyFile,
     policy_of,
     with_answers,
@@ -53,7 +52,6 @@ def write_policy(
     found = certify(answers, risks, confidence=CONFIDENCE, against="full", steps=STEPS)
     passed = [one for one in found if isinstance(one, Certified)]
     assert len(passed) == len(risks)
-    columns = (answers.names, answers.sha256, answers.seconds, answers.temperatures)
     content = PolicyFile(
         name=name,
         model=there[0].main.variant.model,
@@ -70,7 +68,7 @@ def write_policy(
         runtime=runtime,
         device="here",
         full=there[-1].name,
-        variants=tuple(CalibratedVariant(*row) for row in zip(*columns, strict=True)),
+        variants=answers.variants,
         answers_sha256="",
         policies=tuple(
             policy_of(name if len(risks) == 1 else f"{name}-{one.risk:g}", one, answers)

@@ -4,9 +4,9 @@
 import shlex
 import time
 from collections.abc import Iterable
-from copy import copy
 from functools import cache, cached_property
 from pathlib import Path
+from typing import NoReturn
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import json_bytes, sha256_of, write_atomically
@@ -149,6 +149,13 @@ class ArtefactFolder:
                 self._hashed[expected] = stamp
         return self.path / manifest.file.name
 
+    def check(self) -> None:
+        """Read the manifests, variants and measurements; no other file is opened.
+
+        Raises: SaccadeError for the first thing that is wrong.
+        """
+        _ = self.variants, self.frontier
+
     def check_files(self) -> None:
         """Check every file.
 
@@ -232,12 +239,12 @@ class ArtefactFolder:
 
     def only(
         self, variants: Iterable[VariantFiles], entries: Iterable[FrontierEntry] | None = None
-    ) -> "ArtefactFolder":
-        """Return a view of the folder with only these variants. Do not call `merge` on it.
+    ) -> "FolderView":
+        """Return a view of the folder with only these variants.
 
         Its measurements are `entries` if given, otherwise those that the folder has.
         """
-        kept, other = tuple(variants), copy(self)
+        kept, view = tuple(variants), FolderView(self.path)
         out = {variant.name for variant in self.variants} - {variant.name for variant in kept}
         if entries is not None:
             frontier: Frontier | None = merged(Frontier(self.model, ()), entries, kept)
@@ -249,13 +256,25 @@ class ArtefactFolder:
         manifests = tuple(
             component for variant in kept for component in variant.components.values()
         )
-        vars(other).update(variants=kept, manifests=manifests, frontier=frontier)
-        return other
+        own = {"variants": kept, "manifests": manifests, "frontier": frontier}
+        vars(view).update({**vars(self), **own})
+        return view
 
     def images_text(self) -> tuple[str, ...]:
         """Describe the preprocessing of images: one line for each kind in the manifests."""
         kinds = (manifest.preprocessing for manifest in self.manifests)
         return tuple(dict.fromkeys(f"images: {kind.described()}" for kind in kinds if kind))
+
+
+class FolderView(ArtefactFolder):
+    """Some variants of a folder, to read: measurements are added to the whole folder."""
+
+    def merge(self, *_: object, **__: object) -> NoReturn:
+        """Refuse to write.
+
+        Raises: TypeError.
+        """
+        raise TypeError(f"{self.path}: merge measurements into the folder, not into a view of it")
 
 
 def _described(path: Path) -> str:

@@ -47,15 +47,15 @@ def variant_name(model: str, role: str, budget: str, precision: str) -> str:
     return "-".join(part for part in (model, role, budget, precision) if part)
 
 
-def check_model_name(name: str) -> str:
-    """Return `name` if files and served models can have it.
+def check_model_name(name: str, source: str = "") -> str:
+    """Return `name` if files and served models can have it; `source` is the file that has it.
 
     Raises: SaccadeError otherwise.
     """
     if not _NAME.fullmatch(name):
         raise SaccadeError(
-            f"model name {name!r}: expected 1 to 64 characters of a-z, 0-9 and '-', starting "
-            "with a letter or digit. Pass another name with --name."
+            f"{source}{name!r} cannot name a model, expected 1 to 64 characters of a-z, 0-9 and "
+            "'-', starting with a letter or digit. Pass another name with --name."
         )
     return name
 
@@ -65,13 +65,7 @@ def default_model_name(checkpoint: Path) -> str:
 
     Raises: SaccadeError if it cannot be a model's name.
     """
-    name = checkpoint_name(checkpoint)
-    if not _NAME.fullmatch(name):
-        raise SaccadeError(
-            f"{checkpoint}: its stem {name!r} cannot name a model (1 to 64 characters "
-            "of a-z, 0-9 and '-', starting with a letter or digit). Pass a name with --name."
-        )
-    return name
+    return check_model_name(checkpoint_name(checkpoint), f"{checkpoint}: ")
 
 
 def budget_option(label: str, budget: float) -> str:

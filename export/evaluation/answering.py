@@ -12,7 +12,7 @@ from saccade.core.verbosity import note_once
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.classification import logits_of
 from saccade.exporter.evaluation.decisions import Decider
-from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, origin
+from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, chunks, origin
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import QUESTIONS_A_SCENE, asked_scenes
@@ -42,6 +42,11 @@ class Questions(DataSplit):
     kinds: Sequence[str]
     types: Sequence[str] = ()  # of the user's questions, such as `how many`
     people: bool = False  # whether the answers are those of people, which may differ
+
+    @property
+    def best(self) -> list[str]:
+        """Return the best answer to each question."""
+        return [max(truth, key=lambda answer: truth[answer]) for truth in self.truths]
 
     def part(self, rows: np.ndarray) -> "Questions":
         """Return some questions; the hash stays that of all."""
@@ -142,11 +147,10 @@ def _best(model: EvaluatedModel, asked: Questions) -> np.ndarray:
     Shapes: -> [q].
     """
     index_of = {form: index for index, form in enumerate(_forms(model, asked))}
-    best = [max(truth, key=lambda answer: truth[answer]) for truth in asked.truths]
-    labels = np.array([index_of.get(answer, -1) for answer in best])
+    labels = np.array([index_of.get(answer, -1) for answer in asked.best])
     if unknown := int((labels < 0).sum()):
         note_once(
-            f"{asked.name}: {unknown:,} of {len(best):,} questions have a best answer that the "
+            f"{asked.name}: {unknown:,} of {len(labels):,} questions have a best answer that the "
             "model does not have, so every variant is wrong"
         )
     return labels
@@ -163,8 +167,7 @@ def _answers(model: EvaluatedModel, asked: Questions) -> tuple[np.ndarray, np.nd
     Shapes: -> both [q].
     """
     component, chosen, zero = model.component(""), [], []
-    for start in range(0, len(asked.texts), _CHUNK):
-        rows = np.arange(start, min(start + _CHUNK, len(asked.texts)))
+    for rows in chunks(len(asked.texts), _CHUNK):
         outputs = component(_inputs(model, asked, rows))
         chosen.append(outputs["logits"].argmax(-1))
         zero.append(zero_share(outputs["attention"]))
@@ -231,6 +234,4 @@ def vqa_examples(
         tokens = _tokens(model.runtime_metadata, asked, chosen)
         outputs = model.component("")({"image": images, "question": tokens})
         answers.append(labelled_answers(model, model.labels, outputs))
-    truths = [asked.truths[index] for index in chosen]
-    best = [max(truth, key=lambda answer: truth[answer]) for truth in truths]
-    return ExampleSamples(images, texts, best), answers
+    return ExampleSamples(images, texts, [asked.best[index] for index in chosen]), answers

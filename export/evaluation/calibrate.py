@@ -23,7 +23,6 @@ from saccade.exporter.policy.answers import Answers
 from saccade.exporter.policy.certify import Certified, NotCertified, certify
 from saccade.exporter.policy.options import MIN_ARI, CalibrateOptions
 from saccade.exporter.policy.policy import (
-    CalibratedVariant,
     Policy,
     PolicyFile,
     policy_of,
@@ -141,8 +140,8 @@ def _content(
         learn=answers.learn,
         runtime=entry.runtime,
         device=entry.device,
-        full=answers.names[answers.full],
-        variants=_sources(answers),
+        full=answers.variants[answers.full].variant,
+        variants=answers.variants,
         answers_sha256="",
         policies=tuple(policy_of(options.policy_name(one.risk), one, answers) for one in passed),
         **_comparison(data, answers, options),
@@ -288,11 +287,6 @@ def _full(
             f"Run: {_bench_command(folder, options)} --force"
         )
     return full.name
-
-
-def _sources(answers: Answers) -> tuple[CalibratedVariant, ...]:
-    columns = (answers.names, answers.sha256, answers.seconds, answers.temperatures)
-    return tuple(CalibratedVariant(*row) for row in zip(*columns, strict=True))
 
 
 def rendered(content: PolicyFile | None, refused: Sequence[NotCertified]) -> "Group":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, origin
+from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, chunks, origin
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, VariantAnswer
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import (
@@ -102,8 +102,7 @@ def _captions(model: EvaluatedModel, images: np.ndarray) -> list[SearchedCaption
     encode, metadata = model.component("encode"), model.runtime_metadata
     step = step_of(model.component("step"))
     captions = []
-    for start in range(0, len(images), _CHUNK):
-        rows = np.arange(start, min(start + _CHUNK, len(images)))
+    for rows in chunks(len(images), _CHUNK):
         state = encode({"image": images[rows]})
         captions += best_captions(
             step,

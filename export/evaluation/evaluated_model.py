@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models under evaluation: a checkpoint or an exported variant, as functions of named arrays."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -64,6 +64,12 @@ def origin(data: Origin) -> dict[str, Any]:
         "split": data.split,
         "skipped": data.skipped,
     }
+
+
+def chunks(count: int, size: int) -> Iterator[np.ndarray]:
+    """Yield the rows of all samples, a few at a time: their answers may need much memory."""
+    for start in range(0, count, size):
+        yield np.arange(start, min(start + size, count))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 """Score how well slots match objects (ARI), or how well they paint the image again (PSNR)."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.verbosity import note_once
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.decisions import Segmenter
-from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, chunks
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, VariantAnswer, focus_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import (
@@ -49,7 +49,7 @@ def ari(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """
     data = masked_images(model.images(), options)
     states = _states(model, options, len(data.images))
-    parts = [_scored(model, data, rows, states[rows]) for rows in _chunks(len(data.images))]
+    parts = [_scored(model, data, rows, states[rows]) for rows in chunks(len(data.images), _CHUNK)]
     found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     _check_objects(data, len(data.images) - len(found["ARI"]))
     scores = [mean(name, found[name], unit="index") for name in ("FG-ARI", "ARI")]
@@ -105,7 +105,7 @@ def reconstruction(model: EvaluatedModel, options: EvaluateOptions) -> Evaluatio
     data = scene_images(model.images(), options)
     states = _states(model, options, len(data.images))
     parts = []
-    for rows in _chunks(len(data.images)):
+    for rows in chunks(len(data.images), _CHUNK):
         images = np.asarray(data.images[rows])
         answers = model.component("")({"image": images, "initial_state": states[rows]})
         parts.append(_errors(model, images, _painting(model, answers)))
@@ -210,12 +210,6 @@ def _states(model: EvaluatedModel, options: EvaluateOptions, count: int) -> np.n
     metadata = model.runtime_metadata
     slots = int(metadata["slots"])
     return initial_states(metadata["initial_state"], count, slots, seed=options.seed)
-
-
-def _chunks(count: int) -> Iterator[np.ndarray]:
-    """Yield the rows of all images, a few at a time."""
-    for at in range(0, count, _CHUNK):
-        yield np.arange(at, min(at + _CHUNK, count))
 
 
 def _as_painted(images: np.ndarray) -> np.ndarray:
@@ -325,5 +319,5 @@ def _examples(models: Sequence[EvaluatedModel], scored: Segmenter, chosen: np.nd
 def _with_objects(data: SegmentedImages) -> np.ndarray:
     """Return the rows of the images whose masks show an object."""
     assert data.masks is not None
-    seen = [data.masks[rows].any((1, 2)) for rows in _chunks(len(data.images))]
+    seen = [data.masks[rows].any((1, 2)) for rows in chunks(len(data.images), _CHUNK)]
     return np.flatnonzero(np.concatenate(seen))

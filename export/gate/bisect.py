@@ -2,7 +2,7 @@
 """Bisect a variant: find the first tensor of its graph that differs from another runner's."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -219,15 +219,6 @@ def _numeric_nodes(proto: onnx.ModelProto) -> dict[str, _Node]:
 
 def _float32(manifest: Manifest, manifests: Sequence[Manifest]) -> Manifest | None:
     """Return the fp32 file of the same component, if the variant has another precision."""
-    entry = manifest.variant
-    if entry.precision == "fp32":
-        return None
-    wanted = (entry.role, entry.setting, "fp32")
-    for candidate in manifests:
-        if (
-            candidate.variant.role,
-            candidate.variant.setting,
-            candidate.variant.precision,
-        ) == wanted:
-            return candidate
-    return None
+    wanted = replace(manifest.variant, name="", precision="fp32")
+    every = {replace(each.variant, name=""): each for each in manifests}
+    return None if manifest.variant.precision == "fp32" else every.get(wanted)

@@ -161,24 +161,17 @@ def _words(name: str) -> str:
 
 
 def _row_dict(row: VariantReport) -> dict[str, Any]:
-    entry: dict[str, Any] = {
+    parity = row.parity
+    figures = {} if parity is None else parity.figures
+    return {
         "name": row.name,
         "passed": row.passed,
         "problems": list(row.problems),
-        "figures": {},
-        "thresholds": {},
-        "overridden": [],
-        "floor": None,
+        "figures": {name: x if math.isfinite(x) else None for name, x in figures.items()},
+        "thresholds": {} if parity is None else dict(parity.thresholds),
+        "overridden": [] if parity is None else list(parity.overridden),
+        "floor": None if parity is None else parity.floor,
     }
-    if row.parity is not None:
-        entry["figures"] = {
-            name: value if math.isfinite(value) else None
-            for name, value in row.parity.figures.items()
-        }
-        entry["thresholds"] = dict(row.parity.thresholds)
-        entry["overridden"] = list(row.parity.overridden)
-        entry["floor"] = row.parity.floor
-    return entry
 
 
 def _cell(row: VariantReport, name: str) -> str:

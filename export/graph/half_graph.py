@@ -24,7 +24,7 @@ from saccade.exporter.graph.weights import (
     referring,
     with_initializers,
 )
-from saccade.exporter.runtimes.runners import onnx_runner
+from saccade.exporter.runtimes.runners import batches, onnx_runner
 from saccade.models.interface import Arrays
 from saccade.plugins.onnx_model import all_nodes, set_nodes
 
@@ -131,9 +131,7 @@ def activation_ranges(
         return {}
     run = onnx_runner(_range_session(names, *widened(proto, weights)))
     largest = dict.fromkeys(names, 0.0)
-    count = len(next(iter(samples.values())))
-    for start in range(0, count, _BATCH):
-        some = {name: array[start : start + _BATCH] for name, array in samples.items()}
+    for some in batches(samples, _BATCH):
         for name, value in zip(names, run(some).values(), strict=True):
             largest[name] = max(largest[name], float(value))
     return largest

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the graph of a component in one precision, and verify the precision."""
+"""A component's graph in one precision, which is verified, and custom ops written out."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import onnx
 import onnx.inliner
 
 from saccade.exporter.graph.canonical import tidy
-from saccade.exporter.graph.cost import Count, count_of
-from saccade.exporter.graph.half_graph import activation_ranges, check_ranges
+from saccade.exporter.graph.cost import Count
 from saccade.exporter.graph.layer_types import check_types, float32_layers, matrix_types
-from saccade.exporter.graph.samples import GateSizes
 from saccade.exporter.graph.weights import Weights
-from saccade.models.interface import Arrays
 from saccade.plugins.contract import DOMAIN
 from saccade.plugins.onnx_model import graphs_in
 
@@ -67,38 +63,6 @@ class TypedGraph:
     weights: Weights  # the large ones, to which the graph refers
     float32_layers: tuple[str, ...] = ()
     activation_ranges: dict[str, float] = field(default_factory=dict)
-
-
-def typed_graph(
-    name: str,
-    role: str,
-    precision: str,
-    traced: Callable[[str], onnx.ModelProto],
-    few: Arrays,
-    calibration: Callable[[int], Arrays],
-    sizes: Callable[[int], GateSizes],
-    weights: Weights,
-) -> TypedGraph:
-    """Make the graph of one component of a folded float32 model in fp32, fp16 or bf16.
-
-    `traced` returns the component's graph in a precision; its large weights are in `weights`. In
-    half precision, read-outs, softmax, normalizations and custom ops stay in float32. Ranges are
-    measured on calibration samples: `calibration` returns that many of them, `sizes` the gate's for
-    a cost.
-
-    Shapes: few as the graph's inputs, [n ...] of any samples.
-    Raises: GateFailed if a number is too large for fp16, SaccadeError if the graph would not have
-        that precision.
-    """
-    proto = traced(precision)
-    count = count_of(proto, few, weights)
-    if precision == "fp32":
-        return TypedGraph(proto, count, weights)
-    gate = sizes(sum(count.multiply_adds.values()))
-    ranges = activation_ranges(proto, calibration(gate.real_inputs), weights)
-    if precision == "fp16":
-        check_ranges(name, ranges)
-    return checked_graph(name, role, precision, proto, weights, ranges, count)
 
 
 def checked_graph(

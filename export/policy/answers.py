@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from saccade.core.errors import SaccadeError, require
+from saccade.core.schema import Positive
 from saccade.models.scores.ari import adjusted_rand_index
 
 # What the router runs, so that both compare the same figures.
@@ -20,6 +21,16 @@ DECIDES: tuple[str, ...] = tuple(_ROUTER.DECIDES)  # outputs from which a policy
 mask_confidence = _ROUTER.mask_confidence
 LEARN_SHARE = 0.4  # of the samples choose; the rest certify
 _TEMPERATURES = (0.05, 20.0)
+
+
+@dataclass(frozen=True)
+class CalibratedVariant:
+    """A variant that took part in the calibration."""
+
+    variant: str
+    sha256: str
+    seconds: Positive  # per sample, as `saccade bench` measured it
+    temperature: Positive
 
 
 @dataclass(frozen=True)
@@ -63,10 +74,7 @@ class Answers:
             agreement [v n] float64 or None.
     """
 
-    names: tuple[str, ...]
-    sha256: tuple[str, ...]
-    seconds: tuple[float, ...]
-    temperatures: tuple[float, ...]
+    variants: tuple[CalibratedVariant, ...]
     full: int
     learn: int
     classes: np.ndarray
@@ -193,10 +201,7 @@ def answers_of(
         ]
     )
     return Answers(
-        names=tuple(variant.name for variant in ordered),
-        sha256=tuple(variant.sha256 for variant in ordered),
-        seconds=tuple(variant.seconds for variant in ordered),
-        temperatures=tuple(temperatures),
+        variants=_calibrated(ordered, temperatures),
         full=at,
         learn=learn,
         classes=classes,
@@ -220,10 +225,7 @@ def segment_answers_of(
         [adjusted_rand_index(ordered[at].owners, variant.owners)[order] for variant in ordered]
     )
     return Answers(
-        names=tuple(variant.name for variant in ordered),
-        sha256=tuple(variant.sha256 for variant in ordered),
-        seconds=tuple(variant.seconds for variant in ordered),
-        temperatures=(1.0,) * len(ordered),
+        variants=_calibrated(ordered, [1.0] * len(ordered)),
         full=at,
         learn=learn,
         classes=agreement_classes(agreement, min_ari),
@@ -231,6 +233,15 @@ def segment_answers_of(
         labels=None,
         agreement=agreement,
         apart=apart > 0,
+    )
+
+
+def _calibrated(
+    ordered: Sequence[VariantAnswers | VariantSegments], temperatures: Sequence[float]
+) -> tuple[CalibratedVariant, ...]:
+    return tuple(
+        CalibratedVariant(variant.name, variant.sha256, variant.seconds, temperature)
+        for variant, temperature in zip(ordered, temperatures, strict=True)
     )
 
 

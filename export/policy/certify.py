@@ -159,7 +159,7 @@ def _chosen(
     answers: Answers, tried: Sequence[_Tried], risk: float, test: _Test
 ) -> Certified | NotCertified:
     # A mean of equal times may be less than each of them, by rounding.
-    full_seconds = answers.seconds[answers.full] * (1 - _ROUNDING)
+    full_seconds = answers.variants[answers.full].seconds * (1 - _ROUNDING)
     passed = list(takewhile(lambda one: test.passes(one.losses, risk), tried))
     cheaper = [one for one in passed if one.seconds < full_seconds]
     if cheaper:

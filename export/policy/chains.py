@@ -51,7 +51,7 @@ class Chain:
 
     def seconds(self, answers: Answers) -> float:
         """Return the mean time per sample: that of every variant that it was put to."""
-        spent = np.cumsum([answers.seconds[step] for step in self.steps])
+        spent = np.cumsum([answers.variants[step].seconds for step in self.steps])
         return float(spent[self.ends(answers)].mean())
 
 
@@ -149,8 +149,8 @@ class _Grid:
             if at < len(shape):
                 ended = ended[..., None] - self._past(at + 1, self.table[step])
             loss += _spread(ended, len(shape))
-            asked = self._past(at, np.ones(self.answers.n)) * self.answers.seconds[step]
-            seconds += _spread(asked, len(shape))
+            asked = self._past(at, np.ones(self.answers.n))
+            seconds += _spread(asked * self.answers.variants[step].seconds, len(shape))
         return loss / self.answers.n, seconds / self.answers.n
 
     def _past(self, steps: int, values: np.ndarray) -> np.ndarray:

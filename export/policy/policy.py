@@ -21,7 +21,7 @@ from saccade.exporter.artefact.manifest_checks import (
     read_stored,
 )
 from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.exporter.policy.answers import MEASURES, Answers, agreement_classes
+from saccade.exporter.policy.answers import MEASURES, Answers, CalibratedVariant, agreement_classes
 from saccade.exporter.policy.certify import Certified
 from saccade.exporter.policy.options import MOST_STEPS, Against, check_policy_name, name_by_risk
 
@@ -59,16 +59,6 @@ class Policy:
     steps: tuple[CalibratedStep, ...]
     seconds: Positive
     full_seconds: Positive
-
-
-@dataclass(frozen=True)
-class CalibratedVariant:
-    """A variant that took part in the calibration."""
-
-    variant: str
-    sha256: str
-    seconds: Positive  # per sample, as `saccade bench` measured it
-    temperature: Positive
 
 
 @dataclass(frozen=True)
@@ -135,14 +125,10 @@ def policy_of(name: str, certified: Certified, answers: Answers) -> Policy:
     chain = certified.chain
     thresholds = (*chain.thresholds, None)
     steps = tuple(
-        CalibratedStep(
-            answers.names[at],
-            answers.sha256[at],
-            threshold,
-            answers.temperatures[at],
-            round(share, 6),
+        CalibratedStep(own.variant, own.sha256, threshold, own.temperature, round(share, 6))
+        for own, threshold, share in zip(
+            (answers.variants[at] for at in chain.steps), thresholds, certified.shares, strict=True
         )
-        for at, threshold, share in zip(chain.steps, thresholds, certified.shares, strict=True)
     )
     return Policy(
         name=name,
@@ -152,7 +138,7 @@ def policy_of(name: str, certified: Certified, answers: Answers) -> Policy:
         measure=cast(Measure, chain.measure),
         steps=steps,
         seconds=float(f"{certified.seconds:.9g}"),
-        full_seconds=answers.seconds[answers.full],
+        full_seconds=answers.variants[answers.full].seconds,
     )
 
 
@@ -278,13 +264,9 @@ def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path)
             f"from. {calibrate_again(place.parent)}"
         )
     _check_facts(content, arrays[_FACTS], place)
-    names = tuple(source.variant for source in content.variants)
     return Answers(
-        names=names,
-        sha256=tuple(source.sha256 for source in content.variants),
-        seconds=tuple(source.seconds for source in content.variants),
-        temperatures=tuple(source.temperature for source in content.variants),
-        full=names.index(content.full),
+        variants=content.variants,
+        full=[source.variant for source in content.variants].index(content.full),
         learn=content.learn,
         classes=arrays["classes"]
         if content.min_ari is None

@@ -14,7 +14,7 @@ from saccade.exporter.graph.canonical import tidy
 from saccade.exporter.quantization.ranges import percentiles_of
 from saccade.exporter.quantization.recipes import QuantizationRecipe
 from saccade.exporter.quantization.source import Layer, QuantizationSource
-from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
+from saccade.exporter.runtimes.runners import batches, onnx_runner, onnx_session
 from saccade.models.interface import Arrays
 
 _TRIED_SAMPLES = 8  # for errors of layers, which differ by orders of magnitude
@@ -135,8 +135,7 @@ def worst_layers(
     path.write_bytes(probe.SerializeToString())
     run = onnx_runner(onnx_session(path, threads=cores()))
     powers: dict[str, float] = {}
-    for index in range(min(_TRIED_SAMPLES, len(next(iter(samples.values()))))):
-        some = {name: array[index : index + 1] for name, array in samples.items()}
+    for some in batches(samples, 1, _TRIED_SAMPLES):
         for name, value in run(some).items():
             powers[name] = powers.get(name, 0.0) + float(value)
     tiny = float(np.finfo(np.float32).tiny)

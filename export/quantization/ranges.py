@@ -2,7 +2,7 @@
 """Ranges of activations over calibration samples, collected batch by batch in bounded memory."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from saccade.core.machine import cores
-from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
+from saccade.exporter.runtimes.runners import batches, onnx_runner, onnx_session
 from saccade.models.interface import Arrays
 
 _BATCH = 4
@@ -69,7 +69,7 @@ def extremes_of(model: Path, activations: list[Activation], samples: Arrays) -> 
     path.write_bytes(proto.SerializeToString())
     run = onnx_runner(onnx_session(path, threads=cores()))
     seen: dict[str, np.ndarray] = {}
-    for some in _batches(samples, _BATCH):
+    for some in batches(samples, _BATCH):
         for name, value in run(some).items():
             merge = np.minimum if name.endswith(_LOW) else np.maximum
             seen[name] = merge(seen[name], value) if name in seen else value
@@ -113,7 +113,7 @@ def percentiles_of(
         calibrator.model = onnx.load(model, load_external_data=False)
         calibrator.augment_graph()
         calibrator.create_inference_session()
-        for some in _batches(samples, 1, _HISTOGRAM_SAMPLES):
+        for some in batches(samples, 1, _HISTOGRAM_SAMPLES):
             calibrator.collect_data(_Reader(some))
         data = calibrator.compute_data()
     ends = {name: data[name].range_value for name in names}
@@ -128,11 +128,3 @@ class _Reader:
 
     def get_next(self) -> Mapping[str, np.ndarray] | None:
         return self.left.pop() if self.left else None
-
-
-def _batches(
-    samples: Arrays, batch: int, most: int | None = None
-) -> Iterator[dict[str, np.ndarray]]:
-    count = len(next(iter(samples.values())))
-    for start in range(0, min(count, most or count), batch):
-        yield {name: array[start : start + batch] for name, array in samples.items()}

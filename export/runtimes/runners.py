@@ -2,7 +2,7 @@
 """Run the reference and an artefact in the same way: as functions of named arrays."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,13 @@ def check_provider(provider: str) -> None:
             f"ONNX Runtime {onnxruntime.__version__} has no {provider}, only {', '.join(known)}. "
             f"For an NVIDIA GPU, replace it: pip uninstall onnxruntime && {install('gpu')}"
         )
+
+
+def batches(samples: Arrays, size: int, most: int | None = None) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the first samples, at most `most`, a batch at a time."""
+    count = len(next(iter(samples.values())))
+    for start in range(0, min(count, most or count), size):
+        yield {name: array[start : start + size] for name, array in samples.items()}
 
 
 def run_in_batches(

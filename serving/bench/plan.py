@@ -228,7 +228,7 @@ def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> CapacityP
         if no measured variant answers within the SLO.
     """
     folder = measured_folder(ArtefactFolder.open(folder))
-    folder.manifests  # noqa: B018 - refuses a folder that has no artefacts
+    folder.check()
     entries = list(measurements(folder, options.device).values())
     if not entries:
         raise SaccadeError(

@@ -266,7 +266,7 @@ def _classified(
     """Return the policies with what their variants answer, without those of other labels."""
     decider = decide(models[0], options, options.split or HELD_OUT)
     if decider.labels is None:
-        raise SaccadeError(f"{decider.data}: has no labels. Pass labeled data with --data.")
+        raise SaccadeError(f"{decider.name}: has no labels. Pass labeled data with --data.")
     labelling = Labelling(*decider.labelling) if decider.labelling else None
     if labelling:
         problems = {

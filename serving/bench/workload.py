@@ -113,7 +113,7 @@ def workload_of(folder: ArtefactFolder | Path | str, options: BenchOptions) -> W
     Raises: SaccadeError if the folder, the data or the machine do not fit.
     """
     folder = ArtefactFolder.open(folder)
-    _ = folder.variants, folder.frontier  # refused before slow imports, and before the work
+    folder.check()  # before slow imports, and before the work
     runtime = measured_runtime(options)
     deadline = Deadline(options.seconds)
     share = share_of(folder.variants, runtime)

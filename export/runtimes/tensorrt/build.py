@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import (
@@ -25,6 +25,7 @@ from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.tensorrt.child import BuildJob, BuiltPlan, Network, build_in_child
 from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     PLAN_SUFFIX,
+    Engine,
     EngineManifest,
     plan_bytes,
     write_engine_manifest,
@@ -278,7 +279,7 @@ def _manifest(
         parent=ParentEntry(manifest.file.name, manifest.file.sha256),
         inputs=manifest.inputs,
         outputs=manifest.outputs,
-        engine=job.engine,
+        engine=cast(Engine, job.engine),
         version=built.network.version,
         compute_capabilities=job.compute_capabilities,
         driver=gpu.driver if gpu else None,

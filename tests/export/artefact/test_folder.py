@@ -131,6 +131,8 @@ def test_a_component_of_the_variants_has_a_component_of_the_measurements(place: 
     assert other.frontier and other.frontier.entries == (slower,)
     assert folder.frontier and len(folder.frontier.entries) == 2
     assert folder.only([full], []).frontier != folder.frontier
+    with pytest.raises(TypeError, match="not into a view"):
+        other.merge([slower])
 
 
 def test_one_precision_of_a_folder_whose_others_were_measured(place: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def easiest(everybody: tuple[list[VariantAnswers], np.ndarray], count: int) -> n
     return np.argsort(-confidence("margin", variants[0].logits, 1.0))[:count]
 
 
-def true_risk(everybody: tuple, chain: Chain, temperatures: tuple, against: str) -> float:
+def true_risk(everybody: tuple, chain: Chain, answers: Answers, against: str) -> float:
     """The risk of a chain on the whole population."""
     variants, labels = everybody
     classes = np.stack([variant.logits.argmax(-1) for variant in variants])
@@ -54,7 +54,7 @@ def true_risk(everybody: tuple, chain: Chain, temperatures: tuple, against: str)
     table = classes != classes[-1] if against == "full" else wrong - wrong[-1]
     left, lost = np.ones(len(labels), bool), 0.0
     for step, threshold in zip(chain.steps, (*chain.thresholds, -1.0), strict=True):
-        sure = confidence(chain.measure, variants[step].logits, temperatures[step])
+        sure = confidence(chain.measure, variants[step].logits, answers.variants[step].temperature)
         lost += float(table[step, left & (sure >= threshold)].sum())
         left &= sure < threshold
     return lost / len(labels)
@@ -68,7 +68,7 @@ def test_certified_risk_is_rarely_exceeded(everybody, against):
         (found,) = certify(answers, (RISK,), confidence=CONFIDENCE, against=against, steps=3)
         if isinstance(found, Certified):
             certified += 1
-            exceeded += true_risk(everybody, found.chain, answers.temperatures, against) > RISK
+            exceeded += true_risk(everybody, found.chain, answers, against) > RISK
     assert certified > TRIALS / 2, "a test that certifies nothing promises nothing"
     assert exceeded <= MOST_EXCEEDED
 
@@ -85,7 +85,7 @@ def test_data_that_chooses_need_not_be_like_the_traffic(everybody, against):
             certified += 1
             assert found.shares == found.chain.shares(answers.testing)
             assert found.seconds == found.chain.seconds(answers.testing)
-            exceeded += true_risk(everybody, found.chain, answers.temperatures, against) > RISK
+            exceeded += true_risk(everybody, found.chain, answers, against) > RISK
     assert certified > TRIALS / 4 and exceeded <= MOST_EXCEEDED
 
 
@@ -98,7 +98,7 @@ def test_thresholds_that_nobody_tested_exceed_it(everybody):
         chains = front(learning, learning.differs, 3)
         good = [one for one in chains if one.losses(learning, learning.differs).mean() <= RISK]
         chain = min(good, key=lambda one: one.seconds(learning))
-        exceeded += true_risk(everybody, chain, answers.temperatures, "full") > RISK
+        exceeded += true_risk(everybody, chain, answers, "full") > RISK
     assert exceeded > MOST_EXCEEDED
 
 
@@ -119,7 +119,7 @@ def test_samples_of_a_class_that_no_variant_has_lose_nothing(everybody):
     at = np.arange(300) % 3 == 0
     foreign = answers_of(some, np.where(at, -1, full), full=FULL, seed=0)
     known = answers_of(some, full, full=FULL, seed=0)
-    assert foreign.temperatures == known.temperatures
+    assert foreign.variants == known.variants
     assert not foreign.lost[:, foreign.labels == -1].any() and foreign.lost.any()
 
 

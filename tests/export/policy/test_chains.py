@@ -26,7 +26,7 @@ def one_by_one(chain: Chain, answers: Answers, table: np.ndarray) -> tuple[float
     loss = seconds = 0.0
     for sample in range(answers.n):
         for step, threshold in zip(chain.steps, (*chain.thresholds, 0.0), strict=True):
-            seconds += answers.seconds[step]
+            seconds += answers.variants[step].seconds
             if confidence[step, sample] >= threshold:
                 loss += table[step, sample]
                 break
