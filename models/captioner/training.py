@@ -15,7 +15,6 @@ from saccade.models.captioner.model import Captioner, CaptionerConfig
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
 from saccade.models.data.own_texts import captioned_split
 from saccade.models.data.samples.sentences import open_captions
-from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.scene_statements import is_true
 from saccade.models.data.splits import calibration_rows
 from saccade.models.families import new_model
@@ -27,13 +26,12 @@ from saccade.models.training.options import (
     chosen_recipe,
 )
 from saccade.models.training.own_images import (
+    OwnTextsTask,
     chosen_words,
     encoder_fields,
     longest_text,
-    own_splits,
     with_counts,
 )
-from saccade.models.training.regularization import ImageChanges
 from saccade.models.training.scene_mix import MIX, SceneTask
 from saccade.models.training.task import Recipe, Task
 from saccade.models.word_tokens import PAD, WordVocabulary
@@ -190,7 +188,7 @@ class CaptionerTask(CaptionTask, SceneTask):
         }
 
 
-class OwnCaptionTask(CaptionTask):
+class OwnCaptionTask(CaptionTask, OwnTextsTask):
     """A `CaptionTask` on the user's images, each with one or more captions.
 
     The words are those of the training split. A batch has one caption of each of its images.
@@ -199,17 +197,10 @@ class OwnCaptionTask(CaptionTask):
     def __init__(self, options: TrainOptions) -> None:
         recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
         self.recipe = with_counts(options, recipe, COUNTS)
-        given = DataDescription.of(options.labels, options.data_root)
-        source = open_captions(str(options.data), given)
-        self.training, self.validation = own_splits(
-            options, source, captioned_split, CaptionerConfig.encoder
-        )
-        self.data = self.training.dataset.name
-        self.data_sha256 = {"train": self.training.sha256, "validation": self.validation.sha256}
+        self.read(options, open_captions, captioned_split, CaptionerConfig.encoder)
         config = self._config(options)
         self.model = new_model(Captioner, config)
         self.vocabulary = WordVocabulary(config.words)
-        self.changes = ImageChanges(self.recipe, images=self.training.dataset.images)
         shown = self.recipe.extra["report_images"]
         self.references = list(self.validation.captions[:shown])
         self.card = {

@@ -3,21 +3,21 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.models.data.datasets import image_fields
-from saccade.models.data.samples.source import SampleSource
+from saccade.models.data.samples.source import DataDescription, SampleSource
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.resnet_sizes import BLOCKS, MEAN, STD, STRIDE, sizes_of
 from saccade.models.training.options import TrainOptions
-from saccade.models.training.task import Recipe
+from saccade.models.training.regularization import ImageChanges
+from saccade.models.training.task import Recipe, Task
 from saccade.models.word_tokens import frequent_words, split_words
 
 _SEEN = 1_000  # images used for mean and std
-Split = TypeVar("Split")
 
 
 def with_counts(options: TrainOptions, recipe: Recipe, counts: Mapping[str, int]) -> Recipe:
@@ -36,22 +36,35 @@ def with_counts(options: TrainOptions, recipe: Recipe, counts: Mapping[str, int]
     return replace(recipe, extra=extra)
 
 
-def own_splits(
-    options: TrainOptions, source: SampleSource, split_of: Callable[..., Split], encoder: str
-) -> tuple[Split, Split]:
-    """Return the training and validation split of a source.
+class OwnTextsTask(Task):
+    """A task on the user's images with texts."""
 
-    `split_of` is a function such as `own_texts.captioned_split`; `encoder` is the one that the
-    family has without `--set`.
+    training: Any  # a split, as `own_texts.captioned_split` or `asked_split` returns it
+    validation: Any
 
-    Raises: SaccadeError as `split_of` does.
-    """
-    images = _wanted_images(options, encoder)
-    given = {"preprocessing": images, "side_px": options.side_px, "asked": options.asked}
-    training, validation = (
-        split_of(source, str(options.data), split, **given) for split in ("train", "validation")
-    )
-    return training, validation
+    def read(
+        self,
+        options: TrainOptions,
+        opened: Callable[[str, DataDescription], SampleSource],
+        split_of: Callable[..., Any],
+        encoder: str,
+    ) -> DataDescription:
+        """Read both splits, and return what the options say about the data.
+
+        `opened` returns a source, of which `split_of` returns a split. `encoder` is the one that
+        the family has without `--set`.
+
+        Raises: SaccadeError as these two do.
+        """
+        name, given = str(options.data), DataDescription.of(options.labels, options.data_root)
+        source, images = opened(name, given), _wanted_images(options, encoder)
+        how = {"preprocessing": images, "side_px": options.side_px, "asked": options.asked}
+        splits = {part: split_of(source, name, part, **how) for part in ("train", "validation")}
+        self.training, self.validation = splits.values()
+        self.data = self.training.dataset.name
+        self.data_sha256 = {part: split.sha256 for part, split in splits.items()}
+        self.changes = ImageChanges(self.recipe, images=self.training.dataset.images)
+        return given
 
 
 def _wanted_images(options: TrainOptions, encoder: str) -> Preprocessing | None:

@@ -108,7 +108,7 @@ class Task(ABC):
     recipe: Recipe  # with the options applied
     data: str  # the name of the data, for the card
     data_sha256: Mapping[str, str]  # by split
-    source: DataSource  # of tasks that `take` one
+    source: Any  # a `DataSource` in tasks that `take` one
     labels: tuple[str, ...] = ()  # of the classes or answers
     card: Mapping[str, Any] = {}
     shots: int | None = None  # of `--shots`, if the task applies it to its data
@@ -160,7 +160,8 @@ class Task(ABC):
 
     def calibration(self) -> dict[str, np.ndarray]:
         """Return samples of the training data, as in `checkpoint.Checkpoint.calibration`."""
-        return self.source.calibration
+        arrays: dict[str, np.ndarray] = self.source.calibration
+        return arrays
 
     def redrawn(self, before: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the parts that a checkpoint of this configuration cannot provide.

@@ -23,7 +23,6 @@ from saccade.models.data.questions import (
     questions,
 )
 from saccade.models.data.samples.questions import open_questions
-from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.splits import calibration_rows
 from saccade.models.families import new_model
 from saccade.models.scores.answers import KINDS, normalized, usual_answer
@@ -34,13 +33,12 @@ from saccade.models.training.options import (
     chosen_recipe,
 )
 from saccade.models.training.own_images import (
+    OwnTextsTask,
     chosen_words,
     encoder_fields,
     longest_text,
-    own_splits,
     with_counts,
 )
-from saccade.models.training.regularization import ImageChanges
 from saccade.models.training.scene_mix import MIX, SceneTask
 from saccade.models.training.task import Recipe, Task, share_of
 from saccade.models.vqa.config import VQAConfig
@@ -252,7 +250,7 @@ def _right(asked: Sequence[Sequence[Question]]) -> np.ndarray:
     return np.array([ANSWERS.index(question.answer) for group in asked for question in group])
 
 
-class OwnQuestionTask(QuestionTask):
+class OwnQuestionTask(QuestionTask, OwnTextsTask):
     """A `QuestionTask` on the user's images, with the answers of one or more people.
 
     Words and answers are those of the training split. A question without a known answer is left
@@ -263,14 +261,9 @@ class OwnQuestionTask(QuestionTask):
         recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
         self.recipe = with_counts(options, recipe, COUNTS)
         name = str(options.data)
-        given = DataDescription.of(options.labels, options.data_root)
-        source = open_questions(name, given)
-        self.training, self.validation = own_splits(options, source, asked_split, VQAConfig.encoder)
-        self.data = self.training.dataset.name
-        self.data_sha256 = {"train": self.training.sha256, "validation": self.validation.sha256}
+        given = self.read(options, open_questions, asked_split, VQAConfig.encoder)
         self.labels = given.labels or self._frequent_answers(name)
         self.model = new_model(VQA, self._config(options))
-        self.changes = ImageChanges(self.recipe, images=self.training.dataset.images)
         self._index(binary=self.model.config.answer == "sigmoid")
         self._shown = _by_image(self.validation.owner)
 
