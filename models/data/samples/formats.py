@@ -30,7 +30,7 @@ FORMATS: Mapping[str, type[Table]] = {
     ".parquet": ParquetTable,
     ".tar": Shard,
 }
-PACKED = (".parquet", ".tar")  # of which a folder has several
+PACKED = tuple(suffix for suffix, table in FORMATS.items() if table.packed)
 EXPECTED = (
     "a folder of class folders, an .npz, .csv, .jsonl, .parquet or .tar file, or a folder that "
     "save_to_disk of Hugging Face wrote"

@@ -44,6 +44,7 @@ class Shard(Table):
         "masks": tuple(f"{name}.png" for name in (*MASKS, "seg")),
         "splits": (),
     }
+    packed = True
 
     def __init__(self, path: Path, split: int = -1, root: Path | None = None) -> None:
         super().__init__(path, split, root)

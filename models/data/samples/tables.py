@@ -106,6 +106,7 @@ class Table(ABC):
     """
 
     usual: ClassVar[Usual] = USUAL
+    packed: ClassVar[bool] = False  # True: it contains its images, and a folder has several
     names: Sequence[str]
 
     def __init__(self, path: Path, split: int = -1, root: Path | None = None) -> None:
@@ -288,6 +289,7 @@ class ParquetTable(Table):
     """A Parquet file, read by groups of rows. Its images are bytes."""
 
     usual: ClassVar[Usual] = {**USUAL, "images": BYTES}
+    packed = True
 
     def __init__(self, path: Path, split: int = -1, root: Path | None = None) -> None:
         super().__init__(path, split, root)
