@@ -51,7 +51,7 @@ class StartedOptions(TrainOptions):
 
     start: Checkpoint | None = field(default=None, kw_only=True)  # type: ignore[misc]
     given_trunk: GivenTrunk | None = field(default=None, kw_only=True)  # type: ignore[misc]
-    once: Once = field(default=here, kw_only=True)  # type: ignore[misc]
+    once: Any = field(default=here, kw_only=True)  # type: ignore[misc]  # a `Once`
 
 
 def started(family: str, options: TrainOptions, once: Once = here) -> StartedOptions:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import pytest
 
 from saccade.core.errors import SaccadeError
@@ -32,7 +33,10 @@ REFUSED = (
     ({"budget": [1]}, "--budget: found [1], expected a finite number or a string or nothing."),
     ({"kind": "c"}, "--kind: found 'c', expected one of a, b."),
     ({"word": "my gpu"}, "--word: found 'my gpu', expected a word such as gpu."),
-    ({"move": (1, 2, 3)}, "--move: found (1, 2, 3), expected a list of 2, each a finite number."),
+    (
+        {"move": (1, 2, 3)},
+        "--move: found (1, 2, 3), expected a list of 2 values, each a finite number.",
+    ),
     ({"shown": 1}, "--shown: found 1, expected true or false."),
 )
 
@@ -42,6 +46,11 @@ def test_a_value_that_the_annotation_does_not_allow_names_its_flag(given, words)
     with pytest.raises(SaccadeError) as refused:
         Own(**given)
     assert str(refused.value).startswith(words) and "Write it again" not in str(refused.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    own = Own(most_rows=np.int64(3), clients=[np.int32(2)], budget=np.float32(0.5), shown=np.True_)
+    assert own == Own(3, clients=(2,), budget=0.5, shown=True) and type(own.most_rows) is int
 
 
 def test_values_are_as_their_annotations():

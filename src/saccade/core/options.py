@@ -20,7 +20,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, kind in _kinds(type(self)).items():  # type: ignore[arg-type]
             try:
-                value = typed(kind, getattr(self, name), f"{flag(name)}: ")
+                value = typed(kind, _plain(getattr(self, name)), f"{flag(name)}: ")
             except WrongValue as error:
                 raise SaccadeError(error.finding) from None
             object.__setattr__(self, name, value)
@@ -39,6 +39,13 @@ def range_of(options: type[Options], name: str) -> Range:
             if isinstance(bound, Range):
                 return bound
     return Range(0, 1)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy as Python's, also in a list."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 @cache

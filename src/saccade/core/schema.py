@@ -203,9 +203,11 @@ def words(kind: Any) -> str:
     if origin in (UnionType, Union):
         return " or ".join(map(words, arguments))
     if origin is tuple:
-        count = "values" if arguments[-1] is Ellipsis else f"{len(arguments)}"
+        count = "values" if arguments[-1] is Ellipsis else f"{len(arguments)} values"
         return f"a list of {count}, each {words(arguments[0])}"
-    return _WORDS.get(kind, "an object")
+    if isinstance(kind, type) and not is_dataclass(kind):
+        return _WORDS.get(kind, f"a {kind.__name__}")
+    return "an object"
 
 
 def _typed_object(kind: Any, value: Any, where: str) -> Any:

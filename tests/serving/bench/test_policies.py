@@ -152,9 +152,14 @@ def test_a_policy_of_other_labels_is_left_out_with_the_reason(
 
     def of_labels(found: tuple[str, ...]) -> PolicyWorks:
         decider = Decider(
-            run_of(models[0]), run_of, {"row": np.arange(5)}, LABELS, "d", "s",
+            run_of(models[0]),
+            run_of,
+            {"row": np.arange(5)},
+            LABELS,
             labelling=(found, templates),
-        )  # fmt: skip
+            name="d",
+            digest=lambda: "s",
+        )
 
         def decide(*given: Any) -> Decider:
             assert given[2] == HELD_OUT  # the samples that were scored, which are loaded already
@@ -179,7 +184,9 @@ def test_independent_rows_are_for_the_certificate_alone() -> None:
         return SMALL[given["row"]]
 
     rows = {"row": np.arange(5)}
-    decider = Decider(run, lambda _: run, rows, LABELS, "d", "s", np.array([1, 4]))
+    decider = Decider(
+        run, lambda _: run, rows, LABELS, np.array([1, 4]), name="d", digest=lambda: "s"
+    )
     assert decider.logits().tolist() == SMALL.tolist()
     few = decider.decisions()
     assert few.logits.tolist() == SMALL[[1, 4]].tolist() and few.labels.tolist() == [1, 0]

@@ -141,7 +141,7 @@ def test_a_picture_that_is_no_base64_is_refused(full: dict[str, Any], tmp_path) 
     full["examples"]["shown"][0]["image"] = '"><script>'
     path = tmp_path / "report.json"
     path.write_text(json.dumps(full))
-    with pytest.raises(SaccadeError, match="damaged or was edited"):
+    with pytest.raises(SaccadeError, match="incomplete or edited"):
         report.draw_again(path)
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 

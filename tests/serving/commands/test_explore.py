@@ -114,7 +114,10 @@ def test_pictures_are_those_of_show(explorer):
         (("FOLDER", "--url", "127.0.0.1:1"), "both an artefact and --url"),
         (("FOLDER",), "found no artefact"),
         (("FILE",), "found a file, expected a folder"),
-        (("--url", "127.0.0.1:1", "--port", "70000"), "found 70000, expected 1 to 65535"),
+        (
+            ("--url", "127.0.0.1:1", "--port", "70000"),
+            "found 70000, expected a whole number of at least 0",
+        ),
     ],
 )
 def test_wrong_input_is_refused(words, message, tmp_path, capsys):

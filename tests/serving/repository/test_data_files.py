@@ -95,9 +95,9 @@ def without_its_manifest(path: Path) -> None:
 
 
 WRONG: dict[Callable[[Path], None], str] = {
-    changed: "The file was changed after its export. Export again",
-    cut: "The file was changed after its export. Export again",
-    of_another_model: "The file was changed after its export. Export again",
+    changed: "The file was changed after its export. Write it again",
+    cut: "The file was changed after its export. Write it again",
+    of_another_model: "The file was changed after its export. Write it again",
     linked: f"{DATA}: is a link, expected the file itself",
     Path.unlink: f"{DATA}: missing, but its manifest exists",
     without_its_manifest: f"{DATA}: has no manifest. Remove it",

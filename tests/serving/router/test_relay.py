@@ -15,7 +15,7 @@ import pytest
 from fake_requests import FakeRequest, execute
 from PIL import Image
 
-from saccade.exporter.policy.answers import MEASURES, Answers
+from saccade.exporter.policy.answers import MEASURES, Answers, CalibratedVariant
 from saccade.exporter.policy.chains import Chain
 
 # The largest first, as in routes.json; a policy asks them from the last to the first.
@@ -202,10 +202,8 @@ def offline(name, shades=SHADES):
         for measure in MEASURES
     ]
     count = len(chain)
-    answers = Answers(
-        tuple(chain), ("",) * count, (1.0,) * count, (1.0,) * count, count - 1, 0,
-        logits.argmax(-1), np.array(measured), None,
-    )  # fmt: skip
+    variants = tuple(CalibratedVariant(variant, "", 1.0, 1.0) for variant in chain)
+    answers = Answers(variants, count - 1, 0, logits.argmax(-1), np.array(measured), None)
     thresholds = tuple(step["threshold"] for step in found["steps"][:-1])
     ends = Chain(tuple(range(count)), found["measure"], thresholds).ends(answers)
     return ends, logits[ends, np.arange(len(shades))], [chain[end] for end in ends]

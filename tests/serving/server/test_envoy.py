@@ -340,7 +340,7 @@ def listens(port: int) -> bool:
         (["a:1"], {"listen": "0.0.0.0:1"}, "--tls"),
         (["a:1"], {"listen": "8443"}, "--listen"),
         (["a:1"], {"tls": Path("nowhere")}, "no tls.crt and no tls.key"),
-        (["a:1"], {"in_flight": 0}, "--in-flight is 0"),
+        (["a:1"], {"in_flight": 0}, "--in-flight: found 0"),
         (["a:1"], {"memory_mib": 100}, "at least 128"),
         (["a:1"], {"ready_path": "ready"}, "--ready-path"),
         (["a:1"], {"ready_path": "/a b"}, "--ready-path"),
