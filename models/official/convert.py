@@ -13,7 +13,7 @@ import numpy as np
 from saccade.core.errors import SaccadeError
 from saccade.core.files import refuse_existing, sha256_of
 from saccade.core.machine import version_of
-from saccade.core.options import Options
+from saccade.core.options import Options, flag
 from saccade.core.resources import check_convert
 from saccade.models.checkpoint import Checkpoint, check_finite, load, save
 from saccade.models.checkpoint_folder import is_checkpoint_folder
@@ -154,8 +154,8 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
     check_convert(options.out, *float32_bytes(path))
     official = official_from(source, path, options)
     tensors = official.tensors.values()  # mapped, not read
-    weights, stored = (4 * sum(x.numel() for x in tensors), sum(x.nbytes for x in tensors))
-    check_convert(options.out, weights, stored)
+    in_float32 = 4 * sum(x.numel() for x in tensors)
+    check_convert(options.out, in_float32, sum(x.nbytes for x in tensors))
     converted, report = _compared(source, path, official, options)
     _check_labels(converted)
     return _write(options, converted, report)
@@ -172,7 +172,7 @@ def read_trunk(path: Path) -> Checkpoint:
     if not in_file and (is_checkpoint_folder(path) or not path.is_dir()):
         return load(path)
     source = _source_of_file(path) if in_file else source_of(path)
-    weights, options = (weights_in(path, SOURCES[source].hub), ConvertOptions(Path(path.name)))
+    weights, options = weights_in(path, SOURCES[source].hub), ConvertOptions(Path(path.name))
     official = official_from(source, weights, options)
     # The old classifier is not used, so its classes need no names.
     official = replace(official, labels=official.labels or ("",))
@@ -249,7 +249,7 @@ def _rewritten(path: Path, options: ConvertOptions) -> ConversionReport:
     for name in (*OPTIONAL, "config", "preprocessing", "checkpoint_key"):
         if getattr(options, name) not in (None, False):
             raise SaccadeError(
-                f"--{name.replace('_', '-')} is given, but {path} is already a saccade checkpoint, "
+                f"{flag(name)} is given, but {path} is already a saccade checkpoint, "
                 "which is only written in another form. Leave it out."
             )
     checkpoint = load(path)

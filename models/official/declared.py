@@ -18,9 +18,9 @@ from saccade.core.schema import WrongValue, typed
 from saccade.core.spelling import nearest
 
 Json = TypeVar("Json")
+_NESTED = ("model_cfg", "model", "kwargs")  # where a model's part may be
 # A JSON that a user writes has few keys; a project's own has many names that are somewhat alike,
 # such as `hidden_act` and `hidden_size`.
-_NESTED = ("model_cfg", "model", "kwargs")  # where a model's part may be
 _LEAST_SIMILAR = {True: 0.6, False: 0.8}
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The origin of a file or folder: the source whose names a file has, and a folder of a model hub
-with the project that wrote it, its weights and its JSON files."""
+"""The source of a file or of a folder of a model hub, and the files in that folder."""
 
 import re
 from collections.abc import Iterable, Mapping

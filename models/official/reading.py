@@ -176,8 +176,10 @@ def read_tensors(
 
 def _content(path: Path) -> Any:
     if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "a pipe or a device"
-        advice = "Save the parameters of an Orbax checkpoint with flax.serialization.to_bytes."
+        kind, advice = "a pipe or a device", "Pass a checkpoint file."
+        if path.is_dir():
+            kind = "a folder"
+            advice = "Save the parameters of an Orbax checkpoint with flax.serialization.to_bytes."
         raise _refused(path, f"found {kind}, expected a file: {_KINDS}", advice)
     try:
         size = path.stat().st_size

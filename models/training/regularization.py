@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from saccade.core.errors import SaccadeError
+from saccade.core.options import flag
 from saccade.models.data.augment import Augment, Augmentation, ImageMix
 from saccade.models.data.samples.images import Images, Originals
 from saccade.models.training.options import TrainOptions
@@ -34,7 +35,7 @@ def check_regularization(task: Task, options: TrainOptions) -> None:
         if value not in (None, ()) and name not in task.regularized_by:
             text = ",".join(value) if isinstance(value, tuple) else f"{value:g}"
             raise SaccadeError(
-                f"--{name.replace('_', '-')} {text}: expected training on {needed}, but "
+                f"{flag(name)} {text}: expected training on {needed}, but "
                 f"{task.family} on {task.data} does not train that way. Leave it out."
             )
     if task.recipe.drop_path:

@@ -14,6 +14,7 @@ from saccade.core.errors import SaccadeError, require
 from saccade.core.files import refuse_existing
 from saccade.core.leftovers import only_writer, remove_leftovers
 from saccade.core.machine import version_of
+from saccade.core.options import flag
 from saccade.core.progress import Report, bar, reporting
 from saccade.core.verbosity import note, verbosity
 from saccade.core.worker import Worker
@@ -311,13 +312,9 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
     for name in (field.name for field in fields(TrainOptions)):
         value = getattr(options, name)
         if name not in _NOT_REPEATED and value != getattr(usual, name):
-            words += [_flag(name), *_words(name, value)]
+            words += [flag(name), *_words(name, value)]
     words += ["--seed", f"{options.seed}", "--threads", f"{options.threads}"]
     return shlex.join(words)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _words(name: str, value: Any) -> list[str]:

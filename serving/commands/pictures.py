@@ -38,11 +38,12 @@ def read_pixels(image: Path | bytes) -> np.ndarray:
         with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
             return np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        name = "The file" if isinstance(image, bytes) else f"{image}:"
         said = getattr(error, "strerror", None) or error
-        raise SaccadeError(
-            f"{name} cannot be read as an image ({said}). Choose a PNG, JPEG or WebP file."
-        ) from error
+        # Pillow names the bytes by their place in memory.
+        finding = "The file cannot be read as an image"
+        if not isinstance(image, bytes):
+            finding = f"{image}: cannot be read as an image ({said})"
+        raise SaccadeError(f"{finding}. Choose a PNG, JPEG or WebP file.") from error
 
 
 # Most people can distinguish these; dark and light alternate. They repeat if there are more slots.

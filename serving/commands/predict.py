@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from saccade.core.errors import SaccadeError
-from saccade.core.options import Options
+from saccade.core.options import Options, flag
 from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.serving.client.call_options import (
     AnswerOptions,
@@ -158,6 +158,6 @@ def _check_used(task: str, given: Mapping[str, Any], view: RouterView) -> None:
         ]
         if task not in having:
             raise SaccadeError(
-                f"--{name.replace('_', '-')} is an option of {' and '.join(having)}, but "
+                f"{flag(name)} is an option of {' and '.join(having)}, but "
                 f"--task is {task} for {view.model}. Drop the option, or pass another --task."
             )

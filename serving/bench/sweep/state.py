@@ -11,14 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import Damaged, SaccadeError
 from saccade.core.files import json_bytes, write_atomically
 from saccade.core.leftovers import is_leftover
-from saccade.core.schema import AGAIN, read_json, typed
+from saccade.core.schema import WrongValue, read_json, typed
 
 SCHEMA = "saccade.sweep"
 VERSION = 1
 FILE_NAME = "sweep.json"
+_AGAIN = "Remove it, and the next run makes it again."
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,8 @@ class SweepFolder:
             return None
         try:
             return read_json(path)
-        except SaccadeError as error:
-            again = "Remove it, and the next run makes it again."
-            raise SaccadeError(str(error).replace(AGAIN, again)) from error
+        except Damaged as error:
+            raise SaccadeError(f"{path}: {error.args[1]}. {_AGAIN}") from error
 
     def finished(self, point: Point, name: str) -> dict[str, Any]:
         """Return a piece that an earlier step finished."""
@@ -97,7 +97,10 @@ class SweepFolder:
     def failure(self, point: Point) -> Failure | None:
         """Return why the point failed, or None if it did not."""
         kind, where = Failure | None, f"{self.place(point) / 'failed.json'}: "
-        failure: Failure | None = typed(kind, self.read(point, "failed"), where)
+        try:
+            failure: Failure | None = typed(kind, self.read(point, "failed"), where)
+        except WrongValue as error:
+            raise SaccadeError(f"{error.finding} {_AGAIN}") from error
         return failure
 
     def fail(self, point: Point, stage: str, reason: str) -> None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from saccade.core.errors import SaccadeError
+from saccade.core.options import flag
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.gpu import Gpu
@@ -67,7 +68,7 @@ def refuse_options(options: RepositoryOptions, runtime: str, *names: str) -> Non
     for name in names:
         if getattr(options, name) != usual[name]:
             raise SaccadeError(
-                f"--{name.replace('_', '-')} is for the runtime {runtime} only, and the runtime is "
+                f"{flag(name)} is for the runtime {runtime} only, and the runtime is "
                 f"{options.runtime}. Leave it out, or pass --runtime {runtime}."
             )
 
