@@ -42,6 +42,7 @@ from saccade.serving.client.wire import (
     choice,
     image_call,
     made_by,
+    names_variant,
     output,
 )
 from saccade.serving.client.zero_shot import Labelling, probabilities
@@ -344,8 +345,8 @@ def _labels_asked(
     names, followed = ("probabilities", "variant"), _follows(parameters)
     if followed:
         view.require_policies()
-    names_variant = not parameters.keys().isdisjoint({"budget", "min_score"})
-    if (view.slo_ms is not None and not names_variant) or (followed and OBJECTIVE in parameters):
+    by_load = view.slo_ms is not None and not names_variant(parameters)
+    if by_load or (followed and OBJECTIVE in parameters):
         return (*names, *BY_LOAD), classifications_by_load
     if followed:
         return (*names, *BY_POLICY), classifications_by_policy

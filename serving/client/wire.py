@@ -86,6 +86,11 @@ def _row_bytes(row: np.ndarray) -> int:
 Steps = Generator[Call | None, Any, _T]
 
 
+def names_variant(parameters: Mapping[str, str]) -> bool:
+    """Return whether a parameter chooses the variant, whatever the load."""
+    return not parameters.keys().isdisjoint({*_RULES} - {OBJECTIVE})
+
+
 def choice(
     budget: Budget | None = None,
     *,

@@ -10,7 +10,7 @@ import pytest
 
 from saccade.core.errors import SaccadeError
 from saccade.serving.bench.sweep.choice import ChooseOptions, choose
-from saccade.serving.client.wire import choice
+from saccade.serving.client.wire import choice, names_variant
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 
@@ -72,6 +72,7 @@ def test_choose_shows_what_it_decides(tiny_folder: Path, routes: Any) -> None:
 
 def test_the_client_sends_it() -> None:
     assert choice(max_multiply_adds=5) == {"max_multiply_adds": "5.0"}
+    assert names_variant({"max_multiply_adds": "5.0"}) and not names_variant({"policy": "auto"})
     with pytest.raises(SaccadeError, match="max_multiply_adds is -1, expected a number above 0"):
         choice(max_multiply_adds=-1)
     with pytest.raises(SaccadeError, match="--budget, --max-multiply-adds together"):
