@@ -178,8 +178,10 @@ def has_sentences(name: str) -> bool:
             return path.exists() or bool(matching(name))
         if path.suffix.lower() not in FORMATS and not is_packed(name):
             return False
-        table = open_tables(name)[0]
-        return bool(columns_in(path, table.names, (), ("sentences",), table.usual))
+        table = next(open_tables(name), None)
+        return table is not None and bool(
+            columns_in(path, table.names, (), ("sentences",), table.usual)
+        )
     except SaccadeError:
         return False  # the reader of labels says what is wrong
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.json_text import parse_json
 from saccade.models.data.datasets import rows_of_split
 from saccade.models.data.loaded_once import keeps_loaded
@@ -234,8 +234,9 @@ class StateTable(TableRows):
             ]
         width = texts[0].shape[1]
         if odd := [row for row, text in enumerate(texts) if text.shape[1] != width]:
-            raise self.refused(
-                odd[0], f"tokens are {texts[odd[0]].shape}, expected {width} values each, as before"
+            raise ShapeError(
+                f"{path}: {self.row_name(odd[0])}: tokens are {texts[odd[0]].shape}, expected "
+                f"{width} values each, as in the rows before. Write one width."
             )
         self.length = np.array([len(text) for text in texts], dtype=np.int64)
         shape = (len(texts), int(self.length.max()), width)

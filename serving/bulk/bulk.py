@@ -31,13 +31,14 @@ from saccade.serving.bulk.plan import (
     VERSION,
     BulkPlan,
     check_same,
+    hash_of,
     index_of,
     part_name,
     read_plan,
     write_plan,
 )
 from saccade.serving.bulk.shard import QUESTION, BulkJob, FinishedShard
-from saccade.serving.bulk.sources import BulkSource, Columns, ModelInputs, hash_of
+from saccade.serving.bulk.sources import BulkSource, Columns, ModelInputs
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import choice
 from saccade.serving.local.in_process import view_in

@@ -4,6 +4,7 @@
 A shard is a row group of the listing. It is finished when its file of answers exists.
 """
 
+import hashlib
 import io
 import json
 from dataclasses import asdict, dataclass
@@ -53,6 +54,15 @@ class BulkPlan:
     def shards(self) -> int:
         """Number of shards."""
         return -(-self.inputs // self.shard)
+
+
+def hash_of(listing: Any) -> str:
+    """Return the SHA-256 of a listing's rows in their order, in hexadecimal."""
+    digest = hashlib.sha256()
+    for batch in listing.combine_chunks().to_batches(max_chunksize=65_536):
+        for column in batch.columns:
+            digest.update(repr(column.to_pylist()).encode())
+    return digest.hexdigest()
 
 
 def write_plan(out: Place, plan: BulkPlan, listing: Any) -> None:

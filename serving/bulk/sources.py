@@ -6,7 +6,6 @@ table names; `row` of a table, an array or a tar; `offset` and `size` of contigu
 question.
 """
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,6 +134,7 @@ class Rows(Kind):
     """
 
     what = "column"
+    _rows = 0
 
     def names(self) -> Sequence[str]:
         """Return the names of the columns."""
@@ -145,17 +145,25 @@ class Rows(Kind):
         return self._columns()[name]
 
     def _columns(self) -> dict[str, list[Any]]:
+        """Return all columns of all rows; those that no listing uses are empty."""
         if self._file is None:
+            own, self._rows = self.columns, 0
+            used = {own.image, own.id or "id", own.question or "question"}
+            used |= {*self.wanted.encoded, *_IMAGE_COLUMNS}
             self._file = dict[str, list[Any]]()
             for line in lines(self.place):
-                self._file = self._file or {name: [] for name in line}
-                for name, values in self._file.items():
-                    values.append(_as_text(line.get(name)))
+                for name in line:
+                    if name not in self._file:
+                        self._file[name] = [None] * self._rows if name in used else []
+                for name in used & self._file.keys():
+                    self._file[name].append(_as_text(line.get(name)))
+                self._rows += 1
         return dict(self._file)
 
     def count(self) -> int:
         """Return the number of rows."""
-        return len(next(iter(self._columns().values()), ()))
+        self._columns()
+        return self._rows
 
     def paths(self) -> str | None:
         """Return the column of paths, if the images are files that the rows name."""
@@ -165,7 +173,10 @@ class Rows(Kind):
 
     def entries(self, name: str) -> Mapping[str, Any]:
         """Return one entry per row."""
-        own, paths, rows = self.columns, self.paths(), self.count()
+        rows = self.count()
+        if not self.names():  # as in a .csv of a header alone
+            return {"id": []}
+        own, paths = self.columns, self.paths()
         shown = name or self.place.last
         columns: dict[str, Any] = {
             "file": [name] * rows,
@@ -202,15 +213,16 @@ class Rows(Kind):
             )
         return found
 
-    def existing(self, name: str, flag: str) -> str:
-        """Return the name of a column, which `flag` chose.
+    def existing(self, name: str, flag: str = "") -> str:
+        """Return the name of a column, which `flag` chooses, if there is one.
 
         Raises: SaccadeError if there is no such column.
         """
         if name not in (names := self.names()):
+            choice = f", or choose one with {flag}" if flag else ""
             raise SaccadeError(
                 f"{self.place}: no {self.what} {name!r}; it has {_shown(names)}. Write it under "
-                f"that name, or choose one with {flag}."
+                f"that name{choice}."
             )
         return name
 
@@ -237,7 +249,7 @@ class Parquet(Rows):
     def paths(self) -> str | None:
         """Return the column of paths, if there is one."""
         for number in self.wanted.numbers:
-            self.existing(number, "the model's inputs")
+            self.existing(number)
         if self.wanted.numbers:
             return None
         types = require("pyarrow", extra=EXTRA).types
@@ -287,8 +299,9 @@ class Arrays(Rows):
         Raises: SaccadeError if arrays differ in it.
         """
         arrays, own = self._columns(), self.columns
-        names = [*self.wanted.numbers, *map(self._images_of, self.wanted.encoded)]
-        used = {self.existing(name, "--column") for name in names}
+        images = map(self._images_of, self.wanted.encoded)
+        used = {*map(self.existing, self.wanted.numbers)}
+        used |= {self.existing(name, "--column") for name in images}
         texts = [own.id or "id", *([own.question or "question"] if self.wanted.question else [])]
         used |= {*texts} & {*arrays}
         rows = {name: len(arrays[name]) for name in sorted(used)}
@@ -465,15 +478,6 @@ def _check_ids(listing: Any, source: Place) -> None:
         f"such as {', '.join(map(repr, twice[:_NAMED]))}. Each input needs a unique id: choose "
         "another column with --id-column, or leave it out for ids from file and row."
     )
-
-
-def hash_of(listing: Any) -> str:
-    """Return the SHA-256 of a listing's rows in their order, in hexadecimal."""
-    digest = hashlib.sha256()
-    for batch in listing.combine_chunks().to_batches(max_chunksize=65_536):
-        for column in batch.columns:
-            digest.update(repr(column.to_pylist()).encode())
-    return digest.hexdigest()
 
 
 def _bytes_of(place: Place) -> bytes:

@@ -58,7 +58,7 @@ def _fits(sizes: Mapping[str, int], axis: str, size: int) -> bool:
 
 _WHOLE = ArrayForm("int uint", "n", "one whole number for each of the {n} rows")
 _NAMES = ArrayForm("str", "n", "one name for each of the {n} rows")
-_TEXTS = ArrayForm("str", "k", "distinct strings")
+_TEXTS = ArrayForm("str", "k", "distinct strings, at least one")
 _IMAGES = ArrayForm(
     "uint8",
     "n h w 1|3",
@@ -154,18 +154,19 @@ class ArrayFile(LabeledArrays):
             raise ShapeError(
                 f"{path}: images are {sorted(shapes)}, expected one size in all splits."
             )
-        self.images = images[0] if len(images) == 1 else np.concatenate(images)
-        count = len(self.images)
+        self._images, sizes = images, [len(part) for part in images]
+        count = sum(sizes)
         if parts[0][0] >= 0:
-            sizes = [len(part) for part in images]
             self.split_of = np.repeat([part[0] for part in parts], sizes).astype(np.int8)
         second = [_single(arrays[part[2]]) for part in parts if all(has)]
-        self._indices = None
+        self._indices: list[np.ndarray] = []
         if beside == "labels":
             known = {name: arrays[name] for name in ("class_names",) if name in arrays}
             for (_, _, name), own, labels in zip(parts, images, second, strict=True):
                 _WHOLE.check(path, name, labels.dtype, labels.shape, n=len(own))
-            whole = np.concatenate([labels.astype(np.int64) for labels in second])
+            dtype = np.result_type(*second)  # floats for signed parts beside uint64
+            dtype = dtype if dtype.kind in "iu" else np.dtype(np.int64)
+            whole = np.concatenate(second, dtype=dtype, casting="unsafe")
             super().__init__(path, known | {"labels": whole}, count, given)
             return
         self.without_classes(count)
@@ -173,29 +174,41 @@ class ArrayFile(LabeledArrays):
             for (_, _, name), own, masks in zip(parts, images, second, strict=True):
                 n, h, w, _ = own.shape
                 _MASKS.check(path, name, masks.dtype, masks.shape, n=n, h=h, w=w)
-            self._indices = np.concatenate(second)
+            self._indices = second
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Return the images of these rows.
 
         Shapes: rows [k] -> uint8 [k h w c].
         """
-        return np.ascontiguousarray(self.images[rows])
+        return _taken(self._images, rows)
 
     def masks(self, rows: np.ndarray, background: Sequence[int]) -> np.ndarray | None:
         """Return the masks of these rows, objects numbered from 1, or None if there are none.
 
         Shapes: rows [k] -> uint8 [k h w].
         """
-        if self._indices is None:
+        if not self._indices:
             return None
-        masks = np.empty((len(rows), *self._indices.shape[1:]), dtype=np.uint8)
+        masks = np.empty((len(rows), *self._indices[0].shape[1:]), dtype=np.uint8)
         for place, row in enumerate(rows.tolist()):
             try:
-                masks[place] = numbered_objects(self._indices[row], background)
+                indices = _taken(self._indices, rows[place : place + 1])[0]
+                masks[place] = numbered_objects(indices, background)
             except RowUnreadable as error:
                 raise self.refused(row, f"{error}.") from error
         return masks
+
+
+def _taken(parts: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """Return rows of arrays that follow each other, of which no copy is made as a whole."""
+    taken = np.empty((len(rows), *parts[0].shape[1:]), dtype=np.result_type(*parts))
+    start = 0
+    for part in parts:
+        inside = (rows >= start) & (rows < start + len(part))
+        taken[inside] = part[rows[inside] - start]
+        start += len(part)
+    return taken
 
 
 def names_in(path: Path) -> frozenset[str]:
@@ -238,9 +251,9 @@ def _single(array: np.ndarray) -> np.ndarray:
 def distinct_texts(path: Path, name: str, array: np.ndarray) -> list[str]:
     """Return the texts in an array.
 
-    Raises: ShapeError if they are not distinct texts.
+    Raises: ShapeError if they are not distinct texts, or there is none.
     """
-    distinct = len(set(array.ravel().tolist()))
+    distinct = len(set(array.ravel().tolist())) or 1
     _TEXTS.check(path, name, array.dtype, array.shape, k=distinct)
     texts: list[str] = array.tolist()
     return texts

@@ -3,7 +3,7 @@
 
 import glob
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,19 +70,21 @@ def open_source(name: str, given: DataDescription) -> SampleSource:
     path = Path(name)
     if path.suffix.lower() == ".npz" and path.exists() and not path.is_dir():
         return ArrayFile(path, given)
-    if tables := open_tables(name, given.root):
+    if tables := [*open_tables(name, given.root)]:
         return TableRows(path, tables, IMAGES[given.beside], given)
     return ClassFolders(path, given)
 
 
-def open_tables(name: str, root: Path | None = None) -> list[Table]:
-    """Return the tables that a path or a pattern names; none in a folder without packed files.
+def open_tables(name: str, root: Path | None = None) -> Iterator[Table]:
+    """Yield the tables that a path or a pattern names; none in a folder without packed files.
 
-    Raises: SaccadeError if a pattern names no file, or the files are of several kinds.
+    Raises: SaccadeError if a pattern names no file, or the files are of several kinds or of none
+        of FORMATS.
     """
     path = Path(name)
     if path.is_dir() and is_saved(path):
-        return _saved(path)
+        yield from _saved(path)
+        return
     files = _packed_in(path) if path.is_dir() else matching(name)
     kinds = {file.suffix.lower() for file in files}
     if len(kinds) > 1:
@@ -90,9 +92,12 @@ def open_tables(name: str, root: Path | None = None) -> list[Table]:
             f"{path}: found {' and '.join(sorted(kinds))} files, expected one kind. Name one of "
             "them, or a pattern such as 'data/*.tar'."
         )
-    splits = splits_of(path, files)
-    pairs = zip(files, splits, strict=True)
-    return [FORMATS[file.suffix.lower()](file, split, root) for file, split in pairs]
+    if other := kinds - FORMATS.keys():
+        raise SaccadeError(
+            f"{path}: found {other.pop()} files, expected {EXPECTED}. Name one of them."
+        )
+    for file, split in zip(files, splits_of(path, files), strict=True):
+        yield FORMATS[file.suffix.lower()](file, split, root)
 
 
 def is_packed(name: str) -> bool:
@@ -184,13 +189,14 @@ def is_saved(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def _saved(folder: Path) -> list[Table]:
-    """Return the tables of such a folder.
+def _saved(folder: Path) -> Iterator[Table]:
+    """Yield the tables of such a folder.
 
     Raises: SaccadeError if its files are not as described in it.
     """
     if not (folder / "dataset_dict.json").exists():
-        return _arrow_files(folder, -1)
+        yield from _arrow_files(folder, -1)
+        return
     names = _object(folder / "dataset_dict.json").get("splits")
     names = names if isinstance(names, list) else []
     splits = [split_named(name) for name in names]
@@ -199,11 +205,11 @@ def _saved(folder: Path) -> list[Table]:
             f"{folder}: has the splits {names!r:.80}, expected train, validation or test. Name one "
             "of its folders, or save it with other names."
         )
-    pairs = zip(names, splits, strict=True)
-    return [table for name, split in pairs for table in _arrow_files(folder / name, split or 0)]
+    for name, split in zip(names, splits, strict=True):
+        yield from _arrow_files(folder / name, split or 0)
 
 
-def _arrow_files(folder: Path, split: int) -> list[Table]:
+def _arrow_files(folder: Path, split: int) -> Iterator[Table]:
     state = _object(folder / "state.json")
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise SaccadeError(
@@ -217,7 +223,7 @@ def _arrow_files(folder: Path, split: int) -> list[Table]:
             f"{folder}: state.json names {names!r:.80}, expected .arrow files in the folder. Save "
             "the data again."
         )
-    return [ArrowTable(folder / name, split) for name in names]
+    yield from (ArrowTable(folder / name, split) for name in names)
 
 
 def _is_in(folder: Path, name: Any) -> bool:

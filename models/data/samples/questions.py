@@ -25,10 +25,7 @@ from saccade.models.scores.answers import KINDS, kind_of, normalized
 _FORMS = re.compile(r"OpenEnded_|MultipleChoice_|questions|annotations")
 _QUESTIONS_JSON = "VQA's questions, such as v2_OpenEnded_mscoco_train2014_questions.json"
 _ANNOTATIONS_JSON = "VQA's annotations, such as v2_mscoco_train2014_annotations.json"
-_ANSWERED = (
-    "question_id and answers. Pass v2_mscoco_train2014_annotations.json instead of captions, or "
-    "write them"
-)
+_ANSWERED = "question_id and answers. Pass v2_mscoco_train2014_annotations.json instead of captions"
 # Names of image files by subset and number: COCO's of 2014, of 2017, and VQA's abstract scenes.
 _NAMES = ("COCO_{0}_{1:012d}.jpg", "{1:012d}.jpg", "abstract_v002_{0}_{1:012d}.png")
 

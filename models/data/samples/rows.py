@@ -3,7 +3,7 @@
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -42,13 +42,13 @@ class TableRows(SampleSource):
     """
 
     def __init__(
-        self, path: Path, tables: Sequence[Table], wanted: Sequence[str], given: DataDescription
+        self, path: Path, tables: Iterable[Table], wanted: Sequence[str], given: DataDescription
     ) -> None:
         self.path, self._tables = path, tuple(tables)
         self._starts, self._columns = list[int](), Columns()
         self._labels, splits, texts = LabelColumn(), array("b"), Texts()
         also = ("masks", "splits") if given.beside == "mask" else ("splits",)
-        for table in tables:
+        for table in self._tables:
             self._starts.append(len(splits))
             if not table.names:
                 continue
@@ -58,14 +58,20 @@ class TableRows(SampleSource):
             used = [name for names in self._columns.values() for name in names]
             if missing := [name for name in used if name not in table.names]:
                 raise SaccadeError(
-                    f"{table.path}: has no column {missing[0]!r}, but {tables[0].path.name} has. "
-                    "Use files with equal columns."
+                    f"{table.path}: has no column {missing[0]!r}, but "
+                    f"{self._tables[0].path.name} has. Use files with equal columns."
+                )
+            own = columns_in(table.path, table.names, (), also, table.usual)
+            if more := sorted(own.keys() - self._columns.keys()):
+                raise SaccadeError(
+                    f"{table.path}: has a column of {more[0]} ({own[more[0]][0]}), but "
+                    f"{self._tables[0].path.name} has none. Use files with equal columns."
                 )
             self._add(table, texts, splits)
         if not splits:
             raise SaccadeError(f"{path}: found no rows, expected one per sample.")
         if "labels" in wanted:
-            known = tables[0].class_names(self._columns["labels"][0])
+            known = self._tables[0].class_names(self._columns["labels"][0])
             self.labels, self.class_names = self._labels.classes(given, self.refused, known)
         else:
             self.without_classes(len(splits))

@@ -26,10 +26,7 @@ from saccade.models.data.samples.tables import USUAL, columns_in
 
 _LISTS = ("", "annotations")  # the folders that these are in
 _JSON = "COCO's captions, with images and annotations"
-_CAPTION = (
-    "image_id and caption. Pass captions_train2014.json instead of instances or questions, or "
-    "write them"
-)
+_CAPTION = "image_id and caption. Pass captions_train2014.json instead of instances or questions"
 _RAW = Cell("text", lambda value: value.strip() if isinstance(value, str) else None)
 _KINDS = ("kind", "type", "category")
 _CONTRASTS = "SugarCrepe's objects with filename, caption and negative_caption"

@@ -4,7 +4,7 @@
 import tarfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
 
@@ -24,24 +24,26 @@ class Member(NamedTuple):
     size: int
 
 
-_IMAGE = "image"
-_MOST = {"json": 2**20}  # bytes of a member with values
+_IMAGE, _OBJECT = "image", ".json"
+_MOST = {_OBJECT: 2**20}  # bytes of a member with values
 _MOST_TEXT = 4096
+_TAR = "a tar file without compression (images are compressed already)"
 
 
 class Shard(Table):
     """A WebDataset shard: the members of an uncompressed tar file with one key are one row.
 
-    The columns are `image`, the suffixes of the other members, and the fields of objects in .json.
+    The columns are `image`, the suffixes of the other members, such as `.cls`, and the fields of
+    the object in .json, such as `label`.
     Two reads find what the rows are; then each image is read from its place.
     """
 
     usual: ClassVar[Usual] = {
         **USUAL,
         "images": (_IMAGE,),
-        "labels": ("cls", "label", "class", "class_name"),
-        "sentences": ("txt", *SENTENCES),
-        "masks": tuple(f"{name}.png" for name in (*MASKS, "seg")),
+        "labels": (".cls", "label", "cls", "class", "class_name"),
+        "sentences": (".txt", *SENTENCES),
+        "masks": tuple(f".{name}.png" for name in (*MASKS, "seg")),
         "splits": (),
     }
     packed = True
@@ -52,9 +54,11 @@ class Shard(Table):
         self._places: dict[str, tuple[array, array]] = {}
         members, _ = next(self._samples(()), ({}, {}))
         fields = None
-        if "json" in members:
-            with suppress(SaccadeError):  # if it is needed, `rows` says what is wrong
-                fields = next(self._samples(("json",)))[1]["json"]
+        if _OBJECT in members:
+            # What another member says needs no object, so that this one may be damaged.
+            alone = members.keys().isdisjoint((".cls", ".txt", *self.usual["masks"]))
+            with nullcontext() if alone else suppress(SaccadeError):
+                fields = next(self._samples((_OBJECT,)))[1][_OBJECT]
         self._form = frozenset(members)
         self.names = [*sorted(members), *(fields if isinstance(fields, dict) else ())]
 
@@ -72,7 +76,7 @@ class Shard(Table):
             for name, (offsets, sizes) in self._places.items():
                 offsets.append(members[name].offset)
                 sizes.append(members[name].size)
-            fields = values.get("json")
+            fields = values.get(_OBJECT)
             known = (fields if isinstance(fields, dict) else {}) | values
             yield tuple(_lines_of(name, known.get(name)) for name in columns)
 
@@ -88,7 +92,7 @@ class Shard(Table):
 
     def file_name(self, row: int, column: str) -> str:
         """Return the member's name."""
-        return f"{self._keys[row]}.{column}"
+        return f"{self._keys[row]}{column}"
 
     def _samples(
         self, columns: Sequence[str]
@@ -112,9 +116,10 @@ class Shard(Table):
                     f"{self.path}: sample {key!r} occurs again after others, expected its members "
                     "next to each other. Write the shard sorted by name."
                 )
-            name = member.suffix.removeprefix(".")
-            members[member.suffix if member.suffix in SUFFIXES else name] = member
-            if name in columns or (name == "json" and {*columns} - {"cls", "txt"}):
+            name = member.suffix
+            members[name] = member
+            fields = name == _OBJECT and any(not column.startswith(".") for column in columns)
+            if name in columns or fields:
                 values[name] = self._value(member, name, file)
         if members:
             yield self._checked(members), values
@@ -137,7 +142,7 @@ class Shard(Table):
             if member.size > most:
                 raise ValueError(f"it has {member.size} bytes, expected at most {most}")
             data = file.read()
-            return parse_json(data) if name == "json" else data.decode().strip()
+            return parse_json(data) if name == _OBJECT else data.decode().strip()
 
 
 def _shown(members: Mapping[str, Member]) -> str:
@@ -145,10 +150,11 @@ def _shown(members: Mapping[str, Member]) -> str:
 
 
 def _lines_of(name: str, value: Any) -> Any:
-    """Return the sentences in a text, one per line."""
-    if name not in Shard.usual["sentences"] or not isinstance(value, str):
+    """Return the sentences in a text, one per line, or in a list, without empty ones."""
+    if name not in Shard.usual["sentences"] or not isinstance(value, str | list):
         return value
-    return [line for line in value.splitlines() if line.strip()]
+    lines = value.splitlines() if isinstance(value, str) else value
+    return [line for line in lines if str(line).strip()]
 
 
 def shard_members(path: Any) -> Iterator[tuple[Member, IO[bytes]]]:
@@ -159,7 +165,7 @@ def shard_members(path: Any) -> Iterator[tuple[Member, IO[bytes]]]:
     Raises: SaccadeError if it is not an uncompressed tar file, or has no end.
     """
     with (
-        reading(path, "a tar file without compression", tarfile.TarError),
+        reading(path, _TAR, tarfile.TarError),
         path.open("rb") as file,
         tarfile.open(fileobj=file, mode="r:") as tar,
     ):

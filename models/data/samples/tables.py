@@ -8,9 +8,9 @@ import csv
 import io
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from itertools import accumulate, repeat
 from pathlib import Path
 from threading import Lock
@@ -30,6 +30,7 @@ from saccade.models.data.samples.source import (
 )
 
 EXTRA = "bulk"
+_KEPT_GROUPS = 2  # row groups of Parquet in memory
 # Usual names of columns, by what they have; the first that a table has counts. Two names are the
 # columns of a pair of texts, as data sets of pairs call them.
 Usual = Mapping[str, Sequence[str | tuple[str, str]]]
@@ -230,10 +231,12 @@ def lines(path: Any) -> Iterator[Mapping[str, Any]]:
 
 def _csv_rows(file: io.BufferedReader) -> Iterator[Mapping[str, Any]]:
     text = io.TextIOWrapper(file, "utf-8-sig", newline="")
-    header = text.readline(limits.TABLE_LINE)
+    if not (header := text.readline(limits.TABLE_LINE)):
+        raise ValueError("the file is empty")
     text.seek(0)
     # Spreadsheets separate by semicolons where the comma is a decimal point.
     mark = next((mark for mark in ",;\t" if mark in header), ",")
+    csv.field_size_limit(limits.TABLE_LINE)
     for values in csv.DictReader(text, delimiter=mark, strict=True, restval=None):
         if None in values:
             raise ValueError(
@@ -266,8 +269,8 @@ class RowGroups:
         self._file, self._lock = file, Lock()
         groups = range(file.metadata.num_row_groups)
         self._ends = list(accumulate(file.metadata.row_group(group).num_rows for group in groups))
-        # Images and masks of two groups.
-        self._group: Callable[..., Any] = lru_cache(4)(lambda *of: self._file.read_row_group(*of))
+        # The columns of each group, which are read when they are used.
+        self._group = lru_cache(_KEPT_GROUPS)(lambda at: cache(partial(file.read_row_group, at)))
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -277,7 +280,7 @@ class RowGroups:
         """Return the values of a row, or of one column; the first reads the whole group."""
         group = bisect_right(self._ends, row)
         with self._lock:
-            table = self._group(group, None if column is None else (column,))
+            table = self._group(group)(None if column is None else (column,))
         start = self._ends[group - 1] if group else 0
         found: list[dict[str, Any]] = table.slice(row - start, 1).to_pylist()
         if not found:

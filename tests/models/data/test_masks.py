@@ -261,6 +261,15 @@ def _shard(change: Callable[[dict[str, bytes]], Any]) -> Callable[[Path], str]:
     return make
 
 
+def _later_masks(place: Path) -> str:
+    for name, (image, mask) in zip("ab", scenes(), strict=False):
+        with tarfile.open(place / f"{name}.tar", "w") as tar:
+            add_member(tar, f"{name}.png", png(image))
+            if name == "b":
+                add_member(tar, f"{name}.mask.png", png(mask))
+    return str(place)
+
+
 # What is wrong, the message, and whether --skip-bad leaves it out.
 PACKED: dict[str, tuple[Callable[[Path], str], str, bool]] = {
     "a null": (
@@ -280,7 +289,7 @@ PACKED: dict[str, tuple[Callable[[Path], str], str, bool]] = {
     ),
     "a mask is missing": (
         _shard(lambda members: members.pop("4.mask.png")),
-        "mine.tar: sample '4' has .png, but the samples before have image mask.png",
+        "mine.tar: sample '4' has .png, but the samples before have .mask.png image",
         False,
     ),
     "two masks": (
@@ -291,6 +300,11 @@ PACKED: dict[str, tuple[Callable[[Path], str], str, bool]] = {
     "a mask called as an image": (
         _shard(lambda members: members.__setitem__("0.jpg", members["0.png"])),
         r"sample '0' has .jpg .mask.png .png, expected one image",
+        False,
+    ),
+    "masks in a later shard": (
+        _later_masks,
+        r"b.tar: has a column of masks \(.mask.png\), but a.tar has none. Use files with equal",
         False,
     ),
     "no image": (
@@ -331,6 +345,24 @@ def test_a_group_of_rows_is_read_once_for_images_and_masks(tmp_path: Path, monke
         data.masks.source.read(row, 10**6)
         data.masks.source.read_mask(row, FITTED.wanted())
     assert len(read) == len(set(read)) <= 4
+
+
+def test_two_groups_of_rows_stay_in_memory(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"image": ["a", "b", "c"]}), tmp_path / "x.parquet", row_group_size=1)
+    file, read = pq.ParquetFile(tmp_path / "x.parquet"), []
+
+    def counted(group: int, columns: Any) -> Any:
+        read.append(group)
+        return file.read_row_group(group, columns)
+
+    groups = tables.RowGroups(SimpleNamespace(metadata=file.metadata, read_row_group=counted))
+    for column in ("image", None):
+        read.clear()
+        assert [groups.row(row, column)["image"] for row in (0, 1, 0, 2, 0, 1)] == [*"abacab"]
+        assert read == [0, 1, 2, 1]
 
 
 def test_a_file_that_declares_other_rows_than_it_has_is_refused(
@@ -418,6 +450,7 @@ def test_other_wrong_data_is_refused(tmp_path: Path) -> None:
         "one-hot.npz": r"found uint8 \(4, 2, 12, 12\) as masks, expected .*take masks.argmax\(1\)",
         "half.npz": "val_images has no masks, but others have. Add val_masks",
         "big.npz": r"images are \(9, 12, 3\) \(height, width, channels\), the model expects",
+        "*.npz": "found .npz files, expected a folder .* Name one of them",
         "missing": "found neither a name nor a path.*images/ and masks/",
     }.items():
         with pytest.raises(SaccadeError, match=words):

@@ -314,6 +314,17 @@ def members(*names: str) -> Callable[[Path], str]:
     return make
 
 
+def arrays(name: str, **values: object) -> Callable[[Path], str]:
+    """An .npz of two images, which `name` names."""
+
+    def make(folder: Path) -> str:
+        pixels = np.zeros((2, 8, 8), np.uint8)
+        np.savez(folder / "x.npz", **{"images": pixels, "labels": np.arange(2)} | values)
+        return str(folder / name)
+
+    return make
+
+
 def two_kinds(folder: Path) -> str:
     parquet(image=[b"1"], label=[1])(folder)
     members("a.png", "a.cls")(folder)
@@ -380,21 +391,24 @@ REFUSED: dict[str, tuple[Callable[[Path], str], str]] = {
     "no object": (objects({"path": "a", "label": 1}, 7), "row 2: cannot be read as .*found 7"),
     "a label that is none": (objects({"path": "a", "label": [1]}), r"row 1: a: found \[1\] in col"),
     "a path that is none": (objects({"path": 1, "label": 1}), "row 1: found 1 in column 'path'"),
-    "an image without label": (members("a.png"), "x.tar: .*'image', expected one of labels: cls"),
+    "an image without label": (members("a.png"), "x.tar: .*'image', expected one of labels: .cls"),
     "a label without image": (members("a.cls"), "sample 'a' has .cls, expected one image"),
     "mixed members": (
         members("a.png", "a.cls", "b.png", "b.cls", "b.txt"),
-        "x.tar: sample 'b' has .cls .png .txt, but the samples before have cls image",
+        "x.tar: sample 'b' has .cls .png .txt, but the samples before have .cls image",
     ),
     "mixed keys": (members("a.png", "b.png", "a.cls", "b.cls"), "the columns 'image', expected on"),
     "a sample again": (
         members("a.png", "a.cls", "b.png", "b.cls", "a.png", "a.cls"),
         "sample 'a' occurs again",
     ),
-    "a label that is no object": (members("a.png", "a.json"), "'image', 'json', expected one of l"),
+    "a label that is no object": (
+        members("a.png", "a.json"),
+        "'.json', 'image', expected one of l",
+    ),
     "half a tar": (cut_tar, "cannot be read as a tar file .*it has no end"),
     "an empty tar": (members(), "found no rows"),
-    "text as a tar": (text_file("x.tar"), "x.tar: cannot be read as a tar file"),
+    "text as a tar": (text_file("x.tar"), "x.tar: .* a tar file .*compressed already"),
     "text as Parquet": (text_file("x.parquet"), "x.parquet: cannot be read as Parquet"),
     "Parquet of other columns": (parquet(a=[1]), "found the columns 'a', expected one of images"),
     "Parquet without a label": (parquet(image=[b""], label=[None]), "row 1: found None in column"),
@@ -410,6 +424,17 @@ REFUSED: dict[str, tuple[Callable[[Path], str], str]] = {
         pipe_in_a_folder,
         r"state.json names \['x.arrow'\], expected .arrow files in the folder",
     ),
+    "a cell that is too long": (
+        rows("path,label", f"a.png,{'x' * 2**20}x"),
+        r"row 1: cannot be read as CSV.*field larger than field limit \(1048576\)",
+    ),
+    "no header": (text_file("x.csv", ""), "x.csv: .*cannot be read as CSV.*the file is empty"),
+    "a pattern of arrays": (arrays("*.npz"), "found .npz files, expected a folder .* Name one of"),
+    "a label above all": (
+        arrays("x.npz", labels=np.array([0, 2**64 - 1], np.uint64)),
+        "x.npz: row 2: found the label 18446744073709551615, expected",
+    ),
+    "no names": (arrays("x.npz", class_names=np.array([], str)), "class_names, expected distinct"),
     "another suffix": (text_file("x.txt"), "a file of another kind.*folder of class folders"),
 }
 
@@ -421,6 +446,11 @@ def test_what_cannot_be_used_is_refused_by_row(case: str, tmp_path: Path) -> Non
     with pytest.raises(SaccadeError, match=f"(?s){words}") as refused:
         load_data(data, "all", preprocessing=DIGITS)
     assert "\n" not in str(refused.value)
+
+
+def test_a_long_cell_beside_is_read(tmp_path: Path, digits: list[Sample]) -> None:
+    data = rows("path,label,notes", f"a.png,x,{'long' * 50_000}", "a.png,y,")(tmp_path)
+    assert load_data(data, "all", preprocessing=DIGITS).labels.tolist() == [0, 1]
 
 
 def test_labels_that_do_not_fit_are_refused(tmp_path: Path, digits: list[Sample]) -> None:

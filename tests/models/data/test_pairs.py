@@ -106,8 +106,16 @@ def test_rows_that_cannot_be_read_are_left_out_and_counted(
 def test_data_of_classes_has_no_sentences(tmp_path: Path) -> None:
     labelled = shards(tmp_path, digits())
     assert not has_sentences(labelled) and not has_sentences("digits")
-    with pytest.raises(SaccadeError, match=r"columns 'cls', 'image', expected one of sentences: t"):
+    with pytest.raises(
+        SaccadeError, match=r"columns '.cls', 'image', expected one of sentences: .t"
+    ):
         load_pairs(labelled, "all", ASKED, SEEN)
+
+
+def test_the_first_file_says_whether_there_are_sentences(tmp_path: Path, pairs: list[Pair]) -> None:
+    data = FORMATS["shards"](tmp_path, pairs)
+    (tmp_path / "validation-999.tar").write_text("no tar file")
+    assert has_sentences(data)
 
 
 def test_a_text_in_a_shard_counts_before_the_field_of_its_object(tmp_path: Path) -> None:
@@ -118,6 +126,8 @@ def test_a_text_in_a_shard_counts_before_the_field_of_its_object(tmp_path: Path)
         ("damaged", ("one",), {".json": "[1", ".txt": "one"}),
         ("object", ("of it",), {".json": '{"caption": "of it", "width": 3}'}),
         ("list", ("a", "b"), {".json": '{"captions": ["a", "b"]}'}),
+        ("gaps", ("a",), {".json": '{"captions": ["a", "", " "]}'}),
+        ("fields", ("a",), {".json": '{"txt": "no", "caption": "a"}'}),
     ):
         path = tmp_path / f"{name}.tar"
         with tarfile.open(path, "w") as tar:
@@ -173,9 +183,12 @@ REFUSED: dict[str, tuple[Make, str]] = {
         parquet(image=[b"x"], caption=[[]]),
         r"row 1: found \[\] in column 'caption', expected a se",
     ),
-    "an empty text": (shard(png="x", txt=" \n "), r"'a': found \[\] in column 'txt', expected a"),
-    "an object without": (shard(png="x", json="{}"), "'image', 'json', expected one of sentences"),
-    "no text": (shard(png="x", cls="1"), "columns 'cls', 'image', expected one of sentences: txt"),
+    "an empty text": (shard(png="x", txt=" \n "), r"'a': found \[\] in column '.txt', expected a"),
+    "an object without": (shard(png="x", json="{}"), "'.json', 'image', expected one of sentences"),
+    "no text": (
+        shard(png="x", cls="1"),
+        "columns '.cls', 'image', expected one of sentences: .txt",
+    ),
     "no such data": (
         lambda folder: str(folder / "nothing"),
         "neither a name nor a path. Pass a .c",

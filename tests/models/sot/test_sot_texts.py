@@ -249,7 +249,7 @@ WRONG = {
     "splits": ("a.npz", {"split": np.array(["x"] * TEXTS)}, "row 1: found 'x' in column 'split'"),
     "no list": ("a.parquet", {"tokens": [None, *LISTS[1:]]}, "row 1: found no list of equal"),
     "words": ("a.parquet", {"tokens": [[["a"]]] * TEXTS}, "row 1: tokens are not numbers"),
-    "two widths": ("a.parquet", {"tokens": [*LISTS[1:], [[0.0] * 3]]}, "row 300: tokens are"),
+    "two widths": ("a.parquet", {"tokens": [*LISTS[1:], [[0.0] * 3]]}, "row 300: .* before. Write"),
     "uneven": ("a.parquet", {"tokens": [*LISTS[1:], [[0.0] * 3, [0.0]]]}, "several lengths"),
     "a label": ("a.parquet", {"label": [None] * TEXTS}, "row 1: found None in column 'label'"),
 }  # fmt: skip
