@@ -19,7 +19,7 @@ from saccade.core.errors import SaccadeError, require
 from saccade.models.data.samples.folders import SUFFIXES
 from saccade.models.data.samples.shards import read_member, shard_members
 from saccade.models.data.samples.source import RowUnreadable, reading
-from saccade.models.data.samples.tables import RowGroups, image_bytes, lines, readable
+from saccade.models.data.samples.tables import TEXT_TABLES, RowGroups, image_bytes, lines, readable
 from saccade.serving.bulk.place import EXTRA, Place
 from saccade.serving.client.images import encoded
 
@@ -337,7 +337,7 @@ class Arrays(Rows):
 
 _KINDS: dict[str, type[Kind]] = {
     **dict.fromkeys(SUFFIXES, ImageFile),
-    **dict.fromkeys((".csv", ".jsonl", ".ndjson"), Rows),
+    **dict.fromkeys(TEXT_TABLES, Rows),
     ".parquet": Parquet,
     ".tar": Tar,
     ".npz": Arrays,

@@ -23,10 +23,10 @@ from saccade.models.data.samples.source import (
     split_in,
     split_named,
 )
-from saccade.models.data.samples.tables import ArrowTable, Lines, ParquetTable, Table
+from saccade.models.data.samples.tables import TEXT_TABLES, ArrowTable, Lines, ParquetTable, Table
 
 FORMATS: Mapping[str, type[Table]] = {
-    **dict.fromkeys((".csv", ".jsonl", ".ndjson"), Lines),
+    **dict.fromkeys(TEXT_TABLES, Lines),
     ".parquet": ParquetTable,
     ".tar": Shard,
 }

@@ -24,10 +24,9 @@ from saccade.models.data.samples.source import (
     reading,
     refusal,
 )
-from saccade.models.data.samples.tables import USUAL, Columns, Root, columns_in, lines
+from saccade.models.data.samples.tables import TEXT_TABLES, USUAL, Columns, Root, columns_in, lines
 from saccade.models.data.splits import SPLITS
 
-TABLES = (".csv", ".jsonl", ".ndjson")
 _COCO_NAME = re.compile(r"COCO_([a-z]+\d{4})_")
 _TRIED = 50  # images that say whether a folder is the right one
 
@@ -206,7 +205,7 @@ def listed_files(name: str, usual: re.Pattern[str], expected: str) -> list[tuple
         inside = [path, *filter(Path.is_dir, (path / "annotations",))]
         found = [folder / entry.name for folder in inside for entry in visible(folder)]
         files = [file for file in found if usual.search(file.name)]
-        files = files or [file for file in found if file.suffix.lower() in TABLES]
+        files = files or [file for file in found if file.suffix.lower() in TEXT_TABLES]
     elif path.exists() or PATTERN.search(name):
         files = matching(name)
     else:
@@ -215,7 +214,7 @@ def listed_files(name: str, usual: re.Pattern[str], expected: str) -> list[tuple
             f"shapes, or {expected}."
         )
     kinds = {file.suffix.lower() for file in files}
-    if not files or not kinds <= {".json", *TABLES} or (".json" in kinds and len(kinds) > 1):
+    if not files or not kinds <= {".json", *TEXT_TABLES} or (".json" in kinds and len(kinds) > 1):
         shown = ", ".join(sorted(file.name for file in files)[:3]) or "no such file"
         raise SaccadeError(f"{name}: found {shown}, expected {expected}.")
     return list(zip(files, splits_of(path, files), strict=True))

@@ -208,6 +208,9 @@ class Root:
             ) from None
 
 
+TEXT_TABLES = (".csv", ".jsonl", ".ndjson")  # what `lines` reads
+
+
 def lines(path: Any) -> Iterator[Mapping[str, Any]]:
     """Return the rows of a .csv with a header, or of JSON lines, one after the other.
 
