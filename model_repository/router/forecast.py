@@ -186,7 +186,7 @@ def _group(route: Route, work: float) -> float:
 
 EVERY_S = 0.05  # a probe costs about 2 ms of CPU time, in the server and in the router
 CALM_LAG_S, CALM_EVERY_S = 0.005, 0.1  # while probes do not wait longer than this
-RETRY_S = 1.0  # after a probe that failed
+PROBE_RETRY_S = 1.0  # after a probe that failed
 ACTIVE_S = 1.0  # after the last request, no probe is sent
 
 
@@ -228,7 +228,7 @@ class ServerQueue:
                 self._probe()
             except Exception as error:  # such as while the server starts or stops
                 self._asked_s, self._last_s = None, (0.0, 0.0)
-                if self._ended.wait(RETRY_S) or self._warned:
+                if self._ended.wait(PROBE_RETRY_S) or self._warned:
                     continue
                 self._warned = True
                 pb.Logger.log_warn(f"the server's queue cannot be measured: {error!r}")

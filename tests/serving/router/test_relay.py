@@ -15,7 +15,7 @@ import pytest
 from fake_requests import FakeRequest, execute
 from PIL import Image
 
-from saccade.exporter.policy.answers import MEASURES, Answers
+from saccade.exporter.policy.answers import MEASURES, Answers, CalibratedVariant
 from saccade.exporter.policy.chains import Chain
 
 # The largest first, as in routes.json; a policy asks them from the last to the first.
@@ -203,7 +203,7 @@ def offline(name, shades=SHADES):
     ]
     count = len(chain)
     answers = Answers(
-        tuple(chain), ("",) * count, (1.0,) * count, (1.0,) * count, count - 1, 0,
+        tuple(CalibratedVariant(variant, "", 1.0, 1.0) for variant in chain), count - 1, 0,
         logits.argmax(-1), np.array(measured), None,
     )  # fmt: skip
     thresholds = tuple(step["threshold"] for step in found["steps"][:-1])
