@@ -35,6 +35,11 @@ TRAFFIC_ROWS = 2000.0
 # Share of rows that go on to the next step, if nothing is known.
 GUESSED_SHARE = 0.5
 
+EVERY_S = 0.05  # a probe costs about 2 ms of CPU time, in the server and in the router
+CALM_LAG_S, CALM_EVERY_S = 0.005, 0.1  # while probes do not wait longer than this
+PROBE_RETRY_S = 1.0  # after a probe that failed
+ACTIVE_S = 1.0  # after the last request, no probe is sent
+
 
 class Reach:
     """Share of a policy's rows that reach each of its steps, from its traffic."""
@@ -182,12 +187,6 @@ class Forecast:
 def _group(route: Route, work: float) -> float:
     """Return the work of a lane's full group if requests are of this work; it has at least one."""
     return max(float(route.run_batch), work)
-
-
-EVERY_S = 0.05  # a probe costs about 2 ms of CPU time, in the server and in the router
-CALM_LAG_S, CALM_EVERY_S = 0.005, 0.1  # while probes do not wait longer than this
-PROBE_RETRY_S = 1.0  # after a probe that failed
-ACTIVE_S = 1.0  # after the last request, no probe is sent
 
 
 class ServerQueue:
