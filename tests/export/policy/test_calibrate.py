@@ -419,6 +419,6 @@ def test_images_of_another_size_are_refused(folder, tmp_path):
     path = tmp_path / "large.npz"
     np.savez(path, images=np.zeros((SAMPLES, 5, 5, 1), np.uint8))
     with pytest.raises(
-        SaccadeError, match=r"images are \(5, 5, 1\) .* the model wants \(4, 4, 1\)"
+        SaccadeError, match=r"images are \(5, 5, 1\) .* the model expects \(4, 4, 1\)"
     ):
         calibrate(folder, options(path), progress=None)
