@@ -267,7 +267,7 @@ def _contradictions(manifest: Manifest, file: str) -> Iterator[str]:
     if entry.family not in FAMILIES:
         yield (
             f"family {entry.family!r:.80} is not known to this release, which has "
-            f"{', '.join(sorted(FAMILIES))}. Use the release that wrote it"
+            f"{', '.join(sorted(FAMILIES))}: the release of saccade that wrote it can read it"
         )
     if not entry.unit.isprintable() or len(entry.unit) > MOST_CHARACTERS:
         yield f"unit {entry.unit!r:.80} is not a word"

@@ -46,7 +46,8 @@ def read_stored(
         if found != (schema, version) or isinstance(found[1], bool):
             raise SaccadeError(
                 f"{path}: schema is {found[0]!r:.80} version {found[1]!r:.20}, expected {schema!r} "
-                f"version {version}. Use the release of saccade that wrote it. {AGAIN}"
+                f"version {version}. Use the release of saccade that wrote it, or write "
+                f"it again with: {EXPORT}"
             )
         value: T = typed(kind, complete(content), f"{path}: ")
         for problem in problems(value):

@@ -2,7 +2,7 @@
 """Bisect a variant: find the first tensor of its graph that differs from another runner's."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +219,15 @@ def _numeric_nodes(proto: onnx.ModelProto) -> dict[str, _Node]:
 
 def _float32(manifest: Manifest, manifests: Sequence[Manifest]) -> Manifest | None:
     """Return the fp32 file of the same component, if the variant has another precision."""
-    wanted = replace(manifest.variant, name="", precision="fp32")
-    every = {replace(each.variant, name=""): each for each in manifests}
-    return None if manifest.variant.precision == "fp32" else every.get(wanted)
+    own = manifest.variant
+    if own.precision == "fp32":
+        return None
+    wanted = own.role, own.setting, "fp32"
+    return next(
+        (
+            other
+            for other in manifests
+            if (other.variant.role, other.variant.setting, other.variant.precision) == wanted
+        ),
+        None,
+    )

@@ -4,6 +4,7 @@
 What a file costs to load and run is not known before: `trial` finds out, within limits.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -80,15 +81,17 @@ def _excesses(proto: onnx.ModelProto, held: Held) -> Iterator[str]:
     # Only weights of the whole model are expected in another file.
     for tensor in proto.graph.initializer:
         yield from _tensor_excesses(tensor, held)
-    for message in (*_messages(proto, but="graph"), *_messages(proto.graph, but="initializer")):
+    whole = _messages(proto, but="graph")
+    for message in itertools.chain(whole, _messages(proto.graph, but="initializer")):
         if isinstance(message, onnx.TensorProto):
             yield from _tensor_excesses(message, {})
             continue
         if not isinstance(message, onnx.StringStringEntryProto):  # a remark
             yield from _name_excesses(_names(message))
-        if isinstance(message, onnx.TensorShapeProto):
-            sizes = [axis.dim_value if axis.HasField("dim_value") else 1 for axis in message.dim]
-            yield from _dims_excesses("a tensor", sizes)
+        if isinstance(message, onnx.ValueInfoProto):
+            axes = message.type.tensor_type.shape.dim
+            sizes = [axis.dim_value if axis.HasField("dim_value") else 1 for axis in axes]
+            yield from _dims_excesses(f"tensor {message.name[:80]!r}", sizes)
     for value in (*proto.graph.input, *proto.graph.output):
         what, kind = f"input or output {value.name[:80]!r}", value.type.tensor_type.elem_type
         if value.type.WhichOneof("value") != "tensor_type":

@@ -102,17 +102,20 @@ def made_here(manifest: Manifest) -> None:
 
 def main(trial: Trial) -> Verdict:
     """Try a file, in the worker. Without onnx, it is loaded, but neither checked nor run."""
-    path = Path(trial.path)
+    path, digest = Path(trial.path), ""
     try:
+        digest = sha256_of(path)  # first: the file may be replaced while it is tried
         require("onnx", extra="export")
         reason = _reason(path, trial.file)
     except MissingPackage:
         reason = _load(path)
     except SaccadeError as error:
         reason = str(error)
+    except OSError as error:
+        reason = f"{path}: cannot be read ({error.strerror}). {AGAIN}"
     except MemoryError as error:
         reason = _of_memory(path, error)
-    return Verdict("" if reason else sha256_of(path), reason)
+    return Verdict(digest, reason)
 
 
 def _reason(path: Path, file: FileEntry) -> str | None:
@@ -130,13 +133,14 @@ def _reason(path: Path, file: FileEntry) -> str | None:
     light = without_values(proto)
     half = any(tensor.data_type in HALF for tensor in proto.graph.initializer)
     try:
+        onnx.checker.check_model(light, full_check=True)  # before anything relies on its values
         wide = widened(proto, weights) if half else None
-        del proto, weights  # the checker copies the graph several times
-        onnx.checker.check_model(light, full_check=True)
+        del proto, weights  # the session has copies of its own
         session = graph_session(*wide, optimized=True) if wide else onnx_session(path)
         session.run(None, _zeros(light))
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        return f"{path}: is not a valid ONNX file ({error}). {AGAIN}"
+        first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+        return f"{path}: is not a valid ONNX file ({first.rstrip('.')}). {AGAIN}"
     except Exception as error:  # the only common base of the libraries' errors
         return _of_memory(path, error)
     return None

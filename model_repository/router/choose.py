@@ -34,6 +34,14 @@ _RATIO = re.compile(r"\s*([0-9]{1,9})\s*/\s*([1-9][0-9]{0,8})\s*")
 SHARES = {"share", "fraction"}
 HOW_TO_MEASURE = "Run `saccade bench` on the artefact folder, then `saccade repository` again"
 
+POLICY, MAX_RISK, STRICT = "policy", "max_risk", "strict"
+NEEDS_POLICIES = (
+    "needs policies, and this repository has none. Run `saccade calibrate` on the artefact folder, "
+    "then `saccade repository` again"
+)
+
+MAX_LATENCY = "max_latency_ms"
+
 
 class RequestRefused(Exception):
     """Raised for a request that cannot be answered; the message goes to the caller."""
@@ -234,13 +242,6 @@ RULES = {
 }
 
 
-POLICY, MAX_RISK, STRICT = "policy", "max_risk", "strict"
-NEEDS_POLICIES = (
-    "needs policies, and this repository has none. Run `saccade calibrate` on the artefact folder, "
-    "then `saccade repository` again"
-)
-
-
 class Followed(NamedTuple):
     """The policy of a request."""
 
@@ -317,9 +318,6 @@ def _truth(value: Any) -> bool:
 def _table(routes: Routes) -> str:
     rows = [f"{policy.name}: risk of at most {policy.risk:g}" for policy in routes.policies]
     return "\n" + "\n".join(rows)
-
-
-MAX_LATENCY = "max_latency_ms"
 
 
 class Candidate(NamedTuple):

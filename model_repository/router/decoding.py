@@ -21,6 +21,9 @@ from PIL import Image
 REQUEST_MEGAPIXELS = 1000
 SLOW_S = 0.05  # per megapixel; several times as long as the slowest format takes
 
+SIZED = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # JPEG segments that begin a frame
+MOST_SEGMENTS = 1024
+
 
 def decoded(files: list[bytes], wanted: ImageInput, ticket: Ticket, lane: Lane) -> np.ndarray:
     """Decode the images of one request.
@@ -94,11 +97,6 @@ def opened_megapixels(data: bytes) -> float:
             return float(image.width * image.height / 1e6)
     except Exception:
         return 0.0
-
-
-SIZED = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # JPEG segments that begin a frame
-
-MOST_SEGMENTS = 1024
 
 
 def megapixels(data: bytes) -> float:

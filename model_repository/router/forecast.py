@@ -35,6 +35,11 @@ TRAFFIC_ROWS = 2000.0
 # Share of rows that go on to the next step, if nothing is known.
 GUESSED_SHARE = 0.5
 
+EVERY_S = 0.05  # a probe costs about 2 ms of CPU time, in the server and in the router
+CALM_LAG_S, CALM_EVERY_S = 0.005, 0.1  # while probes do not wait longer than this
+PROBE_RETRY_S = 1.0  # after a probe that failed
+ACTIVE_S = 1.0  # after the last request, no probe is sent
+
 
 class Reach:
     """Share of a policy's rows that reach each of its steps, from its traffic."""
@@ -184,12 +189,6 @@ def _group(route: Route, work: float) -> float:
     return max(float(route.run_batch), work)
 
 
-EVERY_S = 0.05  # a probe costs about 2 ms of CPU time, in the server and in the router
-CALM_LAG_S, CALM_EVERY_S = 0.005, 0.1  # while probes do not wait longer than this
-RETRY_S = 1.0  # after a probe that failed
-ACTIVE_S = 1.0  # after the last request, no probe is sent
-
-
 class ServerQueue:
     """Measures the server's queue of one router with probes from a thread."""
 
@@ -228,7 +227,7 @@ class ServerQueue:
                 self._probe()
             except Exception as error:  # such as while the server starts or stops
                 self._asked_s, self._last_s = None, (0.0, 0.0)
-                if self._ended.wait(RETRY_S) or self._warned:
+                if self._ended.wait(PROBE_RETRY_S) or self._warned:
                     continue
                 self._warned = True
                 pb.Logger.log_warn(f"the server's queue cannot be measured: {error!r}")

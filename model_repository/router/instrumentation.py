@@ -82,8 +82,11 @@ class Instrumentation:
                 ticket.sender.watched.taken()
 
     @contextmanager
-    def decoding(self, ticket: Ticket, megapixels: list[float]) -> Iterator[None]:
-        """Observe the decoding of a request's images, of these sizes, inside the context."""
+    def decoding(self, ticket: Ticket, megapixels: Iterable[float]) -> Iterator[None]:
+        """Observe the decoding of a request's images inside the context.
+
+        Their sizes are read only if there is a span to note them in.
+        """
         began_s = time.monotonic()
         try:
             yield
@@ -168,10 +171,11 @@ class ObservedSender:
             self._note("wait", since_s, self._taken_s, {})
 
     @harmless
-    def decoded(self, began_s: float, megapixels: list[float]) -> None:
+    def decoded(self, began_s: float, megapixels: Iterable[float]) -> None:
         """Note the decoded images."""
-        size = round(sum(megapixels), 6)
-        attributes = {"saccade.images": len(megapixels), "saccade.megapixels": size}
+        sizes = list(megapixels)
+        size = round(sum(sizes), 6)
+        attributes = {"saccade.images": len(sizes), "saccade.megapixels": size}
         self._note("decode", began_s, time.monotonic(), attributes)
 
     def call_span(self, model: str, rows: int, requests: int) -> Any:

@@ -29,6 +29,34 @@ INPUTS_LOST = "the inputs could not be prepared"
 STEP_FACTOR, LEAST_STEP_S, MOST_STEP_S = 10.0, 60.0, 600.0
 SLOW_STEP_FACTOR = 3.0  # where this is more than the most
 
+KEEP = 0.9  # weight of the old mean at each measurement: about the last ten count
+IMAGE_MEGAPIXELS = 0.02  # opening an image costs as much as decoding this
+
+# Seconds in which arrivals and busy time count.
+RATE_WINDOW_S = 0.5
+# The weight that old measurements keep when a group is measured.
+KEPT_WEIGHT = 0.8
+# Seconds of rest after which old measurements have a tenth of their weight.
+REST_FADE_S = 1.0
+# From this many measurements on, they are averaged; before, a faster one replaces all others.
+AVERAGED_FROM = 5
+# A group counts at most this many times its expected time: its process may have been suspended.
+OUTLIER_RATIO = 3.0
+# Seconds of rest after which the shortest time is the last one.
+SHORTEST_FORGOTTEN_S = 60.0
+# Seconds of rest after which a lane that seemed too slow is tried again; each failure doubles them.
+RETRY_S, LONGEST_RETRY_S = 2.0, 60.0
+# A lane that is tried again is no longer slow below this part of its old time.
+RECOVERED_RATIO = 0.7
+# The fixed part of a group that is guessed from the first measurement, in groups of its size.
+GUESSED_FIXED_GROUPS = 4.0
+# The weight and the seconds after which sums for the fixed part fade: slower than the time itself.
+FIXED_PART_KEPT_WEIGHT, FIXED_PART_FADE_S = 0.95, 1.0
+# Variance of the group sizes over their squared mean from which the fixed part can be learned.
+LEAST_SIZE_VARIANCE = 0.05
+# Steps towards the learned fixed part, and back to the guess if nothing can be learned.
+LEARNED_RATE, GUESSED_RATE = 0.2, 0.02
+
 
 class Waiting(NamedTuple):
     """What a lane does before it starts on a request that arrives now."""
@@ -291,10 +319,6 @@ def later(seconds: float) -> str:
     return f"try again in about {max(0.05, seconds):.2g} s"
 
 
-KEEP = 0.9  # weight of the old mean at each measurement: about the last ten count
-IMAGE_MEGAPIXELS = 0.02  # opening an image costs as much as decoding this
-
-
 class Mean:
     """Mean seconds per unit, in which old measurements fade."""
 
@@ -321,32 +345,6 @@ class Pace:
     def seconds(self, work: float, megapixels: float) -> float:
         """Return the expected time for a request of this cost."""
         return self.run.of(work) + self.decode.of(megapixels)
-
-
-# Seconds in which arrivals and busy time count.
-RATE_WINDOW_S = 0.5
-# The weight that old measurements keep when a group is measured.
-KEPT_WEIGHT = 0.8
-# Seconds of rest after which old measurements have a tenth of their weight.
-REST_FADE_S = 1.0
-# From this many measurements on, they are averaged; before, a faster one replaces all others.
-AVERAGED_FROM = 5
-# A group counts at most this many times its expected time: its process may have been suspended.
-OUTLIER_RATIO = 3.0
-# Seconds of rest after which the shortest time is the last one.
-SHORTEST_FORGOTTEN_S = 60.0
-# Seconds of rest after which a lane that seemed too slow is tried again; each failure doubles them.
-RETRY_S, LONGEST_RETRY_S = 2.0, 60.0
-# A lane that is tried again is no longer slow below this part of its old time.
-RECOVERED_RATIO = 0.7
-# The fixed part of a group that is guessed from the first measurement, in groups of its size.
-GUESSED_FIXED_GROUPS = 4.0
-# The weight and the seconds after which sums for the fixed part fade: slower than the time itself.
-FIXED_PART_KEPT_WEIGHT, FIXED_PART_FADE_S = 0.95, 1.0
-# Variance of the group sizes over their squared mean from which the fixed part can be learned.
-LEAST_SIZE_VARIANCE = 0.05
-# Steps towards the learned fixed part, and back to the guess if nothing can be learned.
-LEARNED_RATE, GUESSED_RATE = 0.2, 0.02
 
 
 class Rate:

@@ -20,6 +20,35 @@ BOUNDS = (
 )
 Metric = Any
 
+ANSWERED = "answered"
+FAILED = "failed"  # a fault of the router or the model
+# Refusals: requests that the caller can correct or can retry later, and callers that have gone.
+INVALID_REQUEST, INVALID_IMAGE = "invalid_request", "invalid_image"
+BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE = "busy", "queue_full", "timeout", "unavailable"
+CALLER_GONE = "caller_gone"
+
+_CODES = {
+    FAILED: "INTERNAL",
+    INVALID_REQUEST: "INVALID_ARG",
+    INVALID_IMAGE: "INVALID_ARG",
+    BUSY: "UNAVAILABLE",
+    QUEUE_FULL: "UNAVAILABLE",
+    TIMEOUT: "UNAVAILABLE",
+    UNAVAILABLE: "UNAVAILABLE",
+    CALLER_GONE: "CANCELLED",
+}
+REFUSALS = tuple(reason for reason in _CODES if reason != FAILED)
+
+REQUESTS = "Requests by outcome"
+ANSWERS = "Requests that a variant answered"
+REFUSED = "Refused requests by reason; the variant is empty if none had been chosen"
+FAILURES = "Requests that failed through no fault of the caller; see the server's log"
+WAITING = "Time that a request waited in the router's lane of its variant"
+DECODE = "Time to decode the images of one request"
+POLICY = "Samples that followed a policy, by the step that answered; not certified: the next failed"
+ADAPTIVE = "Requests that adapted to the load, by the variant or policy that was chosen"
+MODEL = "Time of the calls of a variant's model for one group of requests"
+
 
 class Counter:
     """One increasing number."""
@@ -122,17 +151,6 @@ class Tally:
             metric, amount = self._untold[0]
             metric.increment(amount)
             del self._untold[0]
-
-
-REQUESTS = "Requests by outcome"
-ANSWERS = "Requests that a variant answered"
-REFUSED = "Refused requests by reason; the variant is empty if none had been chosen"
-FAILURES = "Requests that failed through no fault of the caller; see the server's log"
-WAITING = "Time that a request waited in the router's lane of its variant"
-DECODE = "Time to decode the images of one request"
-POLICY = "Samples that followed a policy, by the step that answered; not certified: the next failed"
-ADAPTIVE = "Requests that adapted to the load, by the variant or policy that was chosen"
-MODEL = "Time of the calls of a variant's model for one group of requests"
 
 
 class Metrics:
@@ -238,26 +256,6 @@ def _adapted(tally: Tally, model: str, choices: tuple[str, ...]) -> dict[tuple[s
         for choice in choices
         for degraded in (True, False)
     }
-
-
-ANSWERED = "answered"
-FAILED = "failed"  # a fault of the router or the model
-# Refusals: requests that the caller can correct or can retry later, and callers that have gone.
-INVALID_REQUEST, INVALID_IMAGE = "invalid_request", "invalid_image"
-BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE = "busy", "queue_full", "timeout", "unavailable"
-CALLER_GONE = "caller_gone"
-
-_CODES = {
-    FAILED: "INTERNAL",
-    INVALID_REQUEST: "INVALID_ARG",
-    INVALID_IMAGE: "INVALID_ARG",
-    BUSY: "UNAVAILABLE",
-    QUEUE_FULL: "UNAVAILABLE",
-    TIMEOUT: "UNAVAILABLE",
-    UNAVAILABLE: "UNAVAILABLE",
-    CALLER_GONE: "CANCELLED",
-}
-REFUSALS = tuple(reason for reason in _CODES if reason != FAILED)
 
 
 def code_of(reason: str) -> Any:

@@ -340,7 +340,7 @@ class TritonPythonModel:
                 continue  # decoded ahead, or for an earlier step of a policy
             assert self.wanted is not None
             files = ticket.inputs[name].ravel().tolist()
-            with self.instrumentation.decoding(ticket, list(map(megapixels, files))):
+            with self.instrumentation.decoding(ticket, map(megapixels, files)):
                 ticket.inputs[name] = decoded(files, self.wanted, ticket, lane)
 
     def _answer_group(self, route: Route, role: str, group: list[Ready], lane: Lane) -> float:

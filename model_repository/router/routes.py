@@ -89,9 +89,8 @@ class PolicyRoute:
     """
 
     name: str
-    against: Literal[
-        "full", "labels"
-    ]  # full: answers that differ from the full model's are lost; labels: wrong ones
+    # full: answers that differ from the full model's are lost; labels: wrong ones
+    against: Literal["full", "labels"]
     confidence: float
     risk: float
     bound: float
@@ -167,5 +166,11 @@ def read_routes(path: Path) -> Routes:
             PolicyRoute(**{**policy, "steps": tuple(StepRoute(**step) for step in policy["steps"])})
             for policy in content.get("policies", ())
         ),
-        adaptive=AdaptiveRules(**content["adaptive"]) if "adaptive" in content else None,
+        adaptive=_adaptive(**content["adaptive"]) if "adaptive" in content else None,
     )
+
+
+def _adaptive(
+    slo_ms: float, floor_budget: float | None, shares: dict[str, list[float]]
+) -> AdaptiveRules:
+    return AdaptiveRules(slo_ms, floor_budget, {name: (*ends,) for name, ends in shares.items()})

@@ -22,14 +22,18 @@ from saccade.exporter.policy.policy import Policy, PolicyFile, policy_files, rea
 from saccade.exporter.runtimes.runtime import Runtime
 from saccade.model_repository.router.choose import compared
 from saccade.model_repository.router.confidence import DECIDES
-from saccade.model_repository.router.routes import PolicyRoute
 from saccade.models.data.datasets import HELD_OUT
 from saccade.models.entry import imported
 from saccade.models.interface import Arrays
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.scores.intervals import Interval, bootstrap, wilson
 from saccade.serving.client.zero_shot import Labelling
-from saccade.serving.repository.policies import labels_problem, served_policy
+from saccade.serving.repository.policies import (
+    NO_POLICIES,
+    RouterPolicies,
+    labels_problem,
+    router_policies,
+)
 
 LOGITS, MASKS = DECIDES  # outputs from which a policy decides
 _SAMPLES = 1024  # to measure speed with, in a random order
@@ -368,7 +372,7 @@ class ServedPolicies:
     """
 
     works: tuple[PolicyWork, ...] = ()
-    followed: tuple[PolicyRoute, ...] = ()
+    followed: RouterPolicies = NO_POLICIES
     labelling: Labelling | None = None
     precisions: Mapping[str, str] = field(default_factory=dict)  # of each variant
     full_alone: bool = False
@@ -392,7 +396,7 @@ def served_policies_of(works: PolicyWorks, variants: Sequence[VariantFiles]) -> 
     alike = len(set(precisions.values())) == 1 and len(set(budgets)) == len(budgets)
     return ServedPolicies(
         works.works,
-        tuple(served_policy(work.content, work.policy) for work in works.works),
+        router_policies([(work.content, work.policy) for work in works.works]),
         labelling,
         precisions,
         full_alone=bool(works.works) and (bool(labelling) or not alike),

@@ -17,7 +17,6 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.runtimes.runtime import DEFAULT
-from saccade.model_repository.router.routes import PolicyRoute
 from saccade.serving.bench import served
 from saccade.serving.bench.load import WARMUP_S, LoadGenerator, Stream, refuse_errors
 from saccade.serving.bench.load_requests import server_version
@@ -28,6 +27,7 @@ from saccade.serving.bench.workload import Workload
 from saccade.serving.client.zero_shot import Labelling
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.policies import NO_POLICIES, RouterPolicies
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
 
@@ -87,7 +87,7 @@ def server_under_load(
     *,
     runtime: str = DEFAULT,
     op_library: bool = True,
-    policies: tuple[PolicyRoute, ...] = (),
+    policies: RouterPolicies = NO_POLICIES,
     labelling: Labelling | None = None,
 ) -> Iterator[ServerUnderLoad]:
     """Start a server of the folder's variants, and stop it at the end of the context.
@@ -100,7 +100,7 @@ def server_under_load(
     with temporary_folder("bench") as temporary:
         repository = temporary / "repository"
         options = RepositoryOptions(
-            repository, runtime=runtime, op_library=op_library, policies=bool(policies)
+            repository, runtime=runtime, op_library=op_library, policies=bool(policies.routes)
         )
         deploy(folder, options, labelling=labelling, policies=policies)
         with (
@@ -135,7 +135,7 @@ def through_servers(
                     workload.folder.only(*part),
                     runtime=options.runtime,
                     op_library=workload.ops == "kernels",
-                    policies=policies.followed if name == last else (),
+                    policies=policies.followed if name == last else NO_POLICIES,
                     labelling=policies.labelling if name == last else None,
                 )
             )

@@ -88,7 +88,7 @@ def _artefacts(path: Path) -> Inspection:
     from saccade.exporter.artefact.folder import ArtefactFolder
     from saccade.exporter.artefact.manifest import SCHEMA
 
-    if read_json(min(path.glob("*.manifest.json")), "").get("schema") != SCHEMA:
+    if read_json(min(path.glob("*.manifest.json"))).get("schema") != SCHEMA:
         return _engines(path)
     folder = ArtefactFolder(path)
     folder.check_files()

@@ -14,7 +14,6 @@ from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.manifest import DATA_SUFFIX, SUFFIX
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.graph.trial import refuse_untried
-from saccade.model_repository.router.routes import PolicyRoute
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.execution import OPS, Ops
 from saccade.serving.client.zero_shot import Labelling, class_vectors, read_labelling
@@ -22,7 +21,12 @@ from saccade.serving.repository.checks import check_alike, chosen, measurements
 from saccade.serving.repository.description import DESCRIPTION, Deployment, description
 from saccade.serving.repository.model_config import MAX_BATCH, MODEL_FILE, variant_config
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.policies import RouterPolicies, served_adaptive, served_policies
+from saccade.serving.repository.policies import (
+    NO_POLICIES,
+    RouterPolicies,
+    served_adaptive,
+    served_policies,
+)
 from saccade.serving.repository.preflight.examine import broken_rules
 from saccade.serving.repository.preflight.report import Target
 from saccade.serving.repository.router_folder import (
@@ -55,7 +59,7 @@ def deploy(
     options: RepositoryOptions,
     *,
     labelling: Labelling | None = None,
-    policies: tuple[PolicyRoute, ...] | None = None,
+    policies: RouterPolicies | None = None,
 ) -> Deployment:
     """Write the repository of an artefact folder: every variant, and the router that calls them.
 
@@ -92,7 +96,7 @@ def plan_repository(
     folder: ArtefactFolder,
     options: RepositoryOptions,
     labelling: Labelling | None,
-    policies: tuple[PolicyRoute, ...] | None = None,
+    policies: RouterPolicies | None = None,
 ) -> RepositoryPlan:
     """Return the plan of a folder's repository; `labelling` is what the options' files contain.
 
@@ -111,11 +115,11 @@ def plan_repository(
     ops = _ops(served.values())
     measured = measurements(folder, options.device, options.runtime, ops)
     labels = labelling.labels if labelling else None
-    if options.policies and policies is None:
-        followed = served_policies(whole, variants, runtime=options.runtime, labelling=labelling)
-    else:
-        followed = RouterPolicies((options.policies and policies) or ())
-    if followed.routes and options.on_gpu:
+    if not options.policies:
+        policies = NO_POLICIES
+    elif policies is None:
+        policies = served_policies(whole, variants, runtime=options.runtime, labelling=labelling)
+    if policies.routes and options.on_gpu:
         note(
             "The policies were chosen by the speeds of CPUs. Their certificates are about answers, "
             "not speeds, but on a GPU another variant or chain may be faster: measure there with "
@@ -133,8 +137,8 @@ def plan_repository(
             for variant in variants
         },
         max_images=max_images,
-        policies=followed.routes,
-        adaptive=served_adaptive(variants, followed, options, labelled=bool(labels)),
+        policies=policies.routes,
+        adaptive=served_adaptive(variants, policies, options, labelled=bool(labels)),
     )
     threads = thread_rules(variants, measured, options)
     return RepositoryPlan(folder, options, router, served, threads, ops)

@@ -24,6 +24,7 @@ VERSION = 2
 DESCRIPTION = "saccade.json"
 MAX_DESCRIPTION_BYTES = 16 << 20  # about 100 bytes per file: a larger file is not a description
 WRITER = "saccade repository FOLDER --out REPOSITORY --force"
+_READ_APART = {"folder", "runtime", "threads", "sha256"}
 # Keys that every description has.
 _KEYS = (
     *("schema", "version", "model", "variants", "unmeasured", "runtime", "samples", "cores"),
@@ -112,7 +113,7 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
         kinds = get_type_hints(Deployment)
         given = {
             key: typed(kinds[key], content[key], f"{key}: ")
-            for key in content.keys() & kinds.keys() - {"folder", "runtime", "threads", "sha256"}
+            for key in sorted(content.keys() & kinds.keys() - _READ_APART)
         }
         threads = read_rules(content["threads"])
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, SaccadeError) as error:

@@ -15,6 +15,7 @@ from saccade.exporter.artefact.manifest import Manifest
 from saccade.models.interface import TensorSpec
 from saccade.serving.repository.options import RepositoryOptions
 
+MAX_BYTES = 1 << 20  # a configuration has a few kilobytes: a larger file is not a configuration
 MAX_BATCH = 64
 LABELS_FILE = "labels.txt"
 MODEL_FILE = "model.onnx"
@@ -162,9 +163,6 @@ def add_output(config: Any, spec: TensorSpec, labelled: bool) -> Any:
         dims=dims_of(spec),
         label_filename=LABELS_FILE if labelled and spec.name == "probabilities" else "",
     )
-
-
-MAX_BYTES = 1 << 20  # a configuration has a few kilobytes: a larger file is not a configuration
 
 
 def config_text(message: Any) -> str:

@@ -24,6 +24,7 @@ from saccade.exporter.policy.policy import (
     SUFFIX,
     Policy,
     PolicyFile,
+    calibrate_again,
     policy_files,
     read_answers,
     texts_sha256,
@@ -56,6 +57,9 @@ class RouterPolicies(NamedTuple):
     shares: Mapping[str, tuple[float, ...]] = MappingProxyType({})  # in the calibration, by name
 
 
+NO_POLICIES = RouterPolicies()
+
+
 def served_policies(
     folder: ArtefactFolder,
     variants: Sequence[VariantFiles],
@@ -73,7 +77,7 @@ def served_policies(
         contradict each other.
     """
     if not policy_files(folder.path):
-        return RouterPolicies()
+        return NO_POLICIES
     reports = check_certificates(folder.path, folder.variants)
     for report in reports:
         if not report.passed:
@@ -83,18 +87,27 @@ def served_policies(
             path = folder.path / f"{file.name}{SUFFIX}"
             _check_labels(file, path, labelling.of(variants[0].runtime_metadata))
     kept = [
-        (served_policy(report.file, report.policy), report.policy)
+        (report.file, report.policy)
         for report in reports
         if report.file and report.policy
         if _is_followable(report.file, report.policy, variants, runtime, labelling is not None)
     ]
-    for reason in _contradictions([route for route, _ in kept]):
+    followed = router_policies(kept)
+    for reason in _contradictions(followed.routes):
+        files = " and ".join(sorted({f"{file.name}{SUFFIX}" for file, _ in kept}))
         raise SaccadeError(
-            f"{folder}: {reason} Delete one of the policy files, or calibrate again with: "
-            f"saccade calibrate {folder} --data DATA"
+            f"{folder}: {reason} The policies are in {files}. Delete one of these files, or "
+            f"calibrate with another --name. {calibrate_again(folder.path)}"
         )
-    shares = {policy.name: tuple(step.share for step in policy.steps) for _, policy in kept}
-    return RouterPolicies(tuple(route for route, _ in kept), shares)
+    return followed
+
+
+def router_policies(policies: Sequence[tuple[PolicyFile, Policy]]) -> RouterPolicies:
+    """Return policies, each with the content of its file, as a router follows them."""
+    return RouterPolicies(
+        tuple(served_policy(content, policy) for content, policy in policies),
+        {policy.name: tuple(step.share for step in policy.steps) for _, policy in policies},
+    )
 
 
 def policies_of(routes: Mapping[str, Any]) -> tuple[PolicyRoute, ...]:

@@ -17,9 +17,7 @@ from saccade.core import interruption, verbosity
 from saccade.core.errors import SaccadeError
 from saccade.core.escaped import escaped_message
 from saccade.serving.client.connection import is_loopback
-from saccade.serving.repository.installation import (
-    find_installation,
-)
+from saccade.serving.repository.installation import find_installation
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.log import SERVICE, EscapedFormatter, JsonFormatter, event, report
 from saccade.serving.server.server import Server, risk_of

@@ -26,6 +26,11 @@ from saccade.serving.server.run_folder import RunFolder
 
 Start = Callable[[RunFolder], ServerProcess]
 
+SO_ATTACH_REUSEPORT_CBPF = 51
+_RETURN_CONSTANT = 0x06  # BPF_RET | BPF_K
+_LISTEN, _ESTABLISHED = "0A", "01"
+_TABLES = {"/proc/net/tcp": socket.AF_INET, "/proc/net/tcp6": socket.AF_INET6}
+
 
 class Replacement:
     """A requested second server, until it has taken over or failed."""
@@ -126,12 +131,6 @@ def foreign_listeners(process: ServerProcess) -> list[int]:
         if len(own(every, process.pid)) < len(every):
             pids.append(port)
     return pids
-
-
-SO_ATTACH_REUSEPORT_CBPF = 51
-_RETURN_CONSTANT = 0x06  # BPF_RET | BPF_K
-_LISTEN, _ESTABLISHED = "0A", "01"
-_TABLES = {"/proc/net/tcp": socket.AF_INET, "/proc/net/tcp6": socket.AF_INET6}
 
 
 @dataclass(frozen=True)

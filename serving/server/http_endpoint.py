@@ -32,6 +32,17 @@ MAX_SECONDS = 5.0  # from connection to the last byte of the answer, for slow ca
 JSON = "application/json"
 Answer = tuple[int, str, bytes]  # status, content type, body
 
+_TIMEOUT_S = 2  # leaves time for the supervisor's part before the endpoint's own limit
+OWN_HOST = "127.0.0.1"  # where each server exposes its metrics; callers use the relay
+_PAGE = "text/plain; version=0.0.4; charset=utf-8"
+_FAMILY = re.compile(r"^(?=# HELP )", re.MULTILINE)
+_HISTOGRAM = re.compile(r"# HELP (saccade_\w+_seconds)_(bucket|count|sum) (.*)\n# TYPE .*\n")
+_BUCKET = re.compile(r'le="([^"]*)",?')
+
+# The preface that a caller sends over HTTP/2, and settings that change nothing.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_ASKED_EVERY_S = 1.0
+
 
 class HttpEndpoint:
     """Answers `GET` requests on a separate thread; `option` is the flag that sets the port.
@@ -177,14 +188,6 @@ class _Endpoint(ThreadingHTTPServer):
             request.shutdown(socket.SHUT_RDWR)
 
 
-_TIMEOUT_S = 2  # leaves time for the supervisor's part before the endpoint's own limit
-OWN_HOST = "127.0.0.1"  # where each server exposes its metrics; callers use the relay
-_PAGE = "text/plain; version=0.0.4; charset=utf-8"
-_FAMILY = re.compile(r"^(?=# HELP )", re.MULTILINE)
-_HISTOGRAM = re.compile(r"# HELP (saccade_\w+_seconds)_(bucket|count|sum) (.*)\n# TYPE .*\n")
-_BUCKET = re.compile(r'le="([^"]*)",?')
-
-
 class ReadyEndpoint(HttpEndpoint):
     """Answers 200 or 503, with the readiness as JSON."""
 
@@ -309,11 +312,6 @@ def hold_port() -> socket.socket:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind((OWN_HOST, 0))
     return held
-
-
-# The preface that a caller sends over HTTP/2, and settings that change nothing.
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_ASKED_EVERY_S = 1.0
 
 
 def refusal(host: str, port: int, timeout_s: float) -> str:

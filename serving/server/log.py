@@ -52,6 +52,8 @@ _IDLE = "All models are stopped"
 _CRASH = re.compile(r"Signal \((4|6|7|8|11)\) received\.")
 _KEPT = 400
 
+FIELDS = "saccade_fields"  # attribute of a log record: the fields passed to `event`
+
 
 class EscapedFormatter(logging.Formatter):
     """Formatter that escapes terminal commands which a caller made the server print."""
@@ -182,9 +184,6 @@ def _open(path: Path | None) -> FileIO | None:
             f"{path}: the server's log cannot be written there ({error.strerror}). "
             "Pass another path with --server-log."
         ) from error
-
-
-FIELDS = "saccade_fields"  # attribute of a log record: the fields passed to `event`
 
 
 def event(name: str, **fields: Any) -> dict[str, Any]:

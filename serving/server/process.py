@@ -52,6 +52,16 @@ CRASHES_S = 2.0  # a server that crashes prints a trace within this time, and ex
 CONNECTION_AGE_S = 10
 _AGAIN = "loaded-again"
 
+SHARE = 0.1  # of one core: less is housekeeping, not progress
+MOST_TIMES = 10.0  # a start may take this many times the limit, however much it computes
+_LOOK_S = 1.0  # between two looks at the CPU time
+
+# The models create the spans (model_repository/router/tracing.py); the server only forwards a
+# caller's context. The server's own trace mode is not used, because it follows every context that a
+# caller sends, whether sampled or not, and does not know decoding, lanes or batched requests.
+_TRACING_FILE = "tracing.py"  # in the router, if it supports contexts
+_PATTERN = f"(?i)^({'|'.join(CONTEXT)})$"
+
 
 def compile_models(models: Path) -> None:
     """Compile the models' code to where the server's own interpreter would put it.
@@ -119,11 +129,6 @@ def wait_gone(stub: Stub) -> None:
         if time.monotonic() > end:
             raise ServerFailed(f"Process {stub.pid} of model {stub.model} does not exit.")
         time.sleep(0.01)
-
-
-SHARE = 0.1  # of one core: less is housekeeping, not progress
-MOST_TIMES = 10.0  # a start may take this many times the limit, however much it computes
-_LOOK_S = 1.0  # between two looks at the CPU time
 
 
 class StartLimit:
@@ -423,13 +428,6 @@ def backend_code() -> dict[str, bytes]:
         for backend in sorted(backends)
         for name, file in sorted(backend_files(backend).items())
     }
-
-
-# The models create the spans (model_repository/router/tracing.py); the server only forwards a
-# caller's context. The server's own trace mode is not used, because it follows every context that a
-# caller sends, whether sampled or not, and does not know decoding, lanes or batched requests.
-_TRACING_FILE = "tracing.py"  # in the router, if it supports contexts
-_PATTERN = f"(?i)^({'|'.join(CONTEXT)})$"
 
 
 def is_traced(models: Path, environment: Mapping[str, str]) -> bool:

@@ -43,6 +43,8 @@ __all__ = ["SHARED_MEMORY", "RunFolder", "close_regions", "remove_regions"]
 _PREFIX = "saccade-serve-"
 _LOCK = "lock"
 
+COPY = "copy-"  # prefix of the folders that contain a run's copies
+
 
 class RunFolder:
     """A temporary folder, removed after the block together with the shared memory named after it.
@@ -114,9 +116,6 @@ def _remove_leftovers() -> None:
             with (folder / _LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 reap(folder)
-
-
-COPY = "copy-"  # prefix of the folders that contain a run's copies
 
 
 def link_models(repository: Path, copy: Path, models: Path) -> None:

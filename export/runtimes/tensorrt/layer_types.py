@@ -120,8 +120,8 @@ def prove_types(expected_types: ExpectedTypes, network: Network) -> None:
     ]
     if wrong:
         raise GateFailed(
-            f"{name}: {len(wrong)} of {len(nodes)} matrix layers have a type that differs from the "
-            f"variant promises: {_some(wrong)}. {again}"
+            f"{name}: {len(wrong)} of {len(nodes)} matrix layers have a type that differs from "
+            f"what the variant promises: {_some(wrong)}. {again}"
         )
     all_float32 = (
         expected_types.precision != "fp32" and nodes and nodes <= expected_types.float32_layers
@@ -133,10 +133,15 @@ def prove_types(expected_types: ExpectedTypes, network: Network) -> None:
 
 
 def check_bindings(
-    name: str, network: Network, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    name: str,
+    network: Network,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    again: str = AGAIN,
 ) -> None:
     """Check that the network has the manifest's inputs and outputs: names, types, axes.
 
+    `again` says how to write the file that the network is of.
     Raises: SaccadeError naming the first that differs.
     """
     for kind, specs, actual in (
@@ -148,14 +153,14 @@ def check_bindings(
         if set(expected) != set(real):
             raise SaccadeError(
                 f"{name}: TensorRT's {kind} are {sorted(real)}, expected {sorted(expected)}. "
-                f"{AGAIN}"
+                f"{again}"
             )
         for array, (dtype, shape) in expected.items():
             if real[array][0] != dtype or not _same_shape(real[array][1], shape, kind):
                 raise SaccadeError(
                     f"{name}: {array!r} of TensorRT's {kind} is {real[array][0]} "
                     f"{list(real[array][1])}, expected {dtype} {list(shape)} as in the manifest. "
-                    f"{AGAIN}"
+                    f"{again}"
                 )
 
 

@@ -138,7 +138,7 @@ def look_inside(plan: Path, manifest: EngineManifest, data: bytes) -> Contents:
     except SaccadeError as error:
         raise _refused(plan, manifest, str(error)) from error
     network = Network(manifest.version, answer.inputs, answer.outputs, 0, ())
-    check_bindings(str(plan), network, manifest.inputs, manifest.outputs)
+    check_bindings(str(plan), network, manifest.inputs, manifest.outputs, AGAIN)
     return answer
 
 

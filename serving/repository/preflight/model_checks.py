@@ -22,6 +22,7 @@ from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.stored_sample import FOLDER, read_sample
 
 OPSET, IR_VERSION = 20, 10  # both servers read these
+_ENTRY = "RegisterCustomOps"
 
 
 def check_manifest(model: RepositoryModel, target: Target) -> Iterator[str]:
@@ -65,9 +66,6 @@ def check_model(model: RepositoryModel, target: Target) -> Iterator[str]:
             f"{MODEL_FILE} has opset {opset} and IR version {proto.ir_version}, expected opset "
             f"{OPSET} and IR version {IR_VERSION}."
         )
-
-
-_ENTRY = "RegisterCustomOps"
 
 
 def check_library(model: RepositoryModel, target: Target) -> Iterator[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that all files are present, inside the repository, readable and unchanged."""
+"""Check a repository as a whole: its files, this machine, and the router."""
 
 import re
 from collections import Counter
@@ -38,6 +38,7 @@ from saccade.serving.repository.router_folder import absurd_caps
 from saccade.serving.repository.runtimes.registry import served_runtime
 
 MOST_MODELS = 512
+_MIB = 2**20
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -106,9 +107,6 @@ def check_top(repository: Repository, target: Target) -> Iterator[str]:
     for path in sorted(repository.folder.iterdir()):
         if not path.is_dir() and path.name not in (DESCRIPTION, FRONTIER):
             yield f"{path.name} is not a file that saccade writes. Remove it."
-
-
-_MIB = 2**20
 
 
 def check_machine(repository: Repository, target: Target) -> Iterator[str]:

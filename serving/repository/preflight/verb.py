@@ -14,6 +14,7 @@ from saccade.core.options import Options
 from saccade.core.progress import Report, bar, progress_of, reporting
 from saccade.core.schema import Count, Positive
 from saccade.core.worker import Limits, Worker, WorkerEnded
+from saccade.exporter.graph.trial import limits_for
 from saccade.serving.repository.preflight.examine import steps
 from saccade.serving.repository.preflight.report import Finding, PreflightReport, Target, target_of
 from saccade.serving.repository.preflight.repository import open_repository
@@ -54,7 +55,9 @@ def preflight(
     )
     findings: list[Finding] = []
     checked = Checked(str(folder.resolve()), target)
-    limits = Limits(_memory_bytes(folder), niceness=_NICENESS)
+    largest = _largest_bytes(folder)
+    # Room for libraries and several copies of the largest model, and time to load it.
+    limits = Limits(8 * _GIB + 8 * largest, limits_for(largest).cpu_s, _NICENESS)
     with (
         reporting(progress),
         progress_of("preflight", len(repository.deployment.variants) + 1) as advance,
@@ -107,10 +110,10 @@ def _is_unloadable(finding: Finding) -> bool:
     return (finding.check, finding.verdict) == ("library", "failed")
 
 
-def _memory_bytes(folder: Path) -> int:
-    """Return a limit that has room for libraries and several copies of the largest model."""
+def _largest_bytes(folder: Path) -> int:
+    """Return the bytes of the largest model: its graph with its data, or its plans."""
     sizes = [
-        sum(path.stat().st_size for path in version.glob("*.onnx*") if path.is_file())
+        sum(path.stat().st_size for path in version.iterdir() if path.is_file())
         for version in folder.glob("*/1")
     ]
-    return 8 * _GIB + 8 * max(sizes, default=0)
+    return max(sizes, default=0)

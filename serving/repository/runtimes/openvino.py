@@ -9,6 +9,7 @@ from typing import Any
 from saccade.core.errors import SaccadeError
 from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.graph.trial import refuse_untried
 from saccade.exporter.runtimes.gpu import Gpu
 from saccade.exporter.runtimes.openvino.model import (
     SOURCE,
@@ -94,6 +95,7 @@ class ServedOpenVino(ServedRuntime):
         served = {}
         for manifest in folder.manifests:
             if is_changed(manifest):
+                refuse_untried(folder, [manifest])  # the file is parsed and expanded here
                 graph = StoredFile(changed_graph(folder.file(manifest), manifest))
                 files = {f"1/{MODEL_FILE}": graph}
             else:

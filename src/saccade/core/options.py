@@ -38,6 +38,8 @@ def range_of(options: type[Options], name: str) -> Range:
         for bound in getattr(one, "__metadata__", ()):
             if isinstance(bound, Range):
                 return bound
+    if kind is not bool:
+        raise TypeError(f"{options.__name__}.{name} is {kind}, which has no bounds")
     return Range(0, 1)
 
 

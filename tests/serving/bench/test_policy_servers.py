@@ -66,7 +66,7 @@ def test_the_full_model_is_measured_beside_policies_that_its_own_requests_are_no
     works = PolicyWorks((served_chain(),), Classified({}, LABELS, "d", "s", labelling))
     followed = served_policies_of(works, variants)
     assert followed.works == works.works and followed.labelling == labelling
-    assert [policy.name for policy in followed.followed] == ["auto"]
+    assert [policy.name for policy in followed.followed.routes] == ["auto"]
     assert followed.full_alone == alone
     assert served_policies_of(PolicyWorks(), variants).full_alone is False
 
@@ -89,7 +89,7 @@ class FakeServer:
     def __init__(self, folder: Any, policies: Any) -> None:
         self.url, self.version = "here", "triton 0"
         self.variants = {one.name for one in folder.variants}
-        self.policies = [one.name for one in policies]
+        self.policies = [one.name for one in policies.routes]
         self.measured: set[str] = set()
         self.asked: dict[str, tuple[bytes, ...]] = {}
 

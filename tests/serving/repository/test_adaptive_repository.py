@@ -27,7 +27,11 @@ from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_description
 from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.policies import RouterPolicies, served_adaptive
+from saccade.serving.repository.policies import (
+    RouterPolicies,
+    router_policies,
+    served_adaptive,
+)
 from saccade.serving.repository.preflight.examine import steps
 from saccade.serving.repository.preflight.report import Target
 from saccade.serving.repository.preflight.repository import open_repository
@@ -87,6 +91,15 @@ def test_the_router_reads_it(made, pb):
 
     adaptive = read_routes(made / MODEL / "1" / "routes.json").adaptive
     assert (adaptive.slo_ms, adaptive.floor_budget) == (50.0, 0.5) and "auto" in adaptive.shares
+
+
+def test_policies_that_python_code_passes_adapt_too(folder, out):
+    content = write_policy(folder)
+    passed = router_policies([(content, policy) for policy in content.policies])
+    deploy(folder, RepositoryOptions(out, slo_ms=20), policies=passed)
+    assert routes_of(out)["adaptive"]["shares"] == {
+        policy.name: [step.share for step in policy.steps] for policy in content.policies
+    }
 
 
 def test_without_policies_budgets_are_enough(folder, out):
