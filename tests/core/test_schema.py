@@ -41,7 +41,7 @@ REFUSED: tuple[tuple[Any, Any, str], ...] = (
     (str, 1, "a string"),
     (Literal["a", "b"], "c", "found 'c', expected one of a, b"),
     (Literal[1, 2], True, "one of 1, 2"),
-    (tuple[int, int], [1], "a list of 2, each a whole number"),
+    (tuple[int, int], [1], "a list of 2 values, each a whole number"),
     (tuple[Count, ...], [1, 0], r"\[1\]: found 0"),
 )
 

@@ -132,7 +132,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another size": ({"input_size": [3, 16, 16]}, "height_px is 16, but the weights are for 12"),
     "a size of two numbers": (
         {"input_size": [12, 12]},
-        "input_size is .*expected a list of 3, each a whole",
+        "input_size is .*expected a list of 3 values, each a whole",
     ),
     "an unknown filter": (
         {"interpolation": "random"},
