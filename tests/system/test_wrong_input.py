@@ -121,11 +121,7 @@ UNFIT: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "words": ("tvmax-vqa", {"token_size": 51}, "token_size 51, .* have 50"),
     "many": ("tvmax-vqa", {"MULTI_HEAD": "many"}, "MULTI_HEAD is 'many', expected a whole"),
-    "grid": (
-        "tvmax-vqa",
-        {"grid": "9x10"},
-        "grid is '9x10', expected a list of 2 values, each a whole",
-    ),
+    "grid": ("tvmax-vqa", {"grid": "9x10"}, "grid is '9x10', expected a list of 2 values"),
     "no grid": ("tvmax-vqa", {"grid": [0, 10]}, r"grid is \[0, 10\], expected .* at least 1"),
     "strides": ("invariant-slot-attention", {"encoder_strides": [2]}, "expected 2 values"),
     "kind": ("invariant-slot-attention", {"attention": "t-sa"}, "belongs to 'ts-sa'"),
