@@ -2,12 +2,11 @@
 """Configurations of all families: check the fields, convert them to JSON and back."""
 
 from dataclasses import asdict, fields
-from functools import cache
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self
 
 from saccade.core import limits
 from saccade.core.errors import SaccadeError
-from saccade.core.schema import WrongValue, typed
+from saccade.core.schema import WrongValue, field_kinds, typed
 from saccade.core.spelling import nearest
 from saccade.models.budget import Budget, ComputeBudget
 from saccade.models.resnet_sizes import STRIDE, sizes_of
@@ -35,7 +34,7 @@ class ConfigValues:
 
         Raises: SaccadeError naming the first field of another type, or beyond `limits`.
         """
-        for name, kind in _kinds(type(self)).items():  # type: ignore[arg-type]
+        for name, kind in field_kinds(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
             if isinstance(value, list | tuple):
                 of_texts = bool(value) and isinstance(value[0], str)
@@ -141,13 +140,6 @@ class ConfigValues:
                 f"checkpoint has it, a newer saccade wrote it. Fields: {', '.join(names)}."
             )
         return cls(**values)
-
-
-@cache
-def _kinds(config: type[ConfigValues]) -> dict[str, Any]:
-    """Return the annotation of each field."""
-    hints = get_type_hints(config, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(config)}  # type: ignore[arg-type]
 
 
 def _total(value: int | tuple[int, ...]) -> int:

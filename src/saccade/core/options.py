@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of commands: frozen dataclasses whose annotations say which values are allowed."""
 
-from dataclasses import fields
-from functools import cache
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from saccade.core.errors import SaccadeError
-from saccade.core.schema import Range, WrongValue, typed
+from saccade.core.schema import Range, WrongValue, field_kinds, typed
 
 
 class Options:
@@ -18,7 +16,7 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds(type(self)).items():  # type: ignore[arg-type]
+        for name, kind in field_kinds(type(self)).items():  # type: ignore[arg-type]
             try:
                 value = typed(kind, _plain(getattr(self, name)), f"{flag(name)}: ")
             except WrongValue as error:
@@ -33,7 +31,7 @@ def flag(name: str) -> str:
 
 def range_of(options: type[Options], name: str) -> Range:
     """Return the bounds of a field that is a number; one that is true or false is 0 or 1."""
-    kind = _kinds(options)[name]  # type: ignore[arg-type]
+    kind = field_kinds(options)[name]  # type: ignore[arg-type]
     for one in (kind, *get_args(kind)):  # an optional number has its bounds inside
         for bound in getattr(one, "__metadata__", ()):
             if isinstance(bound, Range):
@@ -48,13 +46,6 @@ def _plain(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(_plain, value))
     return value.item() if getattr(value, "ndim", None) == 0 else value
-
-
-@cache
-def _kinds(options: type[Options]) -> dict[str, Any]:
-    """Return the annotation of each field."""
-    hints = get_type_hints(options, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(options)}  # type: ignore[arg-type]
 
 
 class _Texts(type):

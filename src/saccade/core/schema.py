@@ -9,6 +9,7 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -210,16 +211,23 @@ def words(kind: Any) -> str:
     return "an object"
 
 
+@cache
+def field_kinds(kind: Any) -> dict[str, Any]:
+    """Return the annotation of each field of a dataclass."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
 def _typed_object(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise WrongValue(where, value, "an object")
-    expected = {field.name for field in fields(kind)}
+    kinds = field_kinds(kind)
+    expected = kinds.keys()
     if missing := sorted(expected - set(value)):
         raise SaccadeError(f"{where}missing keys: {', '.join(missing)}. {AGAIN}")
     if extra := sorted(set(value) - expected):
         raise SaccadeError(f"{where}unknown keys: {', '.join(extra):.200}. {AGAIN}")
-    hints = get_type_hints(kind, include_extras=True)
-    checked = {key: typed(hints[key], value[key], f"{where}{key}: ") for key in value}
+    checked = {key: typed(kinds[key], value[key], f"{where}{key}: ") for key in value}
     try:
         return kind(**checked)
     except SaccadeError as error:
