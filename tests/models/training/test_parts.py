@@ -5,6 +5,7 @@ Noise is not compared: each process and each micro-batch draws its own.
 """
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -41,7 +42,9 @@ WEIGHTS = {"modules": 8, "dim": 16, "propagator_layers": 1, "kernel_draw": "none
 @pytest.fixture(scope="module")
 def second() -> Iterator[Worker]:
     """The second process of all tests here: to import torch takes longer than all they do."""
-    with Worker("part_runs", environment={"PYTHONPATH": str(ROOT / "tests")}) as worker:
+    # The sources as well: the mutated ones are not where this environment's are.
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    with Worker("part_runs", environment={"PYTHONPATH": paths}) as worker:
         yield worker
 
 
