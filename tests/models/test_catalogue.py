@@ -57,7 +57,6 @@ def smallest_of(family: str) -> str:
 
 def test_multiply_adds_are_those_of_the_graph() -> None:
     """Of the family that is traced the fastest: what counts the others is the same code."""
-    pytest.importorskip("onnxruntime", reason="not installed: pip install '.[cpu]'")
     from saccade.exporter.graph.cost import cost_of_size
 
     counted = cost_of_size("sot", smallest_of("sot"))

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from one_node import one_node_model
 from rtx_builds import build, needs_rtx
 
 from saccade.plugins.ops import OPS
-
-onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
-onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 _AXES = {"Z": "b {0} {0}", "sizes": "b 2", "P": "b {0} {0}", "error": "b"}
 

@@ -5,17 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from fixed_fold import folded_in_order
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from fixed_fold import folded_in_order  # noqa: E402
-
-from saccade.core.errors import SaccadeError, ShapeError  # noqa: E402
-from saccade.models.captioner.caption_search import beam_search, greedy_search, step_of  # noqa: E402
-from saccade.models.captioner.config import PRESETS, CaptionerConfig  # noqa: E402
-from saccade.models.captioner.model import Captioner  # noqa: E402
-from saccade.models.interface import component_named  # noqa: E402
-from saccade.plugins.tvmax.contract import SMALLEST_FLOAT32_TOLERANCE  # noqa: E402
+from saccade.core.errors import SaccadeError, ShapeError
+from saccade.models.captioner.caption_search import beam_search, greedy_search, step_of
+from saccade.models.captioner.config import PRESETS, CaptionerConfig
+from saccade.models.captioner.model import Captioner
+from saccade.models.interface import component_named
+from saccade.plugins.tvmax.contract import SMALLEST_FLOAT32_TOLERANCE
 
 TINY = PRESETS["captioner-tiny"]
 

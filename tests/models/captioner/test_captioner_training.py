@@ -5,16 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.models.captioner import training  # noqa: E402
-from saccade.models.captioner.config import PRESETS, CaptionerConfig  # noqa: E402
-from saccade.models.captioner.model import Captioner  # noqa: E402
-from saccade.models.checkpoint import load, save  # noqa: E402
-from saccade.models.training.options import TrainOptions  # noqa: E402
-from saccade.models.word_tokens import END, PAD, START  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.models.captioner import training
+from saccade.models.captioner.config import PRESETS, CaptionerConfig
+from saccade.models.captioner.model import Captioner
+from saccade.models.checkpoint import load, save
+from saccade.models.training.options import TrainOptions
+from saccade.models.word_tokens import END, PAD, START
 
 FEW = {"scenes": 256, "singles": 64, "validate_images": 6, "report_images": 8}
 SMALL = {"dim": 32, "hidden_dim": 32, "widths": [8, 16, 16], "feature_dim": 16}

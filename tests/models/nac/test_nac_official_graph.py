@@ -6,9 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 import torch
 from torch.nn import functional as F
 
@@ -219,8 +216,6 @@ def test_repulsion_pushes_close_signatures_apart() -> None:
 
 
 def test_a_nac_trains_with_the_authors_graph(tmp_path: Path) -> None:
-    pytest.importorskip("scipy", reason="pip install '.[bench]'")
-    pytest.importorskip("sklearn", reason="pip install '.[bench]'")
     theirs = {
         **OFFICIAL,
         "kernel_draw": "sample",

@@ -5,13 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from places import TESTS
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 import torch
 from fixed_fold import folded_in_order
 from golden_cases import slot_attention as golden
+from places import TESTS
 
 from saccade.core.errors import SaccadeError
 from saccade.models.interface import component_named

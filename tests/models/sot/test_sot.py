@@ -5,16 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from saccade.core.errors import SaccadeError, ShapeError  # noqa: E402
-from saccade.models.families import build  # noqa: E402
-from saccade.models.sot.config import AUTHORS, PRESETS, SoTConfig  # noqa: E402
-from saccade.models.sot.head import normalization  # noqa: E402
-from saccade.models.sot.head import pooling as head_pooling  # noqa: E402
-from saccade.models.sot.model import SoT  # noqa: E402
-from saccade.plugins.ops import svpn_fast  # noqa: E402
+from saccade.core.errors import SaccadeError, ShapeError
+from saccade.models.families import build
+from saccade.models.sot.config import AUTHORS, PRESETS, SoTConfig
+from saccade.models.sot.head import normalization
+from saccade.models.sot.head import pooling as head_pooling
+from saccade.models.sot.model import SoT
+from saccade.plugins.ops import svpn_fast
 
 TINY = SoTConfig(
     dim=16,

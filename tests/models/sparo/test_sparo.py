@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 import torch
 from fixed_fold import folded_in_order
 
@@ -346,7 +343,8 @@ def test_configurations_that_cannot_be_are_refused(changes, field):
 
 
 def test_a_component_becomes_a_graph():
-    ort = pytest.importorskip("onnxruntime", reason="pip install '.[cpu]'")
+    import onnxruntime as ort
+
     tracing = pytest.importorskip("saccade.exporter.graph.tracing")
     model = Sparo(FORMS["codebook"]).eval()
     folded = model.fold()

@@ -5,9 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 import torch
 from fixed_fold import folded_in_order
 
