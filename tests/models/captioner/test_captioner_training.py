@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support.models.runs import losses_of
 
 from saccade.core.errors import SaccadeError
 from saccade.models.captioner import training
@@ -44,16 +45,8 @@ def test_sizes_are_the_papers():
 
 
 def test_training_lowers_the_loss_and_saves(job, options):
-    optimizer = torch.optim.AdamW(job.model.parameters(), lr=1e-2)
-    losses = []
-    for step in range(12):
-        loss = job.loss(job.batch(step, np.random.default_rng(step)), step)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = losses_of(job, 12, 1e-2)
     assert losses[0] > 2.5 and losses[-1] < 0.75 * losses[0]
-    job.model.eval()
     scores = job.validate() | job.report()
     assert {"cider", "bleu4", "rouge_l", "true", "zero_attention", "repetition"} <= set(scores)
     save(options.out, family="captioner", weights=job.model.state_dict(), card={}, **job.saved())
