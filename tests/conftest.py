@@ -39,6 +39,7 @@ SLOW_FIXTURES = {
 }
 SLOW_FILES = {
     "test_bisect.py",
+    "test_bodies.py",
     "test_captioner.py",
     "test_captioner_training.py",
     "test_catalogue.py",
@@ -66,15 +67,12 @@ SLOW_FILES = {
     "test_slot_training.py",
     "test_sot_training.py",
     "test_sparo_training.py",
-    "test_sparsemax_body.py",
-    "test_svpn_body.py",
     "test_sweep_points.py",
     "test_tensorrt_plugin.py",
     "test_torch_ops.py",
     "test_torch_transforms.py",
     "test_train.py",
     "test_train_loop.py",
-    "test_tvmax_body.py",
     "test_worker.py",
 }
 

@@ -107,7 +107,6 @@ def test_progress_and_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_page() -> None:
-    pytest.importorskip("plotly", reason="plotly is not installed: pip install '.[bench]'")
     page = report.page(hostile(figures(), '\u202e"<a>\x1b'), b"")
     assert r"\u202e&#34;&lt;a&gt;\x1b" in page
     assert not {"\u202e", "\x1b"} & {*page.replace(report_page._library(), "")}

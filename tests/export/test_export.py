@@ -14,27 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from external_data import with_data_files
+from family_folders import family_folder
+from places import TESTS
+from quick_gate import FEW_SAMPLES
+from tiny import tiny_nac
+from tiny_families import CONFIGS
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from external_data import with_data_files  # noqa: E402
-from family_folders import family_folder  # noqa: E402
-from places import TESTS  # noqa: E402
-from quick_gate import FEW_SAMPLES  # noqa: E402
-from tiny import tiny_nac  # noqa: E402
-from tiny_families import CONFIGS  # noqa: E402
-
-from saccade.core.errors import GateFailed, MissingPackage, SaccadeError  # noqa: E402
-from saccade.exporter.artefact.folder import ArtefactFolder  # noqa: E402
-from saccade.exporter.artefact.manifest import Manifest, write_manifest  # noqa: E402
-from saccade.exporter.exported import ExportOptions, export  # noqa: E402
-from saccade.exporter.graph.cost import cost_of  # noqa: E402
-from saccade.exporter.runtimes.runners import onnx_session  # noqa: E402
-from saccade.models.checkpoint import load  # noqa: E402
-from saccade.models.families import build  # noqa: E402
-from saccade.models.interface import component_named  # noqa: E402
+from saccade.core.errors import GateFailed, MissingPackage, SaccadeError
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest, write_manifest
+from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.graph.cost import cost_of
+from saccade.exporter.runtimes.runners import onnx_session
+from saccade.models.checkpoint import load
+from saccade.models.families import build
+from saccade.models.interface import component_named
 
 NAMES = ["nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32"]
 
@@ -142,7 +139,8 @@ def test_a_part_that_no_budget_changes_is_traced_and_checked_once(
 
 def test_a_part_that_no_budget_changes_is_the_same_function() -> None:
     """Such a part is only checked at the first budget."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     model = build("slot-attention", CONFIGS["slot-attention"]).eval()
     first, *others = [model.at(budget) for budget in model.budgets()]
     part = component_named(first, "decode")

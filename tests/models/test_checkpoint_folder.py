@@ -8,21 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from places import TESTS
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from places import TESTS  # noqa: E402
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.exporter.artefact.folder import ArtefactFolder  # noqa: E402
-from saccade.exporter.artefact.variant import default_model_name  # noqa: E402
-from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint  # noqa: E402
-from saccade.models.checkpoint import load  # noqa: E402
-from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
-from saccade.models.shipped import located  # noqa: E402
-from saccade.serving.commands import closings  # noqa: E402
-from saccade.serving.commands.cli import run  # noqa: E402
-from saccade.serving.commands.inspection import inspect  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.variant import default_model_name
+from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint
+from saccade.models.checkpoint import load
+from saccade.models.official.convert import ConvertOptions, convert
+from saccade.models.shipped import located
+from saccade.serving.commands import closings
+from saccade.serving.commands.cli import run
+from saccade.serving.commands.inspection import inspect
 
 FILES = ["README.md", "config.json", "model.safetensors"]
 

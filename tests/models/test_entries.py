@@ -20,8 +20,6 @@ from saccade.models.entry import EvaluationTask, FamilyEntry, imported
 from saccade.models.families import FAMILIES, entries, entry_of, folded
 from saccade.serving.client import client, operations
 
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 CALLS = ("segment", "edit", "answer", "caption")
 ROUTER = {path.name for path in (PACKAGE / "model_repository" / "router").glob("*.py")}
 

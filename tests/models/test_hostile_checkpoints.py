@@ -10,21 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-pytest.importorskip("msgpack", reason="pip install '.[export]'")
-
-from hostile_files import (  # noqa: E402
+import torch
+from hostile_files import (
     DEEP,
     CheckpointFile,
     deep_json,
     safetensors_file,
 )
 
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.models.checkpoint import load  # noqa: E402
-from saccade.models.families import build  # noqa: E402
-from saccade.models.preprocessing import Preprocessing  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.models.checkpoint import load
+from saccade.models.families import build
+from saccade.models.preprocessing import Preprocessing
 
 Case = tuple[Callable[[CheckpointFile, Path], Path], str]
 

@@ -3,10 +3,9 @@
 
 import numpy as np
 import pytest
+import torch
 from ops_implementations import built_library
 from rtx_builds import build, needs_rtx
-
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 
 class FiveOps(torch.nn.Module):

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from saccade.core.errors import SaccadeError, ShapeError  # noqa: E402
-from saccade.plugins.ops import gfusedmax, sparsemax, tvmax  # noqa: E402
-from saccade.plugins.tvmax.reference import fused, grid_edges  # noqa: E402
+from saccade.core.errors import SaccadeError, ShapeError
+from saccade.plugins.ops import gfusedmax, sparsemax, tvmax
+from saccade.plugins.tvmax.reference import fused, grid_edges
 
 NONE = torch.zeros(0, 2, dtype=torch.int64)
 CHAIN = torch.stack([torch.arange(11), torch.arange(1, 12)], 1)

@@ -6,18 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from fakes.soft_threshold import soft_threshold
+from ops_cases import Case, normal
+from ops_implementations import as_read, implementation
+from places import PACKAGE, ROOT, TESTS
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from fakes.soft_threshold import soft_threshold  # noqa: E402
-from ops_cases import Case, normal  # noqa: E402
-from ops_implementations import as_read, implementation  # noqa: E402
-from places import PACKAGE, ROOT, TESTS  # noqa: E402
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.plugins.availability import describe  # noqa: E402
-from saccade.plugins.onnx_model import attach_bodies  # noqa: E402
-from saccade.plugins.ops import OPS  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.plugins.availability import describe
+from saccade.plugins.onnx_model import attach_bodies
+from saccade.plugins.ops import OPS
 
 CASES = {
     "as declared": Case((normal(4, 9),)),

@@ -5,9 +5,8 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from places import TESTS
-
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 GOLDEN = TESTS / "golden" / "sot"
 CASES = {

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 from one_node import one_node_model
 from ops_implementations import built_library
 
 from saccade.plugins.ops import OPS
-
-onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
-ort = pytest.importorskip(
-    "onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'"
-)
 
 X = np.random.default_rng(0).standard_normal((3, 5, 8)).astype(np.float32)
 V0 = np.random.default_rng(1).standard_normal(8).astype(np.float32)

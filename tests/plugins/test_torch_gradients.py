@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from places import TESTS
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from saccade.plugins.ops import sparsemax, svpn, svpn_fast, tvmax  # noqa: E402
+from saccade.plugins.ops import sparsemax, svpn, svpn_fast, tvmax
 
 GOLDEN = TESTS / "golden" / "ops"
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from saccade.core.errors import SaccadeError, ShapeError  # noqa: E402
-from saccade.plugins.native import bindings  # noqa: E402
-from saccade.plugins.ops import gfusedmax, masked_tvmax, sparsemax, svpn, svpn_fast, tvmax  # noqa: E402
+from saccade.core.errors import SaccadeError, ShapeError
+from saccade.plugins.native import bindings
+from saccade.plugins.ops import gfusedmax, masked_tvmax, sparsemax, svpn, svpn_fast, tvmax
 
 
 def normal(*shape: int, seed: int = 0, dtype: Any = torch.float64) -> Any:

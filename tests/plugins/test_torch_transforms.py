@@ -4,15 +4,13 @@
 from typing import Any
 
 import pytest
+import torch
+from test_torch_ops import CASES, normal, wanted
+from torch.autograd import forward_ad
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from test_torch_ops import CASES, normal, wanted  # noqa: E402
-from torch.autograd import forward_ad  # noqa: E402
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.plugins.native import bindings  # noqa: E402
-from saccade.plugins.ops import sparsemax, svpn, svpn_fast, tvmax  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.plugins.native import bindings
+from saccade.plugins.ops import sparsemax, svpn, svpn_fast, tvmax
 
 close = torch.testing.assert_close
 # torch calls an operator without a rule once for each, and says so.

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 from saccade.core.errors import SaccadeError
 from saccade.exporter.evaluation import (
     answering,

@@ -15,8 +15,6 @@ from saccade.models.checkpoint import load
 from saccade.models.data.listops import CLASS_NAMES
 from saccade.models.scores.ari import adjusted_rand_index
 
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 
 def asked(
     name: str, budgets: tuple[str, ...], limit: int, data: str

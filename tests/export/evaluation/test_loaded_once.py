@@ -15,8 +15,6 @@ import pytest
 import tiny_families
 from folder_walk import openings
 
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 from saccade.exporter.evaluation.classification import decide
 from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint

@@ -9,8 +9,6 @@ import numpy as np
 import paired_sets
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 from saccade.core.errors import SaccadeError
 from saccade.exporter.evaluation import embedding, matching
 from saccade.exporter.evaluation.evaluated_model import EvaluatedFunction, EvaluatedModel
@@ -131,7 +129,6 @@ def test_templates_are_ensembled_as_in_clip(tmp_path: Path) -> None:
 def test_the_probe_chooses_its_penalty_on_validation_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     seen: list[tuple[int, float]] = []
 
     class Probe:
@@ -161,7 +158,6 @@ def test_the_probe_chooses_its_penalty_on_validation_samples(
 
 
 def test_the_probe_scores_other_samples_than_it_learns_from() -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
     def run(inputs: Arrays) -> dict[str, np.ndarray]:
         codes = inputs["image"].reshape(len(inputs["image"]), -1) / 255.0

@@ -259,7 +259,8 @@ def test_folding_does_not_change_weights_that_are_stored_in_float64(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The reference would be built from changed ones: a model shares what it need not cast."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     monkeypatch.setattr("saccade.models.families.SHARED_BYTES", 0)
     folder = ArtefactFolder(family_folder("sot"))
     stored = {

@@ -10,11 +10,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-
-pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'")
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 from half_typed import add_variant, half_typed
 from places import ROOT
 from tiny_artefacts import FULL, INPUTS, artefacts, onnx_model

@@ -5,12 +5,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 import onnx
 import onnxruntime
+import pytest
 from family_folders import exported, family_folder
 from folder_store import stored
 from one_node import one_node_model

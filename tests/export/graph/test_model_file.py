@@ -11,27 +11,25 @@ import external_data
 import numpy as np
 import onnx
 import pytest
+import torch
 from half_typed import half_typed
 from tiny_artefacts import onnx_model
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install '.[export]'")
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.core.files import sha256_of  # noqa: E402
-from saccade.exporter.artefact.manifest import FileEntry  # noqa: E402
-from saccade.exporter.graph.canonical import tidy  # noqa: E402
-from saccade.exporter.graph.half_graph import (  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.core.files import sha256_of
+from saccade.exporter.artefact.manifest import FileEntry
+from saccade.exporter.graph.canonical import tidy
+from saccade.exporter.graph.half_graph import (
     activation_ranges,
     fold_casts,
     widened_session,
 )
-from saccade.exporter.graph.limits import check_graph  # noqa: E402
-from saccade.exporter.graph.model_file import read_model, without_values, write_model  # noqa: E402
-from saccade.exporter.graph.tracing import fold_constants, trace_module  # noqa: E402
-from saccade.exporter.graph.trial import Trial, Verdict, main  # noqa: E402
-from saccade.exporter.graph.weights import Weights, location_of  # noqa: E402
-from saccade.exporter.runtimes.runners import onnx_session  # noqa: E402
+from saccade.exporter.graph.limits import check_graph
+from saccade.exporter.graph.model_file import read_model, without_values, write_model
+from saccade.exporter.graph.tracing import fold_constants, trace_module
+from saccade.exporter.graph.trial import Trial, Verdict, main
+from saccade.exporter.graph.weights import Weights, location_of
+from saccade.exporter.runtimes.runners import onnx_session
 
 X = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
 IMAGE = {"image": np.random.default_rng(0).integers(0, 256, (3, 4, 4, 1), dtype=np.uint8)}

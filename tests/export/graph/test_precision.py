@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 import onnx
+import pytest
 import torch
 from folder_store import stored
 from onnx import helper, numpy_helper

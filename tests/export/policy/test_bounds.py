@@ -5,9 +5,6 @@ from math import ceil, comb, factorial
 
 import numpy as np
 import pytest
-
-pytest.importorskip("scipy", reason="scipy is not installed: pip install '.[bench]'")
-
 from scipy import optimize, stats
 
 from saccade.core.errors import SaccadeError

@@ -12,13 +12,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 from policy_files import measured
 from tiny_artefacts import FULL, HALF, LABELS, artefacts, manifest_of, onnx_model
-
-pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
-pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '.[cpu]'")
-
-from PIL import Image
 
 from saccade.core import files
 from saccade.core.errors import SaccadeError

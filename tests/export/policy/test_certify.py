@@ -6,9 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from populations import FULL, population
-
-pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
-
 from scipy import stats
 
 from saccade.exporter.policy.answers import Answers, VariantAnswers, answers_of

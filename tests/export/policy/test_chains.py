@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from populations import FULL, population
 
-pytest.importorskip("scipy", reason="scipy is not installed: pip install '.[bench]'")
-
 from saccade.exporter.policy import chains
 from saccade.exporter.policy.answers import MEASURES, Answers, answers_of
 from saccade.exporter.policy.chains import Chain, front

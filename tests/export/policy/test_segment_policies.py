@@ -9,11 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
-pytest.importorskip("torch", reason="torch is missing: pip install '.[export]'")
-pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '.[cpu]'")
-
 from family_folders import family_folder
 from policy_files import calibrated_slots
 from router_code import router_module

@@ -7,11 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 import onnx
+import pytest
 from onnx import helper, numpy_helper
 from quick_gate import FEW_SAMPLES
 

@@ -119,7 +119,8 @@ def test_a_library_of_plugins_is_registered_once(
 
 
 def test_torch_without_cuda_is_named(plan: Path) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     if torch.cuda.is_available():
         pytest.skip("this torch has CUDA")
     with pytest.raises(SaccadeError, match=r"has no CUDA.*build of torch with CUDA"):

@@ -12,10 +12,6 @@ import pytest
 from PIL import Image
 from places import ROOT, TESTS, package_files
 from quick_gate import FEW_SAMPLES
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'")
-
 from tiny_artefacts import rehash
 
 from saccade.core.errors import SaccadeError

@@ -5,17 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from fixed_fold import folded_in_order
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from fixed_fold import folded_in_order  # noqa: E402
-
-from saccade.core.errors import SaccadeError, ShapeError  # noqa: E402
-from saccade.models.captioner.caption_search import beam_search, greedy_search, step_of  # noqa: E402
-from saccade.models.captioner.config import PRESETS, CaptionerConfig  # noqa: E402
-from saccade.models.captioner.model import Captioner  # noqa: E402
-from saccade.models.interface import component_named  # noqa: E402
-from saccade.plugins.tvmax.contract import SMALLEST_FLOAT32_TOLERANCE  # noqa: E402
+from saccade.core.errors import SaccadeError, ShapeError
+from saccade.models.captioner.caption_search import beam_search, greedy_search, step_of
+from saccade.models.captioner.config import PRESETS
+from saccade.models.captioner.model import Captioner
+from saccade.models.interface import component_named
+from saccade.plugins.tvmax.contract import SMALLEST_FLOAT32_TOLERANCE
 
 TINY = PRESETS["captioner-tiny"]
 
@@ -164,21 +162,7 @@ def test_a_caption_longer_than_trained_is_refused():
         model_of().caption(images(1), max_length=99)
 
 
-def test_configuration_is_checked_and_comes_back():
-    assert CaptionerConfig.from_dict(TINY.to_dict()) == TINY
-    for wrong, words in (
-        ({"attention": "entmax"}, "softmax, sparsemax, tvmax"),
-        ({"height_px": 20}, "4 px per cell"),
-        ({"strides": (2,)}, "one whole number for each"),
-        ({"words": ("a", "a")}, "more than once"),
-        ({"beam": 0}, "at least 1"),
-        ({"lam": float("nan")}, "a finite number"),
-        ({"lam": -1.0}, "at least 0"),
-    ):
-        with pytest.raises(SaccadeError, match=words):
-            replace(TINY, **wrong)
-    with pytest.raises(SaccadeError, match="unknown field 'depth'"):
-        CaptionerConfig.from_dict({"depth": 3})
+def test_images_of_another_size_and_other_budgets_are_refused():
     with pytest.raises(ShapeError, match="Resize"):
         model_of().encode(torch.zeros(1, 8, 8, 3))
     with pytest.raises(SaccadeError, match="exported whole"):

@@ -10,12 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from scipy import optimize
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-optimize = pytest.importorskip("scipy.optimize", reason="scipy is not installed")
-
-from saccade.models.captioner.config import PRESETS  # noqa: E402
-from saccade.models.captioner.model import Captioner  # noqa: E402
+from saccade.models.captioner.config import PRESETS
+from saccade.models.captioner.model import Captioner
 
 TINY = PRESETS["captioner-tiny"]
 WORDS = (1, 4, 6, 5)

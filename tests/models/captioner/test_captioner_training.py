@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from support.models.runs import losses_of
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.models.captioner import training  # noqa: E402
-from saccade.models.captioner.config import PRESETS, CaptionerConfig  # noqa: E402
-from saccade.models.captioner.model import Captioner  # noqa: E402
-from saccade.models.checkpoint import load, save  # noqa: E402
-from saccade.models.training.options import TrainOptions  # noqa: E402
-from saccade.models.word_tokens import END, PAD, START  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.models.captioner import training
+from saccade.models.captioner.config import PRESETS, CaptionerConfig
+from saccade.models.captioner.model import Captioner
+from saccade.models.checkpoint import load, save
+from saccade.models.training.options import TrainOptions
+from saccade.models.word_tokens import END, PAD, START
 
 FEW = {"scenes": 256, "singles": 64, "validate_images": 6, "report_images": 8}
 SMALL = {"dim": 32, "hidden_dim": 32, "widths": [8, 16, 16], "feature_dim": 16}
@@ -45,16 +45,8 @@ def test_sizes_are_the_papers():
 
 
 def test_training_lowers_the_loss_and_saves(job, options):
-    optimizer = torch.optim.AdamW(job.model.parameters(), lr=1e-2)
-    losses = []
-    for step in range(12):
-        loss = job.loss(job.batch(step, np.random.default_rng(step)), step)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = losses_of(job, 12, 1e-2)
     assert losses[0] > 2.5 and losses[-1] < 0.75 * losses[0]
-    job.model.eval()
     scores = job.validate() | job.report()
     assert {"cider", "bleu4", "rouge_l", "true", "zero_attention", "repetition"} <= set(scores)
     save(options.out, family="captioner", weights=job.model.state_dict(), card={}, **job.saved())

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.models.runs import losses_of
 
 from saccade.core.errors import SaccadeError
 from saccade.models.data.listops import (
@@ -109,19 +110,8 @@ def test_a_nac_learns_short_lists(tmp_path: Path) -> None:
         tmp_path / "listops.safetensors", data="listops", steps=60, batch=64, set=small
     )
     torch.manual_seed(0)
-    learner, rng = task(options), np.random.default_rng(0)
-    optimizer = torch.optim.AdamW(
-        [*learner.model.parameters(), *learner.auxiliary.parameters()], lr=3e-3
-    )
-    losses = []
-    learner.model.train()
-    for step in range(60):
-        loss = learner.loss(learner.batch(step, rng), step)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    learner.model.eval()
+    learner = task(options)
+    losses = losses_of(learner, 60, 3e-3)
     learner.finish()
     assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
     majority = learner.card["majority"]

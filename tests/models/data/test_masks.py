@@ -163,7 +163,8 @@ def test_images_without_masks_are_taken(tmp_path: Path) -> None:
     (tmp_path / "list.jsonl").write_text('{"path": "images/a/000.png"}\n' * 5)
     np.savez(tmp_path / "a.npz", images=np.zeros((5, 12, 12, 3), np.uint8))
     np.savez(tmp_path / "b.npz", images=np.zeros((5, 12, 12, 3), np.uint8), labels=np.arange(5) % 2)
-    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow.parquet as pq
+
     pq.write_table(table_of(pairs).select(["image"]), tmp_path / "a.parquet")
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for number, (image, _) in enumerate(pairs):
@@ -368,7 +369,8 @@ def test_two_groups_of_rows_stay_in_memory(tmp_path: Path) -> None:
 def test_a_file_that_declares_other_rows_than_it_has_is_refused(
     tmp_path: Path, monkeypatch
 ) -> None:
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
+
     group = SimpleNamespace(num_rows=5)
     metadata = SimpleNamespace(num_row_groups=1, row_group=lambda _: group)
     read = SimpleNamespace(

@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 from tiny import tiny_nac
 
 from saccade.core.errors import SaccadeError

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 
 from saccade.core import verbosity
@@ -15,8 +16,6 @@ from saccade.models.data.asked import DataAsked
 from saccade.models.data.listops import Grammar, as_bytes, listops, most_bytes, most_tokens
 from saccade.models.data.samples.point_clouds import in_unit_sphere
 from saccade.models.data.sequences import Sequences, Takes, sequences
-
-pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[bulk]'")
 
 COUNT = 20
 TEXTS = [f"{'good' if row % 2 else 'bad'} film number {row}, é" for row in range(COUNT)]

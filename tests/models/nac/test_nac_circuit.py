@@ -63,7 +63,6 @@ def test_a_models_answer_becomes_a_circuit() -> None:
 
 @pytest.mark.parametrize("kind", ("image", "pair", "words", "dense"))
 def test_pictures_are_drawn_and_repeat(kind: str) -> None:
-    pytest.importorskip("matplotlib")
     from saccade.models.nac.picture import circuit_png
 
     image = np.arange(64, dtype=np.uint8).reshape(8, 8, 1)

@@ -4,11 +4,8 @@
 import json
 
 import pytest
-from places import TESTS
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 from golden_cases import nac as cases
+from places import TESTS
 
 FOLDER = TESTS / "golden" / "nac"
 

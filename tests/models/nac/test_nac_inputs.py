@@ -207,25 +207,6 @@ def test_presets_build_where_parameters_are_only_counted() -> None:
             for name, preset in PRESETS.items()
         }
     assert sizes["tiny"] < 100_000 < sizes["bench"] < sizes["imagenet"]
-    assert all(NACConfig.from_dict(preset.to_dict()) == preset for preset in PRESETS.values())
-
-
-BAD: tuple[tuple[str, dict[str, object]], ...] = (
-    ("max_tokens", {"input": "points"}),
-    ("vocabulary", {"input": "characters", "max_tokens": 4}),
-    ("vocabulary", {"input": "characters", "max_tokens": 4, "vocabulary": ("a", "a")}),
-    ("input_sets", {"input_sets": 3}),
-    ("positions", {"positions": "rotary"}),
-    ("local_layers", {"local_layers": 1}),
-    ("local_width", {"local_width": 4}),
-    ("condition_tokens", {"conditional": True, "condition_tokens": 3}),
-)
-
-
-@pytest.mark.parametrize(("name", "changes"), BAD)
-def test_inputs_that_cannot_be_are_refused(name: str, changes: dict[str, object]) -> None:
-    with pytest.raises(SaccadeError, match=f"{name} is "):
-        NACConfig(**{**SMALL, **changes})
 
 
 def test_open_axes_and_inputs_too_long_are_refused() -> None:

@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional as F
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-pytest.importorskip("sklearn", reason="scikit-learn is not installed: no digits")
-
-from torch.nn import functional as F  # noqa: E402
-
-from saccade.models.nac import training as nac  # noqa: E402
-from saccade.models.nac.training import listops as nac_listops  # noqa: E402
-from saccade.models.nac.training import recipes as nac_recipes  # noqa: E402
-from saccade.models.training.options import TrainOptions  # noqa: E402
+from saccade.models.nac import training as nac
+from saccade.models.nac.training import listops as nac_listops
+from saccade.models.nac.training import recipes as nac_recipes
+from saccade.models.training.options import TrainOptions
 
 MODEL = {"modules": 8, "dim": 16, "ffn_dim": 16, "propagator_layers": 1, "module_dropout": 1}
 LISTS = {"max_tokens": 8, "depth": 1, "arguments": 3}

@@ -4,11 +4,8 @@
 import json
 from dataclasses import replace
 
-import pytest
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 import official_files
+import pytest
 import torch
 from safetensors.torch import load_file
 

@@ -6,20 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.exporter.evaluation import classification  # noqa: E402
-from saccade.exporter.evaluation.evaluate import evaluate  # noqa: E402
-from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint  # noqa: E402
-from saccade.exporter.evaluation.options import EvaluateOptions  # noqa: E402
-from saccade.models.checkpoint import load  # noqa: E402
-from saccade.models.data.listops import VOCABULARY  # noqa: E402
-from saccade.models.nac import training  # noqa: E402
-from saccade.models.nac.training import listops as nac_listops  # noqa: E402
-from saccade.models.training.options import TrainOptions  # noqa: E402
-from saccade.models.training.train import train  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.exporter.evaluation import classification
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.models.checkpoint import load
+from saccade.models.data.listops import VOCABULARY
+from saccade.models.nac import training
+from saccade.models.nac.training import listops as nac_listops
+from saccade.models.training.options import TrainOptions
+from saccade.models.training.train import train
 
 TINY = {"modules": 4, "dim": 8, "code_dim": 4, "ffn_dim": 8, "propagator_layers": 1, "heads": 1}
 TINY |= {"signature_dim": 4, "readout_modules": 1, "graph_degree": 2.0}

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from places import TESTS
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from places import TESTS  # noqa: E402
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.models.official.convert import ConvertOptions as Options  # noqa: E402
-from saccade.models.official.convert import config_notes, official_from  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.models.official.convert import ConvertOptions as Options
+from saccade.models.official.convert import config_notes, official_from
 
 GOLDEN = TESTS / "golden"
 

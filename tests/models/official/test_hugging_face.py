@@ -9,20 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
+from places import TESTS
+from safetensors.torch import load_file, save_file
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from PIL import Image  # noqa: E402
-from places import TESTS  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.models.checkpoint import Checkpoint, load  # noqa: E402
-from saccade.models.image_decoding import fit  # noqa: E402
-from saccade.models.official.conversion import Official  # noqa: E402
-from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
-from saccade.models.official.report import ConversionFailed, ConversionReport  # noqa: E402
-from saccade.models.official.sources.hugging_face import processor_images  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.image_decoding import fit
+from saccade.models.official.conversion import Official
+from saccade.models.official.convert import ConvertOptions, convert
+from saccade.models.official.report import ConversionFailed, ConversionReport
+from saccade.models.official.sources.hugging_face import processor_images
 
 GOLDEN = TESTS / "golden" / "hugging_face"
 ANSWERS = np.load(GOLDEN / "answers.npz")
@@ -92,7 +90,6 @@ def test_a_converted_folder_is_exported_through_the_gate(
     converted: Callable[[str], Checkpoint], tmp_path: Path
 ) -> None:
     """The classifier that reads both the class token and the mean of the others."""
-    pytest.importorskip("onnxruntime", reason="onnxruntime: pip install '.[export,cpu]'")
     from quick_gate import FEW_SAMPLES
 
     from saccade.exporter.exported import ExportOptions, export

@@ -5,17 +5,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import official_files
 import pytest
+import torch
+from safetensors.torch import save_file
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-import official_files  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.models.checkpoint import load  # noqa: E402
-from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
-from saccade.models.official.report import ConversionReport  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.models.checkpoint import load
+from saccade.models.official.convert import ConvertOptions, convert
+from saccade.models.official.report import ConversionReport
 
 CARD: dict[str, Any] = {
     "input_size": [3, 12, 12],

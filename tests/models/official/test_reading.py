@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -15,8 +16,6 @@ from safetensors.torch import save_file
 
 from saccade.core.errors import SaccadeError
 from saccade.models.official.reading import float32_bytes, read_tensors
-
-msgpack = pytest.importorskip("msgpack", reason="pip install '.[export]'")
 
 WEIGHTS = {"a/kernel": torch.arange(6.0).reshape(2, 3), "a/bias": torch.tensor([1.5, -2.0, 0.0])}
 NESTED = {"a": {name[2:]: value.numpy() for name, value in WEIGHTS.items()}}

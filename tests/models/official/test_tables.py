@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.core.schema import Count, Range  # noqa: E402
-from saccade.models.official.conversion import Reading  # noqa: E402
-from saccade.models.official.declared import at, declared  # noqa: E402
-from saccade.models.official.tables import (  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.core.schema import Count, Range
+from saccade.models.official.conversion import Reading
+from saccade.models.official.declared import at, declared
+from saccade.models.official.tables import (
     Row,
     filled,
     joined,

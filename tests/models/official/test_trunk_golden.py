@@ -10,18 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from places import TESTS
+from safetensors.torch import load_file, save_file
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from places import TESTS  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.models.checkpoint import Checkpoint  # noqa: E402
-from saccade.models.entry import imported  # noqa: E402
-from saccade.models.families import build, entries  # noqa: E402
-from saccade.models.official.convert import ConvertOptions, convert, read_trunk  # noqa: E402
-from saccade.models.official.sources.swin import SwinJson, windows_of  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.models.checkpoint import Checkpoint
+from saccade.models.entry import imported
+from saccade.models.families import build, entries
+from saccade.models.official.convert import ConvertOptions, convert, read_trunk
+from saccade.models.official.sources.swin import SwinJson, windows_of
 
 TIMM, TRANSFORMERS = (TESTS / "golden" / name for name in ("timm", "hugging_face"))
 ANSWERS = {place: np.load(place / "answers.npz") for place in (TIMM, TRANSFORMERS)}

@@ -5,13 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from places import TESTS
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 import torch
 from fixed_fold import folded_in_order
 from golden_cases import slot_attention as golden
+from places import TESTS
 
 from saccade.core.errors import SaccadeError
 from saccade.models.interface import component_named
@@ -284,22 +281,3 @@ def test_traced_components_take_any_batch_and_number_of_slots(role):
             for actual, expected in zip(traced(*one), served(*one), strict=True):
                 assert actual.shape == expected.shape
                 assert (actual - expected).abs().max() <= 1e-5
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"attention": "rotated"}, "attention is 'rotated', expected one of sa, t-sa, ts-sa"),
-        ({"heads": 2}, "heads is 2, expected 1 unless attention is 'sa'"),
-        ({"encoder_strides": (1,)}, "encoder_strides is .* expected 2 values, one per layer"),
-        ({"encoder_kernels": (5, 2.5)}, "encoder_kernels is .* expected a whole number"),
-        ({"encoder": "resnet", "resnet_width": 48}, "resnet_width is 48, expected a multiple"),
-        ({"rounds": 0, "attention": "sa"}, "rounds is 0, expected at least 1"),
-        ({"colour": 1}, "unknown field 'colour'"),
-        ({"slots": "many"}, "slots is 'many', expected a whole number"),
-    ],
-)
-def test_configuration_names_what_is_wrong(changes, message):
-    with pytest.raises(SaccadeError, match=message):
-        SlotConfig.from_dict(TINY.to_dict() | changes)
-    assert SlotConfig.from_dict(TINY.to_dict()) == TINY

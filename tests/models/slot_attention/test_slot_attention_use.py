@@ -65,7 +65,8 @@ def test_an_edit_needs_what_it_changes():
 
 
 def official_of(config: dict | None, rename=str):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import torch
+
     from saccade.models.official.conversion import Official
 
     with np.load(GOLDEN / "model_tssa.npz") as data:
@@ -135,7 +136,6 @@ def test_what_a_file_cannot_tell_is_asked_for():
 
 
 def test_a_short_run_learns_to_paint(tmp_path):
-    pytest.importorskip("torch", reason="torch is not installed")
     from saccade.models.slot_attention.training import task
     from saccade.models.training.loop import fit
     from saccade.models.training.options import TrainOptions

@@ -7,19 +7,17 @@ import masked_sets
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from saccade.core import verbosity  # noqa: E402
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.exporter.evaluation import segmentation  # noqa: E402
-from saccade.exporter.evaluation.evaluate import evaluate  # noqa: E402
-from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint  # noqa: E402
-from saccade.exporter.evaluation.options import EvaluateOptions  # noqa: E402
-from saccade.models.checkpoint import load  # noqa: E402
-from saccade.models.data.samples.masks import Masks  # noqa: E402
-from saccade.models.scores.ari import adjusted_rand_index  # noqa: E402
-from saccade.models.training.options import TrainOptions  # noqa: E402
-from saccade.models.training.train import train  # noqa: E402
+from saccade.core import verbosity
+from saccade.core.errors import SaccadeError
+from saccade.exporter.evaluation import segmentation
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.models.checkpoint import load
+from saccade.models.data.samples.masks import Masks
+from saccade.models.scores.ari import adjusted_rand_index
+from saccade.models.training.options import TrainOptions
+from saccade.models.training.train import train
 
 FIELDS = {
     "slots": 3,

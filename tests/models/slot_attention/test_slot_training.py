@@ -5,20 +5,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from saccade.models.data.tetrominoes import tetromino_batch  # noqa: E402
-from saccade.models.interface import component_named  # noqa: E402
-from saccade.models.scores.ari import adjusted_rand_index  # noqa: E402
-from saccade.models.slot_attention import training  # noqa: E402
-from saccade.models.slot_attention.config import PRESETS, SlotConfig  # noqa: E402
-from saccade.models.slot_attention.decoder import TransposedConv, segmentation  # noqa: E402
-from saccade.models.slot_attention.encoders import SameConv  # noqa: E402
-from saccade.models.slot_attention.model import SlotModel, random_pose  # noqa: E402
-from saccade.models.slot_attention.rounds import Gate, linear  # noqa: E402
-from saccade.models.training.options import TrainOptions  # noqa: E402
-from saccade.models.training.task import with_pixels  # noqa: E402
+from saccade.models.data.tetrominoes import tetromino_batch
+from saccade.models.interface import component_named
+from saccade.models.scores.ari import adjusted_rand_index
+from saccade.models.slot_attention import training
+from saccade.models.slot_attention.config import PRESETS, SlotConfig
+from saccade.models.slot_attention.decoder import TransposedConv, segmentation
+from saccade.models.slot_attention.encoders import SameConv
+from saccade.models.slot_attention.model import SlotModel, random_pose
+from saccade.models.slot_attention.rounds import Gate, linear
+from saccade.models.training.options import TrainOptions
+from saccade.models.training.task import with_pixels
 
 TINY = PRESETS["slot-attention-tiny"]
 FIELDS = {

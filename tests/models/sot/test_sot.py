@@ -5,16 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from saccade.core.errors import SaccadeError, ShapeError  # noqa: E402
-from saccade.models.families import build  # noqa: E402
-from saccade.models.sot.config import AUTHORS, PRESETS, SoTConfig  # noqa: E402
-from saccade.models.sot.head import normalization  # noqa: E402
-from saccade.models.sot.head import pooling as head_pooling  # noqa: E402
-from saccade.models.sot.model import SoT  # noqa: E402
-from saccade.plugins.ops import svpn_fast  # noqa: E402
+from saccade.core.errors import SaccadeError, ShapeError
+from saccade.models.families import build
+from saccade.models.sot.config import AUTHORS, SoTConfig
+from saccade.models.sot.head import normalization
+from saccade.models.sot.head import pooling as head_pooling
+from saccade.models.sot.model import SoT
+from saccade.plugins.ops import svpn_fast
 
 TINY = SoTConfig(
     dim=16,
@@ -45,28 +44,6 @@ def lively(config):
 def images(count=3):
     rng = np.random.default_rng(0)
     return torch.from_numpy(rng.integers(0, 256, (count, 8, 8, 1), dtype=np.uint8))
-
-
-# The three of the paper's table S-1 as the authors' code counts them; the others as timm does,
-# where a distilled DeiT has the biases of two classifiers instead of one.
-COUNTS = {
-    "sot-tiny": 8_030_830,
-    "sot-small": 27_086_504,
-    "sot-base": 76_878_982,
-    "vit-b16": 86_567_656,
-    "vit-b32": 88_224_232,
-    "vit-s16": 22_050_664,
-    "deit-tiny": 5_717_416,
-    "deit-tiny-distilled": 5_910_800 - 1000,
-    "swin-tiny": 28_288_354,
-}
-
-
-@pytest.mark.parametrize("name", COUNTS)
-def test_size_of_the_published_models(name):
-    with torch.device("meta"):
-        model = SoT(PRESETS[name], fresh=False)
-    assert sum(parameter.numel() for parameter in model.parameters()) == COUNTS[name]
 
 
 def test_weights_follow_the_seed_alone():
@@ -237,28 +214,3 @@ def test_invariant_of_the_singular_values_tells_exact_from_fast():
             broken[name][2, ..., -1] = np.inf
             assert not invariant(inputs, broken, {}) <= 1
     assert not model.at(model.budget("fast")).components()[0].invariants
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"trunk": "swin", "stage_layers": (1,), "stage_heads": (2,)}, "fusion"),
-        ({"trunk": "swin", "fusion": "visual"}, "stage_layers"),
-        ({"token_embedding": "densenet"}, "patch_px"),
-        ({"patch_px": 3}, "patch_px"),
-        ({"heads": 3}, "heads"),
-        ({"fusion": "concat", "class_projection": 8}, "class_projection"),
-        ({"alpha": 0.0}, "alpha"),
-        ({"normalization": "sqrt"}, "normalization"),
-        ({"input": "tokens", "distillation": True}, "distillation"),
-    ],
-)
-def test_configuration_names_what_does_not_fit(changes, field):
-    with pytest.raises(SaccadeError, match=f"SoT configuration: {field} is"):
-        SoTConfig.from_dict(TINY.to_dict() | changes)
-
-
-def test_configuration_survives_json_and_refuses_strangers():
-    assert SoTConfig.from_dict(PRESETS["swin-tiny"].to_dict()) == PRESETS["swin-tiny"]
-    with pytest.raises(SaccadeError, match="unknown field 'depth'"):
-        SoTConfig.from_dict({"depth": 3})

@@ -3,13 +3,11 @@
 
 import numpy as np
 import pytest
+import torch
+from fixed_fold import folded_in_order
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from fixed_fold import folded_in_order  # noqa: E402
-
-from saccade.models.sot.config import AUTHORS, SoTConfig  # noqa: E402
-from saccade.models.sot.model import SoT  # noqa: E402
+from saccade.models.sot.config import AUTHORS, SoTConfig
+from saccade.models.sot.model import SoT
 
 SMALL = {
     "height_px": 32,
@@ -111,7 +109,6 @@ def test_class_only_form_computes_one_token_in_the_last_block():
 
 @pytest.mark.parametrize("name", ["naive"])
 def test_onnx_file_answers_the_same(name):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     from saccade.exporter.graph.tracing import trace_component
     from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
 

@@ -4,11 +4,8 @@
 import json
 
 import pytest
-from places import TESTS
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 from golden_cases import sot as golden
+from places import TESTS
 
 GOLDEN = TESTS / "golden" / "sot"
 CASES = json.loads((GOLDEN / "manifest.json").read_text())["cases"]

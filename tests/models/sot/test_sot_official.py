@@ -5,18 +5,16 @@ import json
 from dataclasses import replace
 
 import pytest
+import timm_files as files
+import torch
 from places import TESTS
+from torch import nn
+from torch.nn import functional as F
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-import timm_files as files  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.models.official.conversion import Official  # noqa: E402
-from saccade.models.official.sources import sot, vit  # noqa: E402
-from saccade.models.sot.config import PRESETS  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.models.official.conversion import Official
+from saccade.models.official.sources import sot, vit
+from saccade.models.sot.config import PRESETS
 
 KEYS = TESTS / "golden" / "sot" / "SoT_Tiny.keys.json"
 

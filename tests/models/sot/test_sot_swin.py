@@ -4,14 +4,12 @@
 from dataclasses import replace
 
 import pytest
+import timm_files as files
+import torch
+from torch.nn import functional as F
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-import timm_files as files  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-
-from saccade.models.official.conversion import Official  # noqa: E402
-from saccade.models.official.sources import swin, vit  # noqa: E402
+from saccade.models.official.conversion import Official
+from saccade.models.official.sources import swin, vit
 
 
 def swin_tokens(tensors, pixels):

@@ -7,17 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.exporter.evaluation.evaluate import evaluate  # noqa: E402
-from saccade.exporter.evaluation.options import EvaluateOptions  # noqa: E402
-from saccade.models.checkpoint import load  # noqa: E402
-from saccade.models.data import token_states as text_file  # noqa: E402
-from saccade.models.data.samples.source import DataDescription  # noqa: E402
-from saccade.models.data.token_states import token_states  # noqa: E402
-from saccade.models.training.options import TrainOptions  # noqa: E402
-from saccade.models.training.train import train  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.models.checkpoint import load
+from saccade.models.data import token_states as text_file
+from saccade.models.data.samples.source import DataDescription
+from saccade.models.data.token_states import token_states
+from saccade.models.training.options import TrainOptions
+from saccade.models.training.train import train
 
 TEXTS, MOST, WIDTH = 300, 6, 10
 SMALL = {"input": "tokens", "m": 4, "n": 4, "pool_heads": 2}
@@ -139,7 +137,7 @@ def in_safetensors(path, **changes):
 
 
 def in_parquet(path, **columns):
-    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[bulk]'")
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     own = arrays()

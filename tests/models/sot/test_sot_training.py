@@ -3,13 +3,13 @@
 
 import numpy as np
 import pytest
+import torch
+from support.models.runs import losses_of
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
-from saccade.core.errors import SaccadeError  # noqa: E402
-from saccade.models.sot.training import patch_side, task  # noqa: E402
-from saccade.models.training.options import TrainOptions  # noqa: E402
-from saccade.models.training.task import with_pixels  # noqa: E402
+from saccade.core.errors import SaccadeError
+from saccade.models.sot.training import patch_side, task
+from saccade.models.training.options import TrainOptions
+from saccade.models.training.task import with_pixels
 
 SMALL = {"dim": 16, "layers": 1, "heads": 2, "mlp_dim": 16, "m": 4, "n": 4, "pool_heads": 2}
 
@@ -27,19 +27,9 @@ def test_a_patch_is_about_an_eighth_of_the_image(height, width, side):
 
 @pytest.mark.parametrize("fusion", ["sum", "class", "late"])
 def test_a_few_steps_lower_the_loss(tmp_path, fusion):
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed: no digits")
     trained = task(options(tmp_path, "digits", fusion=fusion))
-    rng = np.random.default_rng(0)
-    optimiser = torch.optim.AdamW(trained.model.parameters(), lr=1e-2)
-    losses = []
-    for step in range(60):
-        loss = trained.loss(with_pixels(trained.batch(step, rng)), step)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
+    losses = losses_of(trained, 60, 1e-2)
     assert np.mean(losses[-10:]) < 0.95 * np.mean(losses[:5])
-    trained.model.eval()
     assert trained.validate()["exact"] > 0.15
     assert set(trained.report()) == {budget.label for budget in trained.model.budgets()}
 

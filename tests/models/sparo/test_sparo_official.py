@@ -5,11 +5,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from places import TESTS
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 import torch
+from places import TESTS
 from safetensors.torch import load_file
 from torch.nn import functional as F
 

@@ -8,9 +8,6 @@ from pathlib import Path
 import numpy as np
 import paired_sets
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 import torch
 from tiny_clip import tiny_clip
 

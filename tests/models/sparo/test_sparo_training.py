@@ -7,9 +7,6 @@ from dataclasses import replace
 import numpy as np
 import paired_sets
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 import torch
 
 from saccade.core.errors import SaccadeError

@@ -10,6 +10,7 @@ import labelled_sets
 import language_sets
 import numpy as np
 import pytest
+from support.models.runs import TINY
 
 from saccade.models.data.samples import images as image_file
 from saccade.models.entry import imported
@@ -18,13 +19,7 @@ from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import Task, share_of, with_pixels
 
 BATCH, STEPS, SIDE_PX = 5, 2, 12  # parts of 2 and 3 samples
-TINY: dict[str, dict[str, Any]] = {
-    "sot": {"dim": 4, "heads": 1, "layers": 1, "mlp_dim": 4, "pool_heads": 1, "m": 2, "n": 2},
-    "nac": {"modules": 4, "dim": 8, "propagator_layers": 1},
-    "sparo": {
-        **dict.fromkeys(("image_width", "text_width", "image_hidden", "text_hidden"), 8),
-        **dict.fromkeys(("image_layers", "text_layers", "image_heads", "text_heads"), 1),
-    },
+SIZES: dict[str, dict[str, Any]] = TINY | {
     "slot-attention": {
         "slot_dim": 8,
         "encoder_channels": [4],
@@ -67,7 +62,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = labelled_sets.class_folders(place / "noise", labelled_sets.noise(14))
     own = {name: str(getattr(language_sets, kind)(place / kind)) for name, kind in
            (("vqa", "vqa"), ("captioner", "coco"))}  # fmt: skip
-    return dict.fromkeys(TINY, folder) | own
+    return dict.fromkeys(SIZES, folder) | own
 
 
 @pytest.fixture
@@ -101,7 +96,7 @@ def test_a_process_decodes_its_own_rows(
 ) -> None:
     family, options, others = CASES[name]
     made = TrainOptions(
-        tmp_path / "unused.safetensors", data=folders[family], set=TINY[family], side_px=SIDE_PX
+        tmp_path / "unused.safetensors", data=folders[family], set=SIZES[family], side_px=SIDE_PX
     )
     made = TrainOptions(**vars(made) | {"batch": BATCH, "steps": 8} | options)
     task: Task = imported(entry_of(family).training)(made)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.models.runs import TINY, interrupted
 from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
@@ -38,7 +39,7 @@ from saccade.models.training.regularization import (
 from saccade.models.training.task import Recipe, Task, with_pixels
 from saccade.models.training.train import train
 
-SIZES = {"dim": 8, "heads": 1, "layers": 2, "mlp_dim": 8, "pool_heads": 1, "m": 2, "n": 2}
+SIZES = TINY["sot"] | {"layers": 2}
 SWIN = SoTConfig(
     trunk="swin", fusion="visual", pooling="gap", patch_px=1, height_px=8, width_px=8, dim=4,
     stage_layers=(1, 2), stage_heads=(1, 1), window=4,
@@ -83,19 +84,9 @@ def test_a_regularized_run_is_repeatable_and_resumes(
         "--mixup 0.8 --cutmix 1.0 --label-smoothing 0.1 --drop-path 0.3 --layer-decay 0.75 "
         "--side-px 8 "
     ) in card["command"]
-    monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
-    after = loop.Run.after_step
-
-    def stopped(run: loop.Run, advance: Any) -> None:
-        after(run, advance)
-        if run.done == 2:
-            raise KeyboardInterrupt
-
     again = tmp_path / "again" / "sot.safetensors"
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Run, "after_step", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            trained(photographs, again, **EVERY)
+    with interrupted(2):
+        trained(photographs, again, **EVERY)
     # The rest reads each image from its file, with another number of threads.
     monkeypatch.setattr(image_file, "KEPT_BYTES", 0)
     with image_file.ThreadPoolExecutor(1) as pool:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.models.runs import few_images, interrupted
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import sha256_of
@@ -28,11 +29,7 @@ FILES = [
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Images of noise, few of which keep a run short."""
-    path = tmp_path_factory.mktemp("data") / "few.npz"
-    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
-    np.savez(path, images=images, labels=np.arange(40) % 2)
-    return str(path)
+    return few_images(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,18 +106,8 @@ def test_an_interrupted_run_leaves_its_state_and_is_resumed(
     run: Path, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = options_in(tmp_path / "run", data, seed=3)
-    step = loop.Run.step
-
-    def stop(one: loop.Run) -> None:
-        if one.done == 2:
-            raise KeyboardInterrupt
-        step(one)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "SAVE_EVERY_S", 0.0)
-        patch.setattr(loop.Run, "step", stop)
-        with pytest.raises(KeyboardInterrupt):
-            train("nac", options)
+    with interrupted(2):
+        train("nac", options)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.resume.csv", "run.resume.pt"]
     monkeypatch.setattr(run_folder, "curves_png", lambda *_: b"")  # drawn for `run`
     train("nac", replace(options, resume=True))

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from support.models.runs import few_images, interrupted
 
 from saccade.core.errors import MissingPackage, SaccadeError
-from saccade.models.training import loop, run_folder
+from saccade.models.training import run_folder
 from saccade.models.training.scalars import Scalars, check_log_to
 from saccade.models.training.train import TrainOptions, train
 
@@ -23,11 +23,7 @@ MODEL = {"modules": 2, "dim": 8, "propagator_layers": 1, "heads": 2, "ffn_dim": 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Images of noise, few of which keep a run short."""
-    path = tmp_path_factory.mktemp("data") / "few.npz"
-    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
-    np.savez(path, images=images, labels=np.arange(40) % 2)
-    return str(path)
+    return few_images(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture
@@ -82,18 +78,8 @@ def test_every_row_is_logged_and_a_resumed_run_continues(
         tmp_path / "run", data=data, shots=2, steps=5, set=MODEL,
         log_to=("tensorboard", "wandb"),
     )  # fmt: skip
-    step = loop.Run.step
-
-    def stop(one: loop.Run) -> None:
-        if one.done == 3:
-            raise KeyboardInterrupt
-        step(one)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "SAVE_EVERY_S", 0.0)
-        patch.setattr(loop.Run, "step", stop)
-        with pytest.raises(KeyboardInterrupt):
-            train("nac", options)
+    with interrupted(3):
+        train("nac", options)
     assert (tmp_path / "run.logs" / "events.out.tfevents.1").exists()
     assert calls[-2:] == ["close", "finish"]
     monkeypatch.setattr(run_folder, "curves_png", lambda *_: b"")

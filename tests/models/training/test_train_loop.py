@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.models.runs import interrupted
 from torch import nn
 
 from saccade.core.errors import SaccadeError
@@ -15,18 +16,12 @@ from saccade.models.nac.config import NACConfig
 from saccade.models.nac.training import circuit_task
 from saccade.models.nac.training import recipes as nac_recipes
 from saccade.models.nac.training.circuit_task import drawn_modules
-from saccade.models.training import loop
 from saccade.models.training.loop import ParameterAverage, adamw, rate_at
 from saccade.models.training.task import Recipe
 from saccade.models.training.train import TrainOptions, train
 
-MODEL = {
-    "modules": 12,
-    "dim": 16,
-    "signature_dim": 4,
-    "graph_refresh_steps": 9,
-    "propagator_layers": 1,
-}
+MODEL = {"modules": 12, "dim": 16, "signature_dim": 4, "graph_refresh_steps": 9}
+MODEL |= {"propagator_layers": 1}
 
 
 @pytest.fixture
@@ -49,47 +44,21 @@ def few_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_task, "score", few)
 
 
-def interrupted(options: TrainOptions, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the state after every step, and stop before step `at`."""
-    step = loop.Run.step
-
-    def stop(run: loop.Run) -> None:
-        if run.done == at:
-            raise KeyboardInterrupt
-        step(run)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "SAVE_EVERY_S", 0.0)
-        patch.setattr(loop.Run, "step", stop)
-        with pytest.raises(KeyboardInterrupt):
-            train("nac", options)
-    assert options.state_path.exists()
-    assert not options.out.exists()
-
-
 @pytest.mark.parametrize(("data", "precision"), [("digits", None), ("digits-sum", "bf16")])
 def test_a_resumed_run_gives_the_bytes_of_an_uninterrupted_one(
-    data: str,
-    precision: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    short_digits_sum: None,
+    data: str, precision: Any, tmp_path: Path, short_digits_sum: None
 ) -> None:
     (tmp_path / "whole").mkdir()
-    options = TrainOptions(
-        tmp_path / "nac.safetensors",
-        data=data,
-        set=MODEL,
-        steps=14,
-        learning_rate=0.02,
-        precision=precision,
-    )
+    given = {"steps": 14, "learning_rate": 0.02, "precision": precision}
+    options = TrainOptions(tmp_path / "nac.safetensors", data=data, set=MODEL, **given)
     whole = replace(options, out=tmp_path / "whole" / "nac.safetensors")
     train("nac", whole)
     # Once in the middle of an epoch, and again before the next ranking of the modules.
-    interrupted(options, 5, monkeypatch)
     again = replace(options, resume=True)
-    interrupted(again, 12, monkeypatch)
+    for asked, steps in ((options, 5), (again, 12)):
+        with interrupted(steps):
+            train("nac", asked)
+        assert options.state_path.exists() and not options.out.exists()
     train("nac", again)
     assert options.out.read_bytes() == whole.out.read_bytes()
     assert not options.state_path.exists()
@@ -100,11 +69,10 @@ def test_a_resumed_run_gives_the_bytes_of_an_uninterrupted_one(
     assert without_seconds(options.log_path) == without_seconds(whole.log_path)
 
 
-def test_a_kept_run_is_neither_overwritten_nor_continued_as_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kept_run_is_neither_overwritten_nor_continued_as_another(tmp_path: Path) -> None:
     options = TrainOptions(tmp_path / "nac.safetensors", set=MODEL, steps=8)
-    interrupted(options, 3, monkeypatch)
+    with interrupted(3):
+        train("nac", options)
     with pytest.raises(SaccadeError, match="--resume"):
         train("nac", options)
     other = replace(options, resume=True, seed=1, learning_rate=1e-4)

@@ -7,6 +7,7 @@ from typing import Any
 
 import labelled_sets
 import pytest
+from support.models.runs import TINY, interrupted
 
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
@@ -15,21 +16,6 @@ from saccade.models.data.samples.folders import ClassFolders
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.train import train
 
-SETS: dict[str, dict[str, Any]] = {
-    "nac": {"modules": 4, "dim": 8, "propagator_layers": 1},
-    "sot": {"dim": 8, "heads": 1, "layers": 1, "mlp_dim": 8, "pool_heads": 1, "m": 2, "n": 2},
-    "sparo": {
-        "patch_px": 4,
-        "image_width": 8,
-        "image_layers": 1,
-        "image_heads": 1,
-        "image_hidden": 8,
-        "text_width": 8,
-        "text_layers": 1,
-        "text_heads": 1,
-        "text_hidden": 8,
-    },
-}
 WORKERS = {"nac": (3,), "sot": (1, 3), "sparo": (2,)}
 
 
@@ -40,12 +26,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def trained(family: str, data: str, out: Path, **others: Any) -> bytes:
-    options = TrainOptions(out, data=data, set=SETS[family], steps=4, batch=8, side_px=8)
+    options = TrainOptions(out, data=data, set=TINY[family], steps=4, batch=8, side_px=8)
     train(family, replace(options, **others))
     return out.read_bytes()
 
 
-@pytest.mark.parametrize("family", SETS)
+@pytest.mark.parametrize("family", TINY)
 def test_images_in_files_train_the_same_model(
     family: str, tmp_path: Path, folders: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,23 +69,11 @@ def test_unreadable_rows_are_found_before_training(
 def test_a_run_that_is_resumed_reads_the_same_images(
     tmp_path: Path, folders: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from saccade.models.training import loop
-
     monkeypatch.setattr(image_file, "KEPT_BYTES", 0)
-    monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
     whole = trained("sot", folders, tmp_path / "model.safetensors")
     (tmp_path / "again").mkdir()
-    after = loop.Run.after_step
-
-    def stopped(run: loop.Run, advance: Any) -> None:
-        after(run, advance)
-        if run.done == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop.Run, "after_step", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(2):
         trained("sot", folders, tmp_path / "again" / "model.safetensors")
-    monkeypatch.setattr(loop.Run, "after_step", after)
     resumed = trained("sot", folders, tmp_path / "again" / "model.safetensors", resume=True)
     assert resumed == whole
 

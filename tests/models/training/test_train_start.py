@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training from a checkpoint: its weights, a new head, frozen parts, and what does not fit."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import labelled_sets
 import pytest
 import torch
+from support.models.runs import TINY, interrupted
 
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import Checkpoint, load
@@ -19,7 +19,6 @@ from saccade.models.training.options import TrainOptions
 from saccade.models.training.start import freeze, load_start, started
 from saccade.models.training.train import train
 
-SIZES = {"dim": 8, "heads": 1, "layers": 1, "mlp_dim": 8, "pool_heads": 1, "m": 2, "n": 2}
 HEAD = {"head.class_fc.weight", "head.class_fc.bias", "head.word_fc.weight", "head.word_fc.bias"}
 Sets = dict[str, str]
 
@@ -39,7 +38,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Sets:
 @pytest.fixture(scope="module")
 def parent(sets: Sets, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     out = tmp_path_factory.mktemp("parent") / "parent.safetensors"
-    options = TrainOptions(out, data=sets["3"], set=SIZES, steps=3, batch=8, side_px=8)
+    options = TrainOptions(out, data=sets["3"], set=TINY["sot"], steps=3, batch=8, side_px=8)
     return train("sot", options)
 
 
@@ -124,13 +123,13 @@ def test_another_family_is_refused(options: TrainOptions) -> None:
 
 
 def test_resumes_the_run_of_the_same_start_only(
-    options: TrainOptions, parent: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    options: TrainOptions, parent: Checkpoint, tmp_path: Path
 ) -> None:
     given = replace(options, freeze=("trunk",))
     whole = train("sot", given).weights
-    monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
     other = replace(given, out=tmp_path / "other.safetensors")
-    interrupt(monkeypatch, lambda: train("sot", other))
+    with interrupted(2):
+        train("sot", other)
     again = tmp_path / "start.safetensors"
     again.write_bytes(options.out.read_bytes())
     for changes in ({"init": again}, {"freeze": ()}):
@@ -139,20 +138,6 @@ def test_resumes_the_run_of_the_same_start_only(
             train("sot", differing)
     resumed = train("sot", replace(other, resume=True)).weights
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
-
-
-def interrupt(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> None:
-    """Stop the run after its second step."""
-    step = loop.Run.step
-
-    def stopped(self: loop.Run) -> None:
-        if self.done == 2:
-            raise KeyboardInterrupt
-        step(self)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(loop.Run, "step", stopped)
-        run()
 
 
 def test_frozen_norms_keep_their_statistics() -> None:

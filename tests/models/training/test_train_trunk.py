@@ -229,7 +229,6 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, trained: Trained) 
 
 
 def test_the_result_is_exported_and_answers(trained: Trained, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime: pip install '.[export,cpu]'")
     from quick_gate import FEW_SAMPLES
 
     from saccade.exporter.exported import ExportOptions, export

@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from places import TESTS
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
-
 import torch
 from golden_cases import tvmax_vqa as cases
+from places import TESTS
 from safetensors.torch import load_file
 
 from saccade.core.errors import SaccadeError
