@@ -5,10 +5,12 @@ import json
 import os
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_runtime import FOLDERS
 from PIL import Image
 from places import ROOT, TESTS, package_files
 from quick_gate import FEW_SAMPLES
@@ -40,7 +42,10 @@ LINE = {"fake": "fake_runtime:FAKE"}
 # What a child process of preflight does not inherit: its registry has the line, too.
 _SITE = f"""
 import sys
+from importlib import import_module
 sys.path.insert(0, {str(TESTS)!r})
+for package, folder in {FOLDERS!r}.items():
+    import_module(package).__path__.append(folder)
 from saccade.exporter.runtimes import runtime
 runtime.RUNTIMES.update({LINE!r})
 """
@@ -48,7 +53,9 @@ runtime.RUNTIMES.update({LINE!r})
 
 @pytest.fixture
 def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The one line."""
+    """The folders, and the one line."""
+    for package, folder in FOLDERS.items():
+        monkeypatch.setattr(f"{package}.__path__", [*import_module(package).__path__, folder])
     for name, place in LINE.items():
         monkeypatch.setitem(runtime.RUNTIMES, name, place)
     site = tmp_path / "site"
