@@ -33,10 +33,10 @@ from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.commands.doctor import doctor
 from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.installation import requirements_of
 from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.verb import preflight
-from saccade.serving.repository.requirements import requirements_of
 
 LINE = {"fake": "fake_runtime:FAKE"}
 # What a child process of preflight does not inherit: its registry has the line, too.
