@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A runtime in one file: it runs only exported files whose bytes were reversed.
 
-With `"fake": "fake_runtime:FAKE"` in the registry, every command knows it.
+With `"fake": "fake_runtime:FAKE"` in the registry, every command knows it. `FOLDERS` are the
+packages of runtimes and of their side of the server, each with the folder that it is added from.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from saccade.core.errors import SaccadeError
 from saccade.core.files import new_folder, sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
-from saccade.exporter.runtimes.gpu import Gpu
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
 from saccade.exporter.runtimes.runtime import Packages
@@ -23,10 +23,19 @@ from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.model_checks import differences
 from saccade.serving.repository.preflight.report import Target
 from saccade.serving.repository.preflight.repository import RepositoryModel
-from saccade.serving.repository.runtimes.served_runtime import ServedFiles, StoredFile
+from saccade.serving.repository.runtimes.served_runtime import (
+    ServedFiles,
+    ServedRuntime,
+    StoredFile,
+)
 from saccade.serving.repository.stored_sample import read_sample
 
 SERVED_FILE = "model.fake"
+_TESTS = Path(__file__).parent
+FOLDERS = {
+    "saccade.exporter.runtimes": str(_TESTS),
+    "saccade.serving.repository.runtimes": str(_TESTS / "fakes" / "served_runtimes"),
+}
 
 
 def run_file(path: Path) -> Runner:
@@ -71,7 +80,6 @@ class FakeRuntime:
     gpu_only = False
     builds = True
     builds_anywhere = True
-    served: str | None = "fake_runtime:SERVED"
 
     def is_here(self) -> bool:
         return True
@@ -121,25 +129,18 @@ def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
     yield from differences(answers, sample.answers, model.manifest)
 
 
-class ServedFake:
+class ServedFake(ServedRuntime):
     """The server's side: options, files, configuration, checks."""
 
     backend = "fake"
-    platform = ""
     bundled = False
-    only_bundled = ""
     models_title = "files turned round"
     server_arguments = ("--backend-config=fake,turn=round",)
     checks = {"answer": check_answer}  # noqa: RUF012
-    rules: tuple[str, ...] = ()
-    option_fields: Mapping[str, str] = {}
 
     def check_options(self, options: RepositoryOptions) -> None:
         if options.instances == "gpu":
             raise SaccadeError("--instances gpu: the fake has none.")
-
-    def check_manifest(self, manifest: Manifest) -> None:
-        pass
 
     def component_files(
         self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int
@@ -165,9 +166,6 @@ class ServedFake:
 
     def weights_bytes(self, model: RepositoryModel) -> int:
         return (model.version / SERVED_FILE).stat().st_size
-
-    def check_gpus(self, model: RepositoryModel, gpus: Sequence[Gpu]) -> None:
-        pass
 
     def runner(self, model: RepositoryModel) -> Runner:
         return run_file(model.version / SERVED_FILE)

@@ -31,9 +31,9 @@ from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.examine import steps
 from saccade.serving.repository.preflight.report import Finding, Target
 from saccade.serving.repository.preflight.repository import open_repository
+from saccade.serving.repository.preflight.verb import steps
 
 MODEL, LABELS = "tiny", ("circle", "square", "star")
 SETTINGS = {"b1000": 1.0, "b0500": 0.5}

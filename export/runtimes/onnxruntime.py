@@ -33,7 +33,6 @@ class OnnxRuntime:
     gpu_only = False
     builds = False
     builds_anywhere = False
-    served: str | None = "saccade.serving.repository.runtimes.onnxruntime:SERVED"
 
     def is_here(self) -> bool:
         return find_spec(self.name) is not None

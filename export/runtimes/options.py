@@ -12,7 +12,7 @@ _MOST_MIB = 2**20
 if TYPE_CHECKING:
     EngineName = str
 else:
-    EngineName = choice_of("saccade.exporter.runtimes.runtime:engine_names")
+    EngineName = choice_of(f"{__package__}.runtime:engine_names")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 """The protocol of runtimes and their only registry.
 
 Code that depends on a property of a runtime queries this protocol and never compares names. The
-server's side (options, files, configuration, checks) is a `ServedRuntime`, which `served` names.
+server's side (options, files, configuration, checks) is a `ServedRuntime`, which serving finds by
+the runtime's name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,12 +20,13 @@ from saccade.exporter.runtimes.runners import Runner
 from saccade.models.entry import imported
 from saccade.plugins.execution import Ops
 
-# By the name used in options, manifests, frontiers and repositories.
+# By the name used in options, manifests, frontiers and repositories: a module of this folder, and
+# the runtime in it.
 RUNTIMES = {
-    "onnxruntime": "saccade.exporter.runtimes.onnxruntime:ONNXRUNTIME",
-    "openvino": "saccade.exporter.runtimes.openvino.runtime:OPENVINO",
-    "tensorrt": "saccade.exporter.runtimes.tensorrt.runtime:TENSORRT",
-    "tensorrt-rtx": "saccade.exporter.runtimes.tensorrt.runtime:TENSORRT_RTX",
+    "onnxruntime": "onnxruntime:ONNXRUNTIME",
+    "openvino": "openvino.runtime:OPENVINO",
+    "tensorrt": "tensorrt.runtime:TENSORRT",
+    "tensorrt-rtx": "tensorrt.runtime:TENSORRT_RTX",
 }
 DEFAULT = "onnxruntime"  # runs an exported file directly
 
@@ -72,8 +74,6 @@ class Runtime(Protocol):
     gpu_only: bool  # whether it runs only on GPUs
     builds: bool  # whether it needs a file built from the exported one
     builds_anywhere: bool  # whether any machine can build for a device that it lacks
-    # `module:attribute` of its `ServedRuntime`; None: no server loads what it builds
-    served: str | None
 
     def is_here(self) -> bool:
         """True if it is installed; does not import it."""
@@ -120,7 +120,7 @@ def runtime_named(name: str) -> Runtime:
         raise SaccadeError(
             f"runtime {name!r:.100} is unknown. Expected one of: {', '.join(RUNTIMES)}."
         )
-    return cast(Runtime, imported(RUNTIMES[name]))
+    return cast(Runtime, imported(f"{__package__}.{RUNTIMES[name]}"))
 
 
 def runtimes() -> tuple[Runtime, ...]:

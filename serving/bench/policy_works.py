@@ -27,7 +27,7 @@ from saccade.models.entry import imported
 from saccade.models.interface import Arrays
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.scores.intervals import Interval, bootstrap, wilson
-from saccade.serving.client.zero_shot import Labelling
+from saccade.serving.client.texts import Labelling
 from saccade.serving.repository.policies import (
     NO_POLICIES,
     RouterPolicies,

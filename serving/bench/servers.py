@@ -24,7 +24,7 @@ from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.served import Place, Windows
 from saccade.serving.bench.stopping import rounds_suffice
 from saccade.serving.bench.workload import Workload
-from saccade.serving.client.zero_shot import Labelling
+from saccade.serving.client.texts import Labelling
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.policies import NO_POLICIES, RouterPolicies

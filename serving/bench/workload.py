@@ -41,7 +41,7 @@ from saccade.serving.bench.stopping import (
 )
 from saccade.serving.bench.work import Key, OpenVariant, Threads, Work, counts, share_of
 from saccade.serving.repository.installation import check_installation, find_installation
-from saccade.serving.repository.runtimes.registry import served_runtime
+from saccade.serving.repository.runtimes.registry import served_names, served_runtime
 
 DISTINCT_REQUESTS = 64
 IN_PROCESS_SHARE = 1 / 6  # of a window, for each of the seven batch sizes
@@ -98,7 +98,7 @@ def measured_runtime(options: MeasureOptions) -> Runtime:
     runtime.require()
     if not options.server:
         return runtime
-    if runtime.served is None or not served_runtime(runtime.name).bundled:
+    if runtime.name not in served_names() or not served_runtime(runtime.name).bundled:
         raise SaccadeError(
             f"--runtime is {runtime.name}, but the bundled server does not have this runtime. To "
             "measure it without a server, pass --no-server."

@@ -45,7 +45,7 @@ from saccade.serving.local.in_process import view_in
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.policies import policies_of
 from saccade.serving.repository.preflight.repository import open_repository
-from saccade.serving.repository.runtimes.plans import MAX_IMAGES_FLAG, SmallProfile
+from saccade.serving.repository.runtimes.tensorrt import MAX_IMAGES_FLAG, SmallProfile
 
 ASKS = ("classify", "answer", "segment")  # answers of different variants can be compared
 _PARAMETERS = ("policy", "max_risk", "strict")

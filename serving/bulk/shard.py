@@ -21,7 +21,7 @@ from saccade.serving.bulk.place import Place
 from saccade.serving.bulk.plan import ANSWERS, ERRORS, BulkPlan, part_name, read_plan, read_shard
 from saccade.serving.bulk.sources import BulkSource
 from saccade.serving.client.operations import as_arrays
-from saccade.serving.client.text_tokens import question_tokens
+from saccade.serving.client.texts import question_tokens
 from saccade.serving.local.in_process import (
     InProcessRouter,
     InputRefused,

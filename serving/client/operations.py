@@ -32,7 +32,13 @@ from saccade.serving.client.answers import (
 from saccade.serving.client.embeddings import Embeddings
 from saccade.serving.client.images import Image, encoded
 from saccade.serving.client.router_view import RouterView
-from saccade.serving.client.text_tokens import check_words, question_tokens, text_tokens
+from saccade.serving.client.texts import (
+    Labelling,
+    check_words,
+    probabilities,
+    question_tokens,
+    text_tokens,
+)
 from saccade.serving.client.wire import (
     OBJECTIVE,
     Budget,
@@ -45,7 +51,6 @@ from saccade.serving.client.wire import (
     names_variant,
     output,
 )
-from saccade.serving.client.zero_shot import Labelling, probabilities
 
 _T = TypeVar("_T")
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from saccade.core.errors import SaccadeError, ServerFailed
+from saccade.serving.client.connection import ServerRefusedImage
 from saccade.serving.client.images import MAX_IMAGES
-from saccade.serving.client.rpc_errors import ServerRefusedImage
 from saccade.serving.client.wire import Call, Steps
 
 FIRST_ROWS = 1  # samples of the first request of a kind

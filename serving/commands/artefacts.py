@@ -273,19 +273,17 @@ def serve(
         # print the command for NVIDIA's container instead
         saccade serve build/repository --print-command --container
     """
-    from saccade.serving.server.foreground import serve
+    from saccade.serving.server import serve as verb
 
     if print_command:
-        from saccade.serving.server import print_command as printed
-
-        words = printed.print_command(repository, options, container=container)
-        return Answer({"command": list(words)}, printed.as_text(words))
+        words = verb.print_command(repository, options, container=container)
+        return Answer({"command": list(words)}, verb.as_text(words))
     if container:
         raise SaccadeError(
             "--container: found it alone, expected it with --print-command. `saccade serve` "
             "starts only the bundled server. Add --print-command to get the container's command."
         )
-    return Answer({"stopped": str(repository)}, exit_code=serve(repository, options))
+    return Answer({"stopped": str(repository)}, exit_code=verb.serve(repository, options))
 
 
 def proxy(

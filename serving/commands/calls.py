@@ -30,7 +30,7 @@ from saccade.serving.client.call_options import (
     ShowOptions,
 )
 from saccade.serving.client.client import Change, Classification, Client
-from saccade.serving.client.text_tokens import unknown_words
+from saccade.serving.client.texts import unknown_words
 from saccade.serving.commands.command import Answer, Image, Images, Result
 from saccade.serving.commands.image_files import (
     ImageAnswers,
@@ -67,7 +67,7 @@ def classify(image: Images, options: ClassifyOptions) -> Result:
 
 def classification(image: Sequence[Path], options: ClassifyOptions, connect: Connect) -> Answer:
     """Classify images over a connection to a model."""
-    from saccade.serving.client.zero_shot import read_labelling
+    from saccade.serving.client.texts import read_labelling
 
     files = image_files(image)
     labelling = read_labelling(options.labels, options.templates)

@@ -25,9 +25,8 @@ from saccade.core.verbosity import note
 from saccade.serving.commands import artefacts, calls, closings, models
 from saccade.serving.commands.command import Answer, Command, Outcome, Result
 from saccade.serving.commands.explore.explore import explore
+from saccade.serving.commands.parsing import in_words, known_command, ways_to_write
 from saccade.serving.commands.predict import predict
-from saccade.serving.commands.refusals import in_words, known_command
-from saccade.serving.commands.values import ways_to_write
 
 _HEAD = """\
 usage: saccade [--version] [-q] [-v] COMMAND ...

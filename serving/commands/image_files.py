@@ -14,9 +14,9 @@ from saccade.core.errors import SaccadeError
 from saccade.core.escaped import escaped_message
 from saccade.core.progress import pace, progress_of
 from saccade.models.data.samples.folders import SUFFIXES
+from saccade.serving.client.connection import ServerRefusedImage
 from saccade.serving.client.images import encoded
 from saccade.serving.client.request_sizes import Watch
-from saccade.serving.client.rpc_errors import ServerRefusedImage
 from saccade.serving.client.wire import Steps
 
 MOST_FILES = 1000  # in folders; more are a bulk job, which can resume after an interruption

@@ -18,11 +18,11 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.graph.trial import refuse_untried
 from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.serving.client import operations
+from saccade.serving.client.connection import refusal
 from saccade.serving.client.request_sizes import UNWATCHED, Pacing, Watch
 from saccade.serving.client.router_view import LANES, RouterView
-from saccade.serving.client.rpc_errors import refusal
+from saccade.serving.client.texts import read_labelling
 from saccade.serving.client.wire import Call, Steps
-from saccade.serving.client.zero_shot import read_labelling
 from saccade.serving.local.in_process import (
     InProcessRouter,
     InputRefused,

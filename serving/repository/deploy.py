@@ -16,7 +16,7 @@ from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.graph.trial import refuse_untried
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.execution import OPS, Ops
-from saccade.serving.client.zero_shot import Labelling, class_vectors, read_labelling
+from saccade.serving.client.texts import Labelling, class_vectors, read_labelling
 from saccade.serving.repository.checks import check_alike, chosen, measurements
 from saccade.serving.repository.description import DESCRIPTION, Deployment, description
 from saccade.serving.repository.model_config import MAX_BATCH, MODEL_FILE, variant_config
@@ -27,8 +27,8 @@ from saccade.serving.repository.policies import (
     served_adaptive,
     served_policies,
 )
-from saccade.serving.repository.preflight.examine import broken_rules
 from saccade.serving.repository.preflight.report import Target
+from saccade.serving.repository.preflight.verb import broken_rules
 from saccade.serving.repository.router_folder import (
     MOST,
     RouterPlan,

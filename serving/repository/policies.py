@@ -31,7 +31,7 @@ from saccade.exporter.policy.policy import (
 )
 from saccade.model_repository.router.routes import AdaptiveRules, PolicyRoute, StepRoute
 from saccade.models.budget import Budget
-from saccade.serving.client.zero_shot import Labelling
+from saccade.serving.client.texts import Labelling
 from saccade.serving.repository.options import RepositoryOptions
 
 KEY, ADAPTIVE = "policies", "adaptive"  # keys in routes.json and in the router's description

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from saccade.core.machine import process_fields
-from saccade.serving.client.probe import Probe, Prober
-from saccade.serving.client.readiness import Board
+from saccade.serving.client.readiness import Board, Probe, Prober
 from saccade.serving.server.log import report
 from saccade.serving.server.process import ServerProcess, StartLimit, Stub
 

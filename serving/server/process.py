@@ -30,9 +30,9 @@ from saccade.model_repository.router.tracing import (
     wants_tracing,
 )
 from saccade.serving.local.server_code import backend_files
-from saccade.serving.repository.installation import STUB, Installation
-from saccade.serving.repository.requirements import Requirements
+from saccade.serving.repository.installation import STUB, Installation, Requirements
 from saccade.serving.repository.runtimes.registry import served_names, served_runtime
+from saccade.serving.server import beside
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.http_endpoint import OWN_HOST, hold_port, metrics
 from saccade.serving.server.log import ServerLog
@@ -360,8 +360,7 @@ def server_arguments(
 
 def limited(program: Path) -> tuple[str, ...]:
     """Return the start of a command that runs a program with the server's umask and limits."""
-    limits = Path(__file__).with_name("process_limits.py")
-    return sys.executable, "-IS", str(limits), str(program)
+    return sys.executable, "-IS", beside.__file__, "limited", str(program)
 
 
 def supervised(arguments: list[str]) -> list[str]:

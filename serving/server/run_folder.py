@@ -30,7 +30,8 @@ from saccade.serving.repository.description import (
 from saccade.serving.repository.model_config import config_text, parse_config
 from saccade.serving.repository.runtimes.registry import served_runtime
 from saccade.serving.repository.threads import chosen_again
-from saccade.serving.server.reaper import (
+from saccade.serving.server import beside
+from saccade.serving.server.beside import (
     ORDERLY,
     SHARED_MEMORY,
     kill_processes,
@@ -92,7 +93,7 @@ class RunFolder:
 
 def _start_reaper(folder: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-IS", Path(__file__).with_name("reaper.py"), folder, str(os.getpid())],
+        [sys.executable, "-IS", beside.__file__, "reaper", folder, str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -16,14 +16,15 @@ from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.installation import (
     BUNDLED_LINE,
     Installation,
+    Requirements,
     check_installation,
     find_installation,
+    refuse_unrunnable,
+    requirements_of,
 )
 from saccade.serving.repository.preflight.verb import preflight
-from saccade.serving.repository.requirements import Requirements, refuse_unrunnable, requirements_of
 from saccade.serving.repository.threads import chosen_again
 from saccade.serving.server.addresses import ServeOptions, address, with_ports
-from saccade.serving.server.handover import Replacement, Start
 from saccade.serving.server.http_endpoint import (
     MetricsRelay,
     NewCaller,
@@ -33,7 +34,7 @@ from saccade.serving.server.http_endpoint import (
 from saccade.serving.server.log import SERVICE, ServerLog, report
 from saccade.serving.server.process import ServerProcess, trace_notices
 from saccade.serving.server.run_folder import COPY, RunFolder
-from saccade.serving.server.supervisor import Supervisor
+from saccade.serving.server.supervisor import Replacement, Start, Supervisor
 
 __all__ = ["ServeOptions", "Server"]
 

@@ -36,7 +36,6 @@ from saccade.serving.bench.sweep.options import SweepOptions as SweepOptions
 from saccade.serving.bench.sweep.sweep import sweep as sweep
 from saccade.serving.bulk.bulk import bulk as bulk
 from saccade.serving.bulk.options import BulkOptions as BulkOptions
-from saccade.serving.client.async_client import AsyncClient as AsyncClient
 from saccade.serving.client.call_options import AnswerOptions as AnswerOptions
 from saccade.serving.client.call_options import CaptionOptions as CaptionOptions
 from saccade.serving.client.call_options import ClassifyOptions as ClassifyOptions
@@ -44,6 +43,7 @@ from saccade.serving.client.call_options import EditOptions as EditOptions
 from saccade.serving.client.call_options import EmbedOptions as EmbedOptions
 from saccade.serving.client.call_options import SegmentOptions as SegmentOptions
 from saccade.serving.client.call_options import ShowOptions as ShowOptions
+from saccade.serving.client.client import AsyncClient as AsyncClient
 from saccade.serving.client.client import Client as Client
 from saccade.serving.commands.artefacts import ops as ops
 from saccade.serving.commands.calls import answer as answer
@@ -70,7 +70,7 @@ from saccade.serving.repository.preflight.verb import PreflightOptions as Prefli
 from saccade.serving.repository.preflight.verb import preflight as preflight
 from saccade.serving.server.envoy import ProxyOptions as ProxyOptions
 from saccade.serving.server.envoy import proxy as proxy
-from saccade.serving.server.foreground import serve as serve
+from saccade.serving.server.serve import serve as serve
 from saccade.serving.server.server import ServeOptions as ServeOptions
 from saccade.serving.server.server import Server as Server
 

@@ -59,12 +59,8 @@ class TritonPythonModel:
 class ServerError(Exception):
     """Error that the server's own module raises and sends, and an answer has."""
 
-    INVALID_ARG, UNAVAILABLE, INTERNAL, CANCELLED = (
-        "invalid",
-        "unavailable",
-        "internal",
-        "cancelled",
-    )
+    INVALID_ARG, UNAVAILABLE = "invalid", "unavailable"
+    INTERNAL, CANCELLED = "internal", "cancelled"
 
     def __init__(self, message, code=INTERNAL):
         super().__init__(message)

@@ -22,7 +22,7 @@ from saccade.models.families import build  # noqa: E402
 from saccade.models.official import convert as driver  # noqa: E402
 from saccade.models.official.convert import SOURCES  # noqa: E402
 from saccade.models.vqa.questions import question_tokens  # noqa: E402
-from saccade.serving.client.text_tokens import text_tokens  # noqa: E402
+from saccade.serving.client.texts import text_tokens  # noqa: E402
 from saccade.serving.commands.cli import run  # noqa: E402
 
 FILES: dict[str, Any] = official_files.FILES

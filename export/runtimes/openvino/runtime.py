@@ -34,7 +34,6 @@ class OpenVino:
     gpu_only = False
     builds = False
     builds_anywhere = False
-    served: str | None = "saccade.serving.repository.runtimes.openvino:SERVED"
 
     def is_here(self) -> bool:
         return find_spec(self.name) is not None

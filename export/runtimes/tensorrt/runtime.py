@@ -38,7 +38,6 @@ class TensorRT:
     name: str
     packages: Packages | None
     builds_anywhere: bool
-    served: str | None
     precisions: tuple[str, ...] = PRECISIONS
     refusal: str = ""
     gpu_only: bool = True
@@ -115,7 +114,6 @@ TENSORRT = TensorRT(
     name="tensorrt",
     packages=None,
     builds_anywhere=False,
-    served="saccade.serving.repository.runtimes.tensorrt:SERVED",
 )
 TENSORRT_RTX = TensorRT(
     name="tensorrt-rtx",
@@ -126,5 +124,4 @@ TENSORRT_RTX = TensorRT(
         advice=install("rtx"),
     ),
     builds_anywhere=True,
-    served=None,  # Triton's TensorRT backend deserializes only plans of TensorRT
 )

@@ -5,10 +5,12 @@ import json
 import os
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_runtime import FOLDERS
 from PIL import Image
 from places import ROOT, TESTS, package_files
 from quick_gate import FEW_SAMPLES
@@ -27,16 +29,19 @@ from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.commands.doctor import doctor
 from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.installation import requirements_of
 from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.verb import preflight
-from saccade.serving.repository.requirements import requirements_of
 
 LINE = {"fake": "fake_runtime:FAKE"}
 # What a child process of preflight does not inherit: its registry has the line, too.
 _SITE = f"""
 import sys
+from importlib import import_module
 sys.path.insert(0, {str(TESTS)!r})
+for package, folder in {FOLDERS!r}.items():
+    import_module(package).__path__.append(folder)
 from saccade.exporter.runtimes import runtime
 runtime.RUNTIMES.update({LINE!r})
 """
@@ -44,7 +49,9 @@ runtime.RUNTIMES.update({LINE!r})
 
 @pytest.fixture
 def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The one line."""
+    """The folders, and the one line."""
+    for package, folder in FOLDERS.items():
+        monkeypatch.setattr(f"{package}.__path__", [*import_module(package).__path__, folder])
     for name, place in LINE.items():
         monkeypatch.setitem(runtime.RUNTIMES, name, place)
     site = tmp_path / "site"

@@ -40,7 +40,7 @@ from saccade.serving.bench.in_process import Calls, sample
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import ratio
 from saccade.serving.bench.policy_works import Classified, PolicyWorks, ends_of
-from saccade.serving.client.zero_shot import Labelling
+from saccade.serving.client.texts import Labelling
 
 ORT = runtime_named("onnxruntime")
 

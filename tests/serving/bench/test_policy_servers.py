@@ -32,7 +32,7 @@ from saccade.serving.bench.policy_works import (
 )
 from saccade.serving.bench.stopping import Deadline
 from saccade.serving.bench.work import Work
-from saccade.serving.client.zero_shot import Labelling
+from saccade.serving.client.texts import Labelling
 
 
 def test_through_the_router_it_is_compared_at_the_most_clients() -> None:

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from saccade.core.errors import SaccadeError, ServerFailed
-from saccade.serving.client.async_client import AsyncClient
 from saccade.serving.client.client import (
+    AsyncClient,
     Client,
     Embeddings,
     check_embeddings_file,

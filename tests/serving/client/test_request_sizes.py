@@ -8,9 +8,9 @@ import pytest
 
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.client import request_sizes, wire
+from saccade.serving.client.connection import ServerRefusedImage
 from saccade.serving.client.operations import finished
 from saccade.serving.client.request_sizes import FIRST_S, LEAST_S, Pacing, RequestSizes, Watch
-from saccade.serving.client.rpc_errors import ServerRefusedImage
 from saccade.serving.client.wire import Call, array_call, image_call
 
 TARGET_S, FIRST_ROWS = request_sizes.TARGET_S, request_sizes.FIRST_ROWS

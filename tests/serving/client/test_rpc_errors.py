@@ -10,9 +10,8 @@ from tritonclient.utils import InferenceServerException
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.models import image_decoding
 from saccade.serving.client import client as client_module
-from saccade.serving.client.async_client import AsyncClient
-from saccade.serving.client.client import Client
-from saccade.serving.client.rpc_errors import ServerRefusedImage, explain
+from saccade.serving.client.client import AsyncClient, Client
+from saccade.serving.client.connection import ServerRefusedImage, explain
 
 URL = "127.0.0.1:9"
 _FAILED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:9: "

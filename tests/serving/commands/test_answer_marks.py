@@ -4,7 +4,7 @@
 from dataclasses import replace
 
 from saccade.serving.client.answers import Classification
-from saccade.serving.client.probe import small_picture
+from saccade.serving.client.readiness import small_picture
 
 
 def test_an_answer_that_is_not_certified_is_marked(monkeypatch, tmp_path, capsys):

@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 
 from saccade.core.errors import install
 from saccade.plugins.availability import implementations
-from saccade.serving.client.rpc_errors import explained
+from saccade.serving.client.connection import explained
 from saccade.serving.commands import doctor as module
 from saccade.serving.commands.doctor import doctor
 

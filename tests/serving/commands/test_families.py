@@ -17,7 +17,7 @@ from router_code import router_module
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.client.client import Change, Client
-from saccade.serving.client.probe import small_picture
+from saccade.serving.client.readiness import small_picture
 from saccade.serving.commands.pictures import masks_png
 from saccade.serving.local import artefact
 

@@ -15,10 +15,14 @@ import pytest
 from dockerfiles import instructions
 from places import ROOT
 
-from saccade.serving.repository.requirements import LIBRARIES, Requirements
+from saccade.serving.repository.installation import LIBRARIES, Requirements
 from saccade.serving.repository.router_folder import router_code
-from saccade.serving.server import print_command
-from saccade.serving.server.print_command import IMAGE, container_arguments
+from saccade.serving.server.serve import (
+    IMAGE,
+    ONNXRUNTIME_LIBRARY,
+    container_arguments,
+    print_command,
+)
 
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install '.[dev]'")
 
@@ -67,7 +71,7 @@ def test_the_images_versions_and_places_are_those_of_the_printed_command():
     built = {rest.split()[-2].rpartition("/")[2] for word, rest in words if "--from=" in rest}
     targets = {rest.split()[-1] for word, rest in words if "--from=" in rest}
     assert targets == {f"{LIBRARIES}/"}
-    assert built == {print_command.ONNXRUNTIME_LIBRARY, "libsaccade_tensorrt.so"}
+    assert built == {ONNXRUNTIME_LIBRARY, "libsaccade_tensorrt.so"}
     plugins = container_arguments(ON_GPU)[-2].rpartition("=")[2]
     assert Path(plugins) == LIBRARIES / "libsaccade_tensorrt.so"
     assert any(
@@ -122,10 +126,10 @@ READ = SimpleNamespace(runtime="onnxruntime")
 
 
 def test_compose_says_what_the_printed_command_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(print_command, "read_repository", lambda folder: READ)
+    monkeypatch.setattr("saccade.serving.server.serve.read_repository", lambda folder: READ)
     services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
     server = services["saccade-server"]
-    words = print_command.print_command(tmp_path, container=True)
+    words = print_command(tmp_path, container=True)
     at = words.index(IMAGE)
     docker, inside = list(words[:at]), list(words[at + 1 :])
     assert server["image"] == IMAGE

@@ -13,15 +13,15 @@ from places import ROOT, module_at
 from rendered import charted, kustomized, pods
 
 from saccade.serving.bulk.options import BulkOptions
-from saccade.serving.repository.requirements import Requirements
-from saccade.serving.server.print_command import (
+from saccade.serving.repository.installation import Requirements
+from saccade.serving.server.process import CLOSED
+from saccade.serving.server.serve import (
     IMAGE,
     MODELS,
     SHARED_MEMORY_MIB,
     STOP_TIMEOUT_S,
     container_arguments,
 )
-from saccade.serving.server.process import CLOSED
 
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install '.[dev]'")
 kubernetes_validate = pytest.importorskip(

@@ -33,11 +33,11 @@ from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.local.artefact import load_artefact
 from saccade.serving.repository import installation
 from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.installation import refuse_unrunnable, requirements_of
 from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.report import Target
-from saccade.serving.repository.requirements import refuse_unrunnable, requirements_of
-from saccade.serving.server.print_command import print_command
+from saccade.serving.server.serve import print_command
 
 BF16, OPS = "sot-class-bf16", "sot-exact-fp32"
 

@@ -14,8 +14,8 @@ import tiny_artefacts as tiny
 
 from saccade.serving.commands import cli
 from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.installation import RELEASE
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.requirements import RELEASE
 from saccade.serving.server import process as server_process
 
 FOUND = {"onnxruntime": "models whose instances are KIND_GPU", "tensorrt": "TensorRT plans"}

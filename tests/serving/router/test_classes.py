@@ -7,7 +7,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from saccade.serving.client.probe import small_picture
+from saccade.serving.client.readiness import small_picture
 
 grpc = pytest.importorskip("tritonclient.grpc")
 OUTPUTS = ("logits", "probabilities", "embedding", "variant", "variant_sha256")

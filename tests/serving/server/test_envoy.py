@@ -17,7 +17,7 @@ import pytest
 from envoys import Envoy, running
 
 from saccade.core.errors import SaccadeError
-from saccade.serving.client.rpc_errors import is_queue_full
+from saccade.serving.client.connection import is_queue_full
 from saccade.serving.server.envoy import ProxyOptions, proxy, proxy_text
 from saccade.serving.server.http_endpoint import JSON, HttpEndpoint
 

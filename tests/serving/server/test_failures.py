@@ -16,7 +16,7 @@ from metric_pages import numbers_in, page_of
 from saccade.core.errors import ServerFailed
 from saccade.serving.client.client import Client
 from saccade.serving.client.connection import connect_alone
-from saccade.serving.client.probe import Prober
+from saccade.serving.client.readiness import Prober
 from saccade.serving.server.run_folder import SHARED_MEMORY
 from saccade.serving.server.server import ServeOptions, Server
 

@@ -15,7 +15,7 @@ FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0
 KILLED_S = 2  # what docs/serving.md promises
 LONG_S = 300
 SERVE = (
-    "import sys; from saccade.serving.server.foreground import ServeOptions, serve;"
+    "import sys; from saccade.serving.server.serve import ServeOptions, serve;"
     f"sys.exit(serve(sys.argv[1], ServeOptions(**{FREE_PORTS})))"
 )
 
@@ -136,7 +136,7 @@ def test_nothing_outlives_a_killed_supervisor(
 
 
 def reapers(pid: int) -> set[int]:
-    return {descendant for descendant in descendants(pid) if b"reaper.py" in cmdline(descendant)}
+    return {descendant for descendant in descendants(pid) if b"\0reaper\0" in cmdline(descendant)}
 
 
 def cmdline(pid: int) -> bytes:

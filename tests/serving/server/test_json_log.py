@@ -12,11 +12,9 @@ import pytest
 
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.commands import cli
-from saccade.serving.server import foreground
 from saccade.serving.server.addresses import ServeOptions
-from saccade.serving.server.foreground import serve
 from saccade.serving.server.log import JsonFormatter, ServerLog, event, read_line, request_fields
-from saccade.serving.server.print_command import print_command
+from saccade.serving.server.serve import print_command, serve
 
 HOSTILE = 'a\x1b]0;title\x07\r\n{"level": "error"}\x9b\u202e\ud800é'
 
@@ -143,7 +141,7 @@ def test_the_end_is_a_line_of_the_log_too(error, code, kind, monkeypatch, capfd)
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(foreground, "Server", fail)
+    monkeypatch.setattr("saccade.serving.server.serve.Server", fail)
     monkeypatch.setattr(logging.getLogger("saccade"), "propagate", False)  # to pytest's handlers
     assert serve("nowhere", ServeOptions(log_format="json")) == code
     (line,) = capfd.readouterr().err.splitlines()

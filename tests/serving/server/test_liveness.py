@@ -12,10 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from saccade.core.errors import ServerFailed
-from saccade.serving.client import probe
-from saccade.serving.client.probe import Probe, Prober
-from saccade.serving.client.readiness import Board
-from saccade.serving.client.rpc_errors import explain, is_queue_full
+from saccade.serving.client import readiness
+from saccade.serving.client.connection import explain, is_queue_full
+from saccade.serving.client.readiness import Board, Probe, Prober
 from saccade.serving.client.wire import with_deadline
 from saccade.serving.server import supervisor as supervisor_module
 from saccade.serving.server.addresses import ServeOptions
@@ -279,7 +278,7 @@ def test_a_death_is_reported_as_what_it_means(board, prober, caplog, name, kind,
 def test_only_a_probe_of_the_new_process_ends_a_reload(board, monkeypatch):
     calls = []
     client = SimpleNamespace(async_infer=lambda _, callback, **__: calls.append(callback))
-    monkeypatch.setattr(probe, "connect_alone", lambda _: client)
+    monkeypatch.setattr(readiness, "connect_alone", lambda _: client)
     monkeypatch.setattr(Prober, "_request", lambda *_: {})
     answer = SimpleNamespace(as_numpy=lambda _: None)
     prober, process = Prober("nowhere", 5), OneDeath("v")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import raw_http2
 
+from saccade.serving.server import beside
 from saccade.serving.server import process as server_process
-from saccade.serving.server import process_limits
 from saccade.serving.server.run_folder import SHARED_MEMORY
 
 grpc = pytest.importorskip("tritonclient.grpc")
@@ -40,7 +40,7 @@ def regions(command_line) -> list[Path]:
 
 
 def test_a_program_inherits_umask_modes_and_descriptors(tmp_path):
-    limited = (sys.executable, "-IS", process_limits.__file__)
+    limited = (sys.executable, "-IS", beside.__file__, "limited")
     program = (sys.executable, "-c", INHERITED, str(tmp_path / "file"))
     done = subprocess.run(
         ["bash", "-c", 'ulimit -Sn 256; exec "$@"', "bash", *limited, *program],

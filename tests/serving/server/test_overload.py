@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from saccade.core.errors import ServerFailed
-from saccade.serving.client.async_client import AsyncClient
-from saccade.serving.client.client import Client
+from saccade.serving.client.client import AsyncClient, Client
 from saccade.serving.server.server import ServeOptions, Server
 
 pytestmark = pytest.mark.journey

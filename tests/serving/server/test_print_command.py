@@ -19,13 +19,11 @@ from saccade.core.errors import SaccadeError
 from saccade.serving.client.client import Client
 from saccade.serving.client.connection import connect_alone
 from saccade.serving.commands import cli
-from saccade.serving.repository import requirements as requirements_module
+from saccade.serving.repository import installation as requirements_module
 from saccade.serving.repository.description import read_repository
-from saccade.serving.repository.installation import find_installation
-from saccade.serving.repository.requirements import Requirements, requirements_of
-from saccade.serving.server import print_command
+from saccade.serving.repository.installation import Requirements, find_installation, requirements_of
 from saccade.serving.server.addresses import ServeOptions, with_ports
-from saccade.serving.server.print_command import as_text, container_arguments
+from saccade.serving.server.serve import as_text, container_arguments, print_command
 
 READ = SimpleNamespace(runtime="onnxruntime")
 PORTS = ("grpc_port", "http_port", "metrics_port", "ready_port")
@@ -55,8 +53,8 @@ def written(tmp_path, monkeypatch):
         folder = tmp_path / "a, repository"
         (folder / "m" / "1").mkdir(parents=True)
         (folder / "m" / "config.pbtxt").write_bytes(config.encode("utf-8", "surrogatepass"))
-        monkeypatch.setattr(print_command, "read_repository", lambda folder: READ)
-        monkeypatch.setattr(print_command, "link_models", lambda *places: None)
+        monkeypatch.setattr("saccade.serving.server.serve.read_repository", lambda folder: READ)
+        monkeypatch.setattr("saccade.serving.server.serve.link_models", lambda *places: None)
         return folder
 
     return write
@@ -131,7 +129,7 @@ def test_every_option_is_one_of_the_server(needs_server):
 
 
 def test_the_container_is_closed_and_small(written):
-    words = print_command.print_command(written(CPU), container=True)
+    words = print_command(written(CPU), container=True)
     assert {"--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"} < set(words)
     assert "--user=1000:1000" in words and "--shm-size=256m" in words
     published = [word for word in words if word.startswith("--publish")]
@@ -151,12 +149,12 @@ def test_the_container_is_closed_and_small(written):
 @pytest.mark.parametrize("config", ['name: "m" unknown: 1', "\ud800"])
 def test_a_configuration_that_is_none_is_named(written, config):
     with pytest.raises(SaccadeError, match=r"m: config\.pbtxt .*saccade preflight '"):
-        print_command.print_command(written(config), container=True)
+        print_command(written(config), container=True)
 
 
 def test_a_path_with_a_comma_is_one_field(written):
     folder = written(CPU)
-    words = print_command.print_command(folder, container=True)
+    words = print_command(folder, container=True)
     mount = next(word for word in words if word.startswith("--mount=")).removeprefix("--mount=")
     assert next(csv.reader([mount])) == [
         *("type=bind", f"source={folder}", "target=/models", "readonly")
@@ -176,7 +174,7 @@ def test_a_path_with_a_comma_is_one_field(written):
 def test_requirements_are_read_from_the_configs(written, config, requirements):
     folder = written(config)
     assert requirements_of(folder) == requirements
-    words = set(print_command.print_command(folder, container=True))
+    words = set(print_command(folder, container=True))
     plugins = "--backend-config=tensorrt,plugins=/opt/saccade/lib/libsaccade_tensorrt.so"
     assert ("--gpus=all" in words) == requirements.gpu
     assert (plugins in words) == bool(requirements.runtimes)
@@ -197,9 +195,7 @@ def test_requirements_are_read_from_the_configs(written, config, requirements):
 )
 def test_what_cannot_run_is_not_printed(needs_server, written, config, container, options, words):
     with pytest.raises(SaccadeError) as error:
-        print_command.print_command(
-            written(config), replace(ServeOptions(), **options), container=container
-        )
+        print_command(written(config), replace(ServeOptions(), **options), container=container)
     assert all(word in str(error.value) for word in words)
 
 
@@ -208,14 +204,14 @@ def test_a_server_that_saccade_does_not_bring_is_told_what_plans_need(
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     foreign = replace(find_installation(), bundled=False)
-    monkeypatch.setattr(print_command, "find_installation", lambda: foreign)
+    monkeypatch.setattr("saccade.serving.server.serve.find_installation", lambda: foreign)
     folder = written(SHARED)
     (folder / "saccade.json").touch()
     monkeypatch.setattr(requirements_module, "gpus", tuple)
     with pytest.raises(SaccadeError, match="needs a GPU for them, and the driver reports none"):
-        print_command.print_command(folder)
+        print_command(folder)
     monkeypatch.setattr(requirements_module, "gpus", lambda: (ADA,))
-    words = print_command.print_command(folder, ServeOptions(host="localhost"))
+    words = print_command(folder, ServeOptions(host="localhost"))
     assert "--grpc-address=127.0.0.1" in words
     assert words[-2:] == tuple(container_arguments(requirements_of(folder))[-2:])
     assert words[-1] == "--rate-limit=execution_count"
@@ -225,19 +221,19 @@ def test_a_cache_that_cannot_be_used_is_refused(
     needs_server, tiny_repository, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    words = print_command.print_command(tiny_repository)
+    words = print_command(tiny_repository)
     assert any(word.startswith(f"--model-repository={tmp_path}/saccade/") for word in words)
     (tmp_path / "saccade").chmod(0o777)
     with pytest.raises(SaccadeError, match=r"other users can write to it.*XDG_CACHE_HOME"):
-        print_command.print_command(tiny_repository)
+        print_command(tiny_repository)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(SaccadeError, match=r"cannot be written there .*XDG_CACHE_HOME"):
-        print_command.print_command(tiny_repository)
+        print_command(tiny_repository)
     # A service starts in a folder of its own.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-    words = print_command.print_command(tiny_repository)
+    words = print_command(tiny_repository)
     assert any(word.startswith(f"--model-repository={tmp_path}/cache/") for word in words)
 
 

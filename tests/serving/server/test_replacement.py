@@ -17,12 +17,12 @@ import tiny_artefacts as tiny
 from saccade.core.errors import SaccadeError, ServerFailed
 from saccade.serving.client.client import Client
 from saccade.serving.repository.description import read_repository
-from saccade.serving.server import foreground, handover
+from saccade.serving.server import addresses
 from saccade.serving.server import process as server_process
 from saccade.serving.server import server as server_module
-from saccade.serving.server.foreground import HangUp
-from saccade.serving.server.handover import foreign_listeners
+from saccade.serving.server.serve import HangUp
 from saccade.serving.server.server import ServeOptions, Server
+from saccade.serving.server.supervisor import foreign_listeners
 
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 
@@ -103,7 +103,7 @@ def test_an_update_is_served_without_one_failure(
         port, callers = served.options.grpc_port, []
         for _ in range(16):
             callers.append(socket.create_connection(("127.0.0.1", port)))
-        eventually(lambda: handover.connections(port, served.pid) >= len(callers), 10)
+        eventually(lambda: addresses.connections(port, served.pid) >= len(callers), 10)
         for caller in callers:
             caller.close()
         time.sleep(1)
@@ -140,7 +140,7 @@ def test_an_update_under_another_name_is_refused(served, place, monkeypatch):
 
 
 def test_a_hang_up_during_an_update_is_kept_for_afterwards(eventually, caplog, monkeypatch):
-    monkeypatch.setattr(foreground, "_has_terminal", lambda: False)
+    monkeypatch.setattr("saccade.serving.server.serve._has_terminal", lambda: False)
     go, reloads = threading.Semaphore(0), []
 
     def reload():
@@ -170,13 +170,13 @@ def test_new_callers_go_where_they_are_sent():
     # Two sockets share a port; without the program the kernel would spread 64 callers over both.
     with listener(0) as first, listener(first.getsockname()[1]) as second:
         port = first.getsockname()[1]
-        both = handover.listening(port)
-        assert len(both) == 2 == len(handover.own(both, os.getpid()))
+        both = addresses.listeners(port)
+        assert len(both) == 2 == len(addresses.own(both, os.getpid()))
         ours = SimpleNamespace(pid=os.getpid(), ports=lambda: (port,))
         assert foreign_listeners(ours) == []
         assert foreign_listeners(SimpleNamespace(pid=os.getppid(), ports=ours.ports)) == [port]
         for place, taker in ((0, first), (1, second), (0, first)):
-            handover.send_callers_to(both, place)
+            addresses.send_callers_to(both, place)
             callers = [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]
             other = second if taker is first else first
             assert taken(taker) == 64 and taken(other) == 0

@@ -18,10 +18,9 @@ from tiny_artefacts import FULL, MODEL, examine
 from saccade.core.errors import SaccadeError
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
-from saccade.serving.repository.installation import Installation
+from saccade.serving.repository.installation import Installation, Requirements
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.report import Target
-from saccade.serving.repository.requirements import Requirements
 from saccade.serving.server import run_folder
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.log import ServerLog

@@ -19,8 +19,8 @@ from saccade.serving.repository import installation
 from saccade.serving.server import process as server_process
 from saccade.serving.server import server as server_module
 from saccade.serving.server.addresses import with_ports
-from saccade.serving.server.foreground import serve
 from saccade.serving.server.process import server_arguments
+from saccade.serving.server.serve import serve
 from saccade.serving.server.server import ServeOptions, Server
 
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from saccade.serving.client import probe as probe_module
-from saccade.serving.client.probe import Probe, Prober, longest_batch_s
-from saccade.serving.client.readiness import Board
+from saccade.serving.client import readiness as probe_module
+from saccade.serving.client.readiness import Board, Probe, Prober, longest_batch_s
 from saccade.serving.server import liveness as liveness_module
 from saccade.serving.server import supervisor as supervisor_module
 from saccade.serving.server.addresses import ServeOptions
