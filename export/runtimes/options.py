@@ -28,6 +28,5 @@ class BuildOptions(Options):
     workspace_mib: Annotated[int, Range(1, _MOST_MIB)] | None = None
     timing_cache: Path | None = None  # reused and extended; TensorRT only
     compute_capability: tuple[str, ...] = ()  # such as 8.9,12.0; default: the GPU's, else 8.9
-    locked: bool = False  # rebuild and compare the bytes; they may differ on another kind of CPU
     out: Path | None = None  # default: ARTEFACT/engines/ENGINE-CAPABILITIES
     force: bool = False  # replace an existing folder

@@ -83,10 +83,6 @@ def build(artefact: Artefacts, options: BuildOptions) -> Result:
         # build for batches of 1 to 64, fastest at 16
         saccade build build/digits-sum --engine tensorrt-rtx --batch 1,16,64
     """
-    if options.locked:
-        from saccade.exporter.runtimes.tensorrt.locked import rebuild
-
-        return rebuild(artefact, options)
     from saccade.exporter.runtimes.build import build
 
     return build(artefact, options)

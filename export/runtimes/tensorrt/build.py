@@ -288,7 +288,6 @@ def _manifest(
             "workspace_mib": job.workspace_mib,
             "profiling_verbosity": "detailed",
             "tf32": False,
-            "fixed_addresses": built.fixed_addresses,
         },
         timing_cache_sha256=timing_cache,
         plugins={path.name: sha256_of(path) for path in job.plugins},
