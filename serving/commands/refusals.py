@@ -8,8 +8,8 @@ from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any, get_type_hints
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError
-from saccade.core.spelling import did_you_mean
 from saccade.models.families import FAMILIES, entries
 from saccade.serving.commands.command import Command
 

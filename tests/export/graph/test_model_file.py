@@ -27,10 +27,15 @@ from saccade.exporter.graph.half_graph import (  # noqa: E402
     widened_session,
 )
 from saccade.exporter.graph.limits import check_graph  # noqa: E402
-from saccade.exporter.graph.model_file import read_model, without_values, write_model  # noqa: E402
+from saccade.exporter.graph.model_file import (  # noqa: E402  # noqa: E402
+    Weights,
+    location_of,
+    read_model,
+    without_values,
+    write_model,
+)
 from saccade.exporter.graph.tracing import fold_constants, trace_module  # noqa: E402
 from saccade.exporter.graph.trial import Trial, Verdict, main  # noqa: E402
-from saccade.exporter.graph.weights import Weights, location_of  # noqa: E402
 from saccade.exporter.runtimes.runners import onnx_session  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)

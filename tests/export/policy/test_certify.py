@@ -12,8 +12,14 @@ pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
 from scipy import stats
 
 from saccade.exporter.policy.answers import Answers, VariantAnswers, answers_of
-from saccade.exporter.policy.certify import Certified, NotCertified, certify, least_samples
-from saccade.exporter.policy.chains import Chain, front
+from saccade.exporter.policy.certify import (
+    Certified,
+    Chain,
+    NotCertified,
+    certify,
+    front,
+    least_samples,
+)
 from saccade.model_repository.router.confidence import confidence
 
 TRIALS = 40

@@ -14,7 +14,7 @@ from saccade.core.errors import GateFailed, SaccadeError
 from saccade.core.files import sha256_of
 from saccade.exporter.artefact.manifest import Manifest, read_manifest, write_manifest
 from saccade.exporter.runtimes.tensorrt import build as build_module
-from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
+from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build, profiles_of, read_axes
 from saccade.exporter.runtimes.tensorrt.child import Network
 from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     EngineManifest,
@@ -25,7 +25,6 @@ from saccade.exporter.runtimes.tensorrt.layer_types import (
     compare_with_inspector,
     prove_types,
 )
-from saccade.exporter.runtimes.tensorrt.profiles import profiles_of, read_axes
 from saccade.models.interface import TensorSpec
 
 OPTIONS = BuildOptions(engine="tensorrt", batch="1:2:4", workspace_mib=3)

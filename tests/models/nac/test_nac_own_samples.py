@@ -13,7 +13,7 @@ from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.exporter.evaluation import classification  # noqa: E402
 from saccade.exporter.evaluation.evaluate import evaluate  # noqa: E402
 from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint  # noqa: E402
-from saccade.exporter.evaluation.options import EvaluateOptions  # noqa: E402
+from saccade.exporter.evaluation.tasks import EvaluateOptions  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.models.data.listops import VOCABULARY  # noqa: E402
 from saccade.models.nac import training  # noqa: E402

@@ -19,9 +19,12 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.checkpoint import Checkpoint, load  # noqa: E402
 from saccade.models.image_decoding import fit  # noqa: E402
-from saccade.models.official.conversion import Official  # noqa: E402
+from saccade.models.official.conversion import (  # noqa: E402
+    ConversionFailed,
+    ConversionReport,
+    Official,
+)
 from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
-from saccade.models.official.report import ConversionFailed, ConversionReport  # noqa: E402
 from saccade.models.official.sources.hugging_face import processor_images  # noqa: E402
 
 GOLDEN = TESTS / "golden" / "hugging_face"

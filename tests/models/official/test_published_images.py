@@ -14,8 +14,8 @@ from safetensors.torch import save_file  # noqa: E402
 
 from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
+from saccade.models.official.conversion import ConversionReport  # noqa: E402
 from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
-from saccade.models.official.report import ConversionReport  # noqa: E402
 
 CARD: dict[str, Any] = {
     "input_size": [3, 12, 12],

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.exporter.evaluation.evaluate import evaluate  # noqa: E402
-from saccade.exporter.evaluation.options import EvaluateOptions  # noqa: E402
+from saccade.exporter.evaluation.tasks import EvaluateOptions  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.models.data import token_states as text_file  # noqa: E402
 from saccade.models.data.samples.source import DataDescription  # noqa: E402
