@@ -40,13 +40,12 @@ from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
 from saccade.exporter.policy.answers import Answers, CalibratedVariant, VariantAnswers, answers_of
-from saccade.exporter.policy.certify import Certified, certify
-from saccade.exporter.policy.chains import Chain, front
+from saccade.exporter.policy.certify import Certified, Chain, certify, front
 from saccade.exporter.runtimes.runners import Runner, run_in_batches
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.model_repository.router.confidence import confidence
 from saccade.models.data.datasets import load_data
-from saccade.models.scores.intervals import paired_bootstrap, paired_log_ratio
+from saccade.models.scores.results import paired_bootstrap, paired_log_ratio
 from saccade.models.shipped import SHIPPED
 
 BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.125, 0.0625, 0.015625)

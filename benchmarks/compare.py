@@ -22,9 +22,9 @@ from result_file import RESULTS, write_result
 from scipy import stats
 
 from saccade.exporter.evaluation.evaluate import evaluate
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.checkpoint import load
-from saccade.models.scores.intervals import paired_bootstrap
+from saccade.models.scores.results import paired_bootstrap
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.train import train
 

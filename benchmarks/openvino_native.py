@@ -26,8 +26,7 @@ from saccade.core.machine import advice, cores, instruction_sets, this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.onnxruntime import ONNXRUNTIME
-from saccade.exporter.runtimes.openvino.model import cpu_has_bf16, openvino_module
-from saccade.exporter.runtimes.openvino.runtime import OPENVINO
+from saccade.exporter.runtimes.openvino.runtime import OPENVINO, cpu_has_bf16, openvino_module
 from saccade.serving.bench.load import Stream, refuse_errors
 from saccade.serving.bench.served import tensor_request
 

@@ -26,7 +26,7 @@ from saccade.core.files import write_atomically
 from saccade.core.machine import this_machine
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.evaluation.evaluate import evaluate
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.exporter.exported import ExportOptions, export
 from saccade.models.checkpoint import load
 from saccade.models.training.train import TrainOptions, train

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from result_file import RESULTS
 
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.nac.model import NAC
 from saccade.models.nac.skmdpa import evaluation_bias, signature_distance

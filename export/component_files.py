@@ -124,9 +124,8 @@ class _Job:
         return calibration_inputs(self.variant.reference.checkpoint, self.component, count)
 
     def write(self, entry: VariantEntry, graph: "TypedGraph") -> _Written:
-        from saccade.exporter.graph.model_file import write_model
+        from saccade.exporter.graph.model_file import without_initializers, write_model
         from saccade.exporter.graph.precision import with_ops_inlined
-        from saccade.exporter.graph.weights import without_initializers
         from saccade.plugins.onnx_model import check_nodes
 
         inlined_ops = check_nodes(graph.proto) if self.options.inline_ops else ()
@@ -283,26 +282,28 @@ def _int8_file(job: _Job, source: "QuantizationSource") -> tuple[_Written, Parit
 
     Raises: GateFailed, with the reason for each recipe, if there is none.
     """
-    from saccade.exporter.quantization import search
+    from saccade.exporter.quantization import quantize
     from saccade.plugins.onnx_model import check_nodes
 
     sets, target = instruction_sets() or (), job.options.int8_for
     entry = job.variant.entry(job.component, "int8")
-    samples = job.calibration(search.CALIBRATION_SAMPLES)
+    samples = job.calibration(quantize.CALIBRATION_SAMPLES)
     job.variant.reference.release()  # what the file before it needed
     job.advance(0, "collecting ranges for int8")
-    quantized = search.candidates(source, recipes_for(target, sets), samples)
+    quantized = quantize.candidates(source, recipes_for(target, sets), samples)
 
     @cache
     def slow() -> Runner:
-        return search.served_runner(source.path, check_nodes(source.graph()))
+        return quantize.served_runner(source.path, check_nodes(source.graph()))
 
     def speed(written: _Written) -> float:
         job.expected(written, job.advance)  # its float64 model and the two sessions: not together
         path = job.folder / written.file.name
-        return search.speed_over(slow(), search.served_runner(path, written.custom_ops), samples)
+        return quantize.speed_over(
+            slow(), quantize.served_runner(path, written.custom_ops), samples
+        )
 
-    written, parity, tried, ratio = search.first_that_passes(
+    written, parity, tried, ratio = quantize.first_that_passes(
         entry.name,
         _int8_candidates(job, entry, quantized),
         partial(job.gate, float32=slow),  # half the time and a third of the memory of torch

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError, require
 from saccade.core.files import new_folder, refuse_existing, sha256_of
 from saccade.core.progress import Counted, Report, bar, progress_of, reporting
 from saccade.core.resources import check_export
-from saccade.core.spelling import did_you_mean
 from saccade.exporter.artefact.manifest import Manifest, ParentEntry
 from saccade.exporter.artefact.variant import (
     PRECISIONS,
@@ -31,8 +31,8 @@ from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.models.checkpoint import Checkpoint, load, weights_bytes
 from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.checkpoint_format import Header, refuse_foreign
+from saccade.models.data.calibration import check_calibrated, own_images, recalibrated
 from saccade.models.data.loaded_once import loaded_once
-from saccade.models.data.own_calibration import check_calibrated, own_images, recalibrated
 from saccade.models.families import config_class
 from saccade.models.interface import Family
 from saccade.models.preprocessing import Preprocessing

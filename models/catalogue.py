@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError, require
-from saccade.core.spelling import did_you_mean
 from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of, outline
 from saccade.models.interface import Component

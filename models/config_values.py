@@ -5,9 +5,9 @@ from dataclasses import asdict, fields
 from typing import Any, ClassVar, Self
 
 from saccade.core import limits
+from saccade.core.checks import nearest
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import WrongValue, field_kinds, typed
-from saccade.core.spelling import nearest
 from saccade.models.budget import Budget, ComputeBudget
 from saccade.models.resnet_sizes import STRIDE, sizes_of
 

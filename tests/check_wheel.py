@@ -9,7 +9,7 @@ import pytest
 from places import ROOT, module_at
 
 from saccade.core.files import sha256_of
-from saccade.plugins.native import compiler, library
+from saccade.plugins.native import library
 
 
 def built(place: Path, monkeypatch: pytest.MonkeyPatch, *, mask: int, when: int) -> Path:
@@ -23,9 +23,9 @@ def built(place: Path, monkeypatch: pytest.MonkeyPatch, *, mask: int, when: int)
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, tree / name, follow_symlinks=False)
                 os.utime(tree / name, (when, when), follow_symlinks=False)
-        monkeypatch.setattr(compiler, "NATIVE", tree / "plugins" / "native")
+        monkeypatch.setattr(library, "NATIVE", tree / "plugins" / "native")
         lib = tree / builder.KERNELS
-        compiler.compile_library(lib / library.NAME)
+        library.compile_library(lib / library.NAME)
         library.source_hash.cache_clear()
         library.write_record(lib)
         return builder.build(tree, place, pure=False, names=names)

@@ -18,10 +18,9 @@ LARGE_BYTES = 128  # of a weight that leaves the graph
 @contextmanager
 def small_limits(one_file_bytes: int = 0) -> Iterator[None]:
     """Within, weights of a few bytes are large, and a file of a few bytes is too large."""
-    from saccade.exporter.graph import half_graph, model_file, weights
+    from saccade.exporter.graph import half_graph, model_file
 
     with (
-        mock.patch.object(weights, "LARGE_BYTES", LARGE_BYTES),
         mock.patch.object(half_graph, "LARGE_BYTES", LARGE_BYTES),
         mock.patch.object(model_file, "LARGE_BYTES", LARGE_BYTES),
         mock.patch.object(model_file, "ONE_FILE_BYTES", one_file_bytes),

@@ -14,7 +14,7 @@ from typing import Any
 import onnxruntime
 from engine_places import HostMemory
 
-from saccade.exporter.runtimes.tensorrt import engine_runner
+from saccade.exporter.runtimes.tensorrt import loading
 from saccade.serving.bulk import shard
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -100,7 +100,7 @@ def install() -> None:
     global _notes
     _notes = Path(os.environ["FAKE_SEEN"]) / str(os.getpid())
     ctypes.CDLL = library  # type: ignore[assignment,misc]
-    engine_runner.CudaMemory = HostMemory  # type: ignore[assignment,misc]
+    loading.CudaMemory = HostMemory  # type: ignore[assignment,misc]
     if "FAKE_CUDA" in os.environ:
         onnxruntime.get_available_providers = lambda: [CUDA, CPU]
         onnxruntime.InferenceSession = Session

@@ -15,9 +15,8 @@ from saccade.core.errors import SaccadeError
 from saccade.core.files import new_folder, sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
-from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
-from saccade.exporter.runtimes.runtime import Packages
+from saccade.exporter.runtimes.runtime import BuildOptions, Packages
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.model_checks import differences

@@ -16,7 +16,7 @@ import numpy as np
 from labelled_sets import SPLITS, add_member, parquet_of, save_table, write_all
 from picture_files import png
 
-from saccade.models.data.captions import caption
+from saccade.models.data.scene_texts import caption
 from saccade.models.data.shapes import scenes
 
 

@@ -14,7 +14,7 @@ from tiny_artefacts import ENTRY
 
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import entry_of
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.calibrate import Calibration, calibrate
 from saccade.exporter.policy.answers import VariantAnswers, answers_of
 from saccade.exporter.policy.certify import Certified, certify

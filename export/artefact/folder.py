@@ -28,10 +28,11 @@ from saccade.exporter.artefact.manifest import (
     DataEntry,
     FileEntry,
     Manifest,
+    VariantFiles,
+    grouped,
     read_manifest,
 )
 from saccade.exporter.artefact.variant import known_roles
-from saccade.exporter.artefact.variant_files import VariantFiles, grouped
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_name, is_checkpoint_folder
 from saccade.models.shipped import SHIPPED

@@ -11,10 +11,10 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import AGAIN, Positive, Probability, Range, Share, typed
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.artefact.manifest_checks import read_stored
 from saccade.exporter.artefact.variant import known_roles
-from saccade.exporter.artefact.variant_files import VariantFiles
-from saccade.models.scores.intervals import Interval, paired_bootstrap, paired_log_ratio
+from saccade.models.scores.results import Interval, paired_bootstrap, paired_log_ratio
 from saccade.plugins.execution import Ops
 
 SCHEMA = "saccade.frontier"

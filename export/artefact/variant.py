@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError
-from saccade.core.spelling import did_you_mean
 from saccade.models.budget import BudgetLike, ComputeBudget, budget_text
 from saccade.models.checkpoint_folder import checkpoint_name
 from saccade.models.families import config_class, entries

@@ -9,14 +9,13 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.core.verbosity import note_once
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.classification import logits_of
 from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, chunks, origin
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
-from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import QUESTIONS_A_SCENE, asked_scenes
-from saccade.exporter.evaluation.tasks import Inputs
+from saccade.exporter.evaluation.tasks import EvaluateOptions, Inputs
 from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.own_texts import own_questions
 from saccade.models.preprocessing import Preprocessing

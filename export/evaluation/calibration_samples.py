@@ -13,7 +13,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.evaluation.decisions import Decide, Decisions, Segment, Segments
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.exporter.policy.answers import (
     Answers,
     VariantAnswers,

@@ -6,27 +6,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, chunks, origin
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, VariantAnswer
-from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import (
     CAPTIONED_SCENES,
     drawn_scenes,
     references,
     scenes_sha256,
 )
-from saccade.exporter.evaluation.tasks import Inputs
+from saccade.exporter.evaluation.tasks import EvaluateOptions, Inputs
 from saccade.models.captioner.caption_search import SearchedCaption, best_captions, step_of
 from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.own_texts import own_captions
-from saccade.models.data.scene_statements import is_true
+from saccade.models.data.scene_texts import is_true
 from saccade.models.data.shapes import Object
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.attention import jensen_shannon, repetition, zero_share
 from saccade.models.scores.captions import bleu4, cider, rouge_l
-from saccade.models.scores.intervals import bootstrap_of
-from saccade.models.scores.results import EvaluationResult, Score, mean, proportion
+from saccade.models.scores.results import EvaluationResult, Score, bootstrap_of, mean, proportion
 from saccade.models.word_tokens import WordVocabulary
 
 _CHUNK = 50  # images captioned at the same time

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Score top-1 and top-5 accuracy on labeled data."""
+"""Score accuracy on labeled data: of a classifier, or of an embedding by neighbors and a probe."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from saccade.core.errors import SaccadeError, ShapeError
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.decisions import Decider, Run
 from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, origin
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
-from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.tasks import Inputs
+from saccade.exporter.evaluation.tasks import EvaluateOptions, Inputs
 from saccade.models.data.datasets import (
     HELD_OUT,
     Dataset,
@@ -35,10 +34,16 @@ from saccade.models.data.listops import (
 from saccade.models.data.samples.images import pixels_sha256
 from saccade.models.data.samples.source import DataDescription
 from saccade.models.data.sequences import Takes, sequences
-from saccade.models.data.splits import SPLITS, drawn_rows
+from saccade.models.data.splits import SPLITS, drawn_rows, stratified_split
 from saccade.models.data.token_states import SUFFIXES, token_states
-from saccade.models.scores.classification import correct
+from saccade.models.scores.classification import (
+    correct,
+    dino_probe_predict,
+    knn_predict,
+    probe_predict,
+)
 from saccade.models.scores.results import EvaluationResult, proportion
+from saccade.models.sparo.components import PROBE_FEATURES
 
 _TOP5_CLASSES = 6  # with fewer classes, top-5 is nearly always right
 
@@ -273,3 +278,95 @@ def _as_text(model: EvaluatedModel, inputs: dict[str, np.ndarray]) -> list[str]:
     words = (*model.runtime_metadata["vocabulary"], "\N{REPLACEMENT CHARACTER}")
     between = "" if all(len(word) == 1 for word in words) else " "
     return [between.join(words[code] for code in row[: int(length)]) for row, length in rows]
+
+
+def knn(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
+    """Score top-1 of the weighted vote of the 20 nearest training images.
+
+    Source: Caron et al. 2021, Emerging Properties in Self-Supervised Vision Transformers.
+    """
+    train, test = (_coded(model, options, split) for split in ("train", _scored(options)))
+    classes = len(test.data.class_names)
+    labels = knn_predict(*train.pair, test.codes, classes=classes)
+    return _result(model, "knn", "20-NN top-1", test.data, labels)
+
+
+def probe(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
+    """Score top-1 of a linear classifier on the frozen model, by the protocol of `--probe`.
+
+    The validation samples choose the penalty of `logistic` and `adamw`, and are then learned from
+    as well; if they are the ones to score, a tenth of the training samples chooses it.
+    """
+    output = PROBE_FEATURES if options.probe == "dino" else "embedding"
+    train, test = (_coded(model, options, split, output) for split in ("train", _scored(options)))
+    if options.probe == "dino":
+        labels = dino_probe_predict(*train.pair, test.codes, seed=options.seed)
+        protocol = f"SGD for 100 epochs on {test.codes.shape[1]} features of the last blocks"
+        return _result(model, "probe", "linear probe top-1", test.data, labels, protocol)
+    if own := test.data.split == "validation":
+        tenth = max(1, len(train.data.labels) // 10)
+        parts = stratified_split(train.data.labels, validation=tenth, test=0)
+        train, validation = train.part(parts["train"]), train.part(parts["validation"])
+    else:
+        validation = _coded(model, options, "validation")
+    labels, penalty = probe_predict(
+        *train.pair, *validation.pair, test.codes, method=options.probe, seed=options.seed
+    )
+    chosen = "a tenth of the training samples" if own else "the validation samples"
+    name = "AdamW for 10 epochs, weight decay" if options.probe == "adamw" else "L2 penalty"
+    protocol = f"{name} {penalty:.3g}, chosen on {chosen}"
+    return _result(model, "probe", "linear probe top-1", test.data, labels, protocol)
+
+
+@dataclass(frozen=True)
+class _Coded:
+    """Samples and their embeddings.
+
+    Shapes: codes [n e], labels [n].
+    """
+
+    data: Labelled
+    codes: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def pair(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.codes, self.labels
+
+    def part(self, rows: np.ndarray) -> "_Coded":
+        return _Coded(self.data, self.codes[rows], self.labels[rows])
+
+
+def _result(
+    model: EvaluatedModel,
+    task: str,
+    name: str,
+    test: Labelled,
+    labels: np.ndarray,
+    protocol: str = "",
+) -> EvaluationResult:
+    right = labels == test.labels
+    return model.result(task, test, [proportion(name, right)], right, protocol)
+
+
+def _scored(options: EvaluateOptions) -> str:
+    if options.split in ("train", "all"):
+        raise SaccadeError(
+            f"--split {options.split}: this task learns from the training samples, expected others "
+            "to score. Pass --split validation or --split test."
+        )
+    return options.split or HELD_OUT
+
+
+def _coded(
+    model: EvaluatedModel, options: EvaluateOptions, split: str, output: str = "embedding"
+) -> _Coded:
+    data = labelled_inputs(model, options, split)
+    outputs = model.component("", "image")(data.inputs)
+    if output not in outputs:
+        raise SaccadeError(
+            f"--probe dino: found no output {output} of {model.name}, expected the class token of "
+            f"its last blocks. Export a SPARO that has one with --outputs {output}, or choose "
+            "--probe adamw."
+        )
+    return _Coded(data, outputs[output], data.labels)

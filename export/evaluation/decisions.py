@@ -9,7 +9,7 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.exporter.policy.answers import MEASURES, mask_confidence
 from saccade.exporter.runtimes.runners import run_in_batches
 from saccade.models.interface import Arrays

@@ -18,8 +18,7 @@ from saccade.exporter.evaluation.evaluated_model import (
     subjects_of_folder,
     trained_on,
 )
-from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.tasks import task_asked
+from saccade.exporter.evaluation.tasks import EvaluateOptions, task_asked
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_file

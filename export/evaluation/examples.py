@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
-from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.tasks import task_asked
+from saccade.exporter.evaluation.tasks import EvaluateOptions, task_asked
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
 

@@ -10,14 +10,13 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import read_lines
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.classification import labelled_images
 from saccade.exporter.evaluation.decisions import Decider, Run
 from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, origin
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, labelled_answers
-from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import described_scenes
-from saccade.exporter.evaluation.tasks import Inputs
+from saccade.exporter.evaluation.tasks import EvaluateOptions, Inputs
 from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import (
     HELD_OUT,

@@ -9,9 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from saccade.core.errors import SaccadeError
-from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.models.data.captions import CaptionedScenes, caption, captioned
-from saccade.models.data.questions import Question, questions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
+from saccade.models.data.scene_texts import CaptionedScenes, Question, caption, captioned, questions
 from saccade.models.data.shapes import Object, Scenes, scenes
 from saccade.models.preprocessing import Preprocessing
 

@@ -10,18 +10,17 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.core.verbosity import note_once
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.decisions import Segmenter
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, chunks
 from saccade.exporter.evaluation.examples import Asked, ExampleSamples, VariantAnswer, focus_of
-from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import (
     SceneImages,
     drawn_scenes,
     require_test_split,
     scenes_sha256,
 )
-from saccade.exporter.evaluation.tasks import Inputs
+from saccade.exporter.evaluation.tasks import EvaluateOptions, Inputs
 from saccade.models.data.datasets import HELD_OUT, is_unlabelled, unlabelled_images
 from saccade.models.data.loaded_once import keeps_loaded
 from saccade.models.data.samples.images import Images, fitting

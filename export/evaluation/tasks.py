@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks of `saccade evaluate`, of saccade itself and of families, and the inputs of each."""
+"""The tasks of `saccade evaluate`, of saccade itself and of families, with inputs and options."""
 
 from collections.abc import Callable, Collection
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 from saccade.core.errors import SaccadeError
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.core.options import Options
+from saccade.core.schema import Natural, Range
+from saccade.exporter.artefact.manifest import VariantFiles
+from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
+from saccade.models.budget import BudgetLike
+from saccade.models.data.asked import DataAsked
 from saccade.models.entry import EvaluationTask, imported
 from saccade.models.families import entries, entry_of
 
@@ -18,15 +25,12 @@ def _task(
     module: str,
     function: str,
     roles: tuple[str, ...] = (),
-    *,
-    inputs: str | None = None,
     **functions: str,
 ) -> EvaluationTask:
     """Return a task of functions in modules of this package."""
-    here = __name__.rpartition(".")[0]
-    named = {kind: f"{here}.{module}:{name}" for kind, name in functions.items()}
-    source = f"{here}.{inputs or module}:load_inputs"
-    return EvaluationTask(f"{here}.{module}:{function}", source, roles, **named)
+    place = f"{__name__.rpartition('.')[0]}.{module}"
+    named = {kind: f"{place}:{name}" for kind, name in functions.items()}
+    return EvaluationTask(f"{place}:{function}", f"{place}:load_inputs", roles, **named)
 
 
 # A task's name is that of its function, with hyphens.
@@ -34,8 +38,8 @@ _FUNCTIONS = (
     _task("classification", "top1", examples="labelled_examples", decide="decide"),
     _task("matching", "zero_shot", ("text",), examples="zero_shot_examples", decide="decide"),
     _task("matching", "retrieval", ("text",)),
-    _task("embedding", "knn", inputs="classification"),
-    _task("embedding", "probe", inputs="classification"),
+    _task("classification", "knn"),
+    _task("classification", "probe"),
     _task("matching", "hard_negatives", ("text",)),
     _task(
         "segmentation",
@@ -108,3 +112,46 @@ def inputs_of(variant: VariantFiles, data: str, count: int) -> Inputs:
     task = next(iter(tasks_of(variant.main.variant.family).values()))
     load: Callable[[VariantFiles, str, int], Inputs] = imported(task.inputs)
     return load(variant, data, count)
+
+
+if TYPE_CHECKING:
+    TaskName = str
+else:
+    TaskName = Literal[task_names()]
+
+SampleLimit = Annotated[int, Range(2)]
+SplitName = Literal["train", "validation", "val", "test", "all"]
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(Options):
+    """How to score a checkpoint or the variants of an artefact folder."""
+
+    # a name, or your own data: a folder, .npz, .csv, .jsonl, .json, .parquet or .tar (see
+    # docs/data.md); default: the training data
+    data: str | None = None
+    # which samples to score; without splits of its own, data is split 70 % train, 10 % validation,
+    # 20 % test. Default: test, or validation if the data has no test samples
+    split: SplitName | None = None
+    labels: Path | None = None  # names of the data's classes, one per line, in order
+    data_root: Path | None = None  # folder in which a manifest's paths begin; default: its own
+    skip_bad: Natural = 0  # leave out at most this many unreadable rows; they are counted
+    background: tuple[int, ...] = (0,)  # values of masks that are background, such as 0,255
+    task: TaskName | None = None  # default: the family's own
+    budget: tuple[BudgetLike, ...] = ()  # only for a checkpoint; a folder is scored whole
+    limit: SampleLimit | None = None  # score at most this many samples
+    templates: Path | None = None  # zero-shot prompts, one per line, with {} for the label
+    positions: Literal["anywhere", "left"] = "anywhere"  # of objects; only for the task ari
+    # linear probe: logistic regression, or AdamW for 10 epochs (both CLIP's sweep), or DINO's SGD
+    # on the class tokens of the last blocks
+    probe: Literal["logistic", "adamw", "dino"] = "logistic"
+    seed: int = 0  # for questions, captions, initial states and probes
+    runtime: RuntimeName = DEFAULT  # runs the variants of a folder
+    # for a folder: run custom ops with saccade's kernels; --no-op-library: run them as their ONNX
+    # function bodies
+    op_library: bool = True
+
+    @property
+    def asked(self) -> DataAsked:
+        """Return the options of the user's data."""
+        return DataAsked(self.labels, self.data_root, self.skip_bad, self.background)

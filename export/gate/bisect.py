@@ -17,9 +17,8 @@ from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.exporter.gate.reference import Reference
 from saccade.exporter.gate.report import GateReport
 from saccade.exporter.graph.half_graph import widened
-from saccade.exporter.graph.model_file import read_model
+from saccade.exporter.graph.model_file import Load, graph_session, read_model
 from saccade.exporter.graph.samples import calibration_inputs
-from saccade.exporter.graph.weights import Load, graph_session
 from saccade.exporter.runtimes.runners import onnx_runner
 from saccade.models.interface import Arrays, component_named
 from saccade.plugins.native.library import available_library

@@ -17,7 +17,7 @@ from saccade.exporter.graph.samples import calibration_count, calibration_sample
 from saccade.exporter.runtimes.runners import Runner, run_in_batches
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, Component
-from saccade.models.scores.intervals import wilson
+from saccade.models.scores.results import wilson
 
 _BATCHES = (64, 16, 4)  # the last also tells how long a sample takes
 _BATCH_S = 2.0  # a larger batch of a slow model takes memory

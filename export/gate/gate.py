@@ -24,9 +24,15 @@ from saccade.core.progress import (
 )
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import FileEntry, Manifest, Parity, VariantEntry
-from saccade.exporter.gate.conditioning import ill_conditioned_rows
 from saccade.exporter.gate.further import compare_further
-from saccade.exporter.gate.metrics import FLOORS, exceeded, figures_of, row_errors, thresholds_of
+from saccade.exporter.gate.metrics import (
+    FLOORS,
+    exceeded,
+    figures_of,
+    ill_conditioned_rows,
+    row_errors,
+    thresholds_of,
+)
 from saccade.exporter.gate.reference import Expected, Reference
 from saccade.exporter.gate.report import GateReport, VariantReport
 from saccade.exporter.graph.samples import GateLevel, GateSizes

@@ -15,8 +15,8 @@ from saccade.core.machine import return_memory
 from saccade.core.progress import Advance, part_of, silent
 from saccade.exporter.artefact.manifest import VariantEntry
 from saccade.exporter.artefact.variant import budget_option
-from saccade.exporter.gate.conditioning import perturbed
 from saccade.exporter.gate.further import Scored
+from saccade.exporter.gate.metrics import perturbed
 from saccade.exporter.graph.samples import (
     GateLevel,
     GateSizes,

@@ -13,8 +13,8 @@ import onnx
 from saccade.exporter.artefact.manifest import Cost, MultiplyAdds
 from saccade.exporter.graph.half_graph import HALF, widened
 from saccade.exporter.graph.layer_types import element_types
+from saccade.exporter.graph.model_file import Load, graph_session
 from saccade.exporter.graph.samples import random_inputs
-from saccade.exporter.graph.weights import Load, graph_session
 from saccade.models.interface import Arrays
 
 Shape = tuple[int, ...]

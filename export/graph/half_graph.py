@@ -13,14 +13,14 @@ import onnx
 from saccade.core.errors import GateFailed, SaccadeError
 from saccade.exporter.artefact.manifest import FileEntry
 from saccade.exporter.graph.layer_types import element_types
-from saccade.exporter.graph.model_file import read_model
-from saccade.exporter.graph.weights import (
+from saccade.exporter.graph.model_file import (
     LARGE_BYTES,
     Load,
     Weights,
     constant,
     graph_session,
     loader,
+    read_model,
     referring,
     with_initializers,
 )

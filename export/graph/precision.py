@@ -10,7 +10,7 @@ import onnx.inliner
 from saccade.exporter.graph.canonical import tidy
 from saccade.exporter.graph.cost import Count
 from saccade.exporter.graph.layer_types import check_types, float32_layers, matrix_types
-from saccade.exporter.graph.weights import Weights
+from saccade.exporter.graph.model_file import Weights
 from saccade.plugins.contract import DOMAIN
 from saccade.plugins.onnx_model import graphs_in
 

@@ -22,7 +22,7 @@ from saccade.core.errors import require
 from saccade.exporter.graph.canonical import OUTPUT_PREFIX, clean, tidy
 from saccade.exporter.graph.half_graph import fold_casts
 from saccade.exporter.graph.layer_types import opset_of
-from saccade.exporter.graph.weights import (
+from saccade.exporter.graph.model_file import (
     Weights,
     constant,
     evaluated,

@@ -126,8 +126,7 @@ def _reason(path: Path, file: FileEntry) -> str | None:
     import onnx
 
     from saccade.exporter.graph.half_graph import HALF, widened
-    from saccade.exporter.graph.model_file import read_model, without_values
-    from saccade.exporter.graph.weights import graph_session
+    from saccade.exporter.graph.model_file import graph_session, read_model, without_values
 
     proto, weights = read_model(path, file)
     light = without_values(proto)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import SaccadeError
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.policy.certify import Certified, certify
 from saccade.exporter.policy.policy import (
     CalibratedStep,

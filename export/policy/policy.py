@@ -16,8 +16,8 @@ from saccade.core.errors import SaccadeError
 from saccade.core.files import json_bytes, sha256_of, write_together
 from saccade.core.json_text import parse_json
 from saccade.core.schema import Count, Natural, Positive, Probability, Range, Share
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.artefact.manifest_checks import odd_hashes, read_stored
-from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.policy.answers import MEASURES, Answers, CalibratedVariant, agreement_classes
 from saccade.exporter.policy.certify import Certified
 from saccade.exporter.policy.options import MOST_STEPS, Against, check_policy_name, name_by_risk

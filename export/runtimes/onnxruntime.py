@@ -9,9 +9,8 @@ from saccade.core.machine import this_machine
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.gpu import gpu_at_hand
-from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runners import CUDA, Runner, onnx_runner, onnx_session
-from saccade.exporter.runtimes.runtime import BuiltFolder, Packages
+from saccade.exporter.runtimes.runtime import BuildOptions, BuiltFolder, Packages
 from saccade.plugins.execution import Ops
 from saccade.plugins.native.library import available_library
 

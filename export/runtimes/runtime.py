@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of runtimes and their only registry.
+"""The protocol of runtimes, their only registry, and `saccade build`.
 
 Code that depends on a property of a runtime queries this protocol and never compares names. The
 server's side (options, files, configuration, checks) is a `ServedRuntime`, which serving finds by
@@ -9,16 +9,41 @@ the runtime's name.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 
-from saccade.core.errors import SaccadeError
-from saccade.core.options import choice_of
+from saccade.core.errors import MissingPackage, SaccadeError
+from saccade.core.options import Options, choice_of
+from saccade.core.progress import Report, bar, reporting
+from saccade.core.schema import Range
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
-from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runners import Runner
 from saccade.models.entry import imported
 from saccade.plugins.execution import Ops
+
+_MOST_MIB = 2**20
+if TYPE_CHECKING:
+    EngineName = str
+else:
+    EngineName = choice_of(f"{__name__}:engine_names")
+
+
+@dataclass(frozen=True)
+class BuildOptions(Options):
+    """Build an engine for each variant of an artefact folder, after verifying its types."""
+
+    # tensorrt or tensorrt-rtx; default: the first one that is installed
+    engine: EngineName | None = None
+    variant: tuple[str, ...] = ()  # names of variants to build; default: all
+    batch: str = "1:8:64"  # smallest, usual and largest number of samples
+    axis: tuple[str, ...] = ()  # ranges of other dynamic axes, such as k=1:7:16
+    # scratch memory of an engine; default: TensorRT's
+    workspace_mib: Annotated[int, Range(1, _MOST_MIB)] | None = None
+    timing_cache: Path | None = None  # reused and extended; TensorRT only
+    compute_capability: tuple[str, ...] = ()  # such as 8.9,12.0; default: the GPU's, else 8.9
+    out: Path | None = None  # default: ARTEFACT/engines/ENGINE-CAPABILITIES
+    force: bool = False  # replace an existing folder
+
 
 # By the name used in options, manifests, frontiers and repositories: a module of this folder, and
 # the runtime in it.
@@ -179,3 +204,41 @@ def ops_of(runtime: Runtime, manifests: Iterable[Manifest], *, kernels: bool = T
 def has_custom_ops(manifests: Iterable[Manifest]) -> bool:
     """True if one of the files uses a custom op."""
     return any(manifest.custom_ops for manifest in manifests)
+
+
+def build(
+    artefact: ArtefactFolder | Path | str,
+    options: BuildOptions,
+    *,
+    progress: Report | None = bar,
+) -> BuiltFolder:
+    """Build every variant of an artefact folder for one runtime.
+
+    The output folder is created only when every variant was built.
+
+    Raises: GateFailed if a variant would compute in other types than it promises, SaccadeError for
+        an option or a file that cannot be built, MissingPackage if the runtime is not installed.
+    """
+    with reporting(progress):
+        return builder(options.engine).build(ArtefactFolder.open(artefact), options)
+
+
+def builder(engine: str | None) -> Runtime:
+    """Return the runtime named `engine`; by default the first installed one that builds engines.
+
+    Raises: SaccadeError if it does not build engines, MissingPackage if none is installed.
+    """
+    if engine is not None:
+        runtime = runtime_named(engine)
+        if not runtime.builds:
+            raise SaccadeError(
+                f"--engine {engine}: {runtime.title} runs the exported files directly, so there is "
+                f"nothing to build. Expected one of: {', '.join(engine_names())}."
+            )
+        return runtime
+    every = [runtime_named(name) for name in engine_names()]
+    if here := next((runtime for runtime in every if runtime.is_here()), None):
+        return here
+    # `require` reports what is missing and how to install it.
+    every[0].require()
+    raise MissingPackage(f"{every[0].title} is not installed.")

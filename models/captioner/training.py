@@ -12,10 +12,9 @@ from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
 from saccade.models.captioner.model import Captioner, CaptionerConfig
-from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
 from saccade.models.data.own_texts import captioned_split
 from saccade.models.data.samples.sentences import open_captions
-from saccade.models.data.scene_statements import is_true
+from saccade.models.data.scene_texts import CAPTION_TOKENS, CAPTION_WORDS, caption, is_true
 from saccade.models.data.splits import calibration_rows
 from saccade.models.families import new_model
 from saccade.models.scores.attention import jensen_shannon, repetition

@@ -11,8 +11,8 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch.nn import functional as F
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError
-from saccade.core.spelling import did_you_mean
 from saccade.models.image_decoding import ImageInput, fit
 
 

@@ -329,7 +329,7 @@ def plain_preprocessing(source: SampleSource, side_px: int) -> Preprocessing:
 
 def _shapes(split: str, preprocessing: Preprocessing | None) -> _Parts:
     """Load scenes with one object; the class is its color and shape."""
-    from saccade.models.data.scene_statements import SCENE_LABELS, scene_label
+    from saccade.models.data.scene_texts import SCENE_LABELS, scene_label
     from saccade.models.data.shapes import scenes
 
     side_px = 64 if preprocessing is None else preprocessing.height_px

@@ -18,12 +18,17 @@ from saccade.core.resources import check_convert
 from saccade.models.checkpoint import Checkpoint, check_finite, load, save
 from saccade.models.checkpoint_folder import is_checkpoint_folder
 from saccade.models.checkpoint_format import AUTHORS_DATA, is_foreign
-from saccade.models.data.own_calibration import own_images, recalibrated
+from saccade.models.data.calibration import calibration_for, own_images, recalibrated
 from saccade.models.families import filled, outline
 from saccade.models.interface import Component
 from saccade.models.official.authors_images import with_images, with_published
-from saccade.models.official.calibration import calibration_for
-from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.conversion import (
+    ConversionFailed,
+    ConversionReport,
+    Converted,
+    Official,
+    compared,
+)
 from saccade.models.official.declared import flattened, key_notes, names_from, object_from
 from saccade.models.official.hub_folder import (
     config_beside,
@@ -35,12 +40,12 @@ from saccade.models.official.hub_folder import (
     with_source,
 )
 from saccade.models.official.reading import SHARDS, float32_bytes, read_tensors, shards_of
-from saccade.models.official.report import ConversionFailed, ConversionReport, compared
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.shipped import SHIPPED
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
 
 SAMPLES = 16
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from saccade.core import limits
+from saccade.core.checks import nearest
 from saccade.core.errors import SaccadeError
 from saccade.core.files import check_labels, read_bounded, read_lines
 from saccade.core.json_text import parse_json
 from saccade.core.schema import WrongValue, typed
-from saccade.core.spelling import nearest
 
 Json = TypeVar("Json")
 _NESTED = ("model_cfg", "model", "kwargs")  # where a model's part may be

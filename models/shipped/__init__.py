@@ -3,8 +3,8 @@
 
 from pathlib import Path
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError
-from saccade.core.spelling import did_you_mean
 
 SHIPPED = "shipped:"  # prefix of a name, used instead of a path
 

@@ -15,7 +15,7 @@ from saccade.models.budget import ComputeBudget
 from saccade.models.data.augment import Augmentation
 from saccade.models.data.datasets import image_fields, load_data
 from saccade.models.data.samples.source import DataDescription
-from saccade.models.data.scene_statements import SCENE_LABELS, scene_label
+from saccade.models.data.scene_texts import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
 from saccade.models.data.splits import calibration_rows
 from saccade.models.data.token_states import TokenStates, token_states

@@ -159,8 +159,8 @@ def _true_and_false(
     checkpoint: Checkpoint, model: "Sparo", options: SelectOptions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the codes of images, of their sentences and of false ones; shapes [n l v] each."""
-    from saccade.models.data.captions import captioned
     from saccade.models.data.own_texts import load_contrasts
+    from saccade.models.data.scene_texts import captioned
     from saccade.models.data.shapes import scenes
     from saccade.models.sparo.codes import image_slots, text_slots
 

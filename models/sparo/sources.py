@@ -11,17 +11,18 @@ import numpy as np
 from saccade.core.verbosity import note
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.data.asked import DataAsked
-from saccade.models.data.captions import (
-    CAPTION_TOKENS,
-    CAPTION_WORDS,
-    CaptionedScenes,
-    caption,
-    captioned,
-)
 from saccade.models.data.datasets import Dataset, image_fields, load_data
 from saccade.models.data.own_texts import load_pairs
 from saccade.models.data.samples.images import Images
-from saccade.models.data.scene_statements import SCENE_LABELS, scene_label
+from saccade.models.data.scene_texts import (
+    CAPTION_TOKENS,
+    CAPTION_WORDS,
+    SCENE_LABELS,
+    CaptionedScenes,
+    caption,
+    captioned,
+    scene_label,
+)
 from saccade.models.data.shapes import Scenes, scenes
 from saccade.models.scores.retrieval import ranks_of_pairs, recalls
 from saccade.models.sparo.codes import image_slots, text_slots

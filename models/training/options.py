@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError
 from saccade.core.json_text import JSONRefused, parse_json
 from saccade.core.options import Options
 from saccade.core.schema import BelowOne, Count, Natural, NonNegative, Positive, Range
-from saccade.core.spelling import did_you_mean
 from saccade.models.data.asked import DataAsked, here
 from saccade.models.training.task import Recipe
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from saccade.core import limits
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError, require
 from saccade.core.files import read_regular
 from saccade.core.schema import WrongValue, typed
-from saccade.core.spelling import did_you_mean
 from saccade.models.families import FAMILIES
 from saccade.models.training.options import TrainOptions, overrides_words, parse_overrides
 

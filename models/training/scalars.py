@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError, require
-from saccade.core.spelling import did_you_mean
 from saccade.models.training.options import TrainOptions
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError, ShapeError
-from saccade.core.spelling import did_you_mean
 from saccade.core.verbosity import note
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.checkpoint_folder import checkpoint_name

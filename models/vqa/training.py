@@ -15,14 +15,14 @@ from torch.nn import functional as F
 from saccade.core.errors import SaccadeError
 from saccade.core.verbosity import note_once
 from saccade.models.data.own_texts import asked_split
-from saccade.models.data.questions import (
+from saccade.models.data.samples.questions import open_questions
+from saccade.models.data.scene_texts import (
     ANSWERS,
     QUESTION_TOKENS,
     QUESTION_WORDS,
     Question,
     questions,
 )
-from saccade.models.data.samples.questions import open_questions
 from saccade.models.data.splits import calibration_rows
 from saccade.models.families import new_model
 from saccade.models.scores.answers import KINDS, normalized, usual_answer

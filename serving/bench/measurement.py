@@ -18,12 +18,10 @@ from saccade.exporter.artefact.frontier import (
     dominators,
     own_cost,
 )
-from saccade.exporter.artefact.manifest import Manifest
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import Manifest, VariantFiles
 from saccade.exporter.runtimes.runtime import has_custom_ops
 from saccade.models.families import entry_of
-from saccade.models.scores.intervals import Interval, bootstrap
-from saccade.models.scores.results import EvaluationResult
+from saccade.models.scores.results import EvaluationResult, Interval, bootstrap
 from saccade.plugins.execution import Ops
 from saccade.serving.bench.figures import clients_of, points
 from saccade.serving.bench.in_process import InProcessLoad

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from saccade.core.options import Options
 from saccade.core.schema import Length, Range
-from saccade.exporter.evaluation.options import EvaluateOptions, SampleLimit, SplitName, TaskName
+from saccade.exporter.evaluation.tasks import EvaluateOptions, SampleLimit, SplitName, TaskName
 from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
 
 _WINDOW_S = 0.3

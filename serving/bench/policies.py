@@ -15,8 +15,12 @@ from saccade.exporter.artefact.frontier import (
     Ratio,
 )
 from saccade.exporter.policy.policy import PolicyFile
-from saccade.models.scores.intervals import paired_bootstrap, paired_log_ratio, wilson
-from saccade.models.scores.results import EvaluationResult
+from saccade.models.scores.results import (
+    EvaluationResult,
+    paired_bootstrap,
+    paired_log_ratio,
+    wilson,
+)
 from saccade.serving.bench.figures import clients_of
 from saccade.serving.bench.in_process import InProcessLoad
 from saccade.serving.bench.measurement import Measurement, grpc_of, measured_score, raw_samples

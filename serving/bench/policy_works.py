@@ -10,11 +10,10 @@ import numpy as np
 from saccade.core.errors import SaccadeError, require
 from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.decisions import Decide, Run, Segmenter, SegmentScored
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
-from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.tasks import task_asked, tasks_of
+from saccade.exporter.evaluation.tasks import EvaluateOptions, task_asked, tasks_of
 from saccade.exporter.policy.answers import MEASURES
 from saccade.exporter.policy.certificate import check_certificates
 from saccade.exporter.policy.options import MIN_ARI
@@ -26,7 +25,7 @@ from saccade.models.data.datasets import HELD_OUT
 from saccade.models.entry import imported
 from saccade.models.interface import Arrays
 from saccade.models.scores.ari import adjusted_rand_index
-from saccade.models.scores.intervals import Interval, bootstrap, wilson
+from saccade.models.scores.results import Interval, bootstrap, wilson
 from saccade.serving.client.texts import Labelling
 from saccade.serving.repository.policies import (
     NO_POLICIES,

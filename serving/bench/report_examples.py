@@ -9,7 +9,7 @@ import numpy as np
 
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Example, examples_of
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.scores.results import EvaluationResult
 from saccade.serving.bench.load_requests import png_files
 

@@ -14,7 +14,7 @@ from saccade.core.machine import this_machine
 from saccade.core.progress import progress_of
 from saccade.exporter.artefact.frontier import ROUNDS
 from saccade.models.data.datasets import HELD_OUT, load_data
-from saccade.models.scores.intervals import wilson
+from saccade.models.scores.results import wilson
 from saccade.serving.bench.figures import bare_text, interval_text, times_text
 from saccade.serving.bench.load import LoadGenerator, Stream
 from saccade.serving.bench.load_requests import png_files, request, server_version

@@ -15,7 +15,7 @@ from saccade.core.leftovers import temporary_folder
 from saccade.core.progress import Advance
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FrontierEntry
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.serving.bench import served
 from saccade.serving.bench.load import WARMUP_S, LoadGenerator, Stream, refuse_errors

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from saccade.models.scores.intervals import Z95, paired_log_ratio
+from saccade.models.scores.results import Z95, paired_log_ratio
 
 SCORE_HALF_WIDTH = 0.01  # of each score's 95 % interval; relative for scores above 1
 DIFFERENCE_HALF_WIDTH = 0.005  # of the paired difference of neighbors in score, if it is small

@@ -9,7 +9,7 @@ import numpy as np
 
 from saccade.core.machine import cores
 from saccade.exporter.artefact.frontier import enough_threads
-from saccade.exporter.artefact.variant_files import VariantFiles, encoded, filled
+from saccade.exporter.artefact.manifest import VariantFiles, encoded, filled
 from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import Runtime
 from saccade.models.entry import imported

@@ -9,15 +9,14 @@ from saccade.core.errors import SaccadeError, require
 from saccade.core.progress import progress_of
 from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import (
     EvaluatedFunction,
     EvaluatedModel,
     subjects_of_folder,
 )
-from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.tasks import inputs_of
+from saccade.exporter.evaluation.tasks import EvaluateOptions, inputs_of
 from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import Runtime, loaded, runtime_named
 from saccade.models.checkpoint import Checkpoint

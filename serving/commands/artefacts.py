@@ -11,8 +11,7 @@ from saccade.core.errors import SaccadeError
 from saccade.exporter.exported import ExportOptions
 from saccade.exporter.graph.samples import GateLevel
 from saccade.exporter.policy.options import CalibrateOptions
-from saccade.exporter.runtimes.options import BuildOptions
-from saccade.exporter.runtimes.runtime import runtime_named
+from saccade.exporter.runtimes.runtime import BuildOptions, runtime_named
 from saccade.serving.bench.options import BenchOptions, MeasureOptions
 from saccade.serving.bench.plan import PlanOptions
 from saccade.serving.bench.sweep.choice import ChooseOptions
@@ -83,11 +82,7 @@ def build(artefact: Artefacts, options: BuildOptions) -> Result:
         # build for batches of 1 to 64, fastest at 16
         saccade build build/digits-sum --engine tensorrt-rtx --batch 1,16,64
     """
-    if options.locked:
-        from saccade.exporter.runtimes.tensorrt.locked import rebuild
-
-        return rebuild(artefact, options)
-    from saccade.exporter.runtimes.build import build
+    from saccade.exporter.runtimes.runtime import build
 
     return build(artefact, options)
 

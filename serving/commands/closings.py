@@ -80,8 +80,6 @@ def verify(given: Mapping[str, Any], result: Any) -> Closing:
 
 
 def build(given: Mapping[str, Any], result: Any) -> Closing:
-    if given["options"].locked:
-        return Closing("rebuilt and compared with the locked engines", given["artefact"])
     return Closing("engines", result.folder, f"saccade verify {_q(given['artefact'])}")
 
 

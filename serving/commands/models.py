@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 
 from saccade.core.errors import SaccadeError
 from saccade.core.verbosity import is_quiet
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.families import FAMILIES, entry_of
 from saccade.models.hub import DownloadOptions, UploadOptions
 from saccade.models.official.convert import SOURCES, ConvertOptions

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError
 from saccade.core.options import Options
-from saccade.core.spelling import did_you_mean
 from saccade.models.budget import BudgetLike
 from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entries

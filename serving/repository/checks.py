@@ -11,8 +11,7 @@ from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import Frontier, FrontierEntry
-from saccade.exporter.artefact.manifest import Manifest
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import Manifest, VariantFiles
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.models.interface import TensorSpec
 from saccade.plugins.execution import OPS, Ops

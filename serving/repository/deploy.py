@@ -11,8 +11,7 @@ from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import FrontierEntry
-from saccade.exporter.artefact.manifest import DATA_SUFFIX, SUFFIX
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import DATA_SUFFIX, SUFFIX, VariantFiles
 from saccade.exporter.graph.trial import refuse_untried
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.execution import OPS, Ops

@@ -15,7 +15,7 @@ from saccade.core.options import range_of
 from saccade.core.schema import AGAIN, Range, typed
 from saccade.core.verbosity import note
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.tasks import tasks_of
 from saccade.exporter.policy.answers import DECIDES
 from saccade.exporter.policy.certificate import check_certificates

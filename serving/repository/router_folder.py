@@ -12,8 +12,7 @@ import numpy as np
 
 from saccade.core.files import json_bytes
 from saccade.exporter.artefact.frontier import FrontierEntry
-from saccade.exporter.artefact.manifest import Manifest
-from saccade.exporter.artefact.variant_files import VariantFiles, encoded, filled
+from saccade.exporter.artefact.manifest import Manifest, VariantFiles, encoded, filled
 from saccade.model_repository.router.routes import SCHEMA as ROUTES_SCHEMA
 from saccade.model_repository.router.routes import VERSION as ROUTES_VERSION
 from saccade.model_repository.router.routes import AdaptiveRules, PolicyRoute
@@ -21,7 +20,7 @@ from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of
 from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
-from saccade.models.scores.intervals import paired_log_ratio
+from saccade.models.scores.results import paired_log_ratio
 from saccade.serving.client.router_view import DESCRIBED, FIRST_ROW, LANES, PROBE
 from saccade.serving.repository.checks import join
 from saccade.serving.repository.model_config import (

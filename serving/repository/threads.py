@@ -8,7 +8,7 @@ from typing import Any
 from saccade.core.machine import cores
 from saccade.core.schema import typed
 from saccade.exporter.artefact.frontier import FrontierEntry
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.serving.repository.options import RepositoryOptions
 
 

@@ -5,14 +5,14 @@ from saccade.core.errors import SaccadeError as SaccadeError
 from saccade.core.progress import Step as Step
 from saccade.exporter.evaluation.calibrate import calibrate as calibrate
 from saccade.exporter.evaluation.evaluate import evaluate as evaluate
-from saccade.exporter.evaluation.options import EvaluateOptions as EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions as EvaluateOptions
 from saccade.exporter.exported import ExportOptions as ExportOptions
 from saccade.exporter.exported import export as export
 from saccade.exporter.gate.bisect import bisect as bisect
 from saccade.exporter.gate.gate import verify as verify
 from saccade.exporter.policy.options import CalibrateOptions as CalibrateOptions
-from saccade.exporter.runtimes.build import build as build
-from saccade.exporter.runtimes.options import BuildOptions as BuildOptions
+from saccade.exporter.runtimes.runtime import BuildOptions as BuildOptions
+from saccade.exporter.runtimes.runtime import build as build
 from saccade.models.catalogue import list_models as list_models
 from saccade.models.checkpoint import Checkpoint as Checkpoint
 from saccade.models.checkpoint import load as load

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from saccade.core.checks import did_you_mean, nearest
 from saccade.core.errors import SaccadeError
-from saccade.core.spelling import did_you_mean, nearest
 from saccade.exporter.artefact.variant import PRECISIONS, check_chosen
 from saccade.exporter.gate.metrics import thresholds_of
 from saccade.models.catalogue import preset_of

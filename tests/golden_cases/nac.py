@@ -14,8 +14,7 @@ from nac_executor_golden import RUNS
 from torch import Tensor
 
 from saccade.models.families import family_class
-from saccade.models.official.conversion import Official
-from saccade.models.official.report import sources_of
+from saccade.models.official.conversion import Official, sources_of
 from saccade.models.official.sources import nac
 
 Tensors = dict[str, Tensor]

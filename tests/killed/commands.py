@@ -104,7 +104,7 @@ def _keep_at_every_step() -> None:
 
 
 def _few_scenes() -> None:
-    import_module("saccade.models.official.calibration").SAMPLES = 8
+    import_module("saccade.models.official.convert").SAMPLES = 8
 
 
 def _fake_tensorrt() -> None:

@@ -42,7 +42,8 @@ def test_openvino_is_imported_without_it(code: str, tmp_path: Path) -> None:
     if not leaves("import openvino", tmp_path / "without"):
         pytest.skip("this OpenVINO has no telemetry, or the system silences it")
     given = {
-        "exported": "from saccade.exporter.runtimes.openvino import model; model.openvino_module()",
+        "exported": "from saccade.exporter.runtimes.openvino.runtime import openvino_module; "
+        "openvino_module()",
         "served": f"import sys, types; sys.path[:0] = {SERVED!r}; "
         "sys.modules['triton_python_backend_utils'] = types.ModuleType('server'); import model",
     }

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 from saccade.core.errors import SaccadeError
 from saccade.core.files import sha256_of
 from saccade.exporter.evaluation.evaluate import evaluate
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.checkpoint import load
 from saccade.models.families import FAMILIES
 from saccade.models.shipped import shipped_checkpoint

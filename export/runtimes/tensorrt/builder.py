@@ -4,11 +4,9 @@
 It uses the protocol of `saccade.core.worker`. It answers the first request with a description of
 the parsed network. The second request makes it build into the file `plan` of its folder, and the
 answer is the result; meanwhile it reports progress and TensorRT's messages. It imports nothing but
-TensorRT. The bytes of a plan depend on the addresses of the builder's objects, so the process has
-a fixed address space, does the same each time, and builds only one engine.
+TensorRT, and builds only one engine.
 """
 
-import ctypes
 import json
 import os
 import sys
@@ -19,13 +17,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-STEADY = {  # environment variables; the parent sets them
-    "PYTHONHASHSEED": "0",
-    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=4096"
-    ":glibc.malloc.mmap_threshold=33554432",
-}
-_FIXED_ADDRESSES, _ASK = 0x0040000, 0xFFFFFFFF
-_AGAIN = "again"
 _PRODUCTS = ("MATRIX_MULTIPLY", "CONVOLUTION", "DECONVOLUTION", "EINSUM")
 # Layers that move numbers without changing them.
 _MOVES = ("SHUFFLE", "SQUEEZE", "UNSQUEEZE", "IDENTITY", "SLICE", "GATHER", "CONCATENATION")
@@ -192,8 +183,6 @@ def _monitor(trt: Any, tell: Tell) -> Any:
 
 def main() -> None:
     """Build one engine."""
-    if _AGAIN not in sys.argv and _fix_addresses():
-        os.execv(sys.executable, [sys.executable, "-P", __file__, _AGAIN])
     warnings.simplefilter("ignore")
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # a library may print anything
@@ -213,18 +202,11 @@ def main() -> None:
         if built is not None:
             plan, seconds = built
             Path("plan").write_bytes(plan)
-            tell("answer", {"seconds": seconds, "fixed_addresses": _AGAIN in sys.argv})
+            tell("answer", {"seconds": seconds})
     except StepRefused as refused:
         tell("error", [refused.kind, str(refused)])
     except OSError as error:
         tell("error", ["file", str(error)])
-
-
-def _fix_addresses() -> bool:
-    """Fix addresses if allowed; a container's seccomp profile may forbid it."""
-    libc = ctypes.CDLL(None)
-    now = libc.personality(_ASK)
-    return now >= 0 and libc.personality(now | _FIXED_ADDRESSES) >= 0
 
 
 if __name__ == "__main__":

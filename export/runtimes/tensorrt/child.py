@@ -11,7 +11,6 @@ from saccade.core.errors import SaccadeError
 from saccade.core.schema import AGAIN
 from saccade.core.worker import Program, Worker, WorkerEnded, WorkRefused
 from saccade.exporter.artefact.manifest import DATA_SUFFIX
-from saccade.exporter.runtimes.tensorrt.builder import STEADY
 from saccade.exporter.runtimes.tensorrt.engine_manifest import Profile
 from saccade.exporter.runtimes.tensorrt.modules import MODULES, NAMES
 
@@ -65,7 +64,6 @@ class BuildResult:
     """The result of a successful build, as the child reports it."""
 
     seconds: float
-    fixed_addresses: bool
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,6 @@ class BuiltPlan:
     timing_cache: Path | None  # extended by this build
     network: Network
     seconds: float
-    fixed_addresses: bool
     log: str  # TensorRT's messages, one per line
 
 
@@ -107,7 +104,8 @@ def build_in_child(
                 progressed(1 / steps)
 
     _link_inputs(job, work)
-    with Worker(Program(_PROGRAM, work, _environment())) as worker:
+    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    with Worker(Program(_PROGRAM, work, environment)) as worker:
         try:
             network = worker.ask(job.request(), Network, said=said)
             proved(network)
@@ -118,7 +116,7 @@ def build_in_child(
             raise _death(job, ended, messages) from ended
     cache = work / "timing_cache" if job.timing_cache is not None else None
     log = "".join(f"{severity}: {text}\n" for severity, text in messages)
-    return BuiltPlan(work / "plan", cache, network, done.seconds, done.fixed_addresses, log)
+    return BuiltPlan(work / "plan", cache, network, done.seconds, log)
 
 
 def _link_inputs(job: BuildJob, work: Path) -> None:
@@ -131,12 +129,6 @@ def _link_inputs(job: BuildJob, work: Path) -> None:
             (work / "timing_cache_in").symlink_to(job.timing_cache.resolve())
     except OSError as error:
         raise SaccadeError(f"{work}: cannot be written ({error}). Choose another --out.") from error
-
-
-def _environment() -> dict[str, str]:
-    # Nothing else of the caller's environment: Python copies it, which moves later addresses.
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return kept | STEADY
 
 
 def _refusal(

@@ -11,15 +11,14 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.artefact.variant import PRECISIONS
 from saccade.exporter.runtimes.gpu import gpu_at_hand
-from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runners import Runner
-from saccade.exporter.runtimes.runtime import BuiltFolder, Packages
+from saccade.exporter.runtimes.runtime import BuildOptions, BuiltFolder, Packages
 from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     PLAN_SUFFIX,
     EngineManifest,
     manifest_of,
 )
-from saccade.exporter.runtimes.tensorrt.engine_runner import engine_runner
+from saccade.exporter.runtimes.tensorrt.loading import engine_runner
 from saccade.exporter.runtimes.tensorrt.modules import (
     MODULES,
     NAMES,

@@ -10,11 +10,11 @@ import numpy as np
 
 from saccade.core.archives import array_names, read_arrays
 from saccade.core.errors import SaccadeError, ShapeError
-from saccade.models.data.samples.labels import LabelColumn
 from saccade.models.data.samples.masks import numbered_objects
 from saccade.models.data.samples.source import (
     SPLIT,
     DataDescription,
+    LabelColumn,
     RowUnreadable,
     SampleSource,
     numbered,

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError
 from saccade.core.files import read_regular
 from saccade.core.json_text import parse_json
 from saccade.core.limits import JSON_BYTES
-from saccade.core.spelling import did_you_mean
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.folders import ClassFolders, visible
 from saccade.models.data.samples.rows import IMAGES, TableRows

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Self
 
+from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError
 from saccade.core.json_text import stream_json
-from saccade.core.spelling import did_you_mean
 from saccade.models.data.samples.folders import visible
 from saccade.models.data.samples.formats import PATTERN, matching, splits_of
 from saccade.models.data.samples.source import (

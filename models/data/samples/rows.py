@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.samples.labels import LabelColumn
 from saccade.models.data.samples.masks import mask_in_file
 from saccade.models.data.samples.source import (
     LABEL,
@@ -20,6 +19,7 @@ from saccade.models.data.samples.source import (
     Beside,
     Cell,
     DataDescription,
+    LabelColumn,
     RowUnreadable,
     SampleSource,
     Texts,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, cast
 
+from saccade.core.checks import nearest
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Count
-from saccade.core.spelling import nearest
 from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.declared import at, check_stated, declared, unknown_key
 from saccade.models.official.tables import Row, Rows, rows_of

@@ -14,14 +14,13 @@ from saccade.core.progress import Advance
 from saccade.core.schema import typed
 from saccade.core.worker import WorkerEnded, each_alone
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import SUFFIX
+from saccade.exporter.artefact.manifest import SUFFIX, VariantFiles
 from saccade.exporter.artefact.variant import (
     budget_option,
     choose_budgets,
     default_model_name,
     variant_name,
 )
-from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.graph.trial import refuse_untried
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.scores.results import EvaluationResult, Score

@@ -18,11 +18,8 @@ from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.exporter.artefact.variant import check_budgets
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.evaluated_model import subjects_of_folder
-from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.exporter.evaluation.tasks import task_asked
-from saccade.exporter.runtimes.build import build
-from saccade.exporter.runtimes.options import BuildOptions
-from saccade.exporter.runtimes.runtime import Runtime, runtime_named
+from saccade.exporter.evaluation.tasks import EvaluateOptions, task_asked
+from saccade.exporter.runtimes.runtime import BuildOptions, Runtime, build, runtime_named
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.data.loaded_once import loaded_once
 from saccade.models.sparo.select import selected_checkpoint

@@ -19,7 +19,7 @@ from saccade.core.machine import Machine
 from saccade.core.progress import Advance
 from saccade.core.worker import Worker, WorkerEnded
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.tasks import Inputs, inputs_of
 from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import Runtime, loaded, ops_of, runtime_named

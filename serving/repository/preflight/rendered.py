@@ -19,8 +19,7 @@ import numpy as np
 from saccade.core.errors import SaccadeError
 from saccade.core.files import json_bytes
 from saccade.core.options import range_of
-from saccade.exporter.artefact.manifest import SUFFIX
-from saccade.exporter.artefact.variant_files import VariantFiles, grouped
+from saccade.exporter.artefact.manifest import SUFFIX, VariantFiles, grouped
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.repository.model_config import (
     LABELS_FILE,

@@ -11,7 +11,7 @@ from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.graph.trial import refuse_untried
 from saccade.exporter.runtimes.gpu import Gpu
-from saccade.exporter.runtimes.openvino.model import (
+from saccade.exporter.runtimes.openvino.runtime import (
     SOURCE,
     changed_graph,
     computes_bf16,

@@ -345,7 +345,7 @@ class ServedTensorRT(ServedRuntime):
             check_fits(*_plan_for(model, gpu), gpu)
 
     def runner(self, model: RepositoryModel) -> Runner:
-        from saccade.exporter.runtimes.tensorrt.engine_runner import engine_runner
+        from saccade.exporter.runtimes.tensorrt.loading import engine_runner
 
         return engine_runner(*_plan_for(model, gpu_at_hand()))
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of arguments: one of several values, or a number within bounds."""
 
-from collections.abc import Collection
+import difflib
+from collections.abc import Collection, Iterable
 
 from saccade.core.errors import SaccadeError
 from saccade.core.schema import Range
@@ -23,3 +24,22 @@ def check_within(name: str, value: float, bounds: Range) -> None:
     """
     if not bounds.holds(value):
         raise SaccadeError(f"{name} is {value}, expected {bounds}.")
+
+
+_LONGEST = 100  # maximum number of characters to compare; the cost is quadratic
+
+
+def nearest(word: str, known: Iterable[str], least: float = 0.6) -> str | None:
+    """Return the known name most similar to a word, if one is similar enough.
+
+    `least` is the smallest similarity, from 0 to 1 (equal).
+    """
+    names = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word[:_LONGEST].lower(), names, n=1, cutoff=least)
+    return names[close[0]] if close else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return " Did you mean X?" to append to a message; empty if no name is similar."""
+    close = nearest(word, known)
+    return f" Did you mean {close}?" if close is not None and close != word else ""

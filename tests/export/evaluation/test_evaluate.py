@@ -16,7 +16,6 @@ from saccade.exporter.evaluation import (
     answering,
     captioning,
     classification,
-    embedding,
     matching,
     segmentation,
 )
@@ -26,16 +25,26 @@ from saccade.exporter.evaluation.evaluated_model import (
     EvaluatedModel,
     subjects_of_checkpoint,
 )
-from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import asked_scenes, described_scenes
-from saccade.exporter.evaluation.tasks import TASKS, task_asked, task_names, tasks_of
+from saccade.exporter.evaluation.tasks import (
+    TASKS,
+    EvaluateOptions,
+    task_asked,
+    task_names,
+    tasks_of,
+)
 from saccade.models.captioner.caption_search import SearchedCaption
 from saccade.models.checkpoint import load
-from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS
 from saccade.models.data.digits import CLASS_NAMES
 from saccade.models.data.listops import VOCABULARY, listops
-from saccade.models.data.questions import ANSWERS, QUESTION_TOKENS, QUESTION_WORDS
 from saccade.models.data.samples import images as image_file
+from saccade.models.data.scene_texts import (
+    ANSWERS,
+    CAPTION_TOKENS,
+    CAPTION_WORDS,
+    QUESTION_TOKENS,
+    QUESTION_WORDS,
+)
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.models.families import FAMILIES
 from saccade.models.interface import Arrays, TensorSpec
@@ -295,7 +304,7 @@ def test_splits_of_ones_own_samples(tiny_checkpoint: Path, tmp_path: Path, monke
     with pytest.raises(SaccadeError, match=r"train/0/000\.png: not a JPEG, PNG or WebP"):
         scored(split="train")
     with pytest.raises(SaccadeError, match="--split all: this task learns from the training sam"):
-        scored(embedding.knn, split="all")
+        scored(classification.knn, split="all")
     with pytest.raises(SaccadeError, match="--skip-bad: found -1"):
         scored(skip_bad=-1)
 

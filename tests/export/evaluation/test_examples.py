@@ -9,8 +9,8 @@ import pytest
 from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_checkpoint
 from saccade.exporter.evaluation.examples import Example, examples_of
-from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.segmentation import masked_images
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.checkpoint import load
 from saccade.models.data.listops import CLASS_NAMES
 from saccade.models.scores.ari import adjusted_rand_index

@@ -18,7 +18,7 @@ from folder_walk import openings
 from saccade.exporter.evaluation.classification import decide
 from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.data.datasets import HELD_OUT
 from saccade.models.data.loaded_once import keeps_loaded, loaded_once

@@ -10,15 +10,16 @@ import paired_sets
 import pytest
 
 from saccade.core.errors import SaccadeError
-from saccade.exporter.evaluation import embedding, matching
+from saccade.exporter.evaluation import classification, matching
 from saccade.exporter.evaluation.evaluated_model import EvaluatedFunction, EvaluatedModel
-from saccade.exporter.evaluation.options import EvaluateOptions
-from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.data.datasets import load_data
 from saccade.models.data.own_texts import load_contrasts, load_pairs
+from saccade.models.data.scene_texts import CAPTION_TOKENS, CAPTION_WORDS
 from saccade.models.interface import Arrays, TensorSpec
 from saccade.models.preprocessing import Preprocessing
-from saccade.models.scores import classification, retrieval
+from saccade.models.scores import classification as scores
+from saccade.models.scores import retrieval
 from saccade.models.scores.results import EvaluationResult
 from saccade.models.word_tokens import WordVocabulary
 
@@ -146,11 +147,11 @@ def test_the_probe_chooses_its_penalty_on_validation_samples(
         seen.append((len(codes), penalty))
         return Probe(penalty)
 
-    monkeypatch.setattr(classification, "_fitted", fitted)
+    monkeypatch.setattr(scores, "_fitted", fitted)
     rng = np.random.default_rng(0)
     codes = [rng.standard_normal((count, 3)) for count in (30, 4000, 20)]
     labels = np.arange(30) % 2, np.ones(4000, int)
-    _, penalty = classification.probe_predict(codes[0], labels[0], codes[1], labels[1], codes[2])
+    _, penalty = scores.probe_predict(codes[0], labels[0], codes[1], labels[1], codes[2])
     assert penalty == pytest.approx(10**1.25) and seen[-1] == (4030, penalty)
     first = [round(np.log10(one)) for _, one in seen[:7]]
     assert first == [-6, -4, -2, 0, 2, 4, 6] and len(seen) <= 7 + 8 + 1
@@ -169,21 +170,21 @@ def test_the_probe_scores_other_samples_than_it_learns_from() -> None:
     # The vocabulary of a text tower is a number.
     seeing = EvaluatedModel("it", "sparo", "0" * 64, METADATA, (), gray, parts)
     given = replace(OPTIONS, data="digits", limit=120)
-    result = embedding.probe(seeing, given)
+    result = classification.probe(seeing, given)
     assert 0.6 < result.scores[0].value < 1 and result.split == "test"
     assert "chosen on the validation samples" in result.protocol
-    validation = embedding.probe(seeing, replace(given, split="validation"))
+    validation = classification.probe(seeing, replace(given, split="validation"))
     assert validation.split == "validation"
     assert "chosen on a tenth of the training samples" in validation.protocol
     with pytest.raises(SaccadeError, match="--split all: this task learns from the training"):
-        embedding.probe(seeing, replace(given, split="all"))
-    adamw = embedding.probe(seeing, replace(given, probe="adamw"))
+        classification.probe(seeing, replace(given, split="all"))
+    adamw = classification.probe(seeing, replace(given, probe="adamw"))
     assert adamw.scores[0].value > 0.6 and adamw.protocol.startswith("AdamW for 10 epochs, weight")
-    dino = embedding.probe(seeing, replace(given, probe="dino"))
+    dino = classification.probe(seeing, replace(given, probe="dino"))
     assert dino.scores[0].value > 0.6 and dino.protocol.startswith("SGD for 100 epochs on 64 feat")
     blind = replace(
         seeing,
         components={"": EvaluatedFunction(spec, lambda inputs: {"embedding": inputs["image"]})},
     )
     with pytest.raises(SaccadeError, match="--probe dino: found no output probe_features of it"):
-        embedding.probe(blind, replace(given, probe="dino"))
+        classification.probe(blind, replace(given, probe="dino"))

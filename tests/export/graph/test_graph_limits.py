@@ -23,7 +23,7 @@ from saccade.core.worker import Limits
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import FileEntry, Manifest, write_manifest
 from saccade.exporter.evaluation.evaluate import evaluate
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.exporter.gate.gate import verify
 from saccade.exporter.graph.limits import check_graph, parse_graph
 from saccade.exporter.graph.model_file import write_model

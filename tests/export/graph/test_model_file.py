@@ -25,10 +25,15 @@ from saccade.exporter.graph.half_graph import (
     widened_session,
 )
 from saccade.exporter.graph.limits import check_graph
-from saccade.exporter.graph.model_file import read_model, without_values, write_model
+from saccade.exporter.graph.model_file import (
+    Weights,
+    location_of,
+    read_model,
+    without_values,
+    write_model,
+)
 from saccade.exporter.graph.tracing import fold_constants, trace_module
 from saccade.exporter.graph.trial import Trial, Verdict, main
-from saccade.exporter.graph.weights import Weights, location_of
 from saccade.exporter.runtimes.runners import onnx_session
 
 X = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)

@@ -21,9 +21,14 @@ from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import read_manifest, write_manifest
 from saccade.exporter.exported import ExportedModel, ExportOptions, export
-from saccade.exporter.gate.conditioning import ill_conditioned_rows
 from saccade.exporter.gate.gate import verify
-from saccade.exporter.gate.metrics import FLOORS, exceeded, figures_of, thresholds_of
+from saccade.exporter.gate.metrics import (
+    FLOORS,
+    exceeded,
+    figures_of,
+    ill_conditioned_rows,
+    thresholds_of,
+)
 from saccade.exporter.graph.half_graph import activation_ranges, check_ranges, fold_casts
 from saccade.exporter.graph.layer_types import check_types, float32_layers, matrix_types
 from saccade.exporter.graph.samples import random_inputs

@@ -9,8 +9,14 @@ from populations import FULL, population
 from scipy import stats
 
 from saccade.exporter.policy.answers import Answers, VariantAnswers, answers_of
-from saccade.exporter.policy.certify import Certified, NotCertified, certify, least_samples
-from saccade.exporter.policy.chains import Chain, front
+from saccade.exporter.policy.certify import (
+    Certified,
+    Chain,
+    NotCertified,
+    certify,
+    front,
+    least_samples,
+)
 from saccade.model_repository.router.confidence import confidence
 
 TRIALS = 40

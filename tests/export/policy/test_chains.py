@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from populations import FULL, population
 
-from saccade.exporter.policy import chains
+from saccade.exporter.policy import certify
 from saccade.exporter.policy.answers import MEASURES, Answers, answers_of
-from saccade.exporter.policy.chains import Chain, front
+from saccade.exporter.policy.certify import Chain, front
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def one_by_one(chain: Chain, answers: Answers, table: np.ndarray) -> tuple[float
 @pytest.mark.parametrize("steps", [(2,), (0, 2), (0, 1, 2)])
 @pytest.mark.parametrize("measure", MEASURES)
 def test_grid_counts_what_a_loop_counts(answers, steps, measure):
-    grid = chains._Grid(answers, answers.lost, steps, measure)
+    grid = certify._Grid(answers, answers.lost, steps, measure)
     loss, seconds = grid._sums()
     rng = np.random.default_rng(1)
     for _ in range(8):
@@ -60,5 +60,5 @@ def test_front_has_nothing_that_another_one_beats(answers):
 
 def test_front_asks_no_variant_that_costs_more_than_the_full_model(answers):
     dear = replace(answers, full=1)
-    assert set(chains._orders(dear, 3)) == {(0,), (1,), (0, 1)}
+    assert set(certify._orders(dear, 3)) == {(0,), (1,), (0, 1)}
     assert all(len(chain.steps) <= 2 for chain in front(answers, answers.differs, 2))

@@ -17,14 +17,25 @@ from saccade.exporter.artefact.manifest import FileEntry, Parity, TriedRecipe, r
 from saccade.exporter.exported import ExportOptions, export
 from saccade.exporter.gate import gate
 from saccade.exporter.gate.reference import Reference
-from saccade.exporter.quantization import search
-from saccade.exporter.quantization.quantize import quantized, quantized_ranges, worst_layers
-from saccade.exporter.quantization.ranges import extremes_of, percentiles_of
+from saccade.exporter.quantization import quantize
+from saccade.exporter.quantization.quantize import (
+    candidates,
+    first_that_passes,
+    quantized,
+    quantized_ranges,
+    speed_over,
+    worst_layers,
+)
 from saccade.exporter.quantization.recipes import RECIPES, QuantizationRecipe, recipes_for
-from saccade.exporter.quantization.search import candidates, first_that_passes, speed_over
-from saccade.exporter.quantization.source import QuantizationSource, smoothed, source_of
-from saccade.exporter.runtimes.options import BuildOptions
+from saccade.exporter.quantization.source import (
+    QuantizationSource,
+    extremes_of,
+    percentiles_of,
+    smoothed,
+    source_of,
+)
 from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
+from saccade.exporter.runtimes.runtime import BuildOptions
 from saccade.exporter.runtimes.tensorrt.build import build
 
 WIDTH, OUTLIER = 32, 3
@@ -305,7 +316,7 @@ def test_a_speed_is_a_ratio_of_interleaved_runs(
 
         return call
 
-    monkeypatch.setattr(search, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(quantize, "perf_counter", lambda: clock[0])
     slow, fast = run("slow", seconds), run("fast", seconds / 1.5)
     assert speed_over(slow, fast, SAMPLES) == pytest.approx(1.5)
     assert calls[-10:] == [("slow", batch), ("fast", batch)] * 5
@@ -314,7 +325,7 @@ def test_a_speed_is_a_ratio_of_interleaved_runs(
 def exported(checkpoint: Path, out: Path, ratio: float, **options: Any) -> Any:
     options = {"budget": ("1",), "precision": ("int8",), **options}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "speed_over", lambda *_: ratio)
+        patch.setattr(quantize, "speed_over", lambda *_: ratio)
         return export(checkpoint, ExportOptions(out, **options), FEW_SAMPLES)
 
 
@@ -327,7 +338,7 @@ def test_the_manifest_says_which_recipe_and_what_was_tried(
     entry = manifest.quantization
     assert entry is not None and entry.target == "cpu" and entry.speedup == 1.7
     assert entry.tried == (TriedRecipe(entry.recipe, "kept"),)
-    assert entry.recipe.startswith("unsigned") and entry.samples == search.CALIBRATION_SAMPLES
+    assert entry.recipe.startswith("unsigned") and entry.samples == quantize.CALIBRATION_SAMPLES
     assert "onnxruntime" in entry.runtime and "core" in entry.device
     proto = onnx.load(tmp_path / "out" / manifest.file.name)
     types = {tensor.data_type for tensor in proto.graph.initializer}
@@ -362,7 +373,7 @@ def test_further_samples_are_compared_with_the_float32_graph_that_was_quantized(
         return folded(reference, budget)
 
     monkeypatch.setattr(Reference, "folded", counted)
-    monkeypatch.setattr(search, "speed_over", lambda *_: 1.7)
+    monkeypatch.setattr(quantize, "speed_over", lambda *_: 1.7)
     options = ExportOptions(
         tmp_path / "out",
         budget=("1",),

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade build` with TensorRT-RTX: plans and manifests, the same bytes again, and refusals."""
+"""`saccade build` with TensorRT-RTX: plans and manifests, and refusals."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,10 @@ from tiny_artefacts import FULL, HALF, artefacts, onnx_model
 from saccade.core.errors import GateFailed, MissingPackage, SaccadeError
 from saccade.core.files import new_folder, sha256_of
 from saccade.exporter.runtimes.tensorrt import build as build_module
-from saccade.exporter.runtimes.tensorrt import child, locked, modules
+from saccade.exporter.runtimes.tensorrt import modules
 from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
-from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engines, write_engine_manifest
+from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engines
 from saccade.exporter.runtimes.tensorrt.layer_types import ExpectedTypes, expected_types_of
-from saccade.exporter.runtimes.tensorrt.locked import rebuild
-from saccade.serving.commands import cli
 
 BUILT = BuildOptions(
     engine="tensorrt-rtx", compute_capability=("12.0", "8.9"), batch="1:4:16", workspace_mib=256
@@ -69,62 +65,6 @@ def test_writes_plans_and_what_is_known_of_them(built: Path) -> None:
 
 
 @needs_rtx
-def test_built_again_it_is_the_same_bytes(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = read_engines(built / "engines" / "tensorrt-rtx-8.9+12.0")[0].options
-    if not options["fixed_addresses"]:
-        pytest.skip("this system does not allow fixed addresses (a container's seccomp profile)")
-    for _ in range(3):  # one build in some hundreds gives a plan that the others do not
-        code = cli.run(["build", str(built), "--locked", "--json"])
-        answer = json.loads(capsys.readouterr().out)
-        assert len(answer["plans"]) == 3
-        assert answer["identical"] == (code == 0)
-        if answer["identical"]:
-            return
-        build(built, replace(BUILT, force=True))
-    pytest.fail(f"three plans, of which none could be built again: {answer}")
-
-
-@needs_rtx
-def test_a_plan_that_few_builds_give_is_built_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = build(folder, BuildOptions(engine="tensorrt-rtx", variant=(FULL,))).folder
-    build_in_child = build_module.build_in_child
-    builds = 0
-
-    def seldom(*arguments: Any) -> child.BuiltPlan:
-        nonlocal builds
-        builds += 1
-        result = build_in_child(*arguments)
-        if builds == 1:
-            plan = bytearray(result.plan.read_bytes())
-            plan[5_000] ^= 1
-            result.plan.write_bytes(plan)
-        return result
-
-    monkeypatch.setattr(build_module, "build_in_child", seldom)
-    report = rebuild(folder, BuildOptions(locked=True, out=out))
-    assert [(row.identical, row.builds) for row in report.rows] == [(True, 2)]
-    assert "the same bytes in build 2" in report.to_text()
-    monkeypatch.setattr(locked, "_MOST_BUILDS", 1)
-    builds = 0
-    report = rebuild(folder, BuildOptions(locked=True, out=out))
-    assert "1 byte differs, from byte 5,000 on. For a plan" in report.to_text()
-
-
-@needs_rtx
-def test_another_build_is_not_the_same_bytes(folder: Path) -> None:
-    out = build(folder, BuildOptions(engine="tensorrt-rtx", variant=(FULL,))).folder
-    (manifest,) = read_engines(out)
-    wider = {**manifest.profiles["image"], "max": (32, 4, 4, 1)}
-    write_engine_manifest(out, replace(manifest, profiles={"image": wider}))
-    report = rebuild(folder, BuildOptions(locked=True))
-    assert [(row.identical, row.builds) for row in report.rows] == [(False, 3)]
-    assert "none of 3 builds was identical" in report.to_text()
-    assert cli.run(["build", str(folder), "--locked"]) == 1
-
-
-@needs_rtx
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -153,14 +93,6 @@ def test_a_gpu_at_hand_that_it_cannot_build_for(
     monkeypatch.setattr(modules, "gpu_at_hand", lambda: HOPPER)
     with pytest.raises(SaccadeError, match=r"capability 9\.0: TensorRT-RTX builds for"):
         build(folder, BuildOptions(engine="tensorrt-rtx"))
-
-
-@needs_rtx
-def test_nothing_to_rebuild_and_an_option_that_contradicts(folder: Path) -> None:
-    with pytest.raises(SaccadeError, match="--batch: --locked takes this from the manifests"):
-        rebuild(folder, BuildOptions(locked=True, batch="1:2:3"))
-    with pytest.raises(SaccadeError, match="expected one folder of engines, found none"):
-        rebuild(folder, BuildOptions(locked=True))
 
 
 @needs_rtx

@@ -16,7 +16,7 @@ from places import ROOT
 from quick_gate import quick_gate
 from rtx_builds import needs_rtx
 
-from saccade.exporter.runtimes.tensorrt import engine_runner as engine_runner_module
+from saccade.exporter.runtimes.tensorrt import loading
 from saccade.exporter.runtimes.tensorrt.engine_manifest import EngineManifest
 from saccade.models import shipped
 from saccade.serving.commands import cli
@@ -38,7 +38,7 @@ def test_every_block_does_what_it_says(
         with pytest.MonkeyPatch.context() as patch, quick_gate():
             if kind == "python" or text.rstrip().endswith("--engine tensorrt"):
                 use_fake(patch)
-                patch.setattr(engine_runner_module, "CudaMemory", HostMemory)
+                patch.setattr(loading, "CudaMemory", HostMemory)
             if kind == "python":
                 exec(text, seen)
                 continue

@@ -21,7 +21,6 @@ from saccade.exporter.artefact.manifest import FileEntry
 from saccade.exporter.runtimes import onnxruntime as onnx_module
 from saccade.exporter.runtimes.gpu import Gpu
 from saccade.exporter.runtimes.runtime import peers_of
-from saccade.exporter.runtimes.tensorrt import engine_runner as engine_runner_module
 from saccade.exporter.runtimes.tensorrt import loading
 from saccade.exporter.runtimes.tensorrt import runtime as runtime_module
 from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
@@ -30,8 +29,7 @@ from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     read_engines,
     write_engine_manifest,
 )
-from saccade.exporter.runtimes.tensorrt.engine_runner import engine_runner, runner_of
-from saccade.exporter.runtimes.tensorrt.loading import load_engine
+from saccade.exporter.runtimes.tensorrt.loading import engine_runner, load_engine, runner_of
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +94,7 @@ def test_the_engines_that_run_here_are_runners(
     monkeypatch.setattr(runtime_module, "gpu_at_hand", lambda: None)
     assert peers_of(ArtefactFolder(folder), manifest) == {}
     monkeypatch.setattr(runtime_module, "gpu_at_hand", lambda: ADA)
-    monkeypatch.setattr(engine_runner_module, "CudaMemory", HostMemory)
+    monkeypatch.setattr(loading, "CudaMemory", HostMemory)
     peers = peers_of(ArtefactFolder(folder), manifest)
     assert set(peers) == {"tensorrt-8.9"}
     assert peers["tensorrt-8.9"]({"image": np.ones((1, 4, 4, 1), np.uint8)})["logits"][0, 0] == 16

@@ -14,7 +14,7 @@ from saccade.core.errors import GateFailed, SaccadeError
 from saccade.core.files import sha256_of
 from saccade.exporter.artefact.manifest import Manifest, read_manifest, write_manifest
 from saccade.exporter.runtimes.tensorrt import build as build_module
-from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
+from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build, profiles_of, read_axes
 from saccade.exporter.runtimes.tensorrt.child import Network
 from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     EngineManifest,
@@ -25,8 +25,6 @@ from saccade.exporter.runtimes.tensorrt.layer_types import (
     compare_with_inspector,
     prove_types,
 )
-from saccade.exporter.runtimes.tensorrt.locked import rebuild
-from saccade.exporter.runtimes.tensorrt.profiles import profiles_of, read_axes
 from saccade.models.interface import TensorSpec
 
 OPTIONS = BuildOptions(engine="tensorrt", batch="1:2:4", workspace_mib=3)
@@ -59,7 +57,6 @@ def test_the_calls_and_the_manifest(folder: Path) -> None:
     assert first.layer_types == {"fp32": 2}
     # The fake's inspector shows one of the two matrix layers.
     assert first.options["inspector"] == {"agreed": 1, "fused": 0}
-    assert rebuild(folder, BuildOptions(locked=True)).identical
 
 
 def test_the_plugin_library_is_registered_where_a_graph_calls_for_it(
@@ -73,9 +70,6 @@ def test_the_plugin_library_is_registered_where_a_graph_calls_for_it(
     assert calls_of(engines.folder, by_name[FULL])[0] == ["load_library", library.name]
     assert by_name[FULL].plugins == {library.name: sha256_of(library)}
     assert by_name[HALF].plugins == {}
-    library.write_bytes(b"others")
-    with pytest.raises(SaccadeError, match="found plugin libraries"):
-        rebuild(folder, BuildOptions(locked=True))
 
 
 def test_a_timing_cache_is_made_extended_and_asked_for(folder: Path, tmp_path: Path) -> None:
@@ -85,10 +79,6 @@ def test_a_timing_cache_is_made_extended_and_asked_for(folder: Path, tmp_path: P
     assert {manifest.timing_cache_sha256 for manifest in engines.manifests} == {sha256_of(cache)}
     sizes = [calls_of(engines.folder, manifest)[-2] for manifest in engines.manifests]
     assert sizes == [["set_timing_cache", size, False] for size in (0, 1)]
-    with pytest.raises(SaccadeError, match="found timing cache None, but the original"):
-        rebuild(folder, BuildOptions(locked=True))
-    assert not rebuild(folder, BuildOptions(locked=True, timing_cache=cache)).identical
-    assert cache.read_bytes() == b"++"
     cache.write_bytes(b"other version")
     with pytest.raises(SaccadeError, match=r"refuses this timing cache.*another version"):
         build(folder, replace(OPTIONS, timing_cache=cache, force=True))

@@ -21,8 +21,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import read_frontier
 from saccade.exporter.gate import gate
 from saccade.exporter.runtimes import runtime
-from saccade.exporter.runtimes.build import build
-from saccade.exporter.runtimes.options import BuildOptions
+from saccade.exporter.runtimes.runtime import BuildOptions, build
 from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bulk.bulk import bulk

@@ -27,8 +27,7 @@ from saccade.core.errors import MissingPackage, SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.graph import limits
-from saccade.exporter.runtimes.openvino import model as graphs
-from saccade.exporter.runtimes.openvino import runtime
+from saccade.exporter.runtimes.openvino import runtime as graphs
 from saccade.exporter.runtimes.openvino.runtime import OPENVINO
 from saccade.exporter.runtimes.runtime import peers_of
 from saccade.models.families import FAMILIES
@@ -141,7 +140,7 @@ def test_the_gate_also_runs_what_openvino_computes_differently(typed, int8, monk
     assert "openvino" in peers_of(int8, int8.manifests[0])
     assert "openvino" not in peers_of(typed, of(typed, "fp32"))
     for here in (True, False):
-        monkeypatch.setattr(runtime, "cpu_has_bf16", lambda here=here: here)
+        monkeypatch.setattr(graphs, "cpu_has_bf16", lambda here=here: here)
         assert ("openvino" in peers_of(typed, of(typed, "bf16"))) == here
 
 

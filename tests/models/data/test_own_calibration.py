@@ -13,7 +13,7 @@ from tiny import tiny_nac
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load, save
 from saccade.models.checkpoint_format import AUTHORS_DATA, header_of
-from saccade.models.data.own_calibration import (
+from saccade.models.data.calibration import (
     check_calibrated,
     own_images,
     recalibrated,

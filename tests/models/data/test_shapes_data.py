@@ -7,26 +7,22 @@ import numpy as np
 import pytest
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.captions import (
+from saccade.models.data.scene_texts import (
+    ANSWERS,
+    BARELY,
     CAPTION_TOKENS,
     CAPTION_WORDS,
+    CLEARLY,
     NEGATIVE_KINDS,
-    caption,
-    caption_with_negatives,
-)
-from saccade.models.data.questions import (
-    ANSWERS,
     QUESTION_KINDS,
     QUESTION_TOKENS,
     QUESTION_WORDS,
-    questions,
-)
-from saccade.models.data.scene_statements import (
-    BARELY,
-    CLEARLY,
     RELATIONS,
     SCENE_LABELS,
+    caption,
+    caption_with_negatives,
     is_true,
+    questions,
     read_statement,
     scene_label,
 )

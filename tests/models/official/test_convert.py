@@ -20,7 +20,7 @@ from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.official import convert as driver
-from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.conversion import ConversionFailed, Converted, Official
 from saccade.models.official.convert import (
     OPTIONAL,
     SOURCES,
@@ -28,7 +28,6 @@ from saccade.models.official.convert import (
     ConvertOptions,
     convert,
 )
-from saccade.models.official.report import ConversionFailed
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.commands.command import Command
 from saccade.serving.commands.models import convert as convert_command

@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save_file
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.image_decoding import fit
-from saccade.models.official.conversion import Official
+from saccade.models.official.conversion import ConversionFailed, ConversionReport, Official
 from saccade.models.official.convert import ConvertOptions, convert
-from saccade.models.official.report import ConversionFailed, ConversionReport
 from saccade.models.official.sources.hugging_face import processor_images
 
 GOLDEN = TESTS / "golden" / "hugging_face"

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import load
+from saccade.models.official.conversion import ConversionReport
 from saccade.models.official.convert import ConvertOptions, convert
-from saccade.models.official.report import ConversionReport
 
 CARD: dict[str, Any] = {
     "input_size": [3, 12, 12],

@@ -16,7 +16,7 @@ from saccade.models.scores.classification import (
     knn_predict,
     probe_predict,
 )
-from saccade.models.scores.intervals import bootstrap, bootstrap_of, paired_bootstrap, wilson
+from saccade.models.scores.results import bootstrap, bootstrap_of, paired_bootstrap, wilson
 from saccade.models.scores.retrieval import cosines, ranks, recalls
 
 CAPTIONS = ["a red circle", "a blue square left of a cross", "two birds"]

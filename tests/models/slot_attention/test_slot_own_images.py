@@ -12,7 +12,7 @@ from saccade.core.errors import SaccadeError
 from saccade.exporter.evaluation import segmentation
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.evaluated_model import subjects_of_checkpoint
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.checkpoint import load
 from saccade.models.data.samples.masks import Masks
 from saccade.models.scores.ari import adjusted_rand_index

@@ -9,7 +9,7 @@ import pytest
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.evaluation.evaluate import evaluate
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.checkpoint import load
 from saccade.models.data import token_states as text_file
 from saccade.models.data.samples.source import DataDescription

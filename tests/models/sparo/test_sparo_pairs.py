@@ -13,7 +13,7 @@ from tiny_clip import tiny_clip
 
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.exporter.evaluation.evaluate import evaluate
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.official.convert import ConvertOptions, convert
 from saccade.models.sparo import sources

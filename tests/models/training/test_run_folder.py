@@ -16,7 +16,8 @@ from support.models.runs import few_images, interrupted
 from saccade.core.errors import SaccadeError
 from saccade.core.files import sha256_of
 from saccade.models.checkpoint import load
-from saccade.models.training import loop, run_folder
+from saccade.models.training import loop
+from saccade.models.training import train as train_module
 from saccade.models.training.recipe_file import read_recipe
 from saccade.models.training.train import TrainOptions, train
 
@@ -99,7 +100,7 @@ def test_the_curves_are_drawn(run: Path) -> None:
         wanted = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)])
         assert (abs(pixels - wanted).max(1) < 12).sum() > 50, color
     rows = [{"step": 1, "loss": 1.0, "learning_rate": 0.1, "seconds": 1.0, "top-1": 0.5}]
-    assert run_folder.curves_png(rows, 1, "of $one_row").startswith(b"\x89PNG")
+    assert train_module.curves_png(rows, 1, "of $one_row").startswith(b"\x89PNG")
 
 
 def test_an_interrupted_run_leaves_its_state_and_is_resumed(
@@ -109,7 +110,7 @@ def test_an_interrupted_run_leaves_its_state_and_is_resumed(
     with interrupted(2):
         train("nac", options)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.resume.csv", "run.resume.pt"]
-    monkeypatch.setattr(run_folder, "curves_png", lambda *_: b"")  # drawn for `run`
+    monkeypatch.setattr(train_module, "curves_png", lambda *_: b"")  # drawn for `run`
     train("nac", replace(options, resume=True))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     for name in ("model.safetensors", "last.safetensors"):
@@ -132,7 +133,7 @@ def test_a_folder_is_replaced_as_a_whole_and_never_with_its_inputs(
     def fail(*_: object) -> bytes:
         raise full
 
-    monkeypatch.setattr(run_folder, "curves_png", fail)
+    monkeypatch.setattr(train_module, "curves_png", fail)
     with pytest.raises(SaccadeError, match="disk is full"):
         train("nac", options_in(tmp_path / "run", data, steps=1, force=True))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["old"]

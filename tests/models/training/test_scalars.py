@@ -14,7 +14,7 @@ import pytest
 from support.models.runs import few_images, interrupted
 
 from saccade.core.errors import MissingPackage, SaccadeError
-from saccade.models.training import run_folder
+from saccade.models.training import train as train_module
 from saccade.models.training.scalars import Scalars, check_log_to
 from saccade.models.training.train import TrainOptions, train
 
@@ -82,7 +82,7 @@ def test_every_row_is_logged_and_a_resumed_run_continues(
         train("nac", options)
     assert (tmp_path / "run.logs" / "events.out.tfevents.1").exists()
     assert calls[-2:] == ["close", "finish"]
-    monkeypatch.setattr(run_folder, "curves_png", lambda *_: b"")
+    monkeypatch.setattr(train_module, "curves_png", lambda *_: b"")
     train("nac", replace(options, resume=True))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert (tmp_path / "run" / "logs" / "wandb" / "latest-run").is_symlink()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from places import ROOT, TESTS
 
-from saccade.plugins.native import compiler, library
+from saccade.plugins.native import library
 from saccade.plugins.ops import OPS
 
 BUILD = ROOT / "build" / "check-native"
@@ -31,13 +31,13 @@ def sanitized() -> Path:
     """The library with every memory access and every arithmetic step watched."""
     path = BUILD / library.source_hash()[:20] / library.NAME
     if not path.exists():
-        compiler.compile_library(path, extra=SANITIZE)
+        library.compile_library(path, extra=SANITIZE)
     return path
 
 
 def run(sanitized: Path, name: str) -> subprocess.CompletedProcess:
     """The driver in a process that has the sanitizer's run-time library from its start."""
-    command = compiler.find_compiler()
+    command = library.find_compiler()
     preloaded = [
         subprocess.run(
             [*command, f"-print-file-name={library}"], capture_output=True, text=True, check=True

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from saccade.core.errors import SaccadeError
-from saccade.plugins.native import compiler, library
+from saccade.plugins.native import library
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the library is built on Linux")
 
@@ -47,7 +47,7 @@ def count(log: Path) -> int:
 
 
 def steps() -> int:
-    return len(compiler.units(os.uname().machine)) + 1
+    return len(library.units(os.uname().machine)) + 1
 
 
 def test_is_built_on_first_use_and_found_afterwards(
@@ -164,9 +164,9 @@ def test_a_packaged_library_comes_first(
 
 
 def test_every_source_counts() -> None:
-    names = {source.name for source in compiler.sources()}
+    names = {source.name for source in library.sources()}
     assert {"kernels.cpp", "kernel.hpp", "interface.cpp", "saccade_ops.h"} <= names
-    assert {source.parent.name for source in compiler.sources()} >= {
+    assert {source.parent.name for source in library.sources()} >= {
         "native",
         "sparsemax",
         "svpn",
@@ -176,5 +176,5 @@ def test_every_source_counts() -> None:
 
 
 def test_other_cpus_get_the_portable_kernels_only() -> None:
-    kernels = [unit for unit in compiler.units("aarch64") if unit.source == "kernels.cpp"]
+    kernels = [unit for unit in library.units("aarch64") if unit.source == "kernels.cpp"]
     assert [kernel.flags for kernel in kernels] == [("-DSACCADE_TARGET=baseline",)]

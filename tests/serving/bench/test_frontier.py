@@ -17,7 +17,7 @@ from saccade.exporter.artefact.frontier import (
     mark_dominated,
     read_frontier,
 )
-from saccade.models.scores.intervals import wilson
+from saccade.models.scores.results import wilson
 
 ROUNDS = "inferences_per_second_rounds"
 POINT = {"inferences_per_second": 100.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}

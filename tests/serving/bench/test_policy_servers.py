@@ -17,7 +17,7 @@ pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
 
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import Ratio, entry_of
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.serving.bench import served, servers
 from saccade.serving.bench.load import LoadResult, Stream, StreamResult
 from saccade.serving.bench.measurement import grpc_of

@@ -22,11 +22,10 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
 from saccade.exporter.evaluation.examples import examples_of
-from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.segmentation import painted_segments
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.exporter.runtimes.runtime import runtime_named
-from saccade.models.scores.intervals import bootstrap
-from saccade.models.scores.results import EvaluationResult
+from saccade.models.scores.results import EvaluationResult, bootstrap
 from saccade.serving.bench import policy_works as policy_works_module
 from saccade.serving.bench.in_process import Calls, InProcessLoad
 from saccade.serving.bench.policies import entry_of_policy

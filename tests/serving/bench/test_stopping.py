@@ -12,10 +12,9 @@ import pytest
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.frontier import enough_threads
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.models.data.splits import drawn_rows
-from saccade.models.scores.intervals import paired_bootstrap, wilson
-from saccade.models.scores.results import EvaluationResult, proportion
+from saccade.models.scores.results import EvaluationResult, paired_bootstrap, proportion, wilson
 from saccade.serving.bench import in_process, work, workload
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.stopping import (

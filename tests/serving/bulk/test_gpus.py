@@ -24,7 +24,6 @@ from tiny_artefacts import FULL
 
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.exporter.runtimes.gpu import gpu_at_hand
-from saccade.exporter.runtimes.tensorrt import engine_runner as engine_runner_module
 from saccade.exporter.runtimes.tensorrt import loading
 from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     read_engine_manifest,
@@ -246,7 +245,7 @@ def test_a_plan_runs_the_batch_in_parts_that_it_takes(
 ) -> None:
     """A router's own loop, such as a search of captions, asks for more rows than a request has."""
     cards("9.0")
-    monkeypatch.setattr(engine_runner_module, "CudaMemory", fake_gpus.HostMemory)
+    monkeypatch.setattr(loading, "CudaMemory", fake_gpus.HostMemory)
     deploy(artefact, RepositoryOptions(tmp_path / "repository", **on_plans(engines), max_images=4))
     (model,) = open_repository(tmp_path / "repository").models
     run = model.served.runner(model)

@@ -54,7 +54,7 @@ def folder(few, tmp_path_factory) -> Path:
 
 def test_it_is_verified_scored_and_measured(folder, tmp_path):
     from saccade.exporter.evaluation.evaluate import evaluate
-    from saccade.exporter.evaluation.options import EvaluateOptions
+    from saccade.exporter.evaluation.tasks import EvaluateOptions
     from saccade.exporter.gate.gate import verify
     from saccade.models.catalogue import list_models
     from saccade.serving.bench.bench import bench

@@ -24,7 +24,7 @@ from tiny_artefacts import FULL, HALF, artefacts
 
 import saccade
 from saccade.core.errors import SaccadeError, ShapeError
-from saccade.exporter.runtimes.tensorrt import engine_runner
+from saccade.exporter.runtimes.tensorrt import loading
 from saccade.serving.client.images import encoded
 from saccade.serving.local import artefact
 from saccade.serving.local.artefact import LoadedArtefact, load_artefact
@@ -191,7 +191,7 @@ def test_images_of_pillow_are_those_of_their_files(folder, tmp_path):
 def test_plans_of_another_runtime_answer_too(tmp_path, monkeypatch):
     place, engines = computed_artefact(tmp_path / "artefact", "1:2:4")
     use_fake(monkeypatch)
-    monkeypatch.setattr(engine_runner, "CudaMemory", HostMemory)
+    monkeypatch.setattr(loading, "CudaMemory", HostMemory)
     with load_artefact(place) as here:
         expected = here.infer({"image": IMAGES[:9]}, ["logits"])["logits"]
     plans = {"runtime": "tensorrt", "engines": [str(engines)]}

@@ -20,8 +20,7 @@ from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import write_manifest
-from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.manifest import VariantFiles, write_manifest
 from saccade.serving.client.router_view import DESCRIBED
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_description

@@ -26,7 +26,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.evaluation.calibrate import calibrate
 from saccade.exporter.evaluation.evaluate import evaluate
-from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import EvaluateOptions
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import read_policies
 from saccade.serving.bulk.options import BulkOptions

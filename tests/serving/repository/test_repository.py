@@ -11,7 +11,7 @@ from saccade.core.errors import SaccadeError
 from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import entry_of
-from saccade.exporter.artefact.variant_files import grouped
+from saccade.exporter.artefact.manifest import grouped
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions

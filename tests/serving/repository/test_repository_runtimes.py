@@ -20,8 +20,7 @@ from tiny_artefacts import FULL, HALF, MODEL
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import entry_of
-from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
-from saccade.exporter.artefact.variant_files import grouped
+from saccade.exporter.artefact.manifest import ParentEntry, grouped, write_manifest
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.model_config import (

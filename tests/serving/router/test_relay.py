@@ -16,7 +16,7 @@ from fake_requests import FakeRequest, execute
 from PIL import Image
 
 from saccade.exporter.policy.answers import MEASURES, Answers, CalibratedVariant
-from saccade.exporter.policy.chains import Chain
+from saccade.exporter.policy.certify import Chain
 
 # The largest first, as in routes.json; a policy asks them from the last to the first.
 FULL, MIDDLE, SMALL = NAMES = ("nac-b1000-fp32", "nac-b0500-fp32", "nac-b0063-fp32-long")
