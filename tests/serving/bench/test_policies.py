@@ -45,7 +45,7 @@ from saccade.serving.client.zero_shot import Labelling
 ORT = runtime_named("onnxruntime")
 
 
-def test_rows_that_are_sure_leave_and_only_the_others_go_on() -> None:
+def test_rows_that_are_sure_leave_and_only_the_others_go_on():
     seen: list[int] = []
     work = chain(seen)
     given = work.run({"row": np.array([4, 0, 3, 1])})
@@ -58,7 +58,7 @@ def test_rows_that_are_sure_leave_and_only_the_others_go_on() -> None:
     assert seen == [2]  # the large variant does not run for nobody
 
 
-def test_calls_go_on_through_the_inputs(monkeypatch: Any) -> None:
+def test_calls_go_on_through_the_inputs(monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(in_process.time, "perf_counter", lambda: float(next(clock)))
     rows: list[list[int]] = []
@@ -72,7 +72,7 @@ def test_calls_go_on_through_the_inputs(monkeypatch: Any) -> None:
     assert rows == [[0, 1], [0, 1], [2, 3], [4, 0], [1, 2]]
 
 
-def test_the_figures_are_the_hand_count() -> None:
+def test_the_figures_are_the_hand_count():
     found = entry()
     # The small variant answers 0, 1, 0, the large one 1, 1: they differ from the large one once.
     assert [step.share for step in found.steps] == [0.6, 0.4]
@@ -88,7 +88,7 @@ def test_the_figures_are_the_hand_count() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return artefacts(tmp_path / "tiny", checkpoint=False)
 
 
@@ -102,11 +102,11 @@ def left_out(folder: Path) -> dict[str, str]:
     return dict(works.left_out)
 
 
-def test_a_folder_without_policies_has_none(folder: Path) -> None:
+def test_a_folder_without_policies_has_none(folder):
     assert left_out(folder) == {}
 
 
-def test_a_policy_of_other_variants_is_left_out_with_the_reason(folder: Path) -> None:
+def test_a_policy_of_other_variants_is_left_out_with_the_reason(folder):
     write_policy(folder)
     parent = ArtefactFolder(folder).manifests[0].parent
     data = onnx_model(7).SerializeToString()
@@ -116,7 +116,7 @@ def test_a_policy_of_other_variants_is_left_out_with_the_reason(folder: Path) ->
     assert HALF in left_out(folder)["auto.policy.json"]
 
 
-def test_an_edited_threshold_or_another_runtime_leaves_a_policy_out(folder: Path) -> None:
+def test_an_edited_threshold_or_another_runtime_leaves_a_policy_out(folder):
     write_policy(folder, "web", runtime="tensorrt 10.16")
     assert "calibrated with tensorrt 10.16, not with onnxruntime" in left_out(folder)["web"]
     path = folder / "web.policy.json"
@@ -126,7 +126,7 @@ def test_an_edited_threshold_or_another_runtime_leaves_a_policy_out(folder: Path
     assert "changed after its calibration" in left_out(folder)["web"]
 
 
-def test_what_answers_in_another_way_follows_no_policy(folder: Path, monkeypatch: Any) -> None:
+def test_what_answers_in_another_way_follows_no_policy(folder, monkeypatch):
     write_policy(folder)
     model: Any = SimpleNamespace(family="nac", name=FULL, components={"": None})
     ((name, reason),) = of_folder(folder, [model], EvaluateOptions(task="knn")).left_out
@@ -134,9 +134,7 @@ def test_what_answers_in_another_way_follows_no_policy(folder: Path, monkeypatch
     assert reason.endswith("Measure with --task top1")
 
 
-def test_a_policy_of_other_labels_is_left_out_with_the_reason(
-    folder: Path, monkeypatch: Any
-) -> None:
+def test_a_policy_of_other_labels_is_left_out_with_the_reason(folder, monkeypatch):
     """Zero-shot: in process, the labels of the data are the classes."""
     labels, templates = ("one", "two", "three"), ("a {}",)
     hashes = {"labels_sha256": texts_sha256(labels), "templates_sha256": texts_sha256(templates)}
@@ -179,7 +177,7 @@ def test_a_policy_of_other_labels_is_left_out_with_the_reason(
     assert name == "auto" and "calibrated with labels of SHA-256" in reason
 
 
-def test_independent_rows_are_for_the_certificate_alone() -> None:
+def test_independent_rows_are_for_the_certificate_alone():
     def run(given: Any) -> np.ndarray:
         return SMALL[given["row"]]
 
@@ -208,7 +206,7 @@ def frontier_of(folder: Path, *found: PolicyEntry) -> Path:
     return folder / FILE_NAME
 
 
-def test_the_file_has_policies_only_if_there_are_any(folder: Path) -> None:
+def test_the_file_has_policies_only_if_there_are_any(folder):
     path = frontier_of(folder)
     assert "policies" not in json.loads(path.read_text())
     path = frontier_of(folder, entry())
@@ -225,7 +223,7 @@ def test_the_file_has_policies_only_if_there_are_any(folder: Path) -> None:
         read_frontier(path)
 
 
-def test_policies_go_with_their_files_and_are_replaced_in_their_place(folder: Path) -> None:
+def test_policies_go_with_their_files_and_are_replaced_in_their_place(folder):
     frontier_of(folder, entry(), entry(policy="other", device="elsewhere"))
     there = ArtefactFolder(folder)
     full = next(variant for variant in there.variants if variant.name == FULL)
@@ -300,7 +298,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_sentence_says_what_was_measured_and_no_more(case: str) -> None:
+def test_the_sentence_says_what_was_measured_and_no_more(case):
     changes, said, unsaid = CASES[case]
     text = sentence({**measured_policy(), **changes})
     assert all(words in text for words in said), text
@@ -325,7 +323,7 @@ class FakeClient:
         return {"probabilities": table}
 
 
-def test_the_policies_of_a_running_server_are_measured_too() -> None:
+def test_the_policies_of_a_running_server_are_measured_too():
     from saccade.serving.bench import running
 
     client: Any = FakeClient()
@@ -349,7 +347,7 @@ def test_the_policies_of_a_running_server_are_measured_too() -> None:
     )
 
 
-def test_the_explorer_draws_policies_where_they_were_measured_alike(folder: Path) -> None:
+def test_the_explorer_draws_policies_where_they_were_measured_alike(folder):
     from saccade.serving.commands.explore.frontier_chart import chart, measured
 
     there = ArtefactFolder(folder)
@@ -371,9 +369,7 @@ def test_the_explorer_draws_policies_where_they_were_measured_alike(folder: Path
     assert "legend" not in chart(measured(folder), FULL)
 
 
-def test_a_repository_has_the_figures_of_the_policies_that_it_serves(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_repository_has_the_figures_of_the_policies_that_it_serves(folder, tmp_path):
     from saccade.serving.repository.deploy import deploy
     from saccade.serving.repository.options import RepositoryOptions
 
@@ -392,7 +388,7 @@ def test_a_repository_has_the_figures_of_the_policies_that_it_serves(
     assert bytes_of[0] == bytes_of[1]
 
 
-def test_a_demo_without_a_certificate_continues(monkeypatch: Any, capsys: Any) -> None:
+def test_a_demo_without_a_certificate_continues(monkeypatch, capsys):
     from saccade.exporter.evaluation import calibrate as calibration
     from saccade.exporter.policy.certify import NotCertified
     from saccade.serving.commands import demo
@@ -403,7 +399,7 @@ def test_a_demo_without_a_certificate_continues(monkeypatch: Any, capsys: Any) -
     assert "no policy: risk 0.02: not certified" in capsys.readouterr().err
 
 
-def test_inspect_lists_the_policies_of_a_frontier(folder: Path) -> None:
+def test_inspect_lists_the_policies_of_a_frontier(folder):
     from saccade.serving.commands.inspection import inspect
 
     path = frontier_of(folder, entry())

@@ -7,6 +7,7 @@ from collections import deque
 from types import SimpleNamespace
 
 import pytest
+from support.serving.routers import variant_route
 
 SLO_S = 0.2
 # name, budget, rows per second of its lane in full groups
@@ -15,28 +16,11 @@ GROUP, FIXED = 8, 4.0  # rows per group, and the fixed part of a group in rows
 SHARES = {"safe": [0.5, 0.3, 0.2], "cheap": [0.8, 0.2]}
 
 
-@pytest.fixture
-def clock(pb, monkeypatch):
-    """Time that a test moves."""
-    import adaptive
-    import backlog
-    import lane
-
-    made = SimpleNamespace(now=100.0)
-    made.monotonic = lambda: made.now
-    for module in (adaptive, lane, backlog):
-        monkeypatch.setattr(module, "time", made)
-    return made
-
-
 def route_of(name, budget, speed):
     from routes import Route
 
-    return Route(
-        name=name, sha256=name, budget=budget, setting=name, precision="fp32", score_name=None,
-        score_unit=None, score=None, lower_bound=None, inferences_per_second=speed, p95_ms=None,
-        multiply_adds=1, run_batch=GROUP, parts={"": name}, facts={}, classes=None,
-    )  # fmt: skip
+    figures = {"budget": budget, "setting": name, "inferences_per_second": speed}
+    return Route(**variant_route(name, run_batch=GROUP, **figures))
 
 
 def policy_of(name, risk, seconds, chain):

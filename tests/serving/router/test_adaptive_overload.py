@@ -2,7 +2,7 @@
 """Load-adaptive choice far beyond the capacity, where the variants share the machine's cores."""
 
 import pytest
-from test_adaptive import SLO_S, Lane, Simulation, clock, degraded  # noqa: F401
+from test_adaptive import SLO_S, Lane, Simulation, degraded
 
 CARRIED = 1000.0  # rows per second of the cheapest variant, if nothing else runs
 
@@ -17,7 +17,7 @@ class SharingLane(Lane):
 
 
 @pytest.fixture
-def simulation(clock):  # noqa: F811
+def simulation(clock):
     made = Simulation(clock)
     for lane in made.lanes.values():
         lane.__class__ = SharingLane
@@ -166,7 +166,7 @@ def test_decoding_makes_a_lane_busy(simulation):
     assert forecast.busy(shares, "", 1) == pytest.approx(before + 0.5)
 
 
-def test_a_long_load_is_no_rise_that_came_too_early(clock):  # noqa: F811
+def test_a_long_load_is_no_rise_that_came_too_early(clock):
     from adaptive import HOLD_S, MOST_HOLD_S, Level
 
     level = Level((None,) * 2)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forecast is made of: the time of a group, a rate, and the share that goes on."""
+"""What a choice by load is made of: forecasts, rates, the share that goes on, and a level."""
 
 import pytest
-from test_adaptive import Simulation, clock, routes_of, ticket_of  # noqa: F401
+from test_adaptive import Simulation, routes_of, ticket_of
 
 
-def test_the_time_of_a_group(clock):  # noqa: F811
+def test_the_time_of_a_group(clock):
     from lane import ServiceTime
 
     service = ServiceTime()
@@ -25,7 +25,7 @@ def test_the_time_of_a_group(clock):  # noqa: F811
     assert service.seconds(8) < 0.02, "a rested lane is as fast as it ever was"
 
 
-def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):  # noqa: F811
+def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):
     from lane import AVERAGED_FROM, LONGEST_RETRY_S, RETRY_S, ServiceTime
 
     service = ServiceTime()
@@ -47,7 +47,7 @@ def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):  # noqa: F811
     assert service.unsure and service.seconds(1) == pytest.approx(0.1, rel=0.1)
 
 
-def test_a_request_of_more_rows_than_a_group_is_a_group_of_its_own(clock):  # noqa: F811
+def test_a_request_of_more_rows_than_a_group_is_a_group_of_its_own(clock):
     """Such as of the full model, which is often the fastest image by image."""
     from choose import Candidate
 
@@ -64,7 +64,7 @@ def test_a_request_of_more_rows_than_a_group_is_a_group_of_its_own(clock):  # no
     assert forecast.answer_s(candidate, ticket_of(4, clock.now)) == pytest.approx(0.06)
 
 
-def test_a_rate_forgets_what_was_before_its_window(clock):  # noqa: F811
+def test_a_rate_forgets_what_was_before_its_window(clock):
     from lane import RATE_WINDOW_S, Rate
 
     rate = Rate()
@@ -92,3 +92,42 @@ def test_the_share_that_goes_on_is_learned(pb):
         reach.add([0, 5, 5])
     assert reach.shares == pytest.approx([1, 1, 0.5], abs=0.03)
     assert Reach(3).shares == [1, 0.5, 0.25]
+
+
+def test_a_level_rises_when_a_better_candidate_has_fit_for_some_time(clock):
+    from adaptive import HOLD_S, MOST_HOLD_S, Level
+
+    def seconds_until_it_rises(level):
+        began_s = clock.now
+        while level.at:
+            clock.now += 0.05
+            level.rise([True] * level.at, clock.now)
+        return clock.now - began_s
+
+    level = Level((None,) * 3)
+    level.fall(2, clock.now)
+    for fit in (True, False) * 20:
+        clock.now += HOLD_S / 2
+        level.rise([fit, False], clock.now)
+    assert level.at == 2, "it never fit for long"
+    waits = []
+    for _ in range(4):
+        waits.append(seconds_until_it_rises(level))
+        clock.now += 1
+        level.fall(2, clock.now)
+    assert waits == pytest.approx([HOLD_S, 2 * HOLD_S, MOST_HOLD_S, MOST_HOLD_S], abs=0.15)
+    seconds_until_it_rises(level)
+    clock.now += 60
+    level.fall(2, clock.now)
+    assert seconds_until_it_rises(level) == pytest.approx(HOLD_S, abs=0.15)
+
+
+def test_a_level_that_rises_starts_to_count_anew(clock):
+    from adaptive import MOST_HOLD_S, Level
+
+    level = Level((None,) * 2)
+    level.fall(1, clock.now)
+    level.wants(1000)
+    level.rise([True], clock.now)
+    level.rise([True], clock.now + MOST_HOLD_S)
+    assert level.at == 0 and level.demand.per_second > 0 and level.lasting.per_second == 0
