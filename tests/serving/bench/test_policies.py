@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from half_typed import add_variant
 from policy_files import write_policy
-from policy_tables import LABELS, LARGE, ROUNDS, SMALL, chain, entry
+from policy_tables import LABELS, LARGE, SMALL, chain, entry
 from report_figures import measured_policy
-from tiny_artefacts import ENTRY, FULL, HALF, artefacts, manifest_of, onnx_model
+from support.serving.frontiers import ROUNDS, frontier_entry, point
+from tiny_artefacts import FULL, HALF, artefacts, onnx_model
 
 pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
 
@@ -23,12 +25,11 @@ from saccade.core.schema import typed
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import (
     FILE_NAME,
+    FrontierEntry,
     PolicyEntry,
     Ratio,
-    entry_of,
     read_frontier,
 )
-from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.policy.policy import texts_sha256
@@ -108,11 +109,7 @@ def test_a_folder_without_policies_has_none(folder):
 
 def test_a_policy_of_other_variants_is_left_out_with_the_reason(folder):
     write_policy(folder)
-    parent = ArtefactFolder(folder).manifests[0].parent
-    data = onnx_model(7).SerializeToString()
-    manifest = manifest_of("b0500", data, ParentEntry(parent.name, parent.sha256))
-    (folder / manifest.file.name).write_bytes(data)
-    write_manifest(folder, manifest)
+    add_variant(folder, HALF, "fp32", onnx_model(7))
     assert HALF in left_out(folder)["auto.policy.json"]
 
 
@@ -190,6 +187,12 @@ def test_independent_rows_are_for_the_certificate_alone():
     assert few.logits.tolist() == SMALL[[1, 4]].tolist() and few.labels.tolist() == [1, 0]
 
 
+def entries_of(there: ArtefactFolder, **changes: Any) -> list[FrontierEntry]:
+    """Measurements of its variants on the machine of the policies, the full one first."""
+    known = {"runtime": "onnxruntime 1", "device": "here", **changes}
+    return [frontier_entry(one.name, one.sha256, **known) for one in there.variants]
+
+
 def frontier_of(folder: Path, *found: PolicyEntry) -> Path:
     """Write the file as a benchmark does, with policies of this folder's variants."""
     there = ArtefactFolder(folder)
@@ -226,17 +229,12 @@ def test_the_file_has_policies_only_if_there_are_any(folder):
 def test_policies_go_with_their_files_and_are_replaced_in_their_place(folder):
     frontier_of(folder, entry(), entry(policy="other", device="elsewhere"))
     there = ArtefactFolder(folder)
-    full = next(variant for variant in there.variants if variant.name == FULL)
-    here = entry_of({**ENTRY, "variant": FULL, "sha256": full.sha256})
+    (here, _) = entries_of(there)
     # Measurements without policies, such as those of a sweep, leave them as they are.
     assert {one.policy for one in there.merge([here]).policies} == {"auto", "other"}
     assert {one.policy for one in there.merge([here], policies=()).policies} == {"other"}
     frontier_of(folder, entry())
-    parent = there.manifests[0].parent
-    data = onnx_model(7).SerializeToString()
-    manifest = manifest_of("b0500", data, ParentEntry(parent.name, parent.sha256))
-    (folder / manifest.file.name).write_bytes(data)
-    write_manifest(folder, manifest)
+    add_variant(folder, HALF, "fp32", onnx_model(7))
     assert ArtefactFolder(folder).merge([]).policies == ()
 
 
@@ -351,8 +349,7 @@ def test_the_explorer_draws_policies_where_they_were_measured_alike(folder):
     from saccade.serving.commands.explore.frontier_chart import chart, measured
 
     there = ArtefactFolder(folder)
-    full = next(variant for variant in there.variants if variant.name == FULL)
-    there.merge([entry_of({**ENTRY, "variant": FULL, "sha256": full.sha256})])
+    there.merge(entries_of(there)[:1])
     assert "legend" not in chart(measured(folder), FULL)
     frontier_of(folder, entry())
     drawn = chart(measured(folder), FULL)
@@ -364,8 +361,7 @@ def test_the_explorer_draws_policies_where_they_were_measured_alike(folder):
         "offset": [0, 0],
     }
     # The variants through a server, the policy in process: not on one axis.
-    grpc = {"concurrency_1": {**ENTRY["in_process"]["batch_1"]}}
-    there.merge([entry_of({**ENTRY, "variant": FULL, "sha256": full.sha256, "grpc": grpc})])
+    there.merge(entries_of(there, grpc={"concurrency_1": point()})[:1])
     assert "legend" not in chart(measured(folder), FULL)
 
 
@@ -374,9 +370,7 @@ def test_a_repository_has_the_figures_of_the_policies_that_it_serves(folder, tmp
     from saccade.serving.repository.options import RepositoryOptions
 
     there = ArtefactFolder(folder)
-    for variant in there.variants:
-        own = {**ENTRY, "variant": variant.name, "sha256": variant.sha256}
-        there.merge([entry_of({**own, "runtime": "onnxruntime 1.31.1 CPU"})])
+    there.merge(entries_of(there, runtime="onnxruntime 1.31.1 CPU"))
     write_policy(folder)
     deploy(folder, RepositoryOptions(tmp_path / "before", policies=False))
     frontier_of(folder, entry(), entry(policy="gone"))

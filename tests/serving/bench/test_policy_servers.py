@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from policy_tables import LABELS, LARGE, ROUNDS, SMALL, chain, entry
-from tiny_artefacts import ENTRY, FULL, HALF, artefacts
+from policy_tables import LABELS, LARGE, SMALL, chain, entry
+from support.serving.frontiers import ROUNDS, frontier_entry
+from tiny_artefacts import FULL, HALF, artefacts
 
 pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
 
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import Ratio, entry_of
+from saccade.exporter.artefact.frontier import Ratio
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.serving.bench import served, servers
 from saccade.serving.bench.load import LoadResult, Stream, StreamResult
@@ -137,10 +138,7 @@ def test_precisions_have_a_server_each_and_their_policies_another(tmp_path, monk
         deadline=Deadline(60),
     )
     entries = tuple(
-        entry_of(
-            {**ENTRY, "variant": one.name, "sha256": one.sha256, "precision": precision_of(one)}
-        )
-        for one in whole.variants
+        frontier_entry(one.name, one.sha256, precision=precision_of(one)) for one in whole.variants
     )
     options = BenchOptions(Path("out"), rounds=2, concurrency=(1, 4))
     _, windows = servers.through_servers(workload, entries, options, lambda *_: None)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`choose` says what the router does, and its reasons are true; frontiers by each cost."""
 
-import importlib
 import json
 import math
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from router_code import router_module
+from support.serving.frontiers import frontier_entry, point
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import FrontierEntry, entry_of
+from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.serving.bench.load import LoadResult, StreamResult
 from saccade.serving.bench.measurement import Figure, Measurement, by_cost
 from saccade.serving.bench.sweep.choice import Choice, ChooseOptions, choose
@@ -34,28 +34,12 @@ FIGURES = {
 BYTES = 2**26
 
 
-def point(rate: float, p95: float) -> dict[str, Any]:
-    rounds = {"inferences_per_second_rounds": [0.9 * rate, 1.1 * rate]}
-    quantiles = {"p50_ms": p95 / 2, "p95_ms": p95, "p99_ms": 2 * p95}
-    return {"inferences_per_second": rate, **quantiles, **rounds}
-
-
-def entry(name: str, sha256: str, budget: float, **changes: Any) -> FrontierEntry:
+def entry(name: str, sha256: str, budget: float) -> FrontierEntry:
     score, bound, rate, p95 = FIGURES[name]
-    return entry_of(
-        {
-            "variant": name, "sha256": sha256, "budget": float(budget), "precision": "fp32",
-            "runtime": "onnxruntime 1.31.1 CPU", "device": "a CPU, 2 cores",
-            "score": {
-                "name": "top-1", "value": score, "higher_is_better": True, "unit": "share",
-                "n": 100, "interval": [bound, 1.0], "data": "digits", "data_sha256": "d" * 64,
-            },
-            "top5": None, "memory_bytes": BYTES, "dominated_by": None,
-            "in_process": {"threads": 1, "best_batch": 8, "batch_8": point(rate, p95)},
-            "grpc": {"concurrency_1": point(rate, p95), "router_concurrency_1": point(rate, p95)},
-            **changes,
-        }
-    )  # fmt: skip
+    load = point(rate, p95, rounds=(0.9 * rate, 1.1 * rate))
+    grpc = {"concurrency_1": load, "router_concurrency_1": load}
+    known = {"budget": float(budget), "memory_bytes": BYTES, "inside": load, "grpc": grpc}
+    return frontier_entry(name, sha256, score, (bound, 1.0), **known)
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +55,11 @@ def folder(tiny_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def router(folder, tmp_path_factory):
-    """Answer of the router over that folder: its own code on its own file."""
+    """Answer of the router over that folder: its code on the file that was written for it."""
     place = tmp_path_factory.mktemp("router") / "repository"
     deploy(folder, RepositoryOptions(place))
-    sys.path.insert(0, str(place / "nac" / "1"))
-    try:
-        rules, known = importlib.import_module("choose"), importlib.import_module("routes")
-    finally:
-        sys.path.remove(str(place / "nac" / "1"))
-    routes = known.read_routes(place / "nac" / "1" / "routes.json")
+    rules = router_module("choose")
+    routes = router_module("routes").read_routes(place / "nac" / "1" / "routes.json")
 
     def answer(parameter: str, value: float) -> str | None:
         try:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """2/3 and 1/6 from an export's option to the router's answer, in old folders too."""
 
-import importlib
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from family_folders import family_folder
+from router_code import router_module
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -53,12 +52,8 @@ def folders(tmp_path_factory):
 def routed(folder: Path) -> Callable[[dict[str, Any]], str | None]:
     """The router's own code on the file that was written for it."""
     place = folder.with_name(f"{folder.name}-repository") / "sparo" / "1"
-    sys.path.insert(0, str(place))
-    try:
-        rules, known = importlib.import_module("choose"), importlib.import_module("routes")
-    finally:
-        sys.path.remove(str(place))
-    routes = known.read_routes(place / "routes.json")
+    rules = router_module("choose")
+    routes = router_module("routes").read_routes(place / "routes.json")
 
     def answer(parameters: dict[str, Any]) -> str | None:
         try:

@@ -11,11 +11,12 @@ pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'")
 
 import tiny_artefacts as tiny
+from support.serving.frontiers import frontier_entry, point
 from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import entry_of, read_frontier
+from saccade.exporter.artefact.frontier import read_frontier
 from saccade.exporter.artefact.manifest import write_manifest
 from saccade.exporter.gate.gate import runners_of
 from saccade.exporter.runtimes.runners import onnx_session
@@ -119,18 +120,8 @@ def test_a_description_of_an_older_release_says_nothing_and_is_read(folder, libr
 
 def entry(folder, name, ops, speed):
     """Figures of a variant, its ops run so."""
-    point = {"inferences_per_second": speed, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
-    score = {
-        "name": "top-1", "value": 0.9, "higher_is_better": True, "unit": "share", "n": 10,
-        "interval": [0.8, 1.0], "data": "digits", "data_sha256": "d" * 64,
-    }  # fmt: skip
-    content = {
-        "variant": name, "sha256": tiny.sha256_of(folder / f"{name}.onnx"), "budget": 1.0,
-        "precision": "fp32", "top5": None, "runtime": "onnxruntime 1.31.1 CPU", "device": "one",
-        "score": score, "grpc": None, "dominated_by": None,
-        "in_process": {"threads": 1, "best_batch": 4, "batch_4": point},
-    }  # fmt: skip
-    return entry_of(content | {"ops": ops})
+    digest = tiny.sha256_of(folder / f"{name}.onnx")
+    return frontier_entry(name, digest, inside=point(speed), device="one", ops=ops)
 
 
 def test_kernels_are_not_routed_by_figures_of_bodies(folder, library, tmp_path, capsys):

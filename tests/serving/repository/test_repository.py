@@ -6,17 +6,16 @@ import re
 from dataclasses import replace
 
 import pytest
+from support.serving.frontiers import frontier_entry, point
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import entry_of
 from saccade.exporter.artefact.variant_files import grouped
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
 
-POINT = {"inferences_per_second": 100.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
 NAMES = ("nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32")
 
 
@@ -38,22 +37,10 @@ def out(tmp_path):
 def measured(folder, *, device="a CPU, 2 cores", best_batch=16):
     """An entry for each variant: score and speed that differ by variant."""
     return [
-        entry_of(
-            {
-                "variant": manifest.variant.name, "sha256": manifest.file.sha256,
-                "budget": float(manifest.variant.budget), "precision": "fp32",
-                "runtime": "onnxruntime 1.31.1 CPU", "device": device,
-                "score": {
-                    "name": "top-1", "value": 0.9, "higher_is_better": True, "unit": "fraction",
-                    "n": 599, "interval": [0.88, 0.92], "data": "digits", "data_sha256": "d" * 64,
-                },
-                "top5": None,
-                "in_process": {
-                    "threads": 1, "best_batch": best_batch, f"batch_{best_batch}": POINT,
-                },
-                "grpc": {"concurrency_1": {**POINT, "p95_ms": 5 * manifest.variant.budget}},
-                "dominated_by": None,
-            }
+        frontier_entry(
+            manifest.variant.name, manifest.file.sha256, batch=best_batch, device=device,
+            budget=manifest.variant.budget,
+            grpc={"concurrency_1": point(p95_ms=5 * manifest.variant.budget)},
         )
         for manifest in ArtefactFolder(folder).manifests
     ]  # fmt: skip

@@ -15,11 +15,11 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip ins
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import tiny_artefacts as tiny
+from support.serving.frontiers import frontier_entry
 from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import entry_of
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.artefact.variant_files import grouped
 from saccade.serving.repository.deploy import deploy
@@ -174,19 +174,8 @@ def test_one_plan_has_the_name_that_the_server_expects(artefacts, tmp_path, out)
 
 def test_figures_of_another_runtime_do_not_route_plans(artefacts, tmp_path, out):
     folder = Path(shutil.copytree(artefacts, tmp_path / "copy"))
-    point = {"inferences_per_second": 9.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
-    score = {
-        "name": "top-1", "value": 0.9, "higher_is_better": True, "unit": "share", "n": 10,
-        "interval": [0.8, 1.0], "data": "digits", "data_sha256": "d" * 64,
-    }  # fmt: skip
     digest = tiny.sha256_of(folder / f"{FULL}.onnx")
-    entry = {
-        "variant": FULL, "sha256": digest, "budget": 1.0, "precision": "fp32", "top5": None,
-        "runtime": "onnxruntime 1.31.1 CPU", "device": "a CPU", "score": score,
-        "in_process": {"threads": 1, "best_batch": 4, "batch_4": point}, "grpc": None,
-        "dominated_by": None,
-    }  # fmt: skip
-    ArtefactFolder(folder).merge([entry_of(entry)])
+    ArtefactFolder(folder).merge([frontier_entry(FULL, digest)])
     engines = (str(tiny.engines(folder, tmp_path / "engines")),)
     options = RepositoryOptions(out, runtime="tensorrt", engines=engines)
     assert deploy(folder, options).unmeasured == (FULL, HALF)

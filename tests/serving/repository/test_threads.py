@@ -13,12 +13,12 @@ pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import tiny_artefacts as tiny
-from tiny_artefacts import ENTRY, FULL, HALF, MODEL
+from support.serving.frontiers import frontier_entry
+from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.core.errors import SaccadeError
 from saccade.core.machine import cores
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import entry_of
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.model_config import read_config
@@ -56,8 +56,9 @@ def test_precisions_of_one_budget_are_alone_and_budgets_or_components_are_not():
 
 
 def measured(name: str, rates: dict[str, float], role: str = "") -> Any:
-    inside = {"threads": 1, "best_batch": 1, "batch_1": tiny.FIGURES}
-    entry = entry_of({**ENTRY, "variant": name, "in_process": {**inside, "by_threads": rates}})
+    entry = frontier_entry(name, "0" * 64)
+    inside = entry.in_process
+    entry = replace(entry, in_process={**inside, "by_threads": rates})
     if role:
         own = {**inside, "by_threads": {"1": 9.0, "2": 9.0}}
         entry = replace(entry, in_process={**entry.in_process, role: own})
