@@ -4,17 +4,14 @@
 from types import SimpleNamespace
 
 import pytest
+from support.serving.routers import src
 
 
 @pytest.fixture
 def clock(pb, monkeypatch):
     """Time of the load-adaptive choice and of lanes: `clock.now += 2` lets two seconds pass."""
-    import adaptive
-    import backlog
-    import lane
-
     made = SimpleNamespace(now=100.0)
     made.monotonic = lambda: made.now
-    for module in (adaptive, lane, backlog):
+    for module in (src.adaptive, src.lane, src.backlog):
         monkeypatch.setattr(module, "time", made)
     return made

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import test_relay
-from support.serving.routers import execute
+from support.serving.routers import execute, src
 from test_relay import DEAD, FULL, MIDDLE, OUTPUTS, POLICIES, SHADES, SMALL, Request, policy, texts
 
 make = test_relay.make
@@ -159,10 +159,7 @@ def test_a_step_that_would_be_late_is_not_waited_for(adaptive, monkeypatch):
 
     def offer(ticket):
         asked.append(ticket.left_s)
-        from calls import refuse
-        from metrics import BUSY
-
-        refuse(ticket.sender, "busy", BUSY)
+        src.calls.refuse(ticket.sender, "busy", src.metrics.BUSY)
 
     monkeypatch.setattr(lane, "offer", offer)
     answer = answer_of(adaptive, SHADES)
@@ -242,11 +239,9 @@ def test_the_router_measures_the_servers_queue(make, pb, eventually):
 def test_a_queue_is_probed_more_often_while_requests_wait_in_it(
     make, pb, monkeypatch, lag_s, pause_s
 ):
-    import forecast
-
     queue, pauses, now = make([SAFE], SLO).queue, [], [0.0]
     queue.close()
-    monkeypatch.setattr(forecast, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(src.forecast, "time", SimpleNamespace(monotonic=lambda: now[0]))
     queue._used_s = float("inf")  # requests adapt now
     queue._ended = SimpleNamespace(
         wait=lambda seconds: pauses.append(seconds) or len(pauses) > 2, set=lambda: None

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.serving.routers import FakeRequest, execute, model_of, shade_png, variant_route
+from support.serving.routers import FakeRequest, execute, model_of, shade_png, src, variant_route
 
 from saccade.exporter.policy.answers import MEASURES, Answers, CalibratedVariant
 from saccade.exporter.policy.chains import Chain
@@ -194,10 +194,8 @@ def test_rows_that_are_sure_at_once_cost_one_call(router):
 
 
 def test_an_image_is_decoded_once(router, monkeypatch):
-    import decoding
-
-    plain, done = decoding.decode, []
-    monkeypatch.setattr(decoding, "decode", lambda *given: (done.append(1), plain(*given))[1])
+    plain, done = src.decoding.decode, []
+    monkeypatch.setattr(src.decoding, "decode", lambda *given: (done.append(1), plain(*given))[1])
     request = Request(policy="never")
     execute(router, [request])
     request.answer()
@@ -273,14 +271,12 @@ def test_a_failure_of_the_first_step_is_the_requests(router):
 
 @pytest.mark.parametrize("strict", ["false", "true"])
 def test_time_that_runs_out_in_the_chain(held, strict, eventually, monkeypatch):
-    import backlog
-
     request = Request(policy="auto", strict=strict, timeout=60_000_000)
     execute(held, [request])
     ends, _, _ = offline("auto")
     eventually(lambda: held.lanes[MIDDLE, ""].report()["waiting"], 6)
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 60)
-    monkeypatch.setattr(backlog, "time", later)
+    monkeypatch.setattr(src.backlog, "time", later)
     if strict == "true":
         code, text = request.error()
         assert code == "unavailable" and "timeout" in text and MIDDLE in text
@@ -351,10 +347,8 @@ def test_refused(router, case):
 
 @pytest.mark.parametrize("policy", ["auto", "full model"])
 def test_a_family_refuses_what_no_policy_covers(router, monkeypatch, policy):
-    from choose import RequestRefused
-
     def refuse(ticket):
-        raise RequestRefused(f"no policy covers {sorted(ticket.inputs)}")
+        raise src.choose.RequestRefused(f"no policy covers {sorted(ticket.inputs)}")
 
     monkeypatch.setattr(router.family, "check_followed", refuse)
     request = Request(**({"max_risk": 0} if policy == "full model" else {"policy": policy}))

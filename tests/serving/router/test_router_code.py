@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
-from support.serving.routers import PREPROCESSING, execute, model_of, variant_route
+from support.serving.routers import PREPROCESSING, execute, model_of, src, variant_route
 from support.serving.routers import FakeRequest as Request
 from support.serving.routers import shade_png as png
 
@@ -122,16 +122,14 @@ def test_a_run_that_fails_is_made_again_for_each_request(busy):
 @pytest.fixture
 def decodes(monkeypatch):
     """The files that were decoded, in their order; a decode waits for `go`."""
-    import decoding
-
-    plain, files = decoding.decode, Files()
+    plain, files = src.decoding.decode, Files()
 
     def slow(data, wanted):
         files.append(data)
         assert files.go.wait(30)
         return plain(data, wanted)
 
-    monkeypatch.setattr(decoding, "decode", slow)
+    monkeypatch.setattr(src.decoding, "decode", slow)
     return files
 
 
@@ -234,10 +232,8 @@ def test_a_probe_is_answered_while_the_lane_is_busy(busy):
 
 
 def test_many_megapixels_together_are_refused_before_any_is_decoded(router, monkeypatch):
-    import decoding
-
     # What a test can afford, in place of 1,000.
-    monkeypatch.setattr(decoding, "most_megapixels", lambda wanted: 3)
+    monkeypatch.setattr(src.decoding, "most_megapixels", lambda wanted: 3)
     refused, legal = (
         Request(*[png(side=1000)] * 4),
         Request(*[png(side=1000)] * 3),
@@ -245,7 +241,7 @@ def test_many_megapixels_together_are_refused_before_any_is_decoded(router, monk
     router.go.set()
     execute(router, [legal])
     assert legal.error() is None and router.runs == [3]
-    monkeypatch.setattr(decoding, "decode", None)
+    monkeypatch.setattr(src.decoding, "decode", None)
     execute(router, [refused])
     code, text = refused.error()
     assert code == "invalid"
@@ -253,29 +249,25 @@ def test_many_megapixels_together_are_refused_before_any_is_decoded(router, monk
 
 
 def test_sixty_four_photographs_are_legal_and_as_many_posters_are_not(pb):
-    import decoding
-    from image_decoding import ImageInput
-
-    wanted = ImageInput.from_dict(PREPROCESSING)
+    wanted = src.image_decoding.ImageInput.from_dict(PREPROCESSING)
     for count, each in ((64, 12.2), (20, 50.0)):
-        decoding.check_megapixels([each] * count, wanted)
-    with pytest.raises(decoding.Refused, match="64 images have 3200"):
-        decoding.check_megapixels([50.0] * 64, wanted)
+        src.decoding.check_megapixels([each] * count, wanted)
+    with pytest.raises(src.decoding.Refused, match="64 images have 3200"):
+        src.decoding.check_megapixels([50.0] * 64, wanted)
 
 
 def test_the_cap_goes_by_what_is_decoded_and_not_by_the_first_header(router, monkeypatch):
-    import decoding
-    from decoding import megapixels
-
     small, large = png(side=4), png(side=1000)
     # A second header, which Pillow obeys.
     forged = small[:33] + large[8:]
-    assert megapixels(forged) == 16e-6 and decoding.opened_megapixels(forged) == 1.0
-    assert decoding.opened_megapixels(b"no image") == 0
-    plain, done = decoding.decode, []
-    monkeypatch.setattr(decoding, "decode", lambda *given: done.append(1) or plain(*given))
-    monkeypatch.setattr(decoding, "most_megapixels", lambda wanted: 3)
-    monkeypatch.setattr(decoding, "SLOW_S", 1e-9)  # on any machine
+    assert (
+        src.decoding.megapixels(forged) == 16e-6 and src.decoding.opened_megapixels(forged) == 1.0
+    )
+    assert src.decoding.opened_megapixels(b"no image") == 0
+    plain, done = src.decoding.decode, []
+    monkeypatch.setattr(src.decoding, "decode", lambda *given: done.append(1) or plain(*given))
+    monkeypatch.setattr(src.decoding, "most_megapixels", lambda wanted: 3)
+    monkeypatch.setattr(src.decoding, "SLOW_S", 1e-9)  # on any machine
     router.go.set()
     request = Request(*[forged] * 8)
     execute(router, [request])
@@ -284,10 +276,8 @@ def test_the_cap_goes_by_what_is_decoded_and_not_by_the_first_header(router, mon
 
 
 def test_a_header_that_lies_does_not_make_other_images_look_dear(router, monkeypatch):
-    import decoding
-
     forged = png(side=4)[:33] + png(side=1000)[8:]
-    monkeypatch.setattr(decoding, "decode", lambda *_: time.sleep(0.1) or np.zeros((8, 8, 1)))
+    monkeypatch.setattr(src.decoding, "decode", lambda *_: time.sleep(0.1) or np.zeros((8, 8, 1)))
     router.go.set()
     request = Request(forged)
     execute(router, [request])
@@ -297,15 +287,13 @@ def test_a_header_that_lies_does_not_make_other_images_look_dear(router, monkeyp
 
 
 def test_time_is_looked_at_between_images(router, monkeypatch):
-    import decoding
-
-    plain, done = decoding.decode, []
+    plain, done = src.decoding.decode, []
 
     def slow(*given):
         done.append(time.sleep(0.1))
         return plain(*given)
 
-    monkeypatch.setattr(decoding, "decode", slow)
+    monkeypatch.setattr(src.decoding, "decode", slow)
     request = Request(*[png()] * 64, timeout=250_000)
     execute(router, [request])
     code, text = request.error()
@@ -334,27 +322,21 @@ def test_whoever_runs_out_of_time_hears_so_at_once(busy):
 
 @pytest.mark.parametrize("mode", ["PNG", "JPEG", "WEBP", "WEBP lossless"])
 def test_the_size_in_a_header_is_what_pillow_reads(pb, mode):
-    from decoding import megapixels
-
     for size in ((31, 17), (640, 1280)):
         file = io.BytesIO()
         Image.new("RGB", size).save(file, mode.split()[0], lossless="lossless" in mode)
-        assert megapixels(file.getvalue()) == size[0] * size[1] / 1e6
+        assert src.decoding.megapixels(file.getvalue()) == size[0] * size[1] / 1e6
         for end in (*range(40), 200):
-            assert megapixels(file.getvalue()[:end]) <= size[0] * size[1] / 1e6
+            assert src.decoding.megapixels(file.getvalue()[:end]) <= size[0] * size[1] / 1e6
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8" + b"\xff" * 10**6, b"RIFF....WEBPVP8 "])
 def test_a_header_that_is_none_costs_nothing(pb, data):
-    from decoding import expected_megapixels, megapixels
-    from image_decoding import ImageInput
-    from lane import IMAGE_MEGAPIXELS
-
-    assert megapixels(data) == 0
+    assert src.decoding.megapixels(data) == 0
     bomb = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + 2 * (2**31 - 1).to_bytes(4, "big")
-    assert megapixels(bomb) > 1e12
-    wanted = ImageInput.from_dict(PREPROCESSING)
-    assert expected_megapixels([bomb, data], wanted) == 2 * IMAGE_MEGAPIXELS
+    assert src.decoding.megapixels(bomb) > 1e12
+    wanted = src.image_decoding.ImageInput.from_dict(PREPROCESSING)
+    assert src.decoding.expected_megapixels([bomb, data], wanted) == 2 * src.lane.IMAGE_MEGAPIXELS
 
 
 def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb):
@@ -374,15 +356,15 @@ def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb):
 
 
 def test_what_will_be_refused_costs_nothing(pb):
-    from decoding import expected_megapixels
-    from image_decoding import ImageInput
-    from lane import IMAGE_MEGAPIXELS
-
     def header(megapixels):
         sides = int(1000 * megapixels), 1000
         return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"".join(n.to_bytes(4, "big") for n in sides)
 
-    wanted = ImageInput.from_dict(PREPROCESSING)  # images of at most 50 megapixels
-    expected = expected_megapixels([header(49), header(1), header(51)], wanted)
-    assert expected == pytest.approx(50 + 3 * IMAGE_MEGAPIXELS)
-    assert expected_megapixels([header(50)] * 21, wanted) == pytest.approx(21 * IMAGE_MEGAPIXELS)
+    wanted = src.image_decoding.ImageInput.from_dict(
+        PREPROCESSING
+    )  # images of at most 50 megapixels
+    expected = src.decoding.expected_megapixels([header(49), header(1), header(51)], wanted)
+    assert expected == pytest.approx(50 + 3 * src.lane.IMAGE_MEGAPIXELS)
+    assert src.decoding.expected_megapixels([header(50)] * 21, wanted) == pytest.approx(
+        21 * src.lane.IMAGE_MEGAPIXELS
+    )

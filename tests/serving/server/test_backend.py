@@ -9,6 +9,7 @@ import pytest
 from one_node import one_node_model
 from ops_implementations import built_library
 from places import PACKAGE, module_at
+from support.serving.routers import src
 
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.plugins.ops import OPS
@@ -132,14 +133,12 @@ FAILURES = {
 
 @pytest.mark.parametrize("words", FAILURES)
 def test_a_variants_failure_names_it_and_keeps_the_servers_words(pb, words):
-    from metrics import code_of
-
     reason, expected = FAILURES[words]
     refused = module_at(SOURCES / "router" / "calls.py").failure(
         "nac-b0250-fp32", pb.TritonError(words)
     )
     assert refused.reason == reason
-    assert code_of(reason) == ("internal" if reason == "failed" else "unavailable")
+    assert src.metrics.code_of(reason) == ("internal" if reason == "failed" else "unavailable")
     assert expected in str(refused) and "'nac-b0250-fp32'" in str(refused)
     assert "secret" not in str(refused) and any(words in line for line in pb.log)
 

@@ -4,8 +4,9 @@
 import json
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,19 @@ PREPROCESSING = {
     "alpha": "white", "exif": True, "cut": [], "channel_order": "rgb", "max_image_mib": 16,
     "max_megapixels": 50, "max_side_px": 16384, "min_side_px": 2,
 }  # fmt: skip
+
+
+class Sources:
+    """The files of the router, as the server imports them: `src.lane.Lane`.
+
+    Each test imports them anew, after the server's own module (the fixture `pb`) is there.
+    """
+
+    def __getattr__(self, name: str) -> ModuleType:
+        return import_module(name)
+
+
+src = Sources()
 
 
 def variant_route(name: str, **fields: Any) -> dict[str, Any]:
