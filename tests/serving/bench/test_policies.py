@@ -30,18 +30,25 @@ from saccade.exporter.artefact.frontier import (
     Ratio,
     read_frontier,
 )
+from saccade.exporter.evaluation import calibrate as calibration
 from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.policy.certify import NotCertified
 from saccade.exporter.policy.policy import texts_sha256
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.datasets import HELD_OUT
-from saccade.serving.bench import in_process, policy_works
+from saccade.serving.bench import in_process, policy_works, running
 from saccade.serving.bench.figures import sentence
 from saccade.serving.bench.in_process import Calls, sample
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import ratio
 from saccade.serving.bench.policy_works import Classified, PolicyWorks, ends_of
 from saccade.serving.client.zero_shot import Labelling
+from saccade.serving.commands import demo
+from saccade.serving.commands.explore.frontier_chart import chart, measured
+from saccade.serving.commands.inspection import inspect
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
 
 ORT = runtime_named("onnxruntime")
 
@@ -322,8 +329,6 @@ class FakeClient:
 
 
 def test_the_policies_of_a_running_server_are_measured_too():
-    from saccade.serving.bench import running
-
     client: Any = FakeClient()
     images = np.zeros((5, 2, 2, 3), np.uint8)
     answers = running._answers(client, images, LABELS)
@@ -346,8 +351,6 @@ def test_the_policies_of_a_running_server_are_measured_too():
 
 
 def test_the_explorer_draws_policies_where_they_were_measured_alike(folder):
-    from saccade.serving.commands.explore.frontier_chart import chart, measured
-
     there = ArtefactFolder(folder)
     there.merge(entries_of(there)[:1])
     assert "legend" not in chart(measured(folder), FULL)
@@ -366,9 +369,6 @@ def test_the_explorer_draws_policies_where_they_were_measured_alike(folder):
 
 
 def test_a_repository_has_the_figures_of_the_policies_that_it_serves(folder, tmp_path):
-    from saccade.serving.repository.deploy import deploy
-    from saccade.serving.repository.options import RepositoryOptions
-
     there = ArtefactFolder(folder)
     there.merge(entries_of(there, runtime="onnxruntime 1.31.1 CPU"))
     write_policy(folder)
@@ -383,10 +383,6 @@ def test_a_repository_has_the_figures_of_the_policies_that_it_serves(folder, tmp
 
 
 def test_a_demo_without_a_certificate_continues(monkeypatch, capsys):
-    from saccade.exporter.evaluation import calibrate as calibration
-    from saccade.exporter.policy.certify import NotCertified
-    from saccade.serving.commands import demo
-
     refused = calibration.Calibration(None, None, (NotCertified(0.02, 0.2, None),))
     monkeypatch.setattr(calibration, "calibrate", lambda *_: refused)
     demo._certify(Path("nowhere"))
@@ -394,8 +390,6 @@ def test_a_demo_without_a_certificate_continues(monkeypatch, capsys):
 
 
 def test_inspect_lists_the_policies_of_a_frontier(folder):
-    from saccade.serving.commands.inspection import inspect
-
     path = frontier_of(folder, entry())
     (line,) = inspect(path).facts["policies"]
     assert line == f"auto: 2.10 times the throughput of {FULL}, same answer on 80.00 % of 5 samples"

@@ -21,6 +21,7 @@ from folder_store import stored
 from google.protobuf import json_format
 from picture_files import picture_files
 from places import PACKAGE, module_at
+from support.serving.repositories import config_of
 
 from saccade.core.errors import MissingPackage, SaccadeError
 from saccade.core.files import sha256_of
@@ -32,7 +33,6 @@ from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.local.artefact import load_artefact
 from saccade.serving.repository import installation
 from saccade.serving.repository.deploy import deploy
-from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.report import Target
 from saccade.serving.repository.requirements import refuse_unrunnable, requirements_of
@@ -60,10 +60,6 @@ def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def repository(written: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     return Path(shutil.copytree(written, tmp_path / "repository"))
-
-
-def config_of(repository: Path, name: str) -> Any:
-    return parse_config((repository / name / "config.pbtxt").read_text())
 
 
 def failures(repository: Path, target: Target | None = None) -> dict[str, tuple[str, ...]]:

@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 import tiny_artefacts as tiny
 from support.serving.frontiers import frontier_entry
+from support.serving.repositories import config_of, routes_of
 from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.core.errors import SaccadeError
@@ -49,11 +50,6 @@ PLANS = {"8.9": "model-8.9.plan", "12.0": "model-12.0.plan"}
 def artefacts(tmp_path_factory):
     """An artefact folder, to be read only."""
     return tiny.artefacts(tmp_path_factory.mktemp("runtimes") / "artefacts")
-
-
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "repository"
 
 
 def manifests():
@@ -111,10 +107,9 @@ def test_onnxruntime_repositories_keep_a_real_sample_and_its_answer(artefacts, o
     assert set(sample.answers) == {"logits", "probabilities", "embedding"}
 
 
-def test_without_the_checkpoint_zeros_warm_up(tmp_path, out):
-    folder = tiny.artefacts(tmp_path / "artefacts", checkpoint=False)
+def test_without_the_checkpoint_zeros_warm_up(folder, out):
     deploy(folder, RepositoryOptions(out))
-    config = parse_config((out / FULL / "config.pbtxt").read_text())
+    config = config_of(out, FULL)
     assert all(warmup.inputs["image"].zero_data for warmup in config.model_warmup)
     assert not read_sample(out / FULL / "warmup" / "sample.safetensors").inputs["image"].any()
     assert not (out / FULL / "warmup" / "image").exists()
@@ -149,7 +144,7 @@ def test_plans_of_two_gpus_stand_under_the_same_names(artefacts, tmp_path, out):
     deployment = deploy(artefacts, options)
     assert (deployment.variants, deployment.runtime) == ((FULL, HALF), "tensorrt")
     assert read_repository(out) == deployment
-    config = parse_config((out / HALF / "config.pbtxt").read_text())
+    config = config_of(out, HALF)
     assert (config.name, config.platform, config.max_batch_size) == (HALF, "tensorrt_plan", 64)
     assert dict(config.cc_model_filenames) == PLANS
     assert config.default_model_filename == "model-8.9.plan"
@@ -167,7 +162,7 @@ def test_plans_of_two_gpus_stand_under_the_same_names(artefacts, tmp_path, out):
 def test_one_plan_has_the_name_that_the_server_expects(artefacts, tmp_path, out):
     folder = tiny.engines(artefacts, tmp_path / "engines")
     deploy(artefacts, RepositoryOptions(out, runtime="tensorrt", engines=(str(folder),)))
-    config = parse_config((out / FULL / "config.pbtxt").read_text())
+    config = config_of(out, FULL)
     assert (config.default_model_filename, len(config.cc_model_filenames)) == ("model.plan", 0)
     assert (out / FULL / "1" / "model.plan").is_file()
 
@@ -214,9 +209,8 @@ def test_a_smaller_cap_makes_a_small_profile_do(artefacts, tmp_path, out):
     folder = str(tiny.engines(artefacts, tmp_path / "engines", profiles=profiles))
     options = RepositoryOptions(out, runtime="tensorrt", engines=(folder,), max_images=32)
     deploy(artefacts, options)
-    assert parse_config((out / FULL / "config.pbtxt").read_text()).max_batch_size == 32
-    routes = json.loads((out / MODEL / "1" / "routes.json").read_text())
-    assert routes["preprocessing"]["max_images"] == 32
+    assert config_of(out, FULL).max_batch_size == 32
+    assert routes_of(out)["preprocessing"]["max_images"] == 32
 
 
 def test_folders_of_engines_that_lack_a_variant_or_say_the_same_twice(artefacts, tmp_path, out):
