@@ -60,11 +60,8 @@ class ServerError(Exception):
     """Error that the server's own module raises and sends, and an answer has."""
 
     INVALID_ARG, UNAVAILABLE, INTERNAL, CANCELLED = (
-        "invalid",
-        "unavailable",
-        "internal",
-        "cancelled",
-    )
+        "invalid", "unavailable", "internal", "cancelled",
+    )  # fmt: skip
 
     def __init__(self, message, code=INTERNAL):
         super().__init__(message)
@@ -211,13 +208,9 @@ def describe(folder: Path, model: str, variants: list[str]) -> None:
     hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
     content = {"schema": "saccade.repository", "version": VERSION, "model": model, "files": hashes}
     content |= {
-        "variants": variants,
-        "unmeasured": variants,
-        "runtime": "onnxruntime",
-        "samples": [],
-        "cores": 1,
-        "threads": {},
-    }
+        "variants": variants, "unmeasured": variants, "runtime": "onnxruntime", "samples": [],
+        "cores": 1, "threads": {},
+    }  # fmt: skip
     (folder / "saccade.json").write_bytes(json_bytes(content))
 
 

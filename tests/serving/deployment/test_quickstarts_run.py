@@ -18,12 +18,9 @@ QUICKSTARTS = sorted((ROOT / "docs" / "quickstart").glob("[!i]*.md"))
 # In place of the shipped checkpoints, whose own tests are test_shipped.py: as the pages ask, but
 # small and untrained.
 SHIPPED = {
-    "captioner-shapes": "captioner",
-    "slots-tetrominoes": "slot-attention",
-    "sot-shapes": "sot",
-    "sparo-shapes": "sparo",
-    "vqa-shapes": "vqa",
-}
+    "captioner-shapes": "captioner", "slots-tetrominoes": "slot-attention", "sot-shapes": "sot",
+    "sparo-shapes": "sparo", "vqa-shapes": "vqa",
+}  # fmt: skip
 QUESTION = ("what", "colour", "is", "the", "circle", "?")
 # Files of authors that are made at some length in test_sources.py, which reads them all; training
 # on generated scenes, which has tests in each family; and measuring, with what needs its figures,
