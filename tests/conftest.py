@@ -27,16 +27,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # `make test-fast` skips tests that use these fixtures, and files that mostly start processes,
 # compile or train.
 SLOW_FIXTURES = {
-    "envoy_binary",
-    "needs_server",
-    "nginx",
-    "swept",
-    "trained",
-    "typed",
-    "made",
-    "wheel",
-    "form",
-}
+    "envoy_binary", "needs_server", "nginx", "swept", "trained", "typed", "made", "wheel", "form",
+}  # fmt: skip
 SLOW_FILES = {
     "test_bisect.py",
     "test_bodies.py",

@@ -27,14 +27,8 @@ from places import PACKAGE, ROOT, TESTS, package_files
 STORE = ROOT / "build" / "test-folders"
 LATER = (PACKAGE / "serving", PACKAGE / "model_repository")  # these do not affect exports
 PACKAGES = (
-    "torch",
-    "onnx",
-    "onnxscript",
-    "onnx-graphsurgeon",
-    "onnxruntime",
-    "numpy",
-    "safetensors",
-)
+    "torch", "onnx", "onnxscript", "onnx-graphsurgeon", "onnxruntime", "numpy", "safetensors",
+)  # fmt: skip
 KEPT = 3  # folders of other sources, such as another branch
 _CHECKED: set[Path] = set()
 _HELD: list[IO[str]] = []

@@ -18,16 +18,10 @@ def join(folder: Path, repositories: Iterable[Path]) -> Path:
             models.append(model.name)
     files = [path for path in folder.rglob("*") if path.is_file()]
     content = {
-        "schema": "saccade.repository",
-        "version": VERSION,
-        "model": models[0],
-        "variants": models[1:],
-        "unmeasured": [],
-        "runtime": "onnxruntime",
-        "samples": [],
-        "cores": 1,
-        "threads": {},
+        "schema": "saccade.repository", "version": VERSION, "model": models[0],
+        "variants": models[1:], "unmeasured": [], "runtime": "onnxruntime", "samples": [],
+        "cores": 1, "threads": {},
         "files": {path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
-    }
+    }  # fmt: skip
     (folder / "saccade.json").write_bytes(json_bytes(content))
     return folder

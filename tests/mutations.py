@@ -173,13 +173,9 @@ class Trial:
         copy.put(row.file, self.sound)
         failed = failures(output)
         result: dict[str, Any] = {
-            "what": row.what,
-            "group": row.group,
-            "file": row.file,
-            "noticed": status in (1, -1),
-            "by": failed[0] if failed else "",
-            "seconds": round(time.monotonic() - copy.began, 1),
-        }
+            "what": row.what, "group": row.group, "file": row.file, "noticed": status in (1, -1),
+            "by": failed[0] if failed else "", "seconds": round(time.monotonic() - copy.began, 1),
+        }  # fmt: skip
         if row.is_native:
             result["built_again"] = any((copy.folder / "cache").glob("saccade/*/*.so"))
         # A signal is a kernel that crashed; any other status is no test's.
@@ -258,13 +254,10 @@ def merged(path: Path, results: Sequence[dict[str, Any]], rows: list[Mutation]) 
         known[result["what"]] = {**result, "at_first": first.get("at_first", first["noticed"])}
     ordered = [known[row.what] for row in rows if row.what in known]
     return {
-        "command": "python tests/mutations.py",
-        "python": platform.python_version(),
+        "command": "python tests/mutations.py", "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPU",
-        "first_run": counted(ordered, "at_first"),
-        **counted(ordered),
-        "results": ordered,
-    }
+        "first_run": counted(ordered, "at_first"), **counted(ordered), "results": ordered,
+    }  # fmt: skip
 
 
 def write(path: Path, results: Sequence[dict[str, Any]]) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from router_code import router_module
-from tiny_artefacts import ENTRY
+from support.serving.frontiers import frontier_entry, point
 
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import entry_of
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.calibrate import Calibration, calibrate
 from saccade.exporter.policy.answers import VariantAnswers, answers_of
@@ -86,27 +85,14 @@ def measured(folder: Path, rates: Mapping[str, float], **changes: Any) -> None:
     Units: rates are per second, by the variant's name.
     """
     there = ArtefactFolder(folder)
-    entries = [
-        entry_of(
-            {
-                **ENTRY,
-                "variant": variant.name,
-                "sha256": variant.sha256,
-                "budget": variant.main.variant.budget,
-                "in_process": {
-                    "threads": 1,
-                    "best_batch": 1,
-                    "batch_1": {
-                        **ENTRY["in_process"]["batch_1"],
-                        "inferences_per_second": rates[variant.name],
-                    },
-                },
-                **changes,
-            }
+    known = {"batch": 1, "runtime": "onnxruntime 1", "device": "here", **changes}
+    there.merge(
+        frontier_entry(
+            one.name, one.sha256, budget=one.main.variant.budget, inside=point(rates[one.name]),
+            **known,
         )
-        for variant in there.variants
-    ]
-    there.merge(entries)
+        for one in there.variants
+    )  # fmt: skip
 
 
 def calibrated_slots(folder: Path, **options: Any) -> Calibration:

@@ -15,7 +15,6 @@ from saccade.serving.bench.in_process import Calls, InProcessLoad
 from saccade.serving.bench.policies import entry_of_policy
 from saccade.serving.bench.policy_works import Classified, PolicyWork
 
-ROUNDS = "inferences_per_second_rounds"
 # Logits of two variants on five samples, and the labels. The small one is sure of the first three.
 SMALL = np.array([[9.0, 0], [0, 9.0], [9.0, 0], [0.1, 0], [0, 0.1]])
 LARGE = np.array([[5.0, 0], [0, 5.0], [0, 5.0], [0, 5.0], [0, 5.0]])

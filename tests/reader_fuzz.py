@@ -283,22 +283,14 @@ _ENGINE = {
     "schema": "saccade.engine",
     "version": 1,
     "engine": {
-        "variant": _VARIANT,
-        "file": _FILE | {"name": "x-b1000-fp32.plan"},
-        "parent": {"name": "x-b1000-fp32.onnx", "sha256": "0" * 64},
-        **_TENSORS,
-        "engine": "tensorrt",
-        "version": "10.16",
-        "compute_capabilities": ["9.0"],
-        "driver": None,
+        "variant": _VARIANT, "file": _FILE | {"name": "x-b1000-fp32.plan"},
+        "parent": {"name": "x-b1000-fp32.onnx", "sha256": "0" * 64}, **_TENSORS,
+        "engine": "tensorrt", "version": "10.16", "compute_capabilities": ["9.0"], "driver": None,
         "profiles": {"image": {"min": [1, 8, 8, 1], "opt": [1, 8, 8, 1], "max": [8, 8, 8, 1]}},
-        "options": {},
-        "timing_cache_sha256": None,
-        "plugins": {},
-        "layer_types": {"fp32": 3},
+        "options": {}, "timing_cache_sha256": None, "plugins": {}, "layer_types": {"fp32": 3},
         "build_seconds": 1.0,
     },
-}
+}  # fmt: skip
 _SCORE = {"name": "top1", "value": 0.9, "higher_is_better": True, "unit": "share", "n": 100}
 _SCORE |= {"interval": [0.8, 1.0], "data": "digits", "data_sha256": "0" * 64}
 _ENTRY = {"variant": "x-b1000-fp32", "sha256": "0" * 64, "budget": 1.0, "precision": "fp32"}
@@ -338,23 +330,16 @@ def _manifest(path: Path) -> None:
         "tools": {"torch": "2"},
         "cost": {"parameters": 10, "multiply_adds": multiply_adds, "peak_activation_bytes": 10},
         "parity": {
-            "passed": True,
-            "figures": {"a": 0.1},
-            "thresholds": {"a": 0.2},
-            "overridden": [],
-            "real_inputs": 256,
-            "random_inputs": 64,
-            "batches": [1, 2],
-            "floor": 0.1,
-            "gate": "standard",
-            "seconds": 1.5,
+            "passed": True, "figures": {"a": 0.1}, "thresholds": {"a": 0.2}, "overridden": [],
+            "real_inputs": 256, "random_inputs": 64, "batches": [1, 2], "floor": 0.1,
+            "gate": "standard", "seconds": 1.5,
             "score": {"samples": 32, "points": 0.0, "low": -0.1, "high": 0.1},
         },
         "quantization": None,
         "float32_layers": [],
         "activation_ranges": {},
         "inlined_ops": [],
-    }
+    }  # fmt: skip
     path.write_text(json.dumps(content))
 
 

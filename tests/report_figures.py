@@ -14,24 +14,16 @@ SHORT, LONG = "nac-b0125-fp32", "nac-b1000-fp32"
 
 def point(rate: float, milliseconds: float) -> dict[str, Any]:
     return {
-        "inferences_per_second": rate,
-        "p50_ms": milliseconds,
-        "p95_ms": 2 * milliseconds,
-        "p99_ms": 30 * milliseconds,
-        "client_cpu_share": 0.2,
-    }
+        "inferences_per_second": rate, "p50_ms": milliseconds, "p95_ms": 2 * milliseconds,
+        "p99_ms": 30 * milliseconds, "client_cpu_share": 0.2,
+    }  # fmt: skip
 
 
 def file(name: str, role: str, multiply_adds: int = 51_000_000) -> dict[str, Any]:
     return {
-        "name": name,
-        "role": role,
-        "sha256": "ab" * 32,
-        "file_bytes": 3_000_000,
-        "parameters": 700_000,
-        "multiply_adds": multiply_adds,
-        "peak_activation_bytes": 1_000_000,
-    }
+        "name": name, "role": role, "sha256": "ab" * 32, "file_bytes": 3_000_000,
+        "parameters": 700_000, "multiply_adds": multiply_adds, "peak_activation_bytes": 1_000_000,
+    }  # fmt: skip
 
 
 def variant(budget: float, score: float, rate: float, dominated_by: str | None) -> dict[str, Any]:
@@ -46,12 +38,8 @@ def variant(budget: float, score: float, rate: float, dominated_by: str | None) 
         "unit": "modules",
         "files": [file(name, "", round(51_000_000 * budget))],
         "score": {
-            "name": "top-1",
-            "unit": "share",
-            "higher_is_better": True,
-            "value": score,
-            "interval": [score - 0.02, score + 0.02],
-            "n": 599,
+            "name": "top-1", "unit": "share", "higher_is_better": True, "value": score,
+            "interval": [score - 0.02, score + 0.02], "n": 599,
         },
         "scores": [],
         "top5": 0.99,
@@ -66,7 +54,7 @@ def variant(budget: float, score: float, rate: float, dominated_by: str | None) 
             "router_concurrency_1": point(rate / 3, 3.0),
         },
         "dominated_by": dominated_by,
-    }
+    }  # fmt: skip
 
 
 def measured_policy() -> dict[str, Any]:
@@ -78,26 +66,17 @@ def measured_policy() -> dict[str, Any]:
             {**step, "variant": SHORT, "threshold": 0.8, "share": 0.7},
             {**step, "variant": LONG, "threshold": None, "share": 0.3},
         ],
-        "full": LONG,
-        "full_sha256": "ab" * 32,
-        "against": "full",
-        "confidence": 0.95,
-        "risk": 0.01,
-        "bound": 0.008,
-        "score": {**variant(1, 0.925, 1, None)["score"], "n": 500},
-        "gain": -0.005,
-        "gain_interval": [-0.01, 0.0],
-        "agreement": 0.992,
-        "agreement_interval": [0.98, 0.998],
+        "full": LONG, "full_sha256": "ab" * 32, "against": "full", "confidence": 0.95, "risk": 0.01,
+        "bound": 0.008, "score": {**variant(1, 0.925, 1, None)["score"], "n": 500}, "gain": -0.005,
+        "gain_interval": [-0.01, 0.0], "agreement": 0.992, "agreement_interval": [0.98, 0.998],
         "calibrated": False,
         "in_process": {
             "best_batch": 8,
             **{f"batch_{size}": point(2100, 0.5) for size in (1, 8, 64)},
         },
         "grpc": {f"router_concurrency_{count}": point(500.0 + count, 2.5) for count in (1, 16)},
-        "times_full": {"times": 2.5, "interval": [2.2, 2.9]},
-        "times_full_served": None,
-    }
+        "times_full": {"times": 2.5, "interval": [2.2, 2.9]}, "times_full_served": None,
+    }  # fmt: skip
 
 
 def with_policies(content: dict[str, Any]) -> dict[str, Any]:
@@ -112,19 +91,16 @@ def with_policies(content: dict[str, Any]) -> dict[str, Any]:
 def figures() -> dict[str, Any]:
     """Return a report of three budgets without raw samples, as example sweeps have it."""
     return {
-        "schema": report.SCHEMA,
-        "version": report.VERSION,
-        "model": "nac",
+        "schema": report.SCHEMA, "version": report.VERSION, "model": "nac",
         "data": {"name": "digits-sum & <script>", "sha256": "cd" * 32, "n": 599},
         "machine": {"device": "A CPU, 2 cores", "runtime": "onnxruntime 1.31.1 CPU"},
-        "date": "2026-11-21T02:30:00+00:00",
-        "server": "triton 2.51.0",
+        "date": "2026-11-21T02:30:00+00:00", "server": "triton 2.51.0",
         "variants": [
             variant(1, 0.93, 420, None),
             variant(0.5, 0.85, 400, "nac-b1000-fp32"),
             variant(0.125, 0.88, 3900, None),
         ],
-    }
+    }  # fmt: skip
 
 
 def account(requests: int, milliseconds: float) -> dict[str, Any]:
@@ -160,20 +136,14 @@ def with_examples(content: dict[str, Any]) -> dict[str, Any]:
     def example(index: int, scores: tuple[float, ...]) -> dict[str, Any]:
         answers = {
             each["variant"]: {
-                "text": f"answer {score:g}",
-                "confidence": 0.75,
-                "score": score,
-                "focus": picture,
+                "text": f"answer {score:g}", "confidence": 0.75, "score": score, "focus": picture,
             }
             for each, score in zip(content["variants"], scores, strict=True)
-        }
+        }  # fmt: skip
         return {
-            "index": index,
-            "question": "what is it?",
-            "truth": "seven",
-            "image": picture,
+            "index": index, "question": "what is it?", "truth": "seven", "image": picture,
             "answers": answers,
-        }
+        }  # fmt: skip
 
     content["examples"] = {
         "samples": 599,

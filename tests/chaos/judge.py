@@ -102,15 +102,11 @@ def summary(seen: Observation) -> dict[str, Any]:
         }
     before, most, after = seen.memory_mib
     return {
-        "start_s": seen.start_s,
-        "fault_s": seen.ended - seen.began,
-        "recovered_s": seen.recovered_s,
-        "servers": seen.servers,
-        "callers": groups,
-        "heard": dict(seen.heard),
-        "words": seen.words,
+        "start_s": seen.start_s, "fault_s": seen.ended - seen.began,
+        "recovered_s": seen.recovered_s, "servers": seen.servers, "callers": groups,
+        "heard": dict(seen.heard), "words": seen.words,
         "memory_mib": {"before": before, "most": most, "after": after},
-    }
+    }  # fmt: skip
 
 
 def plain(checks: Sequence[Check]) -> list[dict[str, Any]]:

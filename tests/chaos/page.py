@@ -42,12 +42,9 @@ def filled(text: str, results: Path = RESULTS, names: Sequence[str] = PAGES[PAGE
     limits, through, through_one, struck = (
         _read(results / f"{name}.json")
         for name in (
-            "overload_envoy_limits",
-            "overload_envoy",
-            "overload_envoy_one",
-            "failover",
+            "overload_envoy_limits", "overload_envoy", "overload_envoy_one", "failover",
         )
-    )
+    )  # fmt: skip
     blocks: dict[str, Callable[[], str]] = {
         "faults": lambda: faults(chaos),
         "soak": lambda: soak(chaos),

@@ -207,13 +207,9 @@ def describe(folder: Path, model: str, variants: list[str]) -> None:
     hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
     content = {"schema": "saccade.repository", "version": VERSION, "model": model, "files": hashes}
     content |= {
-        "variants": variants,
-        "unmeasured": variants,
-        "runtime": "onnxruntime",
-        "samples": [],
-        "cores": 1,
-        "threads": {},
-    }
+        "variants": variants, "unmeasured": variants, "runtime": "onnxruntime", "samples": [],
+        "cores": 1, "threads": {},
+    }  # fmt: skip
     (folder / "saccade.json").write_bytes(json_bytes(content))
 
 

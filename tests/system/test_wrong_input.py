@@ -29,7 +29,7 @@ FILES: dict[str, Any] = official_files.FILES
 
 
 @pytest.fixture(scope="module")
-def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+def file_of(tmp_path_factory):
     """Each source's official file, made once."""
     made: dict[str, Any] = {}
 
@@ -42,7 +42,7 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
 
 
 @pytest.fixture
-def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refused(tmp_path, capsys):
     """Run `saccade convert`, which has to refuse; gives the message."""
 
     def call(source: str, path: Path, *flags: object) -> str:
@@ -86,9 +86,7 @@ PAIRS = [(a, b) for a in FILES for b in SOURCES if a != b and (a, b) != ("vit", 
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_file_of_another_source(
-    source: str, file_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_file_of_another_source(source, file_of, monkeypatch, tmp_path):
     monkeypatch.setattr(driver, "_write", lambda *_: pytest.fail("was written"))
     for theirs in (a for a, b in PAIRS if b == source):
         file = file_of(theirs)
@@ -135,9 +133,7 @@ UNFIT: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", UNFIT)
-def test_a_config_that_does_not_fit_its_weights(
-    case: str, file_of: Callable[[str], Any], refused: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_config_that_does_not_fit_its_weights(case, file_of, refused, tmp_path):
     source, changes, words = UNFIT[case]
     file = file_of(source)
     message = refused(source, file.path, *with_config(file, tmp_path, changes))
@@ -164,9 +160,7 @@ MISSING: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", MISSING)
-def test_what_is_missing_is_asked_for_by_its_flag(
-    case: str, file_of: Callable[[str], Any], refused: Callable[..., str]
-) -> None:
+def test_what_is_missing_is_asked_for_by_its_flag(case, file_of, refused):
     source, flags, words = MISSING[case]
     file = file_of(source)
     message = refused(source, file.path, *without(file.flags, *flags))
@@ -209,9 +203,7 @@ DAMAGED: dict[str, tuple[Callable[[Path, bytes], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_a_file_that_cannot_be_read(
-    case: str, file_of: Callable[[str], Any], refused: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_read(case, file_of, refused, tmp_path):
     make, words = DAMAGED[case]
     file, path = file_of("vit"), tmp_path / "checkpoint.pth"
     make(path, file.path.read_bytes())
@@ -221,16 +213,12 @@ def test_a_file_that_cannot_be_read(
     assert not (tmp_path / "ran").exists()
 
 
-def test_of_several_networks_in_a_file_one_is_asked_for(
-    file_of: Callable[[str], Any], refused: Callable[..., str]
-) -> None:
+def test_of_several_networks_in_a_file_one_is_asked_for(file_of, refused):
     message = refused("vit", file_of("sparo-dino").path)
     assert "--checkpoint-key (found student, teacher" in message
 
 
-def test_an_official_file_where_ours_is_expected(
-    file_of: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_official_file_where_ours_is_expected(file_of, tmp_path, capsys):
     path = file_of("vit").path
     assert run(["export", str(path), "--out", str(tmp_path / "folder")]) == 2
     assert "saccade convert SOURCE FILE" in " ".join(capsys.readouterr().err.split())
@@ -246,7 +234,7 @@ SMALLER_THAN_A_PATCH: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", SMALLER_THAN_A_PATCH)
-def test_an_image_smaller_than_a_patch(family: str) -> None:
+def test_an_image_smaller_than_a_patch(family):
     with pytest.raises(SaccadeError, match=r"(patch_px|height_px|grid) is .*, expected"):
         build(family, SMALLER_THAN_A_PATCH[family])
 
@@ -254,9 +242,7 @@ def test_an_image_smaller_than_a_patch(family: str) -> None:
 WORDS = ("a", "red", "circle")
 
 
-def test_a_text_longer_than_the_context_is_cut_only_if_asked(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_text_longer_than_the_context_is_cut_only_if_asked(caplog):
     metadata: dict[str, Any] = {"tokenizer": "words", "context_length": 4, "words": WORDS}
     metadata |= {"merges": (), "vocabulary": 7}
     with pytest.raises(SaccadeError, match=r"3 words, expected at most 2.*truncation"):
@@ -270,7 +256,7 @@ def test_a_text_longer_than_the_context_is_cut_only_if_asked(
     assert list(question_tokens(questions, "a red circle?", truncate=True)) == [0, 1]
 
 
-def test_grids_and_counts_that_the_model_has_not() -> None:
+def test_grids_and_counts_that_the_model_has_not():
     check = family_module("vqa").Family(None).check
     metadata = {"grid": [9, 10], "boxes": 4, "layout": "flat"}
     features = np.zeros((2, 80, 3), np.float32)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folder_walk import MOST, FolderWalk, openings, walked
+from folder_walk import MOST, openings, walked
 from policy_files import write_policy
 
 from saccade.core.errors import MissingPackage, SaccadeError, ShapeError
@@ -21,7 +21,7 @@ from saccade.exporter.evaluation.evaluated_model import trained_on
 from saccade.models.data.datasets import load_data
 from saccade.serving.bench import bench as bench_module
 from saccade.serving.bench import in_process
-from saccade.serving.bench.bench import BenchReport, bench
+from saccade.serving.bench.bench import bench
 from saccade.serving.bench.in_process import BATCHES, Calls
 from saccade.serving.bench.options import BenchOptions
 
@@ -33,7 +33,7 @@ SHORT: dict[str, Any] = {"seconds": 0.1, "rounds": 1, "concurrency": (1, 4)}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("data") / "noise.npz"
     images = rng.integers(0, 256, (400, 8, 8, 1), dtype=np.uint8)
@@ -42,14 +42,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+def folder(tiny_folder, tmp_path):
     return Path(shutil.copytree(tiny_folder, tmp_path / "nac"))
 
 
 @pytest.fixture(scope="module")
-def watched(
-    tiny_folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[BenchReport, FolderWalk]:
+def watched(tiny_folder, data, tmp_path_factory):
     """One run with everything on, shared by the tests that read what it wrote."""
     pytest.importorskip("pytriton", reason="no server: pip install '.[serve]'")
     place = tmp_path_factory.mktemp("served")
@@ -60,16 +58,16 @@ def watched(
 
 
 @pytest.fixture(scope="module")
-def served(watched: tuple[BenchReport, FolderWalk]) -> BenchReport:
+def served(watched):
     return watched[0]
 
 
-def test_the_folder_is_read_once(watched: tuple[BenchReport, FolderWalk]) -> None:
+def test_the_folder_is_read_once(watched):
     _, walk = watched
     walk.check(*MOST["bench"])
 
 
-def test_every_variant_is_measured_in_process_and_served(served: BenchReport) -> None:
+def test_every_variant_is_measured_in_process_and_served(served):
     full = json.loads((served.folder / "report.json").read_bytes())
     assert [variant["variant"] for variant in full["variants"]] == VARIANTS
     for variant in full["variants"]:
@@ -99,9 +97,7 @@ def test_every_variant_is_measured_in_process_and_served(served: BenchReport) ->
             assert (answer["text"] == example["truth"]) == bool(answer["score"])
 
 
-def test_the_score_is_the_hand_count_on_the_test_split(
-    served: BenchReport, data, tiny_folder
-) -> None:
+def test_the_score_is_the_hand_count_on_the_test_split(served, data, tiny_folder):
     import onnxruntime
 
     from saccade.models.data.datasets import load_data
@@ -121,7 +117,7 @@ def test_the_score_is_the_hand_count_on_the_test_split(
         assert low < np.mean(hits) < high
 
 
-def test_the_frontier_names_what_was_measured(served: BenchReport) -> None:
+def test_the_frontier_names_what_was_measured(served):
     frontier = read_frontier(served.folder.parent / "nac" / "frontier.json")
     assert [entry.variant for entry in frontier.entries] == VARIANTS
     for entry, each in zip(frontier.entries, served.full["variants"], strict=True):
@@ -132,7 +128,7 @@ def test_the_frontier_names_what_was_measured(served: BenchReport) -> None:
         assert entry.p95_ms == each["grpc"]["router_concurrency_1"]["p95_ms"]
 
 
-def test_a_policy_is_measured_in_process_and_served(served: BenchReport) -> None:
+def test_a_policy_is_measured_in_process_and_served(served):
     (policy,) = json.loads((served.folder / "report.json").read_bytes())["policies"]
     (entry,) = read_frontier(served.folder.parent / "nac" / "frontier.json").policies
     kept = {key: value for key, value in policy.items() if key != "samples"}
@@ -147,9 +143,7 @@ def test_a_policy_is_measured_in_process_and_served(served: BenchReport) -> None
     assert "Policy auto" in (served.folder / "report.html").read_text()
 
 
-def test_a_quick_look_leaves_the_full_measurement(
-    served: BenchReport, data: Path, tmp_path: Path
-) -> None:
+def test_a_quick_look_leaves_the_full_measurement(served, data, tmp_path):
     folder = Path(shutil.copytree(served.folder.parent / "nac", tmp_path / "nac"))
     before = (folder / "frontier.json").read_bytes()
     quick: dict[str, Any] = {"seconds": 0.01, "rounds": 1, "limit": 20, "server": False}
@@ -175,7 +169,7 @@ def test_a_quick_look_leaves_the_full_measurement(
     assert {one.score.n for one in read_frontier(folder / "frontier.json").entries} == {20}
 
 
-def test_a_server_that_runs_is_measured_as_it_is(server: Any, data: Path, tmp_path: Path) -> None:
+def test_a_server_that_runs_is_measured_as_it_is(server, data, tmp_path):
     quick: dict[str, Any] = {"seconds": 0.02, "rounds": 2, "concurrency": (1, 2), "limit": 40}
     out = tmp_path / "report"
     options = BenchOptions(out, str(data), url=server.url, **quick)
@@ -214,12 +208,12 @@ def rendered(made: Any) -> str:
         ({1: 100, 2: 60, 4: 50, 8: 40, 16: 30, 32: 20, 64: 10}, 1),
     ],
 )
-def test_the_batch_to_serve_with_is_fast_and_no_larger_than_that_needs(rates, expected) -> None:
+def test_the_batch_to_serve_with_is_fast_and_no_larger_than_that_needs(rates, expected):
     calls = {size: Calls(size, [size / rate]) for size, rate in rates.items()}
     assert in_process.best_batch(calls) == expected
 
 
-def test_larger_batches_are_left_out_where_one_call_takes_too_long(monkeypatch) -> None:
+def test_larger_batches_are_left_out_where_one_call_takes_too_long(monkeypatch):
     monkeypatch.setattr(in_process, "LONGEST_CALL_S", 0.0)
     monkeypatch.setattr(in_process, "_WARM_S", 0.0)
     sizes: list[int] = []
@@ -237,7 +231,7 @@ def test_larger_batches_are_left_out_where_one_call_takes_too_long(monkeypatch) 
     assert set(measured["slow"].summary()) == {"threads", "best_batch", "batch_1"}
 
 
-def test_the_default_data_is_what_the_model_was_trained_on(folder: Path) -> None:
+def test_the_default_data_is_what_the_model_was_trained_on(folder):
     from saccade.models.checkpoint import load, save
 
     manifest = ArtefactFolder(folder).manifests[0]
@@ -260,9 +254,7 @@ def test_the_default_data_is_what_the_model_was_trained_on(folder: Path) -> None
 
 
 @pytest.mark.parametrize("stage", ["measuring", "writing"])
-def test_an_interrupted_run_leaves_all_as_it_was(
-    stage: str, folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_leaves_all_as_it_was(stage, folder, data, tmp_path, monkeypatch):
     options = BenchOptions(tmp_path / "report", str(data), server=False, force=True, **SHORT)
     bench(folder, options)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -277,16 +269,14 @@ def test_an_interrupted_run_leaves_all_as_it_was(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_an_existing_report_is_refused_before_any_work(
-    folder: Path, data, tmp_path, monkeypatch
-) -> None:
+def test_an_existing_report_is_refused_before_any_work(folder, data, tmp_path, monkeypatch):
     (tmp_path / "report").mkdir()
     monkeypatch.setattr(ArtefactFolder, "open", lambda _: pytest.fail("work began"))
     with pytest.raises(SaccadeError, match="--force"):
         bench(folder, BenchOptions(tmp_path / "report", str(data)))
 
 
-def test_data_that_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_data_that_does_not_fit_is_refused(folder, tmp_path):
     np.savez(
         tmp_path / "large.npz",
         images=np.zeros((400, 9, 8, 1), np.uint8),
@@ -305,7 +295,7 @@ def test_data_that_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None
     assert not (tmp_path / "report").exists() and not (folder / "frontier.json").exists()
 
 
-def test_a_changed_artefact_is_refused(folder: Path, data: Path, tmp_path: Path) -> None:
+def test_a_changed_artefact_is_refused(folder, data, tmp_path):
     path = folder / "nac-b0500-fp32.onnx"
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(SaccadeError, match="SHA-256"):
@@ -314,8 +304,8 @@ def test_a_changed_artefact_is_refused(folder: Path, data: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("package", ["matplotlib", "plotly", "jinja2"])
 def test_a_missing_package_names_the_extra_before_anything_is_measured(
-    package: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    package, folder, tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackage, match=rf"{package}.*saccade-serving\[bench\]"):
         bench(folder, BenchOptions(tmp_path / "report"))
@@ -331,6 +321,6 @@ def test_a_missing_package_names_the_extra_before_anything_is_measured(
         {"limit": 1},
     ],
 )
-def test_options_out_of_range_are_refused(change: dict[str, Any]) -> None:
+def test_options_out_of_range_are_refused(change):
     with pytest.raises(SaccadeError, match=f"--{next(iter(change))}"):
         BenchOptions(Path("report"), "digits", **change)

@@ -14,7 +14,7 @@ from policy_files import calibrated_slots, write_policy
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import read_frontier
 from saccade.plugins.native.library import available_library
-from saccade.serving.bench.bench import BenchReport, bench
+from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.report import render
 
@@ -45,9 +45,7 @@ def folder_of(family: str, place: Path) -> Path:
 
 # Questions are measured as plain images are.
 @pytest.fixture(scope="module", params=["sparo", "slot-attention", "captioner"])
-def measured(
-    request: pytest.FixtureRequest, needs_server: None, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, BenchReport]:
+def measured(request, needs_server, tmp_path_factory):
     """One short run of each family on its own data, through a server."""
     family = request.param
     place = tmp_path_factory.mktemp(family)
@@ -61,9 +59,7 @@ def measured(
     return family, bench(folder, options)
 
 
-def test_a_policy_is_served_and_compared_with_the_full_model(
-    measured: tuple[str, BenchReport],
-) -> None:
+def test_a_policy_is_served_and_compared_with_the_full_model(measured):
     """Zero-shot: only a router with labels can follow a policy, and has other outputs then."""
     family, report = measured
     if family == "captioner":
@@ -86,7 +82,7 @@ def test_a_policy_is_served_and_compared_with_the_full_model(
     assert times == pytest.approx(rates[0] / rates[1], rel=1e-3)
 
 
-def test_each_request_is_measured_where_it_can_be_asked(measured: tuple[str, BenchReport]) -> None:
+def test_each_request_is_measured_where_it_can_be_asked(measured):
     family, report = measured
     for variant in report.full["variants"]:
         # Kernels unless none can be built here, and the report says which; the others call no op.
@@ -107,9 +103,7 @@ def test_each_request_is_measured_where_it_can_be_asked(measured: tuple[str, Ben
         assert len(variant["files"]) == {"vqa": 1}.get(family, 2)
 
 
-def test_the_score_is_the_familys_and_reaches_the_frontier(
-    measured: tuple[str, BenchReport],
-) -> None:
+def test_the_score_is_the_familys_and_reaches_the_frontier(measured):
     family, report = measured
     frontier = read_frontier(report.folder.parent / "folder" / "frontier.json")
     assert len(frontier.entries) == len(report.full["variants"])
@@ -127,9 +121,7 @@ def test_the_score_is_the_familys_and_reaches_the_frontier(
         assert 3 * sizes[0] == 4 * sizes[1]  # slots
 
 
-def test_the_measured_folder_is_deployed_with_its_scores(
-    measured: tuple[str, BenchReport], tmp_path: Path
-) -> None:
+def test_the_measured_folder_is_deployed_with_its_scores(measured, tmp_path):
     import json
 
     from saccade.serving.repository.deploy import deploy
@@ -145,7 +137,7 @@ def test_the_measured_folder_is_deployed_with_its_scores(
         assert route["run_batch"] == each["in_process"]["best_batch"]
 
 
-def test_the_report_names_the_score_and_its_unit(measured: tuple[str, BenchReport]) -> None:
+def test_the_report_names_the_score_and_its_unit(measured):
     from rich.console import Console
 
     family, report = measured

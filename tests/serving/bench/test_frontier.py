@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.serving.frontiers import ROUNDS, frontier_entry, point
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -13,38 +14,19 @@ from saccade.exporter.artefact.frontier import (
     FILE_NAME,
     FrontierEntry,
     NarrowerMeasurement,
-    entry_of,
     mark_dominated,
     read_frontier,
 )
 from saccade.models.scores.results import wilson
 
-ROUNDS = "inferences_per_second_rounds"
-POINT = {"inferences_per_second": 100.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
+POINT = point()
 
 
 def entry(variant="nac-b1000-fp32", *, sha256="a" * 64, correct=None, speed=100.0, **changes):
     hits, n = (90, 100) if correct is None else (int(correct.sum()), len(correct))
-    made = entry_of(
-        {
-            "variant": variant, "sha256": sha256, "budget": 1.0, "precision": "fp32",
-            "runtime": "onnxruntime 1.31.1 CPU", "device": "a CPU, 2 cores",
-            "score": {
-                "name": "top-1", "value": hits / n, "higher_is_better": True, "unit": "fraction",
-                "n": n, "interval": list(wilson(hits, n)), "data": "digits",
-                "data_sha256": "d" * 64,
-            },
-            "top5": None,
-            "in_process": {
-                "threads": 1, "best_batch": 8, "batch_1": POINT,
-                "batch_8": {
-                    **POINT, "inferences_per_second": speed, "seconds": 1.5, ROUNDS: rounds(speed),
-                },
-            },
-            "grpc": None, "dominated_by": None,
-        }
-    )  # fmt: skip
-    return replace(made, **changes)
+    inside = point(speed, seconds=1.5, rounds=rounds(speed))
+    known = {"n": n, "inside": inside, **changes}
+    return frontier_entry(variant, sha256, hits / n, wilson(hits, n), **known)
 
 
 def rounds(speed, noise=(0.9, 1.0, 1.1)):

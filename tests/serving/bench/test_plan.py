@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.serving.frontiers import frontier_entry, point
 
 from saccade.core.errors import GateFailed, SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import entry_of
 from saccade.serving.bench.plan import CapacityPlan, Mix, PlanCandidate, PlanOptions, plan
 from saccade.serving.commands.cli import run
 
@@ -27,11 +27,6 @@ FIGURES = {
 FULL, HALF, QUARTER, SLOW = FIGURES
 
 
-def point(rate: float, p95: float, **more: float) -> dict[str, float]:
-    quantiles = {"p50_ms": p95 / 2, "p95_ms": p95, "p99_ms": 2 * p95}
-    return {"inferences_per_second": rate, **quantiles, **more}
-
-
 def measured(place: Path, **changes: Any) -> Path:
     """The folder with a frontier of these figures; `changes` are fields of each entry."""
     folder = ArtefactFolder(place)
@@ -39,27 +34,17 @@ def measured(place: Path, **changes: Any) -> Path:
     for variant in folder.variants:
         score, rate, p95 = FIGURES[variant.name]
         cpu = {"core_ms_per_request": 5.0, "client_cpu_share": 0.2}
-        content = {
-            "variant": variant.name, "sha256": variant.sha256,
-            "budget": variant.main.variant.budget, "precision": "fp32",
-            "runtime": "onnxruntime 1.31.1 CPU", "device": "a CPU, 2 cores",
-            "score": {
-                "name": "top-1", "value": score, "higher_is_better": True, "unit": "share",
-                "n": 100, "interval": [score - 0.01, score + 0.01], "data": "digits",
-                "data_sha256": "d" * 64,
-            },
-            "top5": None, "memory_bytes": 1, "dominated_by": None,
-            "in_process": {"threads": 1, "best_batch": 8, "batch_8": point(rate, p95)},
-            "grpc": {
-                # Raw tensors past the router: nobody's load, however fast.
-                "concurrency_16": point(100 * rate, p95),
-                "router_concurrency_1": point(rate / 2, p95),
-                "router_concurrency_4": point(0.9 * rate, 5 * p95),
-                "router_concurrency_16": point(rate, 20 * p95, **cpu),
-            },
-            **changes,
-        }  # fmt: skip
-        entries.append(entry_of(content))
+        grpc = {
+            # Raw tensors past the router: nobody's load, however fast.
+            "concurrency_16": point(100 * rate, p95),
+            "router_concurrency_1": point(rate / 2, p95),
+            "router_concurrency_4": point(0.9 * rate, 5 * p95),
+            "router_concurrency_16": point(rate, 20 * p95, **cpu),
+        }
+        known = {"budget": variant.main.variant.budget, "grpc": grpc, "memory_bytes": 1, **changes}
+        entries.append(
+            frontier_entry(variant.name, variant.sha256, score, inside=point(rate, p95), **known)
+        )
     folder.merge(entries)
     return place
 

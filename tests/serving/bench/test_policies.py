@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from half_typed import add_variant
 from policy_files import write_policy
-from policy_tables import LABELS, LARGE, ROUNDS, SMALL, chain, entry
+from policy_tables import LABELS, LARGE, SMALL, chain, entry
 from report_figures import measured_policy
-from tiny_artefacts import ENTRY, FULL, HALF, artefacts, manifest_of, onnx_model
+from support.serving.frontiers import ROUNDS, frontier_entry, point
+from tiny_artefacts import FULL, HALF, artefacts, onnx_model
 
 pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
 
@@ -23,29 +25,35 @@ from saccade.core.schema import typed
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import (
     FILE_NAME,
+    FrontierEntry,
     PolicyEntry,
     Ratio,
-    entry_of,
     read_frontier,
 )
-from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
+from saccade.exporter.evaluation import calibrate as calibration
 from saccade.exporter.evaluation.decisions import Decider
 from saccade.exporter.evaluation.tasks import EvaluateOptions
+from saccade.exporter.policy.certify import NotCertified
 from saccade.exporter.policy.policy import texts_sha256
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.data.datasets import HELD_OUT
-from saccade.serving.bench import in_process, policy_works
+from saccade.serving.bench import in_process, policy_works, running
 from saccade.serving.bench.figures import sentence
 from saccade.serving.bench.in_process import Calls, sample
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.policies import ratio
 from saccade.serving.bench.policy_works import Classified, PolicyWorks, ends_of
 from saccade.serving.client.texts import Labelling
+from saccade.serving.commands import demo
+from saccade.serving.commands.explore.frontier_chart import chart, measured
+from saccade.serving.commands.inspection import inspect
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
 
 ORT = runtime_named("onnxruntime")
 
 
-def test_rows_that_are_sure_leave_and_only_the_others_go_on() -> None:
+def test_rows_that_are_sure_leave_and_only_the_others_go_on():
     seen: list[int] = []
     work = chain(seen)
     given = work.run({"row": np.array([4, 0, 3, 1])})
@@ -58,7 +66,7 @@ def test_rows_that_are_sure_leave_and_only_the_others_go_on() -> None:
     assert seen == [2]  # the large variant does not run for nobody
 
 
-def test_calls_go_on_through_the_inputs(monkeypatch: Any) -> None:
+def test_calls_go_on_through_the_inputs(monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(in_process.time, "perf_counter", lambda: float(next(clock)))
     rows: list[list[int]] = []
@@ -72,7 +80,7 @@ def test_calls_go_on_through_the_inputs(monkeypatch: Any) -> None:
     assert rows == [[0, 1], [0, 1], [2, 3], [4, 0], [1, 2]]
 
 
-def test_the_figures_are_the_hand_count() -> None:
+def test_the_figures_are_the_hand_count():
     found = entry()
     # The small variant answers 0, 1, 0, the large one 1, 1: they differ from the large one once.
     assert [step.share for step in found.steps] == [0.6, 0.4]
@@ -88,7 +96,7 @@ def test_the_figures_are_the_hand_count() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return artefacts(tmp_path / "tiny", checkpoint=False)
 
 
@@ -102,21 +110,17 @@ def left_out(folder: Path) -> dict[str, str]:
     return dict(works.left_out)
 
 
-def test_a_folder_without_policies_has_none(folder: Path) -> None:
+def test_a_folder_without_policies_has_none(folder):
     assert left_out(folder) == {}
 
 
-def test_a_policy_of_other_variants_is_left_out_with_the_reason(folder: Path) -> None:
+def test_a_policy_of_other_variants_is_left_out_with_the_reason(folder):
     write_policy(folder)
-    parent = ArtefactFolder(folder).manifests[0].parent
-    data = onnx_model(7).SerializeToString()
-    manifest = manifest_of("b0500", data, ParentEntry(parent.name, parent.sha256))
-    (folder / manifest.file.name).write_bytes(data)
-    write_manifest(folder, manifest)
+    add_variant(folder, HALF, "fp32", onnx_model(7))
     assert HALF in left_out(folder)["auto.policy.json"]
 
 
-def test_an_edited_threshold_or_another_runtime_leaves_a_policy_out(folder: Path) -> None:
+def test_an_edited_threshold_or_another_runtime_leaves_a_policy_out(folder):
     write_policy(folder, "web", runtime="tensorrt 10.16")
     assert "calibrated with tensorrt 10.16, not with onnxruntime" in left_out(folder)["web"]
     path = folder / "web.policy.json"
@@ -126,7 +130,7 @@ def test_an_edited_threshold_or_another_runtime_leaves_a_policy_out(folder: Path
     assert "changed after its calibration" in left_out(folder)["web"]
 
 
-def test_what_answers_in_another_way_follows_no_policy(folder: Path, monkeypatch: Any) -> None:
+def test_what_answers_in_another_way_follows_no_policy(folder, monkeypatch):
     write_policy(folder)
     model: Any = SimpleNamespace(family="nac", name=FULL, components={"": None})
     ((name, reason),) = of_folder(folder, [model], EvaluateOptions(task="knn")).left_out
@@ -134,9 +138,7 @@ def test_what_answers_in_another_way_follows_no_policy(folder: Path, monkeypatch
     assert reason.endswith("Measure with --task top1")
 
 
-def test_a_policy_of_other_labels_is_left_out_with_the_reason(
-    folder: Path, monkeypatch: Any
-) -> None:
+def test_a_policy_of_other_labels_is_left_out_with_the_reason(folder, monkeypatch):
     """Zero-shot: in process, the labels of the data are the classes."""
     labels, templates = ("one", "two", "three"), ("a {}",)
     hashes = {"labels_sha256": texts_sha256(labels), "templates_sha256": texts_sha256(templates)}
@@ -179,7 +181,7 @@ def test_a_policy_of_other_labels_is_left_out_with_the_reason(
     assert name == "auto" and "calibrated with labels of SHA-256" in reason
 
 
-def test_independent_rows_are_for_the_certificate_alone() -> None:
+def test_independent_rows_are_for_the_certificate_alone():
     def run(given: Any) -> np.ndarray:
         return SMALL[given["row"]]
 
@@ -190,6 +192,12 @@ def test_independent_rows_are_for_the_certificate_alone() -> None:
     assert decider.logits().tolist() == SMALL.tolist()
     few = decider.decisions()
     assert few.logits.tolist() == SMALL[[1, 4]].tolist() and few.labels.tolist() == [1, 0]
+
+
+def entries_of(there: ArtefactFolder, **changes: Any) -> list[FrontierEntry]:
+    """Measurements of its variants on the machine of the policies, the full one first."""
+    known = {"runtime": "onnxruntime 1", "device": "here", **changes}
+    return [frontier_entry(one.name, one.sha256, **known) for one in there.variants]
 
 
 def frontier_of(folder: Path, *found: PolicyEntry) -> Path:
@@ -208,7 +216,7 @@ def frontier_of(folder: Path, *found: PolicyEntry) -> Path:
     return folder / FILE_NAME
 
 
-def test_the_file_has_policies_only_if_there_are_any(folder: Path) -> None:
+def test_the_file_has_policies_only_if_there_are_any(folder):
     path = frontier_of(folder)
     assert "policies" not in json.loads(path.read_text())
     path = frontier_of(folder, entry())
@@ -225,20 +233,15 @@ def test_the_file_has_policies_only_if_there_are_any(folder: Path) -> None:
         read_frontier(path)
 
 
-def test_policies_go_with_their_files_and_are_replaced_in_their_place(folder: Path) -> None:
+def test_policies_go_with_their_files_and_are_replaced_in_their_place(folder):
     frontier_of(folder, entry(), entry(policy="other", device="elsewhere"))
     there = ArtefactFolder(folder)
-    full = next(variant for variant in there.variants if variant.name == FULL)
-    here = entry_of({**ENTRY, "variant": FULL, "sha256": full.sha256})
+    (here, _) = entries_of(there)
     # Measurements without policies, such as those of a sweep, leave them as they are.
     assert {one.policy for one in there.merge([here]).policies} == {"auto", "other"}
     assert {one.policy for one in there.merge([here], policies=()).policies} == {"other"}
     frontier_of(folder, entry())
-    parent = there.manifests[0].parent
-    data = onnx_model(7).SerializeToString()
-    manifest = manifest_of("b0500", data, ParentEntry(parent.name, parent.sha256))
-    (folder / manifest.file.name).write_bytes(data)
-    write_manifest(folder, manifest)
+    add_variant(folder, HALF, "fp32", onnx_model(7))
     assert ArtefactFolder(folder).merge([]).policies == ()
 
 
@@ -300,7 +303,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_sentence_says_what_was_measured_and_no_more(case: str) -> None:
+def test_the_sentence_says_what_was_measured_and_no_more(case):
     changes, said, unsaid = CASES[case]
     text = sentence({**measured_policy(), **changes})
     assert all(words in text for words in said), text
@@ -325,9 +328,7 @@ class FakeClient:
         return {"probabilities": table}
 
 
-def test_the_policies_of_a_running_server_are_measured_too() -> None:
-    from saccade.serving.bench import running
-
+def test_the_policies_of_a_running_server_are_measured_too():
     client: Any = FakeClient()
     images = np.zeros((5, 2, 2, 3), np.uint8)
     answers = running._answers(client, images, LABELS)
@@ -349,12 +350,9 @@ def test_the_policies_of_a_running_server_are_measured_too() -> None:
     )
 
 
-def test_the_explorer_draws_policies_where_they_were_measured_alike(folder: Path) -> None:
-    from saccade.serving.commands.explore.frontier_chart import chart, measured
-
+def test_the_explorer_draws_policies_where_they_were_measured_alike(folder):
     there = ArtefactFolder(folder)
-    full = next(variant for variant in there.variants if variant.name == FULL)
-    there.merge([entry_of({**ENTRY, "variant": FULL, "sha256": full.sha256})])
+    there.merge(entries_of(there)[:1])
     assert "legend" not in chart(measured(folder), FULL)
     frontier_of(folder, entry())
     drawn = chart(measured(folder), FULL)
@@ -366,21 +364,13 @@ def test_the_explorer_draws_policies_where_they_were_measured_alike(folder: Path
         "offset": [0, 0],
     }
     # The variants through a server, the policy in process: not on one axis.
-    grpc = {"concurrency_1": {**ENTRY["in_process"]["batch_1"]}}
-    there.merge([entry_of({**ENTRY, "variant": FULL, "sha256": full.sha256, "grpc": grpc})])
+    there.merge(entries_of(there, grpc={"concurrency_1": point()})[:1])
     assert "legend" not in chart(measured(folder), FULL)
 
 
-def test_a_repository_has_the_figures_of_the_policies_that_it_serves(
-    folder: Path, tmp_path: Path
-) -> None:
-    from saccade.serving.repository.deploy import deploy
-    from saccade.serving.repository.options import RepositoryOptions
-
+def test_a_repository_has_the_figures_of_the_policies_that_it_serves(folder, tmp_path):
     there = ArtefactFolder(folder)
-    for variant in there.variants:
-        own = {**ENTRY, "variant": variant.name, "sha256": variant.sha256}
-        there.merge([entry_of({**own, "runtime": "onnxruntime 1.31.1 CPU"})])
+    there.merge(entries_of(there, runtime="onnxruntime 1.31.1 CPU"))
     write_policy(folder)
     deploy(folder, RepositoryOptions(tmp_path / "before", policies=False))
     frontier_of(folder, entry(), entry(policy="gone"))
@@ -392,20 +382,14 @@ def test_a_repository_has_the_figures_of_the_policies_that_it_serves(
     assert bytes_of[0] == bytes_of[1]
 
 
-def test_a_demo_without_a_certificate_continues(monkeypatch: Any, capsys: Any) -> None:
-    from saccade.exporter.evaluation import calibrate as calibration
-    from saccade.exporter.policy.certify import NotCertified
-    from saccade.serving.commands import demo
-
+def test_a_demo_without_a_certificate_continues(monkeypatch, capsys):
     refused = calibration.Calibration(None, None, (NotCertified(0.02, 0.2, None),))
     monkeypatch.setattr(calibration, "calibrate", lambda *_: refused)
     demo._certify(Path("nowhere"))
     assert "no policy: risk 0.02: not certified" in capsys.readouterr().err
 
 
-def test_inspect_lists_the_policies_of_a_frontier(folder: Path) -> None:
-    from saccade.serving.commands.inspection import inspect
-
+def test_inspect_lists_the_policies_of_a_frontier(folder):
     path = frontier_of(folder, entry())
     (line,) = inspect(path).facts["policies"]
     assert line == f"auto: 2.10 times the throughput of {FULL}, same answer on 80.00 % of 5 samples"

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from policy_tables import LABELS, LARGE, ROUNDS, SMALL, chain, entry
-from tiny_artefacts import ENTRY, FULL, HALF, artefacts
+from policy_tables import LABELS, LARGE, SMALL, chain, entry
+from support.serving.frontiers import ROUNDS, frontier_entry
+from tiny_artefacts import FULL, HALF, artefacts
 
 pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
 
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import Ratio, entry_of
+from saccade.exporter.artefact.frontier import Ratio
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.serving.bench import served, servers
 from saccade.serving.bench.load import LoadResult, Stream, StreamResult
@@ -35,7 +36,7 @@ from saccade.serving.bench.work import Work
 from saccade.serving.client.texts import Labelling
 
 
-def test_through_the_router_it_is_compared_at_the_most_clients() -> None:
+def test_through_the_router_it_is_compared_at_the_most_clients():
     found = entry()
     points = {f"router_concurrency_{n}": {ROUNDS: [100.0 * n, 110.0 * n]} for n in (1, 4, 16)}
     full = {"router_concurrency_16": {ROUNDS: [800.0, 880.0]}}
@@ -59,9 +60,7 @@ SEVERAL: dict[str, tuple[tuple[Any, ...], Labelling | None, bool]] = {
 
 
 @pytest.mark.parametrize("case", SEVERAL)
-def test_the_full_model_is_measured_beside_policies_that_its_own_requests_are_not(
-    case: str,
-) -> None:
+def test_the_full_model_is_measured_beside_policies_that_its_own_requests_are_not(case):
     variants, labelling, alone = SEVERAL[case]
     works = PolicyWorks((served_chain(),), Classified({}, LABELS, "d", "s", labelling))
     followed = served_policies_of(works, variants)
@@ -77,7 +76,7 @@ def served_chain(full: str = FULL) -> PolicyWork:
     return replace(work, content=content)
 
 
-def test_policies_of_several_full_models_are_not_served(capsys: Any) -> None:
+def test_policies_of_several_full_models_are_not_served(capsys):
     works = PolicyWorks((served_chain(), served_chain(HALF)))
     assert served_policies_of(works, [variant(FULL)]) == ServedPolicies()
     assert f"compared with {HALF} and {FULL}, and a router" in capsys.readouterr().err
@@ -102,9 +101,7 @@ class FakeServer:
             windows.setdefault(place, []).append(LoadResult(1.0, seen, 0.1, {}, {}))
 
 
-def test_precisions_have_a_server_each_and_their_policies_another(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_precisions_have_a_server_each_and_their_policies_another(tmp_path, monkeypatch):
     """The full model is fp32 and the small one int8: no server of one precision has both."""
     there = ArtefactFolder(artefacts(tmp_path / "tiny", checkpoint=False))
     whole = there.only(
@@ -141,10 +138,7 @@ def test_precisions_have_a_server_each_and_their_policies_another(
         deadline=Deadline(60),
     )
     entries = tuple(
-        entry_of(
-            {**ENTRY, "variant": one.name, "sha256": one.sha256, "precision": precision_of(one)}
-        )
-        for one in whole.variants
+        frontier_entry(one.name, one.sha256, precision=precision_of(one)) for one in whole.variants
     )
     options = BenchOptions(Path("out"), rounds=2, concurrency=(1, 4))
     _, windows = servers.through_servers(workload, entries, options, lambda *_: None)

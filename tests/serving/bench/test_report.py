@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ pytest.importorskip("plotly", reason="plotly is not installed: pip install '.[be
 
 
 @pytest.fixture
-def full() -> dict[str, Any]:
+def full():
     return figures()
 
 
@@ -35,7 +34,7 @@ def rendered(content: Any) -> str:
     return stream.getvalue()
 
 
-def test_the_tables_hold_every_variant_and_fit_80_columns(full: dict[str, Any]) -> None:
+def test_the_tables_hold_every_variant_and_fit_80_columns(full):
     text = rendered(report.render(full))
     for variant in full["variants"]:
         assert text.count(variant["variant"]) >= 4
@@ -46,7 +45,7 @@ def test_the_tables_hold_every_variant_and_fit_80_columns(full: dict[str, Any]) 
     assert "A CPU, 2 cores" in text and "triton 2.51.0" in text
 
 
-def test_without_a_server_the_report_says_so(full: dict[str, Any], tmp_path: Path) -> None:
+def test_without_a_server_the_report_says_so(full, tmp_path):
     full["server"] = None
     for variant in full["variants"]:
         variant["grpc"] = None
@@ -56,7 +55,7 @@ def test_without_a_server_the_report_says_so(full: dict[str, Any], tmp_path: Pat
     assert "gRPC x" not in (tmp_path / "report.html").read_text()
 
 
-def test_a_busy_machine_and_rounds_that_differ_are_in_the_head(full: dict[str, Any]) -> None:
+def test_a_busy_machine_and_rounds_that_differ_are_in_the_head(full):
     assert "Noisy" not in report.summary(full)
     full["machine"] |= {"load_average": 6.24, "cores": 2}
     assert "load average was 6.2 on 2 cores at the start" in report.summary(full)
@@ -68,7 +67,7 @@ def test_a_busy_machine_and_rounds_that_differ_are_in_the_head(full: dict[str, A
     assert "Noisy" not in report.summary(full)
 
 
-def test_policies_are_beside_the_fixed_budgets(full: dict[str, Any], tmp_path: Path) -> None:
+def test_policies_are_beside_the_fixed_budgets(full, tmp_path):
     assert "Policies" not in rendered(report.render(full))
     assert report.page(full, b"").count("policy auto") == 0
     with_policies(full)
@@ -83,7 +82,7 @@ def test_policies_are_beside_the_fixed_budgets(full: dict[str, Any], tmp_path: P
     assert "<li>Policy auto: 2.5 times" in page and "policy auto 92.50 %" in page
 
 
-def test_the_picture_of_policies_is_of_speeds_that_both_have(full: dict[str, Any]) -> None:
+def test_the_picture_of_policies_is_of_speeds_that_both_have(full):
     from saccade.serving.bench import picture
 
     axes = picture.frontier_figure(with_policies(full)).axes[0]
@@ -94,7 +93,7 @@ def test_the_picture_of_policies_is_of_speeds_that_both_have(full: dict[str, Any
     assert list(axes.lines[0].get_xdata()) == [7800, 840, 800]
 
 
-def test_dominated_variants_are_marked_in_the_picture_and_off_the_staircase(full) -> None:
+def test_dominated_variants_are_marked_in_the_picture_and_off_the_staircase(full):
     from saccade.serving.bench import picture
 
     axes = picture.frontier_figure(full).axes[0]
@@ -103,7 +102,7 @@ def test_dominated_variants_are_marked_in_the_picture_and_off_the_staircase(full
     assert ["dominated by b1000-fp32" in text for text in words] == [False, True, False]
 
 
-def test_pictures_and_page_come_from_the_json_again(full: dict[str, Any], tmp_path: Path) -> None:
+def test_pictures_and_page_come_from_the_json_again(full, tmp_path):
     report.write_report(full, tmp_path)
     before = {name: (tmp_path / name).read_bytes() for name in ("frontier.png", "report.html")}
     for name in before:
@@ -114,7 +113,7 @@ def test_pictures_and_page_come_from_the_json_again(full: dict[str, Any], tmp_pa
 
 
 @pytest.fixture
-def codes(full: dict[str, Any]) -> dict[str, Any]:
+def codes(full):
     """A model of two towers: the budget saves bytes, each tower has figures of its own."""
     for each, bytes_of, score in zip(
         full["variants"], (16_384, 8_192, 4_096), (1.2, 1.25, -0.1), strict=True
@@ -136,9 +135,7 @@ def codes(full: dict[str, Any]) -> dict[str, Any]:
     return full
 
 
-def test_another_unit_and_a_second_component_read_well(
-    codes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_another_unit_and_a_second_component_read_well(codes, tmp_path):
     text = rendered(report.render(codes))
     assert "…" not in text
     # No per cent where there is none, a share beside it still in per cent.
@@ -152,7 +149,7 @@ def test_another_unit_and_a_second_component_read_well(
     assert "8,192 bytes per embedding" in (tmp_path / "report.html").read_text()
 
 
-def test_the_frontier_of_codes_is_score_against_bytes(codes: dict[str, Any]) -> None:
+def test_the_frontier_of_codes_is_score_against_bytes(codes):
     from saccade.serving.bench import picture
 
     axes = picture.frontier_figure(codes).axes[0]
@@ -161,7 +158,7 @@ def test_the_frontier_of_codes_is_score_against_bytes(codes: dict[str, Any]) -> 
     assert axes.get_ylabel() == "CIDEr-D on the test split"
 
 
-def test_the_headline_counts_what_the_budget_saves(full: dict[str, Any]) -> None:
+def test_the_headline_counts_what_the_budget_saves(full):
     full["variants"][2]["score"]["value"] = 0.91
     told = "9.3 times the throughput of nac-b1000-fp32 ({}), with a score 2.0 points"
     where = throughput_of(full["variants"][2])[1]
@@ -174,7 +171,7 @@ def test_the_headline_counts_what_the_budget_saves(full: dict[str, Any]) -> None
     assert "an embedding 8.0 times smaller than that of nac-b1000" in report.headline(full)
 
 
-def test_a_damaged_report_is_refused(full: dict[str, Any], tmp_path: Path) -> None:
+def test_a_damaged_report_is_refused(full, tmp_path):
     path = tmp_path / "report.json"
     for key, value in (("variants", []), ("machine", None), ("data", 10**400)):
         path.write_text(json.dumps(full | {key: value}))
@@ -183,7 +180,7 @@ def test_a_damaged_report_is_refused(full: dict[str, Any], tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_the_example_pictures_are_what_their_committed_figures_give() -> None:
+def test_the_example_pictures_are_what_their_committed_figures_give():
     """Fails after a change to the picture: run benchmarks/example_sweeps.py then."""
     known = sorted((ROOT / "benchmarks" / "results").glob("sweep_*.json"))
     assert known
@@ -196,7 +193,7 @@ def test_the_example_pictures_are_what_their_committed_figures_give() -> None:
 @pytest.mark.parametrize(
     "content", ["", "[]", json.dumps({"schema": "saccade.report", "version": 9})]
 )
-def test_a_foreign_report_is_refused(content: str, tmp_path: Path) -> None:
+def test_a_foreign_report_is_refused(content, tmp_path):
     (tmp_path / "report.json").write_text(content)
     with pytest.raises(SaccadeError, match="saccade bench"):
         report.read_report(tmp_path / "report.json")

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report page in Chromium: drawn without a complaint, used by mouse and by keyboard."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from browsers import Tab, browser, tab
+from browsers import browser, tab
 from report_figures import LONG, figures, hostile, with_examples, with_policies, with_samples
 
 from saccade.serving.bench import report
@@ -22,20 +20,20 @@ TOOLTIP = "#frontier-plot .hoverlayer .hovertext"
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     report.write_report(with_examples(with_samples(figures())), folder)
     return (folder / "report.html").as_uri()
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
+def chromium():
     with browser() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def desktop(chromium: Any, address: str) -> Iterator[Tab]:
+def desktop(chromium, address):
     """One tab of the usual size and colours; who switches something switches it back."""
     with tab(chromium, address, viewport=SIZE) as shown:
         yield shown
@@ -45,7 +43,7 @@ def background(page: Any, selector: str) -> str:
     return str(page.eval_on_selector(selector, "element => getComputedStyle(element).fill"))
 
 
-def test_it_is_drawn_and_asks_nobody(desktop: Tab, address: str) -> None:
+def test_it_is_drawn_and_asks_nobody(desktop, address):
     for plot in ("frontier", "latency", "stages"):
         desktop.page.wait_for_selector(f"#{plot}-plot .main-svg")
     assert desktop.page.locator(POINT).count() == 3
@@ -56,7 +54,7 @@ def test_it_is_drawn_and_asks_nobody(desktop: Tab, address: str) -> None:
     assert [url for url in desktop.requests if not url.startswith("data:")] == [address]
 
 
-def test_a_point_tells_its_figures_under_the_mouse(desktop: Tab) -> None:
+def test_a_point_tells_its_figures_under_the_mouse(desktop):
     desktop.page.locator(POINT).nth(1).hover(force=True)
     desktop.page.wait_for_selector(TOOLTIP)
     text = desktop.page.locator(TOOLTIP).text_content()
@@ -64,7 +62,7 @@ def test_a_point_tells_its_figures_under_the_mouse(desktop: Tab) -> None:
     assert desktop.faults == []
 
 
-def test_the_switch_changes_the_axis(desktop: Tab) -> None:
+def test_the_switch_changes_the_axis(desktop):
     title = desktop.page.locator("#frontier-plot .g-xtitle")
     assert "Images per second, through gRPC, concurrency 16" in title.text_content()
     before = desktop.page.locator(POINT).nth(1).bounding_box()["x"]
@@ -82,7 +80,7 @@ def test_the_switch_changes_the_axis(desktop: Tab) -> None:
     assert desktop.faults == []
 
 
-def test_the_keyboard_goes_from_point_to_point(desktop: Tab) -> None:
+def test_the_keyboard_goes_from_point_to_point(desktop):
     desktop.page.locator("#frontier-plot").focus()
     told = []
     for _ in range(4):
@@ -98,7 +96,7 @@ def test_the_keyboard_goes_from_point_to_point(desktop: Tab) -> None:
     assert desktop.faults == []
 
 
-def test_policies_are_stars_that_the_keyboard_reaches(chromium: Any, tmp_path: Path) -> None:
+def test_policies_are_stars_that_the_keyboard_reaches(chromium, tmp_path):
     report.write_report(with_policies(figures()), tmp_path)
     with tab(chromium, (tmp_path / "report.html").as_uri(), viewport=SIZE) as shown:
         page = shown.page
@@ -120,7 +118,7 @@ def test_policies_are_stars_that_the_keyboard_reaches(chromium: Any, tmp_path: P
         assert shown.faults == []
 
 
-def test_a_phone_does_not_scroll_sideways(chromium: Any, address: str) -> None:
+def test_a_phone_does_not_scroll_sideways(chromium, address):
     with tab(chromium, address, viewport=PHONE, has_touch=True, is_mobile=True) as shown:
         shown.page.wait_for_selector("#stages-plot .main-svg")
         width = shown.page.evaluate("document.documentElement.scrollWidth")
@@ -128,7 +126,7 @@ def test_a_phone_does_not_scroll_sideways(chromium: Any, address: str) -> None:
         assert shown.faults == []
 
 
-def test_colours_follow_the_system_and_the_switch(chromium: Any, address: str) -> None:
+def test_colours_follow_the_system_and_the_switch(chromium, address):
     dark, light = "rgb(20, 23, 27)", "rgb(255, 255, 255)"
     with tab(chromium, address, viewport=SIZE, color_scheme="dark") as shown:
         page = shown.page
@@ -142,7 +140,7 @@ def test_colours_follow_the_system_and_the_switch(chromium: Any, address: str) -
         assert shown.faults == []
 
 
-def test_foreign_texts_run_nowhere(chromium: Any, tmp_path: Path) -> None:
+def test_foreign_texts_run_nowhere(chromium, tmp_path):
     content = hostile(with_examples(with_samples(with_policies(figures()))), HOSTILE)
     report.write_report(content, tmp_path)
     with tab(chromium, (tmp_path / "report.html").as_uri(), viewport=SIZE) as shown:
@@ -156,7 +154,7 @@ def test_foreign_texts_run_nowhere(chromium: Any, tmp_path: Path) -> None:
         assert shown.faults == []
 
 
-def test_without_scripts_picture_and_tables_are_left(chromium: Any, address: str) -> None:
+def test_without_scripts_picture_and_tables_are_left(chromium, address):
     with tab(chromium, address, viewport=SIZE, java_script_enabled=False) as shown:
         assert shown.page.locator("noscript img").is_visible()
         assert not shown.page.locator("#frontier").is_visible()

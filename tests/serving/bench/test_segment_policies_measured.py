@@ -36,7 +36,7 @@ ORT = runtime_named("onnxruntime")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A folder with a policy that was calibrated on `noise.npz`, images alone."""
     place = tmp_path_factory.mktemp("segments") / "slots"
     shutil.copytree(family_folder("slot-attention"), place)
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def models(folder: Path) -> list[EvaluatedModel]:
+def models(folder):
     return subjects_of_folder(ArtefactFolder(folder), ORT)
 
 
@@ -73,9 +73,7 @@ def options_of(folder: Path, case: str) -> EvaluateOptions:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_figures_are_those_of_the_scored_samples(
-    case: str, folder: Path, models: list[EvaluatedModel]
-) -> None:
+def test_the_figures_are_those_of_the_scored_samples(case, folder, models):
     works, results = measured(folder, models, options_of(folder, case))
     assert not works.left_out and isinstance(works.answered, Segmented)
     (work,) = works.works
@@ -106,9 +104,7 @@ def test_the_figures_are_those_of_the_scored_samples(
         assert found.calibrated == known, split
 
 
-def test_rows_leave_as_the_confidence_of_all_samples_says(
-    folder: Path, models: list[EvaluatedModel]
-) -> None:
+def test_rows_leave_as_the_confidence_of_all_samples_says(folder, models):
     options = options_of(folder, "images alone")
     works, _ = measured(folder, models, options)
     (work,) = works.works
@@ -124,9 +120,7 @@ def test_rows_leave_as_the_confidence_of_all_samples_says(
     assert set(given["step"].tolist()) == {0, 1}
 
 
-def test_requests_begin_with_the_slots_that_a_router_draws_for_one_image(
-    folder: Path, models: list[EvaluatedModel]
-) -> None:
+def test_requests_begin_with_the_slots_that_a_router_draws_for_one_image(folder, models):
     """Image 0 of every request has the same initial slots, whatever image it is."""
     from saccade.models.slot_attention.initial import initial_states
 
@@ -137,9 +131,7 @@ def test_requests_begin_with_the_slots_that_a_router_draws_for_one_image(
     np.testing.assert_array_equal(work.inputs["initial_state"][:1], expected)
 
 
-def test_policies_that_are_compared_with_different_full_models(
-    folder: Path, models: list[EvaluatedModel]
-) -> None:
+def test_policies_that_are_compared_with_different_full_models(folder, models):
     options = options_of(folder, "images alone")
     works, _ = measured(folder, models, options)
     (work,) = works.works
@@ -155,9 +147,7 @@ def test_policies_that_are_compared_with_different_full_models(
     assert answered.same(SMALL, other).all()
 
 
-def test_images_are_painted_by_the_decoder_if_no_output_has_them(
-    folder: Path, models: list[EvaluatedModel]
-) -> None:
+def test_images_are_painted_by_the_decoder_if_no_output_has_them(folder, models):
     options = options_of(folder, "images alone")
     (model,) = [one for one in models if one.name == FULL]
     (known,) = scores_of([model], options, lambda: None)
@@ -178,9 +168,7 @@ def test_images_are_painted_by_the_decoder_if_no_output_has_them(
         scores_of([replace(model, components=parts)], options, lambda: None)
 
 
-def test_the_ratio_of_an_image_follows_from_its_error(
-    folder: Path, models: list[EvaluatedModel], monkeypatch: Any
-) -> None:
+def test_the_ratio_of_an_image_follows_from_its_error(folder, models, monkeypatch):
     from saccade.exporter.evaluation import segmentation
 
     errors = np.array([0.1, 0.01, 0.0])
@@ -190,14 +178,12 @@ def test_the_ratio_of_an_image_follows_from_its_error(
     assert result.samples == pytest.approx([10, 20, 100])
 
 
-def test_images_alone_are_refused_where_masks_are_compared(
-    folder: Path, models: list[EvaluatedModel]
-) -> None:
+def test_images_alone_are_refused_where_masks_are_compared(folder, models):
     with pytest.raises(SaccadeError, match=r"found no masks.*--task reconstruction"):
         scores_of(models, EvaluateOptions(str(folder / "noise.npz")), lambda: None)
 
 
-def test_examples_are_the_chosen_images(folder: Path, models: list[EvaluatedModel]) -> None:
+def test_examples_are_the_chosen_images(folder, models):
     options = options_of(folder, "images alone")
     values = {model.name: np.arange(float(SCORED)) * (at + 1) for at, model in enumerate(models)}
     examples = examples_of(models, options, values)

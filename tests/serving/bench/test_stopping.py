@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a measurement stops, on values and times that a test gives: nothing is measured here."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +42,7 @@ def answers(n: int, right: float, seed: int = 0) -> np.ndarray:
     return (np.random.default_rng(seed).random(n) < right).astype(float)
 
 
-def test_enough_samples_are_those_that_make_intervals_narrow() -> None:
+def test_enough_samples_are_those_that_make_intervals_narrow():
     half = answers(400, 0.5)
     needed = samples_needed({"one": half})
     low, high = wilson(round(half.mean() * needed), needed)
@@ -56,20 +55,20 @@ def test_enough_samples_are_those_that_make_intervals_narrow() -> None:
     assert both > needed and 0.0045 < (high - low) / 2 < 0.0055
 
 
-def test_a_large_difference_need_not_be_known_to_half_a_point() -> None:
+def test_a_large_difference_need_not_be_known_to_half_a_point():
     worst, best = answers(400, 0.1), answers(400, 0.9)
     assert samples_needed({"best": best, "worst": worst}) == max(
         samples_needed({"best": best}), samples_needed({"worst": worst})
     )
 
 
-def test_equal_answers_so_far_are_not_taken_for_certain() -> None:
+def test_equal_answers_so_far_are_not_taken_for_certain():
     same = {"one": np.ones(100), "other": np.ones(100)}
     assert samples_needed(same) > 1000
     assert samples_needed({name: np.ones(1600) for name in same}) < 1600
 
 
-def test_a_score_without_an_upper_end_is_known_relatively() -> None:
+def test_a_score_without_an_upper_end_is_known_relatively():
     cider = np.random.default_rng(0).normal(3.9, 2, 500)
     assert samples_needed({"one": cider}) == pytest.approx(
         samples_needed({"one": cider * 10}), rel=0.02
@@ -87,11 +86,11 @@ def test_a_score_without_an_upper_end_is_known_relatively() -> None:
         (1000, 3000, 0, None),
     ],
 )
-def test_the_next_look(scored: int, needed: int, affordable: int, expected: int | None) -> None:
+def test_the_next_look(scored, needed, affordable, expected):
     assert next_look(scored, needed, affordable) == expected
 
 
-def test_the_first_look_takes_ten_seconds_or_what_there_is() -> None:
+def test_the_first_look_takes_ten_seconds_or_what_there_is():
     assert first_look(1000, 300) == 10_000
     assert first_look(1000, 1) == 1000
     assert first_look(6, 300) == 256
@@ -110,17 +109,17 @@ def test_the_first_look_takes_ten_seconds_or_what_there_is() -> None:
         ({"one": DRIFTING[:1]}, 0, False),  # but one round has no interval
     ],
 )
-def test_rounds_suffice(rates: dict[str, Sequence[float]], left_s: float, expected: bool) -> None:
+def test_rounds_suffice(rates, left_s, expected):
     assert rounds_suffice(rates, left_s) is expected
 
 
-def test_a_round_that_does_not_fit_is_not_begun() -> None:
+def test_a_round_that_does_not_fit_is_not_begun():
     noisy = {"a": [1.0, 2.0], "b": [2.0, 1.0]}
     assert not rounds_suffice(noisy, 10.0, 9.0) and rounds_suffice(noisy, 8.0, 9.0)
     assert not rounds_suffice({name: own[:1] for name, own in noisy.items()}, 8.0, 9.0)
 
 
-def test_a_deadline_counts_from_its_start_and_has_parts() -> None:
+def test_a_deadline_counts_from_its_start_and_has_parts():
     clock = Clock(100.0)
     whole = Deadline(60, clock)
     clock.now = 120
@@ -169,7 +168,7 @@ def scored(
     )
 
 
-def test_small_data_is_scored_once_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_data_is_scored_once_and_whole(monkeypatch):
     task = Task(Clock(), total=5000, seconds_each=0.001)
     results, _ = scored(task, monkeypatch, seconds=300)
     assert task.limits == [10_000] and len(results[0].samples) == 5000
@@ -178,9 +177,7 @@ def test_small_data_is_scored_once_and_whole(monkeypatch: pytest.MonkeyPatch) ->
     assert generated.limits == [None] and asked.limit is None
 
 
-def test_large_data_is_scored_until_the_intervals_are_narrow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_large_data_is_scored_until_the_intervals_are_narrow(monkeypatch):
     task = Task(Clock(), total=1_000_000, seconds_each=0.01)
     results, asked = scored(task, monkeypatch, seconds=3600)
     n = len(results[0].samples)
@@ -192,20 +189,20 @@ def test_large_data_is_scored_until_the_intervals_are_narrow(
     assert len({len(result.samples) for result in results}) == 1
 
 
-def test_slow_models_are_scored_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_models_are_scored_until_the_time_is_over(monkeypatch):
     task = Task(Clock(), total=50_000, seconds_each=0.2)
     results, asked = scored(task, monkeypatch, seconds=150)
     assert task.clock.now < 1.1 * 150
     assert asked.limit == len(results[0].samples) and 256 < asked.limit < 700
 
 
-def test_a_limit_is_not_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_is_not_exceeded(monkeypatch):
     task = Task(Clock(), total=50_000, seconds_each=0.001)
     results, asked = scored(task, monkeypatch, seconds=300, limit=300)
     assert task.limits == [300] and asked.limit == 300 == len(results[0].samples)
 
 
-def test_a_draw_is_the_beginning_of_a_larger_one() -> None:
+def test_a_draw_is_the_beginning_of_a_larger_one():
     small, large = drawn_rows(1000, 50), drawn_rows(1000, 400)
     assert small is not None and large is not None
     assert np.array_equal(small, large[:50]) and len({*large.tolist()}) == 400
@@ -213,7 +210,7 @@ def test_a_draw_is_the_beginning_of_a_larger_one() -> None:
     assert drawn_rows(1000, None) is None is drawn_rows(1000, 1000)
 
 
-def test_rounds_in_process_end_when_they_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_in_process_end_when_they_suffice(monkeypatch):
     seen: list[int] = []
 
     def third(rates: dict[str, list[float]], _: float) -> bool:
@@ -231,7 +228,7 @@ def test_rounds_in_process_end_when_they_suffice(monkeypatch: pytest.MonkeyPatch
     assert seen == [1, 2, 3] and len(found["one"].rounds) == 3
 
 
-def test_the_expected_time_counts_slow_calls_and_windows() -> None:
+def test_the_expected_time_counts_slow_calls_and_windows():
     assert workload.inside_s(rate=1e6, window_s=0.05) == pytest.approx(7 * 0.05, rel=0.01)
     # 6 images/s: batches of 1, 2, 4 and 8, each with a call to warm up; larger ones are left out.
     assert workload.inside_s(rate=6, window_s=0.05) == pytest.approx(2 * 15 / 6)
@@ -250,13 +247,11 @@ def test_the_expected_time_counts_slow_calls_and_windows() -> None:
         ({1: 100, 2: 185, 4: 190, 8: 188}, 2),
     ],
 )
-def test_threads_that_are_enough(rates: dict[int, float], expected: int | None) -> None:
+def test_threads_that_are_enough(rates, expected):
     assert enough_threads(rates) == expected
 
 
-def test_each_number_of_threads_is_measured_and_the_choice_is_opened(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_number_of_threads_is_measured_and_the_choice_is_opened(monkeypatch):
     monkeypatch.setattr(work, "cores", lambda: 6)
     cpu: Any = SimpleNamespace(gpu_only=False)
     assert work.counts(cpu, 6) == (6, 1, 2, 4)
@@ -283,7 +278,7 @@ def test_each_number_of_threads_is_measured_and_the_choice_is_opened(
     assert [one.runners for one in found] == [{"": "with 2 threads"}, shared]
 
 
-def test_windows_become_shorter_only_in_very_short_runs() -> None:
+def test_windows_become_shorter_only_in_very_short_runs():
     options = BenchOptions(Path("report"))
     assert (options.seconds, options.window_s) == (300, 0.3)
     assert replace(options, seconds=0.1).window_s == pytest.approx(0.01)

@@ -28,7 +28,7 @@ from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.sweep import point_process, points, turns
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.point_process import PointTask, Refusal
-from saccade.serving.bench.sweep.sweep import SweepReport, sweep
+from saccade.serving.bench.sweep.sweep import sweep
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.installation import check_installation, find_installation
 from saccade.serving.repository.options import RepositoryOptions
@@ -86,7 +86,7 @@ def can_serve() -> bool:
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> SweepOptions:
+def asked(tmp_path_factory):
     place = tmp_path_factory.mktemp("sweep")
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (400, 8, 8, 1), dtype=np.uint8)
@@ -98,14 +98,12 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> SweepOptions:
 
 
 @pytest.fixture(scope="module")
-def swept(asked: SweepOptions, tiny_checkpoint: Path, tiny_folder: Path) -> SweepReport:
+def swept(asked, tiny_checkpoint, tiny_folder):
     with mock.patch.object(points, "each_alone", prepared_from(tiny_folder)):
         return sweep(tiny_checkpoint, asked)
 
 
-def test_a_failed_point_stands_in_the_report_and_the_others_are_measured(
-    swept: SweepReport, asked: SweepOptions
-) -> None:
+def test_a_failed_point_stands_in_the_report_and_the_others_are_measured(swept, asked):
     full = json.loads((asked.out / "report" / "report.json").read_bytes())
     assert [variant["variant"] for variant in full["variants"]] == PASSED
     assert swept.exit_code == 1
@@ -126,9 +124,7 @@ def test_a_failed_point_stands_in_the_report_and_the_others_are_measured(
             assert costs["latency"]["value"] == variant["grpc"]["router_concurrency_1"]["p95_ms"]
 
 
-def test_the_artefacts_serve_and_are_measured_as_they_are(
-    swept: SweepReport, asked: SweepOptions, tmp_path: Path
-) -> None:
+def test_the_artefacts_serve_and_are_measured_as_they_are(swept, asked, tmp_path):
     artefacts = Path(shutil.copytree(asked.out / "artefacts", tmp_path / "artefacts"))
     deployment = deploy(artefacts, RepositoryOptions(tmp_path / "repository"))
     assert (sorted(deployment.variants), deployment.unmeasured) == (sorted(PASSED), ())
@@ -146,8 +142,8 @@ def pieces(folder: Path) -> dict[str, int]:
 
 @pytest.mark.journey
 def test_killed_it_goes_on_and_does_nothing_twice(
-    swept: SweepReport, asked: SweepOptions, tiny_checkpoint: Path, tmp_path: Path, eventually
-) -> None:
+    swept, asked, tiny_checkpoint, tmp_path, eventually
+):
     folder = Path(shutil.copytree(asked.out, tmp_path / "swept", copy_function=os.link))
     point = folder / "points" / PASSED[1]
     for name in ("in-process-0", "memory-0", "served-0"):
@@ -182,8 +178,8 @@ def test_killed_it_goes_on_and_does_nothing_twice(
 
 
 def test_what_cannot_be_measured_fails_alone_and_is_tried_again_when_asked(
-    swept: SweepReport, asked: SweepOptions, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+    swept, asked, tiny_checkpoint, tmp_path
+):
     folder = Path(shutil.copytree(asked.out, tmp_path / "swept", copy_function=os.link))
     (folder / "points" / PASSED[2] / "memory-0.json").unlink()
     (folder / "points" / PASSED[2] / ".export.half").mkdir()  # of a process that was killed
@@ -220,9 +216,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CHANGED)
-def test_other_options_are_refused_with_what_differs(
-    case: str, swept: SweepReport, asked: SweepOptions, tiny_checkpoint: Path
-) -> None:
+def test_other_options_are_refused_with_what_differs(case, swept, asked, tiny_checkpoint):
     change, words = CHANGED[case]
     before = pieces(asked.out)
     with pytest.raises(SaccadeError, match=words):
@@ -231,8 +225,8 @@ def test_other_options_are_refused_with_what_differs(
 
 
 def test_another_checkpoint_a_strange_folder_and_a_second_sweep_are_refused(
-    swept: SweepReport, asked: SweepOptions, tiny_checkpoint: Path, tiny_nac, tmp_path: Path
-) -> None:
+    swept, asked, tiny_checkpoint, tiny_nac, tmp_path
+):
     other = tiny_nac(tmp_path / "nac.safetensors", seed=1).path
     with pytest.raises(SaccadeError, match=r"checkpoint is .*, was .*--force"):
         sweep(other, asked)
@@ -249,8 +243,8 @@ def test_another_checkpoint_a_strange_folder_and_a_second_sweep_are_refused(
 
 
 def test_what_does_not_fit_is_refused_before_any_export_and_costs_nothing(
-    swept: SweepReport, asked: SweepOptions, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+    swept, asked, tiny_checkpoint, tmp_path
+):
     images = np.zeros((400, 9, 8, 1), np.uint8)
     np.savez(tmp_path / "large.npz", images=images, labels=np.arange(400) % 10)
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -268,9 +262,7 @@ def test_what_does_not_fit_is_refused_before_any_export_and_costs_nothing(
     assert not (tmp_path / "swept").exists() and pieces(asked.out) == before
 
 
-def test_a_crashed_export_says_nothing_of_the_point(
-    asked: SweepOptions, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_crashed_export_says_nothing_of_the_point(asked, tiny_checkpoint, tmp_path):
     def killed(
         module: str, tasks: dict[str, PointTask], kind: type, *, at_a_time: int
     ) -> Iterator[tuple[str, WorkerEnded]]:

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`choose` says what the router does, and its reasons are true; frontiers by each cost."""
 
-import importlib
 import json
 import math
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from router_code import router_module
+from support.serving.frontiers import frontier_entry, point
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import FrontierEntry, entry_of
+from saccade.exporter.artefact.frontier import FrontierEntry
 from saccade.serving.bench.load import LoadResult, StreamResult
 from saccade.serving.bench.measurement import Figure, Measurement, by_cost
 from saccade.serving.bench.sweep.choice import Choice, ChooseOptions, choose
@@ -34,32 +34,16 @@ FIGURES = {
 BYTES = 2**26
 
 
-def point(rate: float, p95: float) -> dict[str, Any]:
-    rounds = {"inferences_per_second_rounds": [0.9 * rate, 1.1 * rate]}
-    quantiles = {"p50_ms": p95 / 2, "p95_ms": p95, "p99_ms": 2 * p95}
-    return {"inferences_per_second": rate, **quantiles, **rounds}
-
-
-def entry(name: str, sha256: str, budget: float, **changes: Any) -> FrontierEntry:
+def entry(name: str, sha256: str, budget: float) -> FrontierEntry:
     score, bound, rate, p95 = FIGURES[name]
-    return entry_of(
-        {
-            "variant": name, "sha256": sha256, "budget": float(budget), "precision": "fp32",
-            "runtime": "onnxruntime 1.31.1 CPU", "device": "a CPU, 2 cores",
-            "score": {
-                "name": "top-1", "value": score, "higher_is_better": True, "unit": "share",
-                "n": 100, "interval": [bound, 1.0], "data": "digits", "data_sha256": "d" * 64,
-            },
-            "top5": None, "memory_bytes": BYTES, "dominated_by": None,
-            "in_process": {"threads": 1, "best_batch": 8, "batch_8": point(rate, p95)},
-            "grpc": {"concurrency_1": point(rate, p95), "router_concurrency_1": point(rate, p95)},
-            **changes,
-        }
-    )  # fmt: skip
+    load = point(rate, p95, rounds=(0.9 * rate, 1.1 * rate))
+    grpc = {"concurrency_1": load, "router_concurrency_1": load}
+    known = {"budget": float(budget), "memory_bytes": BYTES, "inside": load, "grpc": grpc}
+    return frontier_entry(name, sha256, score, (bound, 1.0), **known)
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_folder, tmp_path_factory):
     place = Path(shutil.copytree(tiny_folder, tmp_path_factory.mktemp("choose") / "nac"))
     entries = [
         entry(manifest.variant.name, manifest.file.sha256, manifest.variant.budget)
@@ -70,16 +54,12 @@ def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def router(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Answer of the router over that folder: its own code on its own file."""
+def router(folder, tmp_path_factory):
+    """Answer of the router over that folder: its code on the file that was written for it."""
     place = tmp_path_factory.mktemp("router") / "repository"
     deploy(folder, RepositoryOptions(place))
-    sys.path.insert(0, str(place / "nac" / "1"))
-    try:
-        rules, known = importlib.import_module("choose"), importlib.import_module("routes")
-    finally:
-        sys.path.remove(str(place / "nac" / "1"))
-    routes = known.read_routes(place / "nac" / "1" / "routes.json")
+    rules = router_module("choose")
+    routes = router_module("routes").read_routes(place / "nac" / "1" / "routes.json")
 
     def answer(parameter: str, value: float) -> str | None:
         try:
@@ -105,9 +85,7 @@ def beside(parameter: str, value: float, towards: float) -> float:
 
 
 @pytest.mark.parametrize("parameter", VALUES)
-def test_it_chooses_what_the_router_chooses_and_knows_when_that_changes(
-    parameter: str, folder: Path, router: Any
-) -> None:
+def test_it_chooses_what_the_router_chooses_and_knows_when_that_changes(parameter, folder, router):
     for value in VALUES[parameter]:
         given = str(value) if parameter == "budget" else value
         choice = choose(folder, ChooseOptions(**{parameter: given}))
@@ -127,7 +105,7 @@ def chosen(folder: Path, **asked: Any) -> Choice:
     return choose(folder, ChooseOptions(**asked))
 
 
-def test_the_reasons_name_the_runner_up_and_the_figures(folder: Path) -> None:
+def test_the_reasons_name_the_runner_up_and_the_figures(folder):
     choice = chosen(folder, min_score=0.9)
     assert (choice.chosen, choice.runner_up) == ("nac-b0250-fp32", "nac-b0500-fp32")
     assert choice.why == (
@@ -145,9 +123,7 @@ def test_the_reasons_name_the_runner_up_and_the_figures(folder: Path) -> None:
     assert chosen(folder, budget="b0500").chosen == "nac-b0500-fp32"
 
 
-def test_speeds_that_the_rounds_do_not_tell_apart_choose_by_the_graph(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_speeds_that_the_rounds_do_not_tell_apart_choose_by_the_graph(folder, tmp_path):
     place = Path(shutil.copytree(folder, tmp_path / "nac"))
     path = place / "frontier.json"
     content = json.loads(path.read_text())
@@ -168,7 +144,7 @@ def test_speeds_that_the_rounds_do_not_tell_apart_choose_by_the_graph(
     assert chosen(place, min_score=0.9).chosen == "nac-b0250-fp32"
 
 
-def test_the_command_says_why_and_none_is_exit_1(folder: Path, capsys: Any) -> None:
+def test_the_command_says_why_and_none_is_exit_1(folder, capsys):
     assert run(["choose", str(folder), "--max-latency-ms", "4"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("nac-b0125-fp32: the best score (if tied, the fastest) of 1 variant wi")
@@ -195,13 +171,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_questions_are_refused(case: str, folder: Path, capsys: Any) -> None:
+def test_wrong_questions_are_refused(case, folder, capsys):
     words, message = WRONG[case]
     assert run(["choose", str(folder), *words]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_without_figures_only_a_budget_can_be_asked(tiny_folder: Path) -> None:
+def test_without_figures_only_a_budget_can_be_asked(tiny_folder):
     assert chosen(tiny_folder, budget="0.3").chosen == "nac-b0250-fp32"
     with pytest.raises(SaccadeError, match="--min-score needs measured scores, and it has none"):
         chosen(tiny_folder, min_score=0.5)
@@ -209,7 +185,7 @@ def test_without_figures_only_a_budget_can_be_asked(tiny_folder: Path) -> None:
         chosen(tiny_folder, max_latency_ms=5)
 
 
-def test_latencies_need_a_server(folder: Path, tmp_path: Path) -> None:
+def test_latencies_need_a_server(folder, tmp_path):
     place = Path(shutil.copytree(folder, tmp_path / "nac"))
     content = json.loads((place / "frontier.json").read_bytes())
     for entry in content["entries"]:
@@ -219,7 +195,7 @@ def test_latencies_need_a_server(folder: Path, tmp_path: Path) -> None:
         chosen(place, max_latency_ms=5)
 
 
-def test_embeddings_are_shown_with_their_bytes(folder: Path, tmp_path: Path, capsys: Any) -> None:
+def test_embeddings_are_shown_with_their_bytes(folder, tmp_path, capsys):
     place = Path(shutil.copytree(folder, tmp_path / "nac"))
     content = json.loads((place / "frontier.json").read_bytes())
     for entry in content["entries"]:
@@ -230,7 +206,7 @@ def test_embeddings_are_shown_with_their_bytes(folder: Path, tmp_path: Path, cap
     assert "bytes" in said and said.count("4,096") == 4
 
 
-def test_a_sweep_that_has_not_ended_is_no_frontier(folder: Path, tmp_path: Path) -> None:
+def test_a_sweep_that_has_not_ended_is_no_frontier(folder, tmp_path):
     place = Path(shutil.copytree(folder, tmp_path / "swept" / "artefacts"))
     (tmp_path / "swept" / "sweep.json").write_text("{}")
     assert chosen(tmp_path / "swept", budget="0.5").chosen == "nac-b0500-fp32"
@@ -239,7 +215,7 @@ def test_a_sweep_that_has_not_ended_is_no_frontier(folder: Path, tmp_path: Path)
         chosen(tmp_path / "swept", budget="0.5")
 
 
-def test_what_single_rounds_say_holds_what_all_say_together() -> None:
+def test_what_single_rounds_say_holds_what_all_say_together():
     name = "nac-b1000-fp32"
     # Each round's p95 is 0.55 of its slowest; of both together it is the slowest itself.
     window = LoadResult(1.0, {"one": StreamResult((0.0,) * 9 + (8.0,))}, 0.0, {}, {})
@@ -255,7 +231,7 @@ def test_what_single_rounds_say_holds_what_all_say_together() -> None:
     assert by_name["throughput"].of == "through the router, clients at a time: 1"
 
 
-def test_each_cost_has_a_frontier_of_its_own() -> None:
+def test_each_cost_has_a_frontier_of_its_own():
     good, bad = np.ones(400), np.zeros(400)
     bad[:200] = 1
     names = list(FIGURES)[:3]

@@ -36,9 +36,7 @@ def task_in(
     )  # fmt: skip
 
 
-def test_a_point_is_exported_through_the_gate(
-    tiny_checkpoint: Path, tmp_path: Path, traced_before: None
-) -> None:
+def test_a_point_is_exported_through_the_gate(tiny_checkpoint, tmp_path, traced_before):
     task = task_in(tmp_path / "point", tiny_checkpoint, data="digits", limit=20, split="val")
     assert point_process.main(task) == Refusal()
     (manifest,) = ArtefactFolder(tmp_path / "point" / "export").manifests
@@ -54,7 +52,7 @@ def test_a_point_is_exported_through_the_gate(
     assert answer.stage == "score" and manifest.file.name in answer.reason
 
 
-def test_what_a_killed_sweep_had_begun_is_cleared_by_the_next(tmp_path: Path) -> None:
+def test_what_a_killed_sweep_had_begun_is_cleared_by_the_next(tmp_path):
     half = tmp_path / "points" / "nac-b1000-fp32" / ".export.half"
     with open_repository(tmp_path, {}, force=False):
         half.mkdir(parents=True)
@@ -64,7 +62,7 @@ def test_what_a_killed_sweep_had_begun_is_cleared_by_the_next(tmp_path: Path) ->
         assert [path.name for path in tmp_path.rglob(".*")] == [".lock"]
 
 
-def test_a_sweep_in_which_nothing_was_done_may_become_another(tmp_path: Path) -> None:
+def test_a_sweep_in_which_nothing_was_done_may_become_another(tmp_path):
     for rounds in (1, 2):
         with open_repository(tmp_path, {"rounds": rounds}, force=False):
             assert differences(tmp_path, {"rounds": rounds}) == []
@@ -75,7 +73,7 @@ def test_a_sweep_in_which_nothing_was_done_may_become_another(tmp_path: Path) ->
             pass
 
 
-def test_a_full_disk_says_nothing_of_the_point(tmp_path: Path) -> None:
+def test_a_full_disk_says_nothing_of_the_point(tmp_path):
     def full(*_: Any) -> None:
         raise SaccadeError("cannot be written") from OSError(errno.ENOSPC, "No space left")
 
@@ -99,6 +97,6 @@ def test_a_full_disk_says_nothing_of_the_point(tmp_path: Path) -> None:
         {"limit": 1},
     ],
 )
-def test_options_out_of_range_are_refused(change: dict[str, Any]) -> None:
+def test_options_out_of_range_are_refused(change):
     with pytest.raises(SaccadeError, match=f"--{next(iter(change))}"):
         SweepOptions(Path("swept"), **change)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -48,12 +47,12 @@ def png(seed: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artefact(tmp_path_factory):
     return artefacts(tmp_path_factory.mktemp("bulk") / "artefact", checkpoint=False)
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def images(tmp_path):
     """Ten images in two folders, of which one is none."""
     folder = tmp_path / "images"
     for index in range(COUNT):
@@ -66,7 +65,7 @@ def images(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(artefact: Path, tmp_path: Path) -> Callable[..., Any]:
+def run(artefact, tmp_path):
     """Run a job in this process, or in `workers` others; its report."""
 
     def go(source: Path | str, **options: Any) -> Any:
@@ -89,7 +88,7 @@ def in_order(by_id: dict[str, dict[str, Any]], names: list[str]) -> list[list[fl
     return [by_id[name]["probabilities"] for name in names]
 
 
-def test_a_folder_of_images(run: Callable[..., Any], images: Path, tmp_path: Path) -> None:
+def test_a_folder_of_images(run, images, tmp_path):
     report = run(images, shard=4, batch=3, budget="0.5", workers="2")
     assert (report.answers, report.errors, report.variant) == (COUNT - 1, 1, HALF)
     found = answers(tmp_path / "out")
@@ -109,9 +108,7 @@ def test_a_folder_of_images(run: Callable[..., Any], images: Path, tmp_path: Pat
     assert manifest["sha256"][HALF] == row["variant_sha256"]
 
 
-def test_every_source_gives_the_same_answers(
-    run: Callable[..., Any], artefact: Path, tmp_path: Path
-) -> None:
+def test_every_source_gives_the_same_answers(run, artefact, tmp_path):
     """One picture is one answer, however it comes; batches are the same in each."""
     pictures = [png(index) for index in range(COUNT)]
     folder = tmp_path / "pictures"
@@ -168,7 +165,7 @@ def test_every_source_gives_the_same_answers(
         assert in_order(found, [f"{prefix}key{i}" for i in range(COUNT)]) == wanted, kind
 
 
-def test_embeddings_of_either_type(run: Callable[..., Any], images: Path, tmp_path: Path) -> None:
+def test_embeddings_of_either_type(run, images, tmp_path):
     run(images, ask="embed", out=str(tmp_path / "a"))
     run(images, ask="embed", dtype="float16", out=str(tmp_path / "b"))
     single, half = (pq.read_table(tmp_path / name / "answers") for name in "ab")
@@ -180,7 +177,7 @@ def test_embeddings_of_either_type(run: Callable[..., Any], images: Path, tmp_pa
     )
 
 
-def test_goes_on_where_it_was(run: Callable[..., Any], images: Path, tmp_path: Path) -> None:
+def test_goes_on_where_it_was(run, images, tmp_path):
     run(images, shard=2)
     out = tmp_path / "out"
     before = {path.name: path.read_bytes() for path in (out / "answers").iterdir()}
@@ -196,9 +193,7 @@ def test_goes_on_where_it_was(run: Callable[..., Any], images: Path, tmp_path: P
     assert (out / "_SUCCESS").exists()
 
 
-def test_an_error_of_an_earlier_try_goes(
-    run: Callable[..., Any], images: Path, tmp_path: Path
-) -> None:
+def test_an_error_of_an_earlier_try_goes(run, images, tmp_path):
     run(images, shard=2)
     out = tmp_path / "out"
     (wrong,) = (out / "errors").iterdir()
@@ -219,15 +214,13 @@ def test_an_error_of_an_earlier_try_goes(
         ({"ask": "embed"}, "form changed"),
     ],
 )
-def test_another_job_in_the_same_folder(
-    run: Callable[..., Any], images: Path, change: dict[str, Any], words: str
-) -> None:
+def test_another_job_in_the_same_folder(run, images, change, words):
     run(images)
     with pytest.raises(SaccadeError, match=words):
         run(images, **change)
 
 
-def test_another_model_or_listing_is_refused(run: Callable[..., Any], images: Path) -> None:
+def test_another_model_or_listing_is_refused(run, images):
     run(images)
     plan = read_plan(Place(str(images.parent / "out")))
     assert plan is not None
@@ -238,7 +231,7 @@ def test_another_model_or_listing_is_refused(run: Callable[..., Any], images: Pa
         run(images)
 
 
-def test_more_errors_than_allowed(run: Callable[..., Any], images: Path, tmp_path: Path) -> None:
+def test_more_errors_than_allowed(run, images, tmp_path):
     (images / "odd" / "5.png").write_bytes(b"")
     with pytest.raises(GateFailed, match=r"2 inputs could not be answered.*--max-errors allows 1"):
         run(images, max_errors=1)
@@ -258,15 +251,13 @@ def test_more_errors_than_allowed(run: Callable[..., Any], images: Path, tmp_pat
         ({"budget": "fast"}, "parameter budget is 'fast'"),
     ],
 )
-def test_wrong_options(
-    run: Callable[..., Any], images: Path, tmp_path: Path, options: dict[str, Any], words: str
-) -> None:
+def test_wrong_options(run, images, tmp_path, options, words):
     with pytest.raises(SaccadeError, match=words):
         run(images, **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_wrong_sources(run: Callable[..., Any], images: Path, tmp_path: Path) -> None:
+def test_wrong_sources(run, images, tmp_path):
     def refused(source: Path, words: str, **options: Any) -> None:
         with pytest.raises(SaccadeError, match=words):
             run(source, **options)
@@ -298,9 +289,7 @@ def test_wrong_sources(run: Callable[..., Any], images: Path, tmp_path: Path) ->
     refused(images, "images next to list.csv")
 
 
-def test_a_folder_that_is_no_job_is_left_alone(
-    run: Callable[..., Any], images: Path, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_no_job_is_left_alone(run, images, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     with pytest.raises(SaccadeError, match="is not a bulk job"):
@@ -308,9 +297,7 @@ def test_a_folder_that_is_no_job_is_left_alone(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
 
 
-def test_ended_before_its_plan_was_written(
-    run: Callable[..., Any], images: Path, tmp_path: Path
-) -> None:
+def test_ended_before_its_plan_was_written(run, images, tmp_path):
     run(images)
     out = tmp_path / "out"
     for name in ("answers", "errors", "_SUCCESS", "manifest.json", "_plan/plan.json"):
@@ -324,9 +311,7 @@ def test_ended_before_its_plan_was_written(
     ]
 
 
-def test_a_worker_that_is_killed_costs_nothing(
-    artefact: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_killed_costs_nothing(artefact, images, tmp_path, monkeypatch):
     """By the driver's own list of processes: each is killed once, at its first shard."""
     import saccade.serving.bulk.runners as runners
 
@@ -348,9 +333,7 @@ def test_a_worker_that_is_killed_costs_nothing(
     assert len(answers(out)) == COUNT - 1
 
 
-def test_a_shard_that_ends_every_process(
-    run: Callable[..., Any], images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_ends_every_process(run, images, monkeypatch):
     import saccade.serving.bulk.runners as runners
 
     class Killed(runners.Worker):
@@ -364,9 +347,7 @@ def test_a_shard_that_ends_every_process(
         run(images, workers="1")
 
 
-def test_a_driver_that_is_killed_leaves_nothing_half_written(
-    artefact: Path, images: Path, tmp_path: Path
-) -> None:
+def test_a_driver_that_is_killed_leaves_nothing_half_written(artefact, images, tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "saccade", "bulk", str(artefact), "--input", str(images)]
     command += ["--out", str(out), "--shard", "1", "--workers", "1", "--batch", "1"]
@@ -382,7 +363,7 @@ def test_a_driver_that_is_killed_leaves_nothing_half_written(
     assert not list(out.rglob(".*"))
 
 
-def test_interrupted(artefact: Path, images: Path, tmp_path: Path) -> None:
+def test_interrupted(artefact, images, tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "saccade", "bulk", str(artefact), "--input", str(images)]
     command += ["--out", str(out), "--shard", "1", "--workers", "1", "--batch", "1"]
@@ -396,9 +377,7 @@ def test_interrupted(artefact: Path, images: Path, tmp_path: Path) -> None:
     assert (process.returncode, said) in ((130, b"saccade: interrupted.\n"), (0, b""))
 
 
-def test_from_the_command_line(
-    artefact: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_the_command_line(artefact, images, tmp_path, capsys):
     command = ["bulk", str(artefact), "--input", str(images), "--workers", "1", "--budget", "1/2"]
     assert cli.run([*command, "--out", str(tmp_path / "out"), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -407,7 +386,7 @@ def test_from_the_command_line(
     assert "contains a different job" in capsys.readouterr().err
 
 
-def test_a_file_is_no_folder_of_answers(run: Callable[..., Any], images: Path) -> None:
+def test_a_file_is_no_folder_of_answers(run, images):
     with pytest.raises(SaccadeError, match=r"notes.txt: is a file, expected a folder.*--out"):
         run(images, out=str(images / "notes.txt"))
     with pytest.raises(SaccadeError, match="cannot be written"):
@@ -416,9 +395,7 @@ def test_a_file_is_no_folder_of_answers(run: Callable[..., Any], images: Path) -
 
 
 @pytest.mark.parametrize("flag", ["input", "out"])
-def test_a_store_that_was_never_reached_is_not_waited_for(
-    flag: str, run: Callable[..., Any], images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_was_never_reached_is_not_waited_for(flag, run, images, monkeypatch):
     asked = []
 
     def unreachable(root: str) -> Any:
@@ -440,26 +417,20 @@ def test_a_store_that_was_never_reached_is_not_waited_for(
 
 
 @pytest.mark.parametrize(("missing", "runner"), [("pyarrow", "local"), ("ray", "ray")])
-def test_without_the_extra(
-    run: Callable[..., Any],
-    images: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    missing: str,
-    runner: str,
-) -> None:
+def test_without_the_extra(run, images, monkeypatch, missing, runner):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(MissingPackage, match=rf"{missing} .*pip install 'saccade-serving\[bulk\]'"):
         run(images, runner=runner)
     assert not (images.parent / "out").exists()
 
 
-def test_a_place_that_cannot_be_written(run: Callable[..., Any], images: Path) -> None:
+def test_a_place_that_cannot_be_written(run, images):
     (images.parent / "file").write_text("in the way")
     with pytest.raises(SaccadeError, match="cannot be written"):
         run(images, out=str(images.parent / "file" / "out"))
 
 
-def test_a_model_that_fails_says_why(artefact: Path, images: Path, tmp_path: Path) -> None:
+def test_a_model_that_fails_says_why(artefact, images, tmp_path):
     """Inputs are not to blame: the job ends, and goes on once the model is mended."""
     broken = artefacts(tmp_path / "broken", checkpoint=False)
     graph = onnx_model()

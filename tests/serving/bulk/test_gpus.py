@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -46,14 +46,14 @@ COUNT, BATCH = 12, 4
 
 
 @pytest.fixture(scope="module")
-def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artefact(tmp_path_factory):
     """One variant, with a plan for 8.9 of up to so many images."""
     place = tmp_path_factory.mktemp("gpus") / "artefact"
     return computed_artefact(place, f"1:2:{BATCH}")[0]
 
 
 @pytest.fixture(scope="module")
-def engines(artefact: Path) -> tuple[str, str]:
+def engines(artefact):
     """The folder of that plan, and of one for 9.0."""
     ada = artefact / "engines" / "tensorrt-8.9"
     hopper = Path(shutil.copytree(ada, ada.with_name("tensorrt-9.0")))
@@ -69,7 +69,7 @@ def changed(engines: Path, **changes: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> str:
+def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     for index in range(COUNT):
         pixels = np.random.default_rng(index).integers(0, 256, (9, 7), dtype=np.uint8)
@@ -78,7 +78,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def cards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+def cards(monkeypatch, tmp_path):
     """The GPUs of this machine, and the folder in which its workers write what they see."""
 
     def put(capabilities: str, visible: str | None = None) -> Path:
@@ -115,9 +115,7 @@ def on_plans(engines: tuple[str, ...], **options: Any) -> dict[str, Any]:
     return {"runtime": "tensorrt", "engines": engines, **options}
 
 
-def test_plans_give_the_answers_of_cpus(
-    artefact: Path, engines: tuple[str, str], images: str, tmp_path: Path, cards: Callable[..., Any]
-) -> None:
+def test_plans_give_the_answers_of_cpus(artefact, engines, images, tmp_path, cards):
     """Two workers, each with the one GPU of its own kind and the plan for that."""
     on_cpu, out = tmp_path / "cpu", tmp_path / "gpu"
     job(artefact, images, on_cpu, workers="1")
@@ -140,9 +138,7 @@ def test_plans_give_the_answers_of_cpus(
         job(artefact, images, out, **on_plans(engines[:1]))
 
 
-def test_more_workers_than_gpus_share_them(
-    artefact: Path, engines: tuple[str, str], images: str, tmp_path: Path, cards: Callable[..., Any]
-) -> None:
+def test_more_workers_than_gpus_share_them(artefact, engines, images, tmp_path, cards):
     seen = cards("8.9,8.9")
     job(artefact, images, tmp_path / "out", workers="3", **on_plans(engines[:1]))
     assert sorted(path.read_text() for path in seen.iterdir()) == ["0", "0", "1"]
@@ -151,15 +147,8 @@ def test_more_workers_than_gpus_share_them(
 @pytest.mark.parametrize("given", [{"runtime": "tensorrt"}, {"instances": "gpu"}])
 @pytest.mark.parametrize(("capabilities", "visible"), [("", None), ("8.9", "")])
 def test_a_machine_without_a_gpu(
-    artefact: Path,
-    engines: tuple[str, str],
-    images: str,
-    tmp_path: Path,
-    cards: Callable[..., Any],
-    given: dict[str, str],
-    capabilities: str,
-    visible: str | None,
-) -> None:
+    artefact, engines, images, tmp_path, cards, given, capabilities, visible
+):
     cards(capabilities, visible)
     plans = engines[:1] if "runtime" in given else ()
     words = r"has no GPU.*--runner ray.*or on CPUs with: --runtime onnxruntime --instances cpu"
@@ -168,14 +157,7 @@ def test_a_machine_without_a_gpu(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_the_gpus_at_hand_cannot_run(
-    artefact: Path,
-    engines: tuple[str, str],
-    images: str,
-    tmp_path: Path,
-    cards: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_gpus_at_hand_cannot_run(artefact, engines, images, tmp_path, cards, monkeypatch):
     """Each is known before anything is written."""
 
     def refused(words: str, **options: Any) -> None:
@@ -209,14 +191,12 @@ def test_what_the_gpus_at_hand_cannot_run(
         (on_plans(("plans",), threads=2), "--threads is for the runtime onnxruntime only"),
     ],
 )
-def test_options_that_a_runtime_does_not_have(options: dict[str, Any], words: str) -> None:
+def test_options_that_a_runtime_does_not_have(options, words):
     with pytest.raises(SaccadeError, match=words):
         BulkOptions("images", "out", **options)
 
 
-def test_a_worker_without_its_gpu_or_with_another_plan(
-    artefact: Path, engines: tuple[str, str], images: str, tmp_path: Path, cards: Callable[..., Any]
-) -> None:
+def test_a_worker_without_its_gpu_or_with_another_plan(artefact, engines, images, tmp_path, cards):
     """What a worker of another machine finds by itself."""
     cards("8.9")
     deploy(artefact, RepositoryOptions(tmp_path / "repository", **on_plans(engines), max_images=4))
@@ -237,12 +217,8 @@ def test_a_worker_without_its_gpu_or_with_another_plan(
 
 
 def test_a_plan_runs_the_batch_in_parts_that_it_takes(
-    artefact: Path,
-    engines: tuple[str, str],
-    tmp_path: Path,
-    cards: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    artefact, engines, tmp_path, cards, monkeypatch
+):
     """A router's own loop, such as a search of captions, asks for more rows than a request has."""
     cards("9.0")
     monkeypatch.setattr(loading, "CudaMemory", fake_gpus.HostMemory)
@@ -258,13 +234,8 @@ def test_a_plan_runs_the_batch_in_parts_that_it_takes(
 
 
 def test_shapes_that_a_plan_does_not_take_are_errors_of_their_inputs(
-    artefact: Path,
-    engines: tuple[str, str],
-    images: str,
-    tmp_path: Path,
-    cards: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    artefact, engines, images, tmp_path, cards, monkeypatch
+):
     """The job goes on."""
     # A plan whose images are all of one size is refused before; inputs of many sizes are not.
     monkeypatch.setattr(deploy_module, "broken_rules", lambda *_: [])
@@ -279,7 +250,7 @@ def test_shapes_that_a_plan_does_not_take_are_errors_of_their_inputs(
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> type[fake_gpus.Session]:
+def cuda(monkeypatch):
     """ONNX Runtime as if it were built with its CUDA provider."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
     monkeypatch.setattr(onnxruntime, "InferenceSession", fake_gpus.Session)
@@ -291,14 +262,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> type[fake_gpus.Session]:
 @pytest.mark.parametrize(
     ("instances", "wanted"), [("cpu", [CPU]), ("gpu", [(CUDA, {"use_tf32": "0"}), CPU])]
 )
-def test_the_provider_of_onnx_runtime(
-    artefact: Path,
-    tmp_path: Path,
-    cuda: type[fake_gpus.Session],
-    capfd: pytest.CaptureFixture[str],
-    instances: Any,
-    wanted: list[Any],
-) -> None:
+def test_the_provider_of_onnx_runtime(artefact, tmp_path, cuda, capfd, instances, wanted):
     deploy(artefact, RepositoryOptions(tmp_path / "repository", instances=instances))
     (model,) = open_repository(tmp_path / "repository").models
     run = model.served.runner(model)
@@ -308,9 +272,7 @@ def test_the_provider_of_onnx_runtime(
     assert run({"image": np.ones((2, 4, 4, 1), np.uint8)})["logits"].shape == (2, 3)
 
 
-def test_a_provider_that_does_not_start_is_refused(
-    artefact: Path, tmp_path: Path, cuda: type[fake_gpus.Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_provider_that_does_not_start_is_refused(artefact, tmp_path, cuda, monkeypatch):
     """ONNX Runtime itself would go on with the processor, in silence."""
     monkeypatch.setattr(cuda, "started", (CPU,))
     deploy(artefact, RepositoryOptions(tmp_path / "repository", instances="gpu"))
@@ -320,13 +282,7 @@ def test_a_provider_that_does_not_start_is_refused(
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_job_by_the_cuda_provider(
-    artefact: Path,
-    images: str,
-    tmp_path: Path,
-    cards: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_job_by_the_cuda_provider(artefact, images, tmp_path, cards, monkeypatch):
     on_cpu, out = tmp_path / "cpu", tmp_path / "gpu"
     job(artefact, images, on_cpu, workers="1")
     seen = cards("8.9")
@@ -353,7 +309,7 @@ class Rows:
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
+def ray(monkeypatch):
     """A module in Ray's place: a cluster of two machines with three GPUs each."""
     module: Any = ModuleType("ray")
     module.rows = Rows()
@@ -385,9 +341,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
         ),
     ],
 )
-def test_what_each_actor_of_ray_is_given(
-    ray: Any, tmp_path: Path, options: dict[str, Any], pool: dict[str, int], each: dict[str, int]
-) -> None:
+def test_what_each_actor_of_ray_is_given(ray, tmp_path, options, pool, each):
     (tmp_path / "repository").mkdir()
     with runners.runner_of(BulkOptions("images", "out", runner="ray", **options)) as runner:
         list(runner.run(BulkJob(str(tmp_path / "out"), str(tmp_path / "repository")), [0]))
@@ -396,14 +350,7 @@ def test_what_each_actor_of_ray_is_given(
     assert {key: value for key, value in asked.items() if key.startswith("num_")} == each
 
 
-def test_a_cluster_without_a_gpu(
-    ray: Any,
-    artefact: Path,
-    engines: tuple[str, str],
-    images: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_cluster_without_a_gpu(ray, artefact, engines, images, tmp_path, capsys):
     """Unless an autoscaler is to bring some, of which a range of workers speaks."""
     ray.resources = {"CPU": 16.0}
     for given in ({}, {"address": "auto"}, {"workers": "1:4"}):

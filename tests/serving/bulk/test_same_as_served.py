@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers in bulk are those of the service, bit for bit: the same code answers both."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -10,7 +8,6 @@ from PIL import Image
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.client.client import Client
-from saccade.serving.server.server import Server
 
 pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq
@@ -19,7 +16,7 @@ COUNT = 24
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     """Photographs in three formats, none of them square."""
     folder = tmp_path_factory.mktemp("photographs")
     rng = np.random.default_rng(7)
@@ -31,9 +28,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("budget", [None, 0.5])
-def test_of_a_classifier(
-    server: Server, tiny_folder: Path, images: Path, tmp_path: Path, budget: float | None
-) -> None:
+def test_of_a_classifier(server, tiny_folder, images, tmp_path, budget):
     out = tmp_path / "out"
     bulk(tiny_folder, BulkOptions(str(images), str(out), budget=budget, top=100, workers="1"))
     rows = pq.read_table(out / "answers").to_pylist()

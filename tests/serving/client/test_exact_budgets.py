@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """2/3 and 1/6 from an export's option to the router's answer, in old folders too."""
 
-import importlib
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from family_folders import family_folder
+from router_code import router_module
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -36,7 +35,7 @@ ROUNDED = {"b1000": 1.0, "b0667": 0.666667, "b0167": 0.166667}  # as it was stor
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     """An export with budgets of 1, 2/3 and 1/6, and as an earlier release has written it."""
     place = tmp_path_factory.mktemp("thirds")
     for name in ("exact", "rounded"):
@@ -53,12 +52,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def routed(folder: Path) -> Callable[[dict[str, Any]], str | None]:
     """The router's own code on the file that was written for it."""
     place = folder.with_name(f"{folder.name}-repository") / "sparo" / "1"
-    sys.path.insert(0, str(place))
-    try:
-        rules, known = importlib.import_module("choose"), importlib.import_module("routes")
-    finally:
-        sys.path.remove(str(place))
-    routes = known.read_routes(place / "routes.json")
+    rules = router_module("choose")
+    routes = router_module("routes").read_routes(place / "routes.json")
 
     def answer(parameters: dict[str, Any]) -> str | None:
         try:
@@ -70,9 +65,7 @@ def routed(folder: Path) -> Callable[[dict[str, Any]], str | None]:
 
 
 @pytest.mark.parametrize("name, budgets", [("exact", STORED), ("rounded", ROUNDED)])
-def test_manifest_and_routes_hold_the_budget(
-    folders: dict[str, Path], name: str, budgets: dict[str, float]
-) -> None:
+def test_manifest_and_routes_hold_the_budget(folders, name, budgets):
     manifests = ArtefactFolder(folders[name]).manifests
     assert {manifest.variant.setting: manifest.variant.budget for manifest in manifests} == budgets
     assert [manifest.variant.kept for manifest in manifests] == [4, 4, 3, 3, 1, 1]  # in two towers
@@ -85,8 +78,8 @@ def test_manifest_and_routes_hold_the_budget(
 
 
 def test_a_manifest_that_was_counted_in_floats_is_verified_as_it_was_made(
-    folders: dict[str, Path], tiny_nac: Callable[..., Any], tmp_path: Path
-) -> None:
+    folders, tiny_nac, tmp_path
+):
     checkpoint = tiny_nac(tmp_path / "nac.safetensors", modules=45, propagator_layers=1)
     reference = Reference(checkpoint)
     written = ArtefactFolder(folders["exact"]).manifests[0].variant
@@ -107,9 +100,7 @@ SAID = [
 
 @pytest.mark.parametrize("said, expected", SAID)
 @pytest.mark.parametrize("name", ["exact", "rounded"])
-def test_router_client_and_choose_take_the_same_variant(
-    folders: dict[str, Path], name: str, said: Any, expected: str | None
-) -> None:
+def test_router_client_and_choose_take_the_same_variant(folders, name, said, expected):
     answer = routed(folders[name])
     assert answer(dict(choice(said))) == expected  # what the client sends
     if not isinstance(said, Fraction | np.floating):  # what a protocol has no type for
@@ -117,7 +108,7 @@ def test_router_client_and_choose_take_the_same_variant(
     assert choose(folders[name], ChooseOptions(budget=str(said))).chosen == expected
 
 
-def test_choose_says_where_the_choice_changes(folders: dict[str, Path], capsys: Any) -> None:
+def test_choose_says_where_the_choice_changes(folders, capsys):
     for folder in folders.values():
         answer = choose(folder, ChooseOptions(budget="2/3"))
         assert answer.value == 2 / 3 and "of 2 variants" in answer.why
@@ -132,7 +123,7 @@ def test_choose_says_where_the_choice_changes(folders: dict[str, Path], capsys: 
         assert "--budget at least 0.166667: " + SIXTH in capsys.readouterr().out
 
 
-def test_the_command_line_reads_fractions(tmp_path: Path, folders: dict[str, Path]) -> None:
+def test_the_command_line_reads_fractions(tmp_path, folders):
     checkpoint = folders["exact"] / "sparo.safetensors"
     with pytest.raises(SaccadeError, match=r"both keep 3 of 4 slots"):
         export(checkpoint, ExportOptions(tmp_path / "out", budget=("2/3", 0.65)))

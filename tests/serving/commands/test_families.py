@@ -12,12 +12,21 @@ from family_server import FAMILIES, FOLLOWING, LABELS, MANY, TEMPLATES, options_
 from local_parity import as_deployed, check_alike
 from metric_pages import numbers_in, page_of
 from picture_files import picture_files
+from PIL import Image
 from router_code import router_module
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.models.captioner.caption_search import beam_search, greedy_search, step_of
+from saccade.models.slot_attention.initial import initial_states
+from saccade.models.sparo.text_tokens import encode_texts
+from saccade.models.sparo.zero_shot import class_vectors
+from saccade.models.vqa.questions import question_tokens
+from saccade.serving.bulk.bulk import bulk
+from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.client.client import Change, Client
 from saccade.serving.client.readiness import small_picture
+from saccade.serving.commands import cli
 from saccade.serving.commands.pictures import masks_png
 from saccade.serving.local import artefact
 
@@ -88,9 +97,6 @@ def test_sparo_embeds_images_and_texts_by_the_same_variant(asked):
 
 
 def test_sparo_labels_of_the_request_and_of_the_deployment_agree(asked):
-    from saccade.models.sparo.text_tokens import encode_texts
-    from saccade.models.sparo.zero_shot import class_vectors
-
     client, run = asked("sparo")
     deployed = client.classify(IMAGES, top=3)
     given = client.classify(IMAGES, top=3, labels=LABELS, templates=TEMPLATES)
@@ -171,8 +177,6 @@ def test_an_artefact_answers_as_its_server_does(asked, served, family, tmp_path,
 
 
 def test_images_follow_a_policy_of_rounds(asked, served):
-    from saccade.models.slot_attention.initial import initial_states
-
     client, run = asked("slot-attention")
     place = served("slot-attention")[0].repository / "slot-attention" / "1"
     (policy,) = json.loads((place / "routes.json").read_text())["policies"]
@@ -227,32 +231,26 @@ def test_classes_of_the_outputs_of_a_policy_end_no_server(asked, served):
 
 
 def test_policies_on_the_command_line(served, tmp_path, capsys):
-    from PIL import Image
-
-    from saccade.serving.commands.cli import run
-
     files = [str(tmp_path / f"{index}.png") for index in range(8)]
     for file, pixels in zip(files, MANY, strict=False):
         Image.fromarray(pixels).save(file)
     where = ["--model", "sot", "--url", served("sot")[0].url, "--timeout-s", "60"]
-    assert run(["classify", *files, *where, "--policy", "auto"]) == 0
+    assert cli.run(["classify", *files, *where, "--policy", "auto"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8 and all(re.search(r"\(sot-.*, step [12]\)$", line) for line in lines)
-    assert run(["classify", *files, *where, "--max-risk", "0", "--strict", "--json"]) == 0
+    assert cli.run(["classify", *files, *where, "--max-risk", "0", "--strict", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)[0]
     assert (first["variant"], first["steps"], first["certified"]) == ("sot-exact-fp32", 1, True)
-    assert run(["classify", *files, *where, "--policy", "lunch"]) == 2
+    assert cli.run(["classify", *files, *where, "--policy", "lunch"]) == 2
     assert "unknown policy 'lunch', expected one of:" in capsys.readouterr().err
     where[1] = "vqa"
-    assert run(["answer", *files, *where, "--question", "left ?", "--policy", "auto"]) == 2
+    assert cli.run(["answer", *files, *where, "--question", "left ?", "--policy", "auto"]) == 2
     assert "vqa has no policies. Run `saccade calibrate`" in capsys.readouterr().err
-    assert run(["embed", *files, *where, "--policy", "auto"]) == 2
+    assert cli.run(["embed", *files, *where, "--policy", "auto"]) == 2
     assert "saccade embed has no option --policy" in capsys.readouterr().err
 
 
 def test_slots_are_drawn_by_seed_and_place_and_painted_again(asked):
-    from saccade.models.slot_attention.initial import initial_states
-
     client, run = asked("slot-attention")
     assert client.ready()
     rule = client.view().runtime_metadata("slot-attention-t2-fp32")["initial_state"]
@@ -273,10 +271,6 @@ def test_slots_are_drawn_by_seed_and_place_and_painted_again(asked):
 
 
 def test_the_command_line_writes_masks_and_pictures(served, tmp_path, capsys):
-    from PIL import Image
-
-    from saccade.serving.commands.cli import run
-
     pytest.importorskip("matplotlib")
     running, _ = served("slot-attention")
     scene = tmp_path / "scene.png"
@@ -284,7 +278,7 @@ def test_the_command_line_writes_masks_and_pictures(served, tmp_path, capsys):
     where = ("--model", "slot-attention", "--url", running.url, "--json")
 
     def call(command, *arguments):
-        assert run([command, str(scene), *map(str, arguments), *where]) == 0
+        assert cli.run([command, str(scene), *map(str, arguments), *where]) == 0
         return json.loads(capsys.readouterr().out)
 
     (one,) = call("segment", "--out", tmp_path / "first", "--policy", "auto", "--strict")
@@ -309,10 +303,10 @@ def test_the_command_line_writes_masks_and_pictures(served, tmp_path, capsys):
     call("edit", "--remove", "--raw", "--out", tmp_path / "raw.png")
     with Image.open(tmp_path / "raw.png") as raw:
         assert raw.size == (16, 16)
-    assert run(["edit", str(scene), "--out", str(tmp_path / "same.png"), *where]) == 2
+    assert cli.run(["edit", str(scene), "--out", str(tmp_path / "same.png"), *where]) == 2
     assert "Found no change" in capsys.readouterr().err and not (tmp_path / "same.png").exists()
     before = (tmp_path / "edited.png").read_bytes()
-    code = run(["edit", str(scene), "--remove", "--out", str(tmp_path / "edited.png"), *where])
+    code = cli.run(["edit", str(scene), "--remove", "--out", str(tmp_path / "edited.png"), *where])
     assert code == 2 and (tmp_path / "edited.png").read_bytes() == before
 
 
@@ -328,29 +322,23 @@ def test_images_are_classified_and_embedded_by_who_can(asked, family, ask):
 
 
 def test_words_that_a_model_does_not_know_are_told(served, tmp_path, capsys):
-    from PIL import Image
-
-    from saccade.serving.commands.cli import run
-
     running, folder = served("vqa")
     image = tmp_path / "image.png"
     Image.fromarray(IMAGES[0]).save(image)
     known = ArtefactFolder(folder).variants[0].runtime_metadata["words"][0]
     where = (str(image), "--model", "vqa", "--url", running.url)
     for question, unknown in ((f"{known} elephant Moon", ["elephant", "moon"]), (known, [])):
-        assert run(["answer", *where, "--question", question, "--json"]) == 0
+        assert cli.run(["answer", *where, "--question", question, "--json"]) == 0
         captured = capsys.readouterr()
         (one,) = json.loads(captured.out)
         assert one["unknown_words"] == unknown
         assert ("does not know 'elephant', 'moon'" in captured.err) == bool(unknown)
-        strict = run(["answer", *where, "--question", question, "--strict"])
+        strict = cli.run(["answer", *where, "--question", question, "--strict"])
         assert strict == (2 if unknown else 0)
         capsys.readouterr()
 
 
 def test_masks_are_a_palette_of_the_slots(tmp_path):
-    from PIL import Image
-
     owners = np.array([[0, 1], [2, 9]], np.uint8)
     (tmp_path / "masks.png").write_bytes(masks_png(owners))
     with Image.open(tmp_path / "masks.png") as image:
@@ -364,10 +352,6 @@ def test_bulk_answers_are_the_served_ones(asked, served, family, tmp_path):
     """Bit for bit, of images that come one by one and as arrays, with what else a family takes."""
     pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
-
-    from saccade.models.vqa.questions import question_tokens
-    from saccade.serving.bulk.bulk import bulk
-    from saccade.serving.bulk.options import BulkOptions
 
     client, _ = asked(family)
     images = {"slot-attention": MANY[:20]}.get(family, IMAGES)
@@ -406,8 +390,6 @@ def test_bulk_answers_are_the_served_ones(asked, served, family, tmp_path):
 
 
 def test_questions_are_answered(asked):
-    from saccade.models.vqa.questions import question_tokens
-
     client, run = asked("vqa")
     questions = ["what is left ?", "red circle", "blue ?"]
     metadata = client.view().runtime_metadata("vqa-b1000-fp32")
@@ -422,8 +404,6 @@ def test_questions_are_answered(asked):
 
 
 def test_captions_are_those_of_the_search_in_process(asked):
-    from saccade.models.captioner.caption_search import beam_search, greedy_search, step_of
-
     client, run = asked("captioner")
     assert client.ready()
     name = "captioner-b1000-fp32"

@@ -2,9 +2,7 @@
 """The quickstarts' commands: run page by page, and what asks a server by one server for all."""
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +18,9 @@ QUICKSTARTS = sorted((ROOT / "docs" / "quickstart").glob("[!i]*.md"))
 # In place of the shipped checkpoints, whose own tests are test_shipped.py: as the pages ask, but
 # small and untrained.
 SHIPPED = {
-    "captioner-shapes": "captioner",
-    "slots-tetrominoes": "slot-attention",
-    "sot-shapes": "sot",
-    "sparo-shapes": "sparo",
-    "vqa-shapes": "vqa",
-}
+    "captioner-shapes": "captioner", "slots-tetrominoes": "slot-attention", "sot-shapes": "sot",
+    "sparo-shapes": "sparo", "vqa-shapes": "vqa",
+}  # fmt: skip
 QUESTION = ("what", "colour", "is", "the", "circle", "?")
 # Files of authors that are made at some length in test_sources.py, which reads them all; training
 # on generated scenes, which has tests in each family; and measuring, with what needs its figures,
@@ -50,7 +45,7 @@ def photographs(place: Path) -> None:
 
 
 @pytest.fixture
-def small_shipped(tmp_path: Path, tiny_nac: Callable[..., Any], monkeypatch: Any) -> None:
+def small_shipped(tmp_path, tiny_nac, monkeypatch):
     """`shipped:NAME` is a small model of that family."""
     import tiny_families
 
@@ -70,7 +65,7 @@ def small_shipped(tmp_path: Path, tiny_nac: Callable[..., Any], monkeypatch: Any
 
 
 @pytest.fixture
-def clone(tmp_path: Path, small_shipped: None) -> Path:
+def clone(tmp_path, small_shipped):
     """A folder with what a clone has, and the files that the reader is said to have."""
     place = tmp_path / "clone"
     place.mkdir()
@@ -84,12 +79,7 @@ def clone(tmp_path: Path, small_shipped: None) -> Path:
 
 @pytest.mark.journey
 @pytest.mark.timeout(1500)
-def test_quickstarts_do_what_they_say(
-    needs_server: None,
-    clone: Path,
-    leavings: Callable[[], list[Path]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_quickstarts_do_what_they_say(needs_server, clone, leavings, monkeypatch):
     monkeypatch.chdir(clone)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(clone / "build" / "inductor"))
     served, asked, programs = [], [], []

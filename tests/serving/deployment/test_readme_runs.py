@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README's examples, run one after the other, on few samples and free ports."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 from page_reader import blocks, lines_of, reading, their_clip
@@ -15,7 +13,7 @@ from saccade.serving.client.client import DEFAULT_URL
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path):
     """A folder with what a clone has, and the files that the reader is said to have."""
     place = tmp_path / "clone"
     place.mkdir()
@@ -27,12 +25,7 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.mark.journey
 @pytest.mark.timeout(1500)
-def test_examples_work_in_the_order_of_the_page(
-    needs_server: None,
-    clone: Path,
-    leavings: Callable[[], list[Path]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_examples_work_in_the_order_of_the_page(needs_server, clone, leavings, monkeypatch):
     assert f"127.0.0.1:{saccade.ServeOptions().grpc_port}" == DEFAULT_URL
     monkeypatch.chdir(clone)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(clone / "build" / "inductor"))

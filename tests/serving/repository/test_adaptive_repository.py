@@ -16,6 +16,8 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 import tiny_artefacts as tiny
 from policy_files import write_policy
+from support.serving.repositories import change_routes, config_of, reasons, routes_of
+from support.serving.routers import src
 from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.core.errors import SaccadeError
@@ -24,28 +26,14 @@ from saccade.exporter.artefact.manifest import VariantFiles, write_manifest
 from saccade.serving.client.router_view import DESCRIBED
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_description
-from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.policies import (
     RouterPolicies,
     router_policies,
     served_adaptive,
 )
-from saccade.serving.repository.preflight.report import Target
-from saccade.serving.repository.preflight.repository import open_repository
-from saccade.serving.repository.preflight.verb import steps
 
 MARKS = {"steps", "certified", "degraded"}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tiny.artefacts(tmp_path / "artefacts", checkpoint=False)
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "repository"
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +46,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return deploy(folder, options).folder
 
 
-def routes_of(out: Path) -> Any:
-    return json.loads((out / MODEL / "1" / "routes.json").read_text())
-
-
-def reasons(out: Path) -> list[str]:
-    """What preflight says of the routes and of the configuration."""
-    made = steps(open_repository(out), Target(bundled=False))
-    runs = [run for name, model, run in made if model == MODEL and name in ("routes", "fields")]
-    return [reason for run in runs for reason in run().reasons]
-
-
 def test_the_router_and_its_callers_are_told(made):
     routes = routes_of(made)
     adaptive = routes["adaptive"]
@@ -77,18 +54,16 @@ def test_the_router_and_its_callers_are_told(made):
         policy["name"]: len(policy["steps"]) for policy in routes["policies"]
     }
     assert all(sum(ends) == pytest.approx(1, abs=1e-3) for ends in adaptive["shares"].values())
-    config = parse_config((made / MODEL / "config.pbtxt").read_text())
+    config = config_of(made, MODEL)
     assert {tensor.name for tensor in config.output} >= MARKS
     described = json.loads(config.parameters[DESCRIBED].string_value)
     assert described["adaptive"] == {"slo_ms": 50.0, "floor_budget": 0.5}
     assert read_description(made)[0].slo_ms == 50.0
-    assert reasons(made) == []
+    assert reasons(made, "routes", "fields") == []
 
 
 def test_the_router_reads_it(made, pb):
-    from routes import read_routes
-
-    adaptive = read_routes(made / MODEL / "1" / "routes.json").adaptive
+    adaptive = src.routes.read_routes(made / MODEL / "1" / "routes.json").adaptive
     assert (adaptive.slo_ms, adaptive.floor_budget) == (50.0, 0.5) and "auto" in adaptive.shares
 
 
@@ -104,7 +79,7 @@ def test_policies_that_python_code_passes_adapt_too(folder, out):
 def test_without_policies_budgets_are_enough(folder, out):
     deploy(folder, RepositoryOptions(out, slo_ms=20))
     assert routes_of(out)["adaptive"] == {"slo_ms": 20.0, "floor_budget": None, "shares": {}}
-    assert "policies" not in routes_of(out) and reasons(out) == []
+    assert "policies" not in routes_of(out) and reasons(out, "routes", "fields") == []
 
 
 def test_without_an_objective_nothing_is_written(folder, out):
@@ -205,10 +180,7 @@ CHANGED: dict[str, tuple[Callable[[Any], None], str]] = {
 def test_preflight_sees_what_was_changed(made, out, case):
     shutil.copytree(made, out)
     change, words = CHANGED[case]
-    routes = routes_of(out)
-    assert [step["variant"] for step in routes["policies"][0]["steps"]] == [HALF, FULL]
-    change(routes)
-    (out / MODEL / "1" / "routes.json").write_text(json.dumps(routes))
-    tiny.rehash(out)
-    found = reasons(out)
+    assert [step["variant"] for step in routes_of(out)["policies"][0]["steps"]] == [HALF, FULL]
+    change_routes(out, change)
+    found = reasons(out, "routes", "fields")
     assert any(re.search(words, reason) for reason in found), found

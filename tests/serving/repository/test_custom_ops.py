@@ -11,11 +11,13 @@ pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'")
 
 import tiny_artefacts as tiny
-from tiny_artefacts import FULL, HALF, MODEL
+from support.serving.frontiers import frontier_entry, point
+from support.serving.repositories import config_of, routes_of
+from tiny_artefacts import FULL, HALF
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import entry_of, read_frontier
+from saccade.exporter.artefact.frontier import read_frontier
 from saccade.exporter.artefact.manifest import write_manifest
 from saccade.exporter.gate.gate import runners_of
 from saccade.exporter.runtimes.runners import onnx_session
@@ -24,19 +26,17 @@ from saccade.serving.bench.figures import ops_text
 from saccade.serving.commands.cli import run
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
-from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
 
 LIBRARY = "libsaccade_onnxruntime.so"
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(folder):
     """Two variants, of which the full one's manifest names an op."""
-    made = tiny.artefacts(tmp_path / "artefacts", checkpoint=False)
-    full, _ = ArtefactFolder(made).manifests
-    write_manifest(made, replace(full, custom_ops=("Sparsemax",)))
-    return made
+    full, _ = ArtefactFolder(folder).manifests
+    write_manifest(folder, replace(full, custom_ops=("Sparsemax",)))
+    return folder
 
 
 @pytest.fixture
@@ -61,15 +61,13 @@ def no_compiler(monkeypatch):
 
 def named(repository):
     """The libraries that the configurations name, by model."""
-    texts = {name: (repository / name / "config.pbtxt").read_text() for name in (FULL, HALF)}
     return {
-        name: list(parse_config(text).model_operations.op_library_filename)
-        for name, text in texts.items()
+        name: list(config_of(repository, name).model_operations.op_library_filename)
+        for name in (FULL, HALF)
     }
 
 
-def test_kernels_are_the_default_where_an_op_is_called(folder, library, tmp_path):
-    out = tmp_path / "repository"
+def test_kernels_are_the_default_where_an_op_is_called(folder, library, out):
     deployment = deploy(folder, RepositoryOptions(out))
     # A bare name, that both servers find: one beside the model, the other by its loader.
     assert named(out) == {FULL: [LIBRARY], HALF: []}
@@ -78,8 +76,7 @@ def test_kernels_are_the_default_where_an_op_is_called(folder, library, tmp_path
     assert json.loads((out / "saccade.json").read_text())["ops"] == "kernels"
 
 
-def test_bodies_where_they_are_asked_for(folder, library, tmp_path):
-    out = tmp_path / "repository"
+def test_bodies_where_they_are_asked_for(folder, library, out):
     assert deploy(folder, RepositoryOptions(out, op_library=False)).ops == "bodies"
     assert named(out) == {FULL: [], HALF: []}
     assert read_repository(out).ops == "bodies"
@@ -93,19 +90,17 @@ def test_without_a_compiler_bodies_run_and_it_is_said_once(folder, tmp_path, cap
     assert capsys.readouterr().err.count("no C++ compiler is here") == 1
 
 
-def test_nobody_builds_a_library_that_no_file_calls(tmp_path, monkeypatch):
+def test_nobody_builds_a_library_that_no_file_calls(tmp_path, monkeypatch, out):
     def refuse() -> Path:
         raise AssertionError("it was asked for")
 
     monkeypatch.setattr(native, "onnxruntime_library", refuse)
     folder = tiny.artefacts(tmp_path / "artefacts", checkpoint=False)
-    out = tmp_path / "repository"
     assert deploy(folder, RepositoryOptions(out)).ops is None
     assert read_repository(out).ops is None
 
 
-def test_a_description_of_an_older_release_says_nothing_and_is_read(folder, library, tmp_path):
-    out = tmp_path / "repository"
+def test_a_description_of_an_older_release_says_nothing_and_is_read(folder, library, out):
     deploy(folder, RepositoryOptions(out))
     path = out / "saccade.json"
     content = json.loads(path.read_text())
@@ -119,18 +114,8 @@ def test_a_description_of_an_older_release_says_nothing_and_is_read(folder, libr
 
 def entry(folder, name, ops, speed):
     """Figures of a variant, its ops run so."""
-    point = {"inferences_per_second": speed, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
-    score = {
-        "name": "top-1", "value": 0.9, "higher_is_better": True, "unit": "share", "n": 10,
-        "interval": [0.8, 1.0], "data": "digits", "data_sha256": "d" * 64,
-    }  # fmt: skip
-    content = {
-        "variant": name, "sha256": tiny.sha256_of(folder / f"{name}.onnx"), "budget": 1.0,
-        "precision": "fp32", "top5": None, "runtime": "onnxruntime 1.31.1 CPU", "device": "one",
-        "score": score, "grpc": None, "dominated_by": None,
-        "in_process": {"threads": 1, "best_batch": 4, "batch_4": point},
-    }  # fmt: skip
-    return entry_of(content | {"ops": ops})
+    digest = tiny.sha256_of(folder / f"{name}.onnx")
+    return frontier_entry(name, digest, inside=point(speed), device="one", ops=ops)
 
 
 def test_kernels_are_not_routed_by_figures_of_bodies(folder, library, tmp_path, capsys):
@@ -153,8 +138,7 @@ def test_kernels_are_not_routed_by_figures_of_bodies(folder, library, tmp_path, 
     assert deploy(folder, RepositoryOptions(tmp_path / "again")).unmeasured == ()
     assert not capsys.readouterr().err
     for place, speed in (("again", 99.0), ("bodies", 9.0)):
-        routes = json.loads((tmp_path / place / MODEL / "1" / "routes.json").read_text())
-        assert routes["variants"][0]["inferences_per_second"] == speed
+        assert routes_of(tmp_path / place)["variants"][0]["inferences_per_second"] == speed
     with pytest.raises(SaccadeError, match="ops: found 'both'"):
         entry(folder, FULL, "both", 1.0)
 
@@ -172,8 +156,7 @@ def test_a_report_says_which_ran():
     assert ops_text({"variants": [{"ops": None}, {}]}) == ""
 
 
-def test_who_asks_for_kernels_gets_no_bodies(folder, no_compiler, tmp_path, capsys):
-    out = tmp_path / "repository"
+def test_who_asks_for_kernels_gets_no_bodies(folder, no_compiler, out, capsys):
     assert run(["repository", str(folder), "--out", str(out), "--op-library"]) == 2
     assert "--op-library: ONNX Runtime has no kernels" in capsys.readouterr().err
     assert not out.exists()
@@ -181,7 +164,7 @@ def test_who_asks_for_kernels_gets_no_bodies(folder, no_compiler, tmp_path, caps
     assert "Custom ops are run by bodies." in capsys.readouterr().out
 
 
-def test_scripts_may_still_ask_for_the_default(folder, library, tmp_path, capsys):
+def test_scripts_may_still_ask_for_the_default(folder, library, tmp_path, capsys, out):
     command = ["repository", str(folder), "--out", str(tmp_path / "repository")]
     assert run([*command, "--op-library", "--no-op-library"]) == 2
     assert "expected at most one" in capsys.readouterr().err

@@ -41,17 +41,17 @@ FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     return with_data_files(artefacts(tmp_path_factory.mktemp("data") / "folder", checkpoint=False))
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
+def folder(made, tmp_path):
     return Path(shutil.copytree(made, tmp_path / "folder"))
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, np.ndarray]:
+def expected():
     """The answers of the same models in one file."""
     data = tiny_artefacts.onnx_model(0).SerializeToString()
     session = onnx_session(data)
@@ -59,7 +59,7 @@ def expected() -> dict[str, np.ndarray]:
     return dict(zip(names, session.run(names, {"image": IMAGES}), strict=True))
 
 
-def test_an_export_beyond_the_limit_passes_the_gate_and_verify(tmp_path: Path) -> None:
+def test_an_export_beyond_the_limit_passes_the_gate_and_verify(tmp_path):
     with small_limits(one_file_bytes=20_000):
         exported = tiny_families.exported("sot", tmp_path, ("fp32", "fp16"))
     manifests = ArtefactFolder(exported).manifests
@@ -106,8 +106,8 @@ WRONG: dict[Callable[[Path], None], str] = {
 
 @pytest.mark.parametrize("change", WRONG, ids=lambda change: change.__name__)
 def test_a_wrong_data_file_is_refused_before_anything_opens_it(
-    change: Callable[[Path], None], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    change, folder, tmp_path, monkeypatch
+):
     change(folder / DATA)
     monkeypatch.setattr("saccade.exporter.graph.trial.Worker", None)
     with pytest.raises(SaccadeError) as refused:
@@ -119,9 +119,7 @@ def test_a_wrong_data_file_is_refused_before_anything_opens_it(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_data_file_is_hashed_again_only_if_it_may_have_changed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_file_is_hashed_again_only_if_it_may_have_changed(folder, monkeypatch):
     hashed: list[str] = []
     monkeypatch.setattr("saccade.exporter.artefact.folder._TICK_NS", 0)
     monkeypatch.setattr(
@@ -139,9 +137,7 @@ def test_a_data_file_is_hashed_again_only_if_it_may_have_changed(
         artefact.check_files()
 
 
-def test_a_process_predicts_and_a_job_writes(
-    folder: Path, tmp_path: Path, expected: dict[str, np.ndarray]
-) -> None:
+def test_a_process_predicts_and_a_job_writes(folder, tmp_path, expected):
     with load_artefact(folder) as model:
         answers = model.infer({"image": IMAGES})
     np.testing.assert_array_equal(answers["embedding"], expected["embedding"])
@@ -151,7 +147,7 @@ def test_a_process_predicts_and_a_job_writes(
     assert (tmp_path / "out" / "answers").is_dir()
 
 
-def test_bisect_and_inspect_read_it(folder: Path) -> None:
+def test_bisect_and_inspect_read_it(folder):
     artefact = ArtefactFolder(folder)
     manifest = next(one for one in artefact.manifests if one.variant.name == FULL)
     found = departure(artefact, manifest, artefact.manifests, {"image": IMAGES})
@@ -161,11 +157,8 @@ def test_bisect_and_inspect_read_it(folder: Path) -> None:
 
 
 def test_a_repository_has_it_under_its_own_name_and_a_server_answers(
-    folder: Path,
-    tmp_path: Path,
-    expected: dict[str, np.ndarray],
-    needs_server: None,
-) -> None:
+    folder, tmp_path, expected, needs_server
+):
     repository = tmp_path / "repository"
     deploy(folder, RepositoryOptions(out=repository))
     copy = repository / FULL / "1" / DATA
@@ -185,9 +178,7 @@ def test_a_repository_has_it_under_its_own_name_and_a_server_answers(
         Server(repository, ServeOptions(**FREE_PORTS)).__enter__()
 
 
-def test_a_full_disk_is_seen_before_a_copy(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_seen_before_a_copy(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
     monkeypatch.setattr("saccade.core.files._clone", lambda *_: False)
     with (tmp_path / "large").open("wb") as file:
@@ -202,7 +193,7 @@ def test_a_full_disk_is_seen_before_a_copy(
 
 
 @needs_rtx
-def test_an_engine_is_built_from_both_files(folder: Path, tmp_path: Path) -> None:
+def test_an_engine_is_built_from_both_files(folder, tmp_path):
     options = BuildOptions(engine="tensorrt-rtx", variant=(FULL,), out=tmp_path / "data")
     (engine,) = build(folder, options).manifests
     whole = artefacts(tmp_path / "whole", checkpoint=False)

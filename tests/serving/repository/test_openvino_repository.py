@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A repository for OpenVINO: its files, checks and refusals, and its backend without a server."""
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -21,7 +20,8 @@ from family_folders import exported, family_folder
 from folder_store import stored
 from google.protobuf import json_format
 from picture_files import picture_files
-from places import PACKAGE
+from places import PACKAGE, module_at
+from support.serving.repositories import config_of
 
 from saccade.core.errors import MissingPackage, SaccadeError
 from saccade.core.files import sha256_of
@@ -34,7 +34,6 @@ from saccade.serving.local.artefact import load_artefact
 from saccade.serving.repository import installation
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.installation import refuse_unrunnable, requirements_of
-from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.report import Target
 from saccade.serving.server.serve import print_command
@@ -61,10 +60,6 @@ def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def repository(written: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     return Path(shutil.copytree(written, tmp_path / "repository"))
-
-
-def config_of(repository: Path, name: str) -> Any:
-    return parse_config((repository / name / "config.pbtxt").read_text())
 
 
 def failures(repository: Path, target: Target | None = None) -> dict[str, tuple[str, ...]]:
@@ -190,9 +185,6 @@ def start(pb: Any, written: Path) -> Callable[..., Any]:
 
     def run(name: str, kind: str = "CPU", **changes: Any) -> Any:
         source = PACKAGE / "model_repository" / "openvino_backend" / "model.py"
-        spec = importlib.util.spec_from_file_location("served_openvino", source)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
         message = config_of(written, name)
         config = json_format.MessageToDict(message, preserving_proto_field_name=True)
         for tensor in (*config["input"], *config["output"]):
@@ -203,7 +195,7 @@ def start(pb: Any, written: Path) -> Callable[..., Any]:
             "model_config": json.dumps(config), "model_instance_kind": kind,
             "model_repository": str(written / name), "model_version": "1",
         }  # fmt: skip
-        model = module.TritonPythonModel()
+        model = module_at(source).TritonPythonModel()
         model.initialize(arguments)
         return model
 

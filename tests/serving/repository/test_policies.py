@@ -17,13 +17,14 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 import tiny_artefacts as tiny
 from family_folders import family_folder
+from half_typed import add_variant
 from policy_files import measured, write_policy
+from support.serving.repositories import change_routes, config_of, reasons, routes_of
 from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import json_bytes
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.evaluation.calibrate import calibrate
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.tasks import EvaluateOptions
@@ -33,47 +34,7 @@ from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.client.router_view import DESCRIBED
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_description
-from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.report import Target
-from saccade.serving.repository.preflight.repository import open_repository
-from saccade.serving.repository.preflight.verb import steps
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tiny.artefacts(tmp_path / "artefacts", checkpoint=False)
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "repository"
-
-
-def routes_of(out: Path) -> Any:
-    return json.loads((out / MODEL / "1" / "routes.json").read_text())
-
-
-def reasons(out: Path, check: str) -> list[str]:
-    made = steps(open_repository(out), Target(bundled=False))
-    (run,) = [run for name, model, run in made if (name, model) == (check, MODEL)]
-    return list(run().reasons)
-
-
-def add_variant(folder: Path, budget: str, precision: str = "fp32", seed: int = 0) -> str:
-    """Write one more variant, or another one in a variant's place."""
-    parent = ArtefactFolder(folder).manifests[0].parent
-    data = tiny.onnx_model(seed).SerializeToString()
-    manifest = tiny.manifest_of(budget, data, ParentEntry(parent.name, parent.sha256))
-    name = f"{MODEL}-{budget}-{precision}"
-    manifest = replace(
-        manifest,
-        variant=replace(manifest.variant, name=name, precision=precision),
-        file=replace(manifest.file, name=f"{name}.onnx"),
-    )
-    (folder / manifest.file.name).write_bytes(data)
-    write_manifest(folder, manifest)
-    return name
 
 
 def test_the_router_is_told_what_was_certified(folder, out):
@@ -91,11 +52,11 @@ def test_the_router_is_told_what_was_certified(folder, out):
         assert policy["steps"] == [
             {name: getattr(step, name) for name in names} for step in known.steps
         ]
-    config = parse_config((out / MODEL / "config.pbtxt").read_text())
+    config = config_of(out, MODEL)
     assert {"steps", "certified"} <= {tensor.name for tensor in config.output}
     described = json.loads(config.parameters[DESCRIBED].string_value)
     assert described["policies"] == ["auto-0.1", "auto-0.2"]
-    assert reasons(out, "routes") == reasons(out, "fields") == []
+    assert reasons(out, "routes", "fields") == []
 
 
 def test_without_policies_every_file_is_as_it_was(folder, out, tmp_path):
@@ -115,7 +76,7 @@ def test_who_measures_or_answers_in_bulk_needs_no_policy(folder):
 
 
 def other_variant(folder: Path) -> None:
-    add_variant(folder, "b0500", seed=5)
+    add_variant(folder, HALF, "fp32", tiny.onnx_model(5))
 
 
 def other_threshold(folder: Path) -> None:
@@ -166,7 +127,7 @@ def test_a_policy_that_is_not_certified_is_refused(folder, out, case):
 
 
 def test_a_policy_of_variants_that_are_left_out_is_left_out(folder, out, capsys):
-    small = add_variant(folder, "b0500", "int8", seed=1)
+    small = add_variant(folder, HALF, "int8", tiny.onnx_model(1)).variant.name
     write_policy(folder, "both", of=(small, FULL))
     write_policy(folder, "plain", of=(HALF, FULL))
     assert deploy(folder, RepositoryOptions(out)).policies == ("both", "plain")
@@ -315,9 +276,6 @@ def test_preflight_sees_what_was_changed_in_the_routes(made, out, case):
     shutil.copytree(made, out)
     assert [step["variant"] for step in routes_of(out)["policies"][0]["steps"]] == [HALF, FULL]
     change, words = CHANGED[case]
-    routes = routes_of(out)
-    change(routes)
-    (out / MODEL / "1" / "routes.json").write_text(json.dumps(routes))
-    tiny.rehash(out)
+    change_routes(out, change)
     found = reasons(out, "routes")
     assert any(re.search(words, reason) for reason in found), found

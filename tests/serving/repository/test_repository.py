@@ -6,17 +6,16 @@ import re
 from dataclasses import replace
 
 import pytest
+from support.serving.frontiers import frontier_entry, point
+from support.serving.repositories import config_of, routes_of
 
 from saccade.core.errors import SaccadeError
 from saccade.core.files import sha256_of
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import entry_of
 from saccade.exporter.artefact.manifest import grouped
 from saccade.serving.repository.deploy import deploy
-from saccade.serving.repository.model_config import parse_config
 from saccade.serving.repository.options import RepositoryOptions
 
-POINT = {"inferences_per_second": 100.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
 NAMES = ("nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32")
 
 
@@ -30,41 +29,16 @@ def folder(tiny_folder, tmp_path):
     return copy
 
 
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "repository"
-
-
 def measured(folder, *, device="a CPU, 2 cores", best_batch=16):
     """An entry for each variant: score and speed that differ by variant."""
     return [
-        entry_of(
-            {
-                "variant": manifest.variant.name, "sha256": manifest.file.sha256,
-                "budget": float(manifest.variant.budget), "precision": "fp32",
-                "runtime": "onnxruntime 1.31.1 CPU", "device": device,
-                "score": {
-                    "name": "top-1", "value": 0.9, "higher_is_better": True, "unit": "fraction",
-                    "n": 599, "interval": [0.88, 0.92], "data": "digits", "data_sha256": "d" * 64,
-                },
-                "top5": None,
-                "in_process": {
-                    "threads": 1, "best_batch": best_batch, f"batch_{best_batch}": POINT,
-                },
-                "grpc": {"concurrency_1": {**POINT, "p95_ms": 5 * manifest.variant.budget}},
-                "dominated_by": None,
-            }
+        frontier_entry(
+            manifest.variant.name, manifest.file.sha256, batch=best_batch, device=device,
+            budget=manifest.variant.budget,
+            grpc={"concurrency_1": point(p95_ms=5 * manifest.variant.budget)},
         )
         for manifest in ArtefactFolder(folder).manifests
     ]  # fmt: skip
-
-
-def config_of(out, model):
-    return parse_config((out / model / "config.pbtxt").read_text())
-
-
-def routes_of(out):
-    return json.loads((out / "nac" / "1" / "routes.json").read_text())
 
 
 def test_writes_what_the_server_loads(folder, out):
@@ -132,7 +106,7 @@ def test_the_frontier_reaches_the_router_and_the_batch_sizes(folder, out):
     deployment = deploy(folder, RepositoryOptions(out))
     assert deployment.unmeasured == ()
     assert sha256_of(out / "frontier.json") == sha256_of(folder / "frontier.json")
-    routes = {variant["name"]: variant for variant in routes_of(out)["variants"]}
+    routes = {variant["name"]: variant for variant in routes_of(out, "nac")["variants"]}
     assert routes["nac-b0500-fp32"]["lower_bound"] == 0.88
     assert routes["nac-b0500-fp32"]["p95_ms"] == 2.5
     assert routes["nac-b0500-fp32"]["run_batch"] == 16
@@ -145,7 +119,7 @@ def test_measurements_of_several_devices(folder, out):
     with pytest.raises(SaccadeError, match=r"a CPU, 2 cores.*another.*--device"):
         deploy(folder, RepositoryOptions(out))
     deploy(folder, RepositoryOptions(out, device="another"))
-    assert {variant["run_batch"] for variant in routes_of(out)["variants"]} == {4}
+    assert {variant["run_batch"] for variant in routes_of(out, "nac")["variants"]} == {4}
     with pytest.raises(SaccadeError, match="'a third'"):
         deploy(folder, RepositoryOptions(out, device="a third", force=True))
 
@@ -238,7 +212,7 @@ def test_caps_out_of_range_are_refused(folder, out, options, words):
 def test_caps_of_the_options_reach_the_router(folder, out):
     caps = {"max_image_mib": 2, "max_megapixels": 3, "max_side_px": 400, "min_side_px": 5}
     deploy(folder, RepositoryOptions(out, **caps))
-    routes = routes_of(out)["preprocessing"]
+    routes = routes_of(out, "nac")["preprocessing"]
     assert {name: routes[name] for name in caps} == caps
     assert routes["resize_mode"] == "shortest"
 

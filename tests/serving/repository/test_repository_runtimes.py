@@ -15,11 +15,12 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip ins
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import tiny_artefacts as tiny
+from support.serving.frontiers import frontier_entry
+from support.serving.repositories import config_of, routes_of
 from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import entry_of
 from saccade.exporter.artefact.manifest import ParentEntry, grouped, write_manifest
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
@@ -48,11 +49,6 @@ PLANS = {"8.9": "model-8.9.plan", "12.0": "model-12.0.plan"}
 def artefacts(tmp_path_factory):
     """An artefact folder, to be read only."""
     return tiny.artefacts(tmp_path_factory.mktemp("runtimes") / "artefacts")
-
-
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "repository"
 
 
 def manifests():
@@ -110,10 +106,9 @@ def test_onnxruntime_repositories_keep_a_real_sample_and_its_answer(artefacts, o
     assert set(sample.answers) == {"logits", "probabilities", "embedding"}
 
 
-def test_without_the_checkpoint_zeros_warm_up(tmp_path, out):
-    folder = tiny.artefacts(tmp_path / "artefacts", checkpoint=False)
+def test_without_the_checkpoint_zeros_warm_up(folder, out):
     deploy(folder, RepositoryOptions(out))
-    config = parse_config((out / FULL / "config.pbtxt").read_text())
+    config = config_of(out, FULL)
     assert all(warmup.inputs["image"].zero_data for warmup in config.model_warmup)
     assert not read_sample(out / FULL / "warmup" / "sample.safetensors").inputs["image"].any()
     assert not (out / FULL / "warmup" / "image").exists()
@@ -148,7 +143,7 @@ def test_plans_of_two_gpus_stand_under_the_same_names(artefacts, tmp_path, out):
     deployment = deploy(artefacts, options)
     assert (deployment.variants, deployment.runtime) == ((FULL, HALF), "tensorrt")
     assert read_repository(out) == deployment
-    config = parse_config((out / HALF / "config.pbtxt").read_text())
+    config = config_of(out, HALF)
     assert (config.name, config.platform, config.max_batch_size) == (HALF, "tensorrt_plan", 64)
     assert dict(config.cc_model_filenames) == PLANS
     assert config.default_model_filename == "model-8.9.plan"
@@ -166,26 +161,15 @@ def test_plans_of_two_gpus_stand_under_the_same_names(artefacts, tmp_path, out):
 def test_one_plan_has_the_name_that_the_server_expects(artefacts, tmp_path, out):
     folder = tiny.engines(artefacts, tmp_path / "engines")
     deploy(artefacts, RepositoryOptions(out, runtime="tensorrt", engines=(str(folder),)))
-    config = parse_config((out / FULL / "config.pbtxt").read_text())
+    config = config_of(out, FULL)
     assert (config.default_model_filename, len(config.cc_model_filenames)) == ("model.plan", 0)
     assert (out / FULL / "1" / "model.plan").is_file()
 
 
 def test_figures_of_another_runtime_do_not_route_plans(artefacts, tmp_path, out):
     folder = Path(shutil.copytree(artefacts, tmp_path / "copy"))
-    point = {"inferences_per_second": 9.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
-    score = {
-        "name": "top-1", "value": 0.9, "higher_is_better": True, "unit": "share", "n": 10,
-        "interval": [0.8, 1.0], "data": "digits", "data_sha256": "d" * 64,
-    }  # fmt: skip
     digest = tiny.sha256_of(folder / f"{FULL}.onnx")
-    entry = {
-        "variant": FULL, "sha256": digest, "budget": 1.0, "precision": "fp32", "top5": None,
-        "runtime": "onnxruntime 1.31.1 CPU", "device": "a CPU", "score": score,
-        "in_process": {"threads": 1, "best_batch": 4, "batch_4": point}, "grpc": None,
-        "dominated_by": None,
-    }  # fmt: skip
-    ArtefactFolder(folder).merge([entry_of(entry)])
+    ArtefactFolder(folder).merge([frontier_entry(FULL, digest)])
     engines = (str(tiny.engines(folder, tmp_path / "engines")),)
     options = RepositoryOptions(out, runtime="tensorrt", engines=engines)
     assert deploy(folder, options).unmeasured == (FULL, HALF)
@@ -224,9 +208,8 @@ def test_a_smaller_cap_makes_a_small_profile_do(artefacts, tmp_path, out):
     folder = str(tiny.engines(artefacts, tmp_path / "engines", profiles=profiles))
     options = RepositoryOptions(out, runtime="tensorrt", engines=(folder,), max_images=32)
     deploy(artefacts, options)
-    assert parse_config((out / FULL / "config.pbtxt").read_text()).max_batch_size == 32
-    routes = json.loads((out / MODEL / "1" / "routes.json").read_text())
-    assert routes["preprocessing"]["max_images"] == 32
+    assert config_of(out, FULL).max_batch_size == 32
+    assert routes_of(out)["preprocessing"]["max_images"] == 32
 
 
 def test_folders_of_engines_that_lack_a_variant_or_say_the_same_twice(artefacts, tmp_path, out):

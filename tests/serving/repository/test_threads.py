@@ -13,12 +13,12 @@ pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import tiny_artefacts as tiny
-from tiny_artefacts import ENTRY, FULL, HALF, MODEL
+from support.serving.frontiers import frontier_entry
+from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.core.errors import SaccadeError
 from saccade.core.machine import cores
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import entry_of
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.model_config import read_config
@@ -38,7 +38,7 @@ from saccade.serving.server import run_folder
         (ThreadRule(given=0), {16: 0}, "as given by --threads"),
     ],
 )
-def test_a_rule(rule: ThreadRule, on: dict[int, int], why: str) -> None:
+def test_a_rule(rule, on, why):
     assert {count: rule.on(count) for count in on} == on
     assert why in rule.why(16)
 
@@ -49,22 +49,23 @@ def variant(name: str, setting: str, *roles: str) -> Any:
     return SimpleNamespace(name=name, main=main, components=parts)
 
 
-def test_precisions_of_one_budget_are_alone_and_budgets_or_components_are_not() -> None:
+def test_precisions_of_one_budget_are_alone_and_budgets_or_components_are_not():
     assert is_alone([variant("a", "exact", ""), variant("b", "exact", "")])
     assert not is_alone([variant("a", "b1000", ""), variant("b", "b0500", "")])
     assert not is_alone([variant("a", "b1000", "image", "text")])
 
 
 def measured(name: str, rates: dict[str, float], role: str = "") -> Any:
-    inside = {"threads": 1, "best_batch": 1, "batch_1": tiny.FIGURES}
-    entry = entry_of({**ENTRY, "variant": name, "in_process": {**inside, "by_threads": rates}})
+    entry = frontier_entry(name, "0" * 64)
+    inside = entry.in_process
+    entry = replace(entry, in_process={**inside, "by_threads": rates})
     if role:
         own = {**inside, "by_threads": {"1": 9.0, "2": 9.0}}
         entry = replace(entry, in_process={**entry.in_process, role: own})
     return entry
 
 
-def test_measurements_of_a_variant_or_of_a_component_limit_its_threads() -> None:
+def test_measurements_of_a_variant_or_of_a_component_limit_its_threads():
     options = RepositoryOptions(Path("out"))
     entry = measured("a", {"1": 5.0, "2": 9.9, "4": 10.0}, role="text")
     variants = [variant("a", "b1000", "image", "text"), variant("b", "b0500", "image", "text")]
@@ -77,7 +78,7 @@ def test_measurements_of_a_variant_or_of_a_component_limit_its_threads() -> None
 
 
 @pytest.fixture(scope="module")
-def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artefacts(tmp_path_factory):
     return tiny.artefacts(tmp_path_factory.mktemp("artefacts") / "folder", checkpoint=False)
 
 
@@ -89,7 +90,7 @@ def threads_in(repository: Path) -> dict[str, str]:
     }
 
 
-def test_the_repository_says_what_was_chosen_and_why(artefacts: Path, tmp_path: Path) -> None:
+def test_the_repository_says_what_was_chosen_and_why(artefacts, tmp_path):
     deploy(artefacts, RepositoryOptions(tmp_path / "both", cores=16))
     assert threads_in(tmp_path / "both") == {FULL: "8", HALF: "8"}
     said = json.loads((tmp_path / "both" / "saccade.json").read_bytes())
@@ -106,9 +107,7 @@ def test_the_repository_says_what_was_chosen_and_why(artefacts: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("given", [None, 3])
-def test_a_server_with_other_cores_chooses_again(
-    given: int | None, artefacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_with_other_cores_chooses_again(given, artefacts, tmp_path, monkeypatch):
     repository, models = tmp_path / "repository", tmp_path / "models"
     deploy(artefacts, RepositoryOptions(repository, cores=4, threads=given))
     before = (repository / FULL / "config.pbtxt").read_bytes()
@@ -125,7 +124,7 @@ def test_a_server_with_other_cores_chooses_again(
     assert (tmp_path / "copy" / FULL / "config.pbtxt").read_bytes() == before
 
 
-def test_rules_of_a_wrong_type_are_refused(artefacts: Path, tmp_path: Path) -> None:
+def test_rules_of_a_wrong_type_are_refused(artefacts, tmp_path):
     deploy(artefacts, RepositoryOptions(tmp_path / "repository"))
     path = tmp_path / "repository" / "saccade.json"
     content = json.loads(path.read_bytes())
@@ -143,6 +142,6 @@ def test_rules_of_a_wrong_type_are_refused(artefacts: Path, tmp_path: Path) -> N
     ("limit", "expected"),
     [("max 100000", None), ("100000 100000", 1), ("50000 100000", 1), ("nonsense", None)],
 )
-def test_a_containers_limit_counts(limit: str, expected: int | None, tmp_path: Path) -> None:
+def test_a_containers_limit_counts(limit, expected, tmp_path):
     (tmp_path / "cpu.max").write_text(limit)
     assert cores(tmp_path) == (expected or cores(tmp_path / "no container"))

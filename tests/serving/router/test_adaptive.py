@@ -7,6 +7,7 @@ from collections import deque
 from types import SimpleNamespace
 
 import pytest
+from support.serving.routers import src, variant_route
 
 SLO_S = 0.2
 # name, budget, rows per second of its lane in full groups
@@ -15,50 +16,30 @@ GROUP, FIXED = 8, 4.0  # rows per group, and the fixed part of a group in rows
 SHARES = {"safe": [0.5, 0.3, 0.2], "cheap": [0.8, 0.2]}
 
 
-@pytest.fixture
-def clock(pb, monkeypatch):
-    """Time that a test moves."""
-    import adaptive
-    import backlog
-    import lane
-
-    made = SimpleNamespace(now=100.0)
-    made.monotonic = lambda: made.now
-    for module in (adaptive, lane, backlog):
-        monkeypatch.setattr(module, "time", made)
-    return made
-
-
 def route_of(name, budget, speed):
-    from routes import Route
-
-    return Route(
-        name=name, sha256=name, budget=budget, setting=name, precision="fp32", score_name=None,
-        score_unit=None, score=None, lower_bound=None, inferences_per_second=speed, p95_ms=None,
-        multiply_adds=1, run_batch=GROUP, parts={"": name}, facts={}, classes=None,
-    )  # fmt: skip
+    figures = {"budget": budget, "setting": name, "inferences_per_second": speed}
+    return src.routes.Route(**variant_route(name, run_batch=GROUP, **figures))
 
 
 def policy_of(name, risk, seconds, chain):
-    from routes import PolicyRoute, StepRoute
-
-    steps = tuple(StepRoute(variant, variant, 0.5 if at else None, 1.0) for at, variant in
-                  enumerate(chain[::-1]))[::-1]  # fmt: skip
-    return PolicyRoute(name, "full", 0.95, risk, risk, "top1", "full", seconds, steps)
+    steps = tuple(
+        src.routes.StepRoute(variant, variant, 0.5 if variant != chain[-1] else None, 1.0)
+        for variant in chain
+    )
+    return src.routes.PolicyRoute(name, "full", 0.95, risk, risk, "top1", "full", seconds, steps)
 
 
 def routes_of(floor=None, slo_ms=1e3 * SLO_S, policies=True):
-    from routes import AdaptiveRules, Routes
-
     made = (
         policy_of("safe", 0.01, 0.4, ("small", "half", "full")),
         policy_of("cheap", 0.05, 0.2, ("small", "half")),
     )
-    return Routes(
+    shares = SHARES if policies else {}
+    return src.routes.Routes(
         model="nac", family="nac", preprocessing=None, components={},
         variants=tuple(route_of(*each) for each in VARIANTS),
         policies=made if policies else (),
-        adaptive=AdaptiveRules(slo_ms, floor, SHARES if policies else {}) if slo_ms else None,
+        adaptive=src.routes.AdaptiveRules(slo_ms, floor, shares) if slo_ms else None,
     )  # fmt: skip
 
 
@@ -66,10 +47,8 @@ class Lane:
     """A lane whose groups take simulated time; `slow` is how much longer than they should."""
 
     def __init__(self, name, speed, simulation):
-        from lane import Mean, Pace, Rate, ServiceTime
-
-        self.service, self.other_busy, self.pace = ServiceTime(), Rate(), Pace()
-        self.decoding = Mean()
+        self.service, self.other_busy = src.lane.ServiceTime(), src.lane.Rate()
+        self.pace, self.decoding = src.lane.Pace(), src.lane.Mean()
         self.name, self.simulation, self.slow = name, simulation, 1.0
         self.unit_s = GROUP / speed / (FIXED + GROUP)
         self.waiting, self.until_s, self.group = deque(), None, []
@@ -79,11 +58,9 @@ class Lane:
         return self.until_s is None and not self.waiting
 
     def ahead_of(self, ticket):
-        from lane import Waiting
-
         now = self.simulation.clock.now
         left = max(0.0, self.until_s - now) if self.until_s else 0.0
-        return Waiting(left, float(len(self.waiting)), 0.0)
+        return src.lane.Waiting(left, float(len(self.waiting)), 0.0)
 
     def offer(self, one):
         self.waiting.append(one)
@@ -111,11 +88,9 @@ class Simulation:
     """A router of three lanes in which deciding takes no time; requests have one row."""
 
     def __init__(self, clock, routes=None, seed=0):
-        from adaptive import Adaptive
-
         self.clock, self.routes = clock, routes or routes_of()
         self.lanes = {(name, ""): Lane(name, speed, self) for name, _, speed in VARIANTS}
-        self.adaptive = Adaptive(self.routes, self.lanes)
+        self.adaptive = src.adaptive.Adaptive(self.routes, self.lanes)
         self.events, self.count, self.rng = [], 0, random.Random(seed)
         self.done = []  # arrival, choice, milliseconds; None: refused
         self.levels = []  # when the level changed, and to what
@@ -127,19 +102,16 @@ class Simulation:
 
     def ask(self, parameters=None, rows=1):
         """Decide on a request that arrives now."""
-        from choose import wish_of
-
-        wish, ticket = wish_of(self.routes, parameters or {}, ()), ticket_of(rows, self.clock.now)
+        wish = src.choose.wish_of(self.routes, parameters or {}, ())
+        ticket = ticket_of(rows, self.clock.now)
         self.adaptive.check_arrival(wish, "", ticket.left_s, rows)
         return self.adaptive.choose(wish, ticket)
 
     def arrive(self):
-        from adaptive import Busy
-
         now = self.clock.now
         try:
             candidate, adapted = self.ask(self.parameters)
-        except Busy:
+        except src.adaptive.Busy:
             self.done.append((now, None, 0.0, False))
         else:
             ends = len(candidate.routes) - 1
@@ -177,9 +149,7 @@ class Simulation:
 
 
 def ticket_of(rows, now):
-    from backlog import Ticket
-
-    return Ticket("", {}, rows, {}, (), None, None, now, work=float(rows))
+    return src.backlog.Ticket("", {}, rows, {}, (), None, None, now, work=float(rows))
 
 
 def in_time(done):
@@ -291,33 +261,30 @@ def test_what_was_measured_under_a_load_that_has_gone_is_measured_again(clock):
 
 
 def test_other_requests_in_a_lane_count(clock):
-    from adaptive import EASY_LOAD
-    from lane import RATE_WINDOW_S
-
     simulation = Simulation(clock)
     simulation.load(50, 4)
     (level,), one = simulation.adaptive._levels.values(), ticket_of(1, clock.now)
-    assert simulation.adaptive._fits(level, 0, one, SLO_S, EASY_LOAD)
+    assert simulation.adaptive._fits(level, 0, one, SLO_S, src.adaptive.EASY_LOAD)
     before = simulation.adaptive._load(level, 0, one)
-    simulation.lanes["full", ""].other_busy.add(0.6 * RATE_WINDOW_S)  # for a named budget
+    simulation.lanes["full", ""].other_busy.add(0.6 * src.lane.RATE_WINDOW_S)  # for a named budget
     assert simulation.adaptive._load(level, 0, one) == pytest.approx(before + 0.6)
-    assert not simulation.adaptive._fits(level, 0, one, SLO_S, EASY_LOAD)
+    assert not simulation.adaptive._fits(level, 0, one, SLO_S, src.adaptive.EASY_LOAD)
 
 
 def test_what_nothing_can_answer_in_time_is_refused_with_a_hint(clock):
-    from adaptive import Busy
-
     simulation = Simulation(clock)
     simulation.load(50, 2)
     for lane in simulation.lanes.values():
         lane.service.add(GROUP, lane.unit_s * (FIXED + GROUP))
         lane.waiting.extend([None] * 2000)
-    with pytest.raises(Busy, match=r"model 'nac' is busy.*within 200 ms.*'small'.*try again in ab"):
+    with pytest.raises(
+        src.adaptive.Busy, match=r"model 'nac' is busy.*within 200 ms.*'small'.*try again in ab"
+    ):
         simulation.ask()
     for lane in simulation.lanes.values():
         lane.waiting.clear()
     clock.now += 1
-    with pytest.raises(Busy, match="send less in one request, or allow more time"):
+    with pytest.raises(src.adaptive.Busy, match="send less in one request, or allow more time"):
         simulation.ask(rows=40_000)
     assert simulation.ask()
 
@@ -337,8 +304,6 @@ def test_what_no_other_candidate_would_take_needs_less_reserve(clock, at, answer
 
 
 def test_time_in_the_servers_queue_counts(clock):
-    from adaptive import Busy
-
     simulation = Simulation(clock)
     simulation.load(30, 2)
     lag = [0.0]
@@ -353,7 +318,7 @@ def test_time_in_the_servers_queue_counts(clock):
         names.append(simulation.ask()[0].name)
     assert names == ["safe", "cheap", "half", "small", "small", "small"]
     lag[0] = SLO_S
-    with pytest.raises(Busy):
+    with pytest.raises(src.adaptive.Busy):
         simulation.ask()
     lag[0] = 0.0
     simulation.load(30, 3)
@@ -361,16 +326,13 @@ def test_time_in_the_servers_queue_counts(clock):
 
 
 def test_the_callers_own_time_is_a_limit_too(clock):
-    from adaptive import Busy
-    from choose import wish_of
-
     simulation = Simulation(clock)
     simulation.load(50, 2)
     hurried = ticket_of(1, clock.now)._replace(deadline_s=clock.now + 1e-4)
-    with pytest.raises(Busy, match=r"within 0\.1 ms"):
-        simulation.adaptive.choose(wish_of(simulation.routes, {}, ()), hurried)
+    with pytest.raises(src.adaptive.Busy, match=r"within 0\.1 ms"):
+        simulation.adaptive.choose(src.choose.wish_of(simulation.routes, {}, ()), hurried)
     # The server's queue is not subtracted again from what is left of the caller's time.
-    wish = wish_of(simulation.routes, {}, ())._replace(slo_s=100 * SLO_S)
+    wish = src.choose.wish_of(simulation.routes, {}, ())._replace(slo_s=100 * SLO_S)
     left = ticket_of(1, clock.now)._replace(deadline_s=clock.now + SLO_S)
     simulation.adaptive._lag_s = lambda: SLO_S
     assert simulation.adaptive.choose(wish, left)[0].name == "full"
@@ -389,20 +351,16 @@ NAMES = {
 
 @pytest.mark.parametrize("case", NAMES)
 def test_candidates(pb, case):
-    from choose import candidates_of, wish_of
-
     parameters, names = NAMES[case]
     routes = routes_of()
-    wish = wish_of(routes, parameters, ())
-    assert tuple(one.name for one in candidates_of(routes, wish)) == names
+    wish = src.choose.wish_of(routes, parameters, ())
+    assert tuple(one.name for one in src.choose.candidates_of(routes, wish)) == names
     assert wish.slo_s == (0.02 if "max_latency_ms" in parameters else SLO_S)
 
 
 @pytest.mark.parametrize("floor, smallest", [(0.125, "small"), (0.3, "half"), (0.5, "half")])
 def test_no_variant_below_the_floor(pb, floor, smallest):
-    from choose import by_quality
-
-    found = by_quality(routes_of(floor))
+    found = src.choose.by_quality(routes_of(floor))
     assert [one.name for one in found][:3] == ["full", "safe", "cheap"]
     assert found[-1].name == smallest and not found[-1].certified and found[0].certified
 
@@ -415,15 +373,11 @@ def test_no_variant_below_the_floor(pb, floor, smallest):
     ],
 )  # fmt: skip
 def test_what_does_not_adapt(pb, parameters, slo_ms):
-    from choose import wish_of
-
-    assert wish_of(routes_of(slo_ms=slo_ms), parameters, ()) is None
+    assert src.choose.wish_of(routes_of(slo_ms=slo_ms), parameters, ()) is None
 
 
 def test_a_requests_own_objective_needs_no_repository_with_one(pb):
-    from choose import wish_of
-
-    wish = wish_of(routes_of(slo_ms=None), {"max_risk": 0.1, "max_latency_ms": 20}, ())
+    wish = src.choose.wish_of(routes_of(slo_ms=None), {"max_risk": 0.1, "max_latency_ms": 20}, ())
     assert wish.slo_s == 0.02 and wish.risk == 0.1
 
 
@@ -438,25 +392,19 @@ def test_a_requests_own_objective_needs_no_repository_with_one(pb):
     ],
 )
 def test_refused(pb, parameters, words):
-    from choose import RequestRefused, wish_of
-
-    with pytest.raises(RequestRefused, match=words):
-        wish_of(routes_of(), parameters, ())
+    with pytest.raises(src.choose.RequestRefused, match=words):
+        src.choose.wish_of(routes_of(), parameters, ())
 
 
 def test_an_objective_with_a_budget_is_two_choices(pb):
-    from choose import RequestRefused, choose, wish_of
-
     parameters = {"budget": 1, "max_latency_ms": 5}
-    assert wish_of(routes_of(), parameters, ()) is None
-    with pytest.raises(RequestRefused, match="budget and max_latency_ms are given"):
-        choose(routes_of(), parameters)
+    assert src.choose.wish_of(routes_of(), parameters, ()) is None
+    with pytest.raises(src.choose.RequestRefused, match="budget and max_latency_ms are given"):
+        src.choose.choose(routes_of(), parameters)
 
 
 def test_levels_do_not_grow_with_the_objectives_of_callers(clock):
-    from adaptive import MOST_LEVELS
-
     simulation = Simulation(clock)
     for count in range(1, 200):
         simulation.ask({"max_latency_ms": count * 7.77})
-    assert len(simulation.adaptive._levels) <= MOST_LEVELS
+    assert len(simulation.adaptive._levels) <= src.adaptive.MOST_LEVELS

@@ -2,7 +2,8 @@
 """Load-adaptive choice far beyond the capacity, where the variants share the machine's cores."""
 
 import pytest
-from test_adaptive import SLO_S, Lane, Simulation, clock, degraded  # noqa: F401
+from support.serving.routers import src
+from test_adaptive import SLO_S, Lane, Simulation, degraded
 
 CARRIED = 1000.0  # rows per second of the cheapest variant, if nothing else runs
 
@@ -17,7 +18,7 @@ class SharingLane(Lane):
 
 
 @pytest.fixture
-def simulation(clock):  # noqa: F811
+def simulation(clock):
     made = Simulation(clock)
     for lane in made.lanes.values():
         lane.__class__ = SharingLane
@@ -62,23 +63,21 @@ def test_first_calls_that_were_slow_do_not_end_all_answers(simulation):
 
 @pytest.mark.parametrize("calls", [2, 50])
 def test_a_variant_that_seems_too_slow_is_tried_again(simulation, calls):
-    from adaptive import Busy
-
     for lane in simulation.lanes.values():
         for _ in range(calls):
             lane.service.add(1.0, 2 * SLO_S)
     if calls > 2:
-        with pytest.raises(Busy):
+        with pytest.raises(src.adaptive.Busy):
             simulation.ask()
         simulation.clock.now += 2.1
     assert simulation.ask()[0].name == "small"
     simulation.adaptive._lag_s = lambda: SLO_S
-    with pytest.raises(Busy):
+    with pytest.raises(src.adaptive.Busy):
         simulation.ask()
     simulation.adaptive._lag_s = lambda: 0.0
     simulation.lanes["small", ""].waiting.append(None)
     simulation.clock.now += 0.1
-    with pytest.raises(Busy):
+    with pytest.raises(src.adaptive.Busy):
         simulation.ask()
 
 
@@ -129,24 +128,24 @@ def test_better_lanes_are_not_measured_while_requests_are_refused(simulation):
 
 
 def arrival(simulation, left_s=float("inf"), rows=1):
-    from choose import wish_of
-
-    simulation.adaptive.check_arrival(wish_of(simulation.routes, {}, ()), "", left_s, rows)
+    simulation.adaptive.check_arrival(
+        src.choose.wish_of(simulation.routes, {}, ()), "", left_s, rows
+    )
 
 
 def test_what_is_late_on_arrival_is_refused_without_a_forecast(simulation):
-    from adaptive import Busy
-
     simulation.load(30, 2)
     simulation.forecasts, lag = 0, [0.7 * SLO_S]
     simulation.adaptive._lag_s = lambda: lag[0]
     arrival(simulation)
-    with pytest.raises(Busy, match=r"about 140 ms in the server's queue.*of 150 ms; try again"):
+    with pytest.raises(
+        src.adaptive.Busy, match=r"about 140 ms in the server's queue.*of 150 ms; try again"
+    ):
         arrival(simulation, left_s=0.75 * SLO_S)
     lag[0] = 0.9 * SLO_S
     for _ in range(5):
         simulation.clock.now += 0.11
-        with pytest.raises(Busy):
+        with pytest.raises(src.adaptive.Busy):
             arrival(simulation)
     (level,) = simulation.adaptive._levels.values()
     assert simulation.forecasts == 0 and level.current.name == "small"
@@ -166,10 +165,8 @@ def test_decoding_makes_a_lane_busy(simulation):
     assert forecast.busy(shares, "", 1) == pytest.approx(before + 0.5)
 
 
-def test_a_long_load_is_no_rise_that_came_too_early(clock):  # noqa: F811
-    from adaptive import HOLD_S, MOST_HOLD_S, Level
-
-    level = Level((None,) * 2)
+def test_a_long_load_is_no_rise_that_came_too_early(clock):
+    level = src.adaptive.Level((None,) * 2)
     for _ in range(4):
         level.fall(1, clock.now)
         while level.at:
@@ -183,7 +180,7 @@ def test_a_long_load_is_no_rise_that_came_too_early(clock):  # noqa: F811
     while level.at:
         clock.now += 0.05
         level.rise([True], clock.now)
-    assert clock.now - began_s < HOLD_S + 0.2 < MOST_HOLD_S
+    assert clock.now - began_s < src.adaptive.HOLD_S + 0.2 < src.adaptive.MOST_HOLD_S
 
 
 @pytest.mark.parametrize("share, name", [(0.85, "full"), (0.95, "safe")])
@@ -199,18 +196,18 @@ def test_the_best_candidate_is_kept_for_as_long_as_a_lane_would(simulation, shar
 
 def test_a_refusal_is_repeated_before_the_inputs_are_read(simulation):
     """Not for requests of fewer rows, which may still fit."""
-    from adaptive import Busy
-
     simulation.load(30, 2)
     small = simulation.lanes["small", ""]
     for lane in simulation.lanes.values():
         lane.waiting.extend([None] * 2000)
-    with pytest.raises(Busy):
+    with pytest.raises(src.adaptive.Busy):
         simulation.ask(rows=4)
     small.waiting.clear()
     simulation.forecasts = 0
     for rows in (4, 5):
-        with pytest.raises(Busy, match=r"found no way to answer this request within 150 ms"):
+        with pytest.raises(
+            src.adaptive.Busy, match=r"found no way to answer this request within 150 ms"
+        ):
             arrival(simulation, left_s=0.75 * SLO_S, rows=rows)
     arrival(simulation, rows=3)
     assert simulation.forecasts == 0

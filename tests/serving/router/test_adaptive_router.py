@@ -4,27 +4,17 @@
 from types import SimpleNamespace
 
 import pytest
-from fake_requests import execute
-from test_relay import (  # noqa: F401
-    DEAD,
-    FULL,
-    MIDDLE,
-    OUTPUTS,
-    POLICIES,
-    SHADES,
-    SMALL,
-    Request,
-    make,
-    policy,
-    texts,
-)
+import test_relay
+from support.serving.routers import execute, src
+from test_relay import DEAD, FULL, MIDDLE, OUTPUTS, POLICIES, SHADES, SMALL, Request, policy, texts
 
+make = test_relay.make
 SLO = {"slo_ms": 60_000.0, "floor_budget": None, "shares": {}}
 SAFE = policy("safe", 0.01, 0.4, (SMALL, FULL), (0.5,))
 
 
 @pytest.fixture
-def adaptive(make):  # noqa: F811
+def adaptive(make):
     """A router with an objective; `late` are the candidates that seem too slow."""
     router = make([SAFE], SLO)
     for event in router.go.values():
@@ -149,7 +139,7 @@ def test_a_named_policy_is_not_degraded(adaptive):
     assert not answer["degraded"].any() and answer["certified"].all()
 
 
-def test_in_other_repositories_nothing_adapts_by_itself(make):  # noqa: F811
+def test_in_other_repositories_nothing_adapts_by_itself(make):
     router = make([SAFE])
     for event in router.go.values():
         event.set()
@@ -169,10 +159,7 @@ def test_a_step_that_would_be_late_is_not_waited_for(adaptive, monkeypatch):
 
     def offer(ticket):
         asked.append(ticket.left_s)
-        from calls import refuse
-        from metrics import BUSY
-
-        refuse(ticket.sender, "busy", BUSY)
+        src.calls.refuse(ticket.sender, "busy", src.metrics.BUSY)
 
     monkeypatch.setattr(lane, "offer", offer)
     answer = answer_of(adaptive, SHADES)
@@ -182,7 +169,7 @@ def test_a_step_that_would_be_late_is_not_waited_for(adaptive, monkeypatch):
     assert asked[1] == float("inf"), "a certified answer has the caller's own time"
 
 
-def test_a_chain_with_a_variant_below_the_floor_is_waited_for(make):  # noqa: F811
+def test_a_chain_with_a_variant_below_the_floor_is_waited_for(make):
     router = make([SAFE], {**SLO, "floor_budget": 0.5})
     chain = router.chains["safe"]
     assert not router._may_end(chain) and router._may_end(chain[1:])
@@ -218,14 +205,14 @@ def test_choices_are_counted(adaptive, pb):
     }
 
 
-def test_every_choice_has_a_counter(make):  # noqa: F811
+def test_every_choice_has_a_counter(make):
     router = make(POLICIES, SLO)
     choices = {choice for choice, _ in router.metrics._adapted}
     assert {FULL, MIDDLE, SMALL, "full model", *(each["name"] for each in POLICIES)} == choices
     assert make([]).metrics._adapted == {}
 
 
-def test_the_router_measures_the_servers_queue(make, pb, eventually):  # noqa: F811
+def test_the_router_measures_the_servers_queue(make, pb, eventually):
     """A probe goes through the server's queue to the router itself."""
     import threading
     import time
@@ -250,17 +237,11 @@ def test_the_router_measures_the_servers_queue(make, pb, eventually):  # noqa: F
 
 @pytest.mark.parametrize(("lag_s", "pause_s"), [(0.0, 0.1), (0.01, 0.05)])
 def test_a_queue_is_probed_more_often_while_requests_wait_in_it(
-    make,  # noqa: F811
-    pb,
-    monkeypatch,
-    lag_s,
-    pause_s,
+    make, pb, monkeypatch, lag_s, pause_s
 ):
-    import forecast
-
     queue, pauses, now = make([SAFE], SLO).queue, [], [0.0]
     queue.close()
-    monkeypatch.setattr(forecast, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(src.forecast, "time", SimpleNamespace(monotonic=lambda: now[0]))
     queue._used_s = float("inf")  # requests adapt now
     queue._ended = SimpleNamespace(
         wait=lambda seconds: pauses.append(seconds) or len(pauses) > 2, set=lambda: None
@@ -275,5 +256,5 @@ def test_a_queue_is_probed_more_often_while_requests_wait_in_it(
     assert pauses == [0.1, pause_s, pause_s]
 
 
-def test_without_an_objective_no_probe_is_sent(make):  # noqa: F811
+def test_without_an_objective_no_probe_is_sent(make):
     assert make([SAFE]).queue is None

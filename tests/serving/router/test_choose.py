@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from router_code import family_module, router_module
+from support.serving.routers import variant_route
 
 routing, choosing = router_module("routes"), router_module("choose")
 VQA = family_module("vqa").Family(None)
@@ -14,19 +15,9 @@ VQA = family_module("vqa").Family(None)
 
 def route(budget, precision="fp32", **figures):
     """A variant without figures, unless they are given."""
-    none = dict.fromkeys(
-        ("score_name", "score_unit", "score", "lower_bound", "inferences_per_second", "p95_ms"),
-        None,
-    )
     name = f"nac-b{round(1000 * budget):04d}-{precision}"
-    cost = round(1e6 * budget)
-    return routing.Route(
-        **{
-            **none, "name": name, "sha256": name[::-1], "budget": budget, "precision": precision,
-            "setting": name[4:9], "multiply_adds": cost, "run_batch": 8, "parts": {"": name},
-            "facts": {}, "classes": None, **figures,
-        }
-    )  # fmt: skip
+    known = {"budget": budget, "precision": precision, "multiply_adds": round(1e6 * budget)}
+    return routing.Route(**variant_route(name, setting=name[4:9], **{**known, **figures}))
 
 
 def figures(score, speed, p95_ms):

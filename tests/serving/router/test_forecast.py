@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forecast is made of: the time of a group, a rate, and the share that goes on."""
+"""What a choice by load is made of: forecasts, rates, the share that goes on, and a level."""
 
 import pytest
-from test_adaptive import Simulation, clock, routes_of, ticket_of  # noqa: F401
+from support.serving.routers import src
+from test_adaptive import Simulation, routes_of, ticket_of
 
 
-def test_the_time_of_a_group(clock):  # noqa: F811
-    from lane import ServiceTime
-
-    service = ServiceTime()
+def test_the_time_of_a_group(clock):
+    service = src.lane.ServiceTime()
     assert service.seconds(8) == 0
     for rows in (1, 8, 4, 2, 8, 1, 6, 3) * 4:
         service.add(rows, 0.004 + 0.001 * rows)
@@ -25,11 +24,9 @@ def test_the_time_of_a_group(clock):  # noqa: F811
     assert service.seconds(8) < 0.02, "a rested lane is as fast as it ever was"
 
 
-def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):  # noqa: F811
-    from lane import AVERAGED_FROM, LONGEST_RETRY_S, RETRY_S, ServiceTime
-
-    service = ServiceTime()
-    for _ in range(AVERAGED_FROM):
+def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):
+    service = src.lane.ServiceTime()
+    for _ in range(src.lane.AVERAGED_FROM):
         assert service.unsure
         service.add(1, 1.0)
     rests = []
@@ -39,18 +36,18 @@ def test_a_lane_that_stays_slow_is_tried_less_and_less(clock):  # noqa: F811
             clock.now += 0.25
         rests.append(clock.now - began_s)
         service.add(1, 1.0)
-    assert rests[:3] == pytest.approx([RETRY_S, 2 * RETRY_S, 4 * RETRY_S], abs=0.3)
-    assert rests[-1] == pytest.approx(LONGEST_RETRY_S, abs=0.3)
-    clock.now += 2 * LONGEST_RETRY_S
+    assert rests[:3] == pytest.approx(
+        [src.lane.RETRY_S, 2 * src.lane.RETRY_S, 4 * src.lane.RETRY_S], abs=0.3
+    )
+    assert rests[-1] == pytest.approx(src.lane.LONGEST_RETRY_S, abs=0.3)
+    clock.now += 2 * src.lane.LONGEST_RETRY_S
     service.add(1, 0.1)
-    clock.now += RETRY_S + 0.1
+    clock.now += src.lane.RETRY_S + 0.1
     assert service.unsure and service.seconds(1) == pytest.approx(0.1, rel=0.1)
 
 
-def test_a_request_of_more_rows_than_a_group_is_a_group_of_its_own(clock):  # noqa: F811
+def test_a_request_of_more_rows_than_a_group_is_a_group_of_its_own(clock):
     """Such as of the full model, which is often the fastest image by image."""
-    from choose import Candidate
-
     routes = routes_of()
     single = tuple(route._replace(run_batch=1) for route in routes.variants)
     simulation = Simulation(clock, routes._replace(variants=single))
@@ -58,37 +55,76 @@ def test_a_request_of_more_rows_than_a_group_is_a_group_of_its_own(clock):  # no
     for _ in range(20):
         full.service.add(4, 0.02)
         clock.now += 0.05
-    candidate = Candidate("full", single[:1])
+    candidate = src.choose.Candidate("full", single[:1])
     assert forecast.busy([(candidate, 100.0)], "", rows=4) == pytest.approx(0.5)
     full.waiting.extend([None] * 8)
     assert forecast.answer_s(candidate, ticket_of(4, clock.now)) == pytest.approx(0.06)
 
 
-def test_a_rate_forgets_what_was_before_its_window(clock):  # noqa: F811
-    from lane import RATE_WINDOW_S, Rate
-
-    rate = Rate()
+def test_a_rate_forgets_what_was_before_its_window(clock):
+    rate = src.lane.Rate()
     assert rate.per_second == 0.0
     for _ in range(300):
         clock.now += 0.01
         rate.add(2.0)
     assert rate.per_second == pytest.approx(200, rel=0.05)
-    while clock.now < 103 + 2 * RATE_WINDOW_S:
+    while clock.now < 103 + 2 * src.lane.RATE_WINDOW_S:
         before = rate.per_second
         clock.now += 0.05
         rate.add(0.5)
         assert rate.per_second < before + 1e-6
     assert rate.per_second == pytest.approx(10, rel=0.15)
-    clock.now += 2 * RATE_WINDOW_S
+    clock.now += 2 * src.lane.RATE_WINDOW_S
     assert rate.per_second == 0.0
 
 
 def test_the_share_that_goes_on_is_learned(pb):
-    from forecast import Reach
-
-    reach = Reach(3, [0.5, 0.3, 0.2])
+    reach = src.forecast.Reach(3, [0.5, 0.3, 0.2])
     assert reach.shares == pytest.approx([1, 0.5, 0.2])
     for _ in range(1000):
         reach.add([0, 5, 5])
     assert reach.shares == pytest.approx([1, 1, 0.5], abs=0.03)
-    assert Reach(3).shares == [1, 0.5, 0.25]
+    assert src.forecast.Reach(3).shares == [1, 0.5, 0.25]
+
+
+def test_a_level_rises_when_a_better_candidate_has_fit_for_some_time(clock):
+    def seconds_until_it_rises(level):
+        began_s = clock.now
+        while level.at:
+            clock.now += 0.05
+            level.rise([True] * level.at, clock.now)
+        return clock.now - began_s
+
+    level = src.adaptive.Level((None,) * 3)
+    level.fall(2, clock.now)
+    for fit in (True, False) * 20:
+        clock.now += src.adaptive.HOLD_S / 2
+        level.rise([fit, False], clock.now)
+    assert level.at == 2, "it never fit for long"
+    waits = []
+    for _ in range(4):
+        waits.append(seconds_until_it_rises(level))
+        clock.now += 1
+        level.fall(2, clock.now)
+    assert waits == pytest.approx(
+        [
+            src.adaptive.HOLD_S,
+            2 * src.adaptive.HOLD_S,
+            src.adaptive.MOST_HOLD_S,
+            src.adaptive.MOST_HOLD_S,
+        ],
+        abs=0.15,
+    )
+    seconds_until_it_rises(level)
+    clock.now += 60
+    level.fall(2, clock.now)
+    assert seconds_until_it_rises(level) == pytest.approx(src.adaptive.HOLD_S, abs=0.15)
+
+
+def test_a_level_that_rises_starts_to_count_anew(clock):
+    level = src.adaptive.Level((None,) * 2)
+    level.fall(1, clock.now)
+    level.wants(1000)
+    level.rise([True], clock.now)
+    level.rise([True], clock.now + src.adaptive.MOST_HOLD_S)
+    assert level.at == 0 and level.demand.per_second > 0 and level.lasting.per_second == 0

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 import time
-from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 from otlp_receiver import receiving
 from router_code import ROUTER
+from support.serving.routers import src
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE}-{PARENT}-01"
@@ -44,7 +44,7 @@ def traced(pb, monkeypatch):
     pytest.importorskip("opentelemetry.sdk", reason="not installed: pip install '.[trace]'")
     with receiving() as receiver:
         monkeypatch.setenv(ENDPOINT, receiver.endpoint)
-        made = import_module("instrumentation").Instrumentation("nac", unwatched="saccade_probe")
+        made = src.instrumentation.Instrumentation("nac", unwatched="saccade_probe")
         made.receiver = receiver
 
         def sent():
@@ -62,7 +62,7 @@ def sender_of(instrumentation, request):
 
 
 def ticket_of(sender):
-    return import_module("backlog").Ticket("main", {}, 3, {}, (), sender, None, time.monotonic())
+    return src.backlog.Ticket("main", {}, 3, {}, (), sender, None, time.monotonic())
 
 
 def answer(pb, instrumentation, *requests):
@@ -72,12 +72,12 @@ def answer(pb, instrumentation, *requests):
         instrumentation.routed(ticket, VARIANT)
     instrumentation.taken(tickets)
     for ticket in tickets:
-        sizes = [import_module("decoding").megapixels(file) for file in (PNG, b"no image")]
+        sizes = [src.decoding.megapixels(file) for file in (PNG, b"no image")]
         with instrumentation.decoding(ticket, sizes):
             pass
     pb.answer = lambda asked: instrumentation.__dict__.setdefault("asked", asked) and {}
     with instrumentation.calls_for(tickets):
-        import_module("calls").call(VARIANT.name, {"image": [0] * 6}, [], 0)
+        src.calls.call(VARIANT.name, {"image": [0] * 6}, [], 0)
     for ticket in tickets:
         ticket.sender.send(pb.InferenceResponse(), flags=1)
 
@@ -114,7 +114,7 @@ def test_a_later_step_of_a_policy_waits_from_the_answer_before(pb, traced):
     for _ in range(2):
         traced.taken([ticket])
         with traced.calls_for([ticket]):
-            import_module("calls").call(VARIANT.name, {"image": [0] * 6}, [], 0)
+            src.calls.call(VARIANT.name, {"image": [0] * 6}, [], 0)
     ticket.sender.send(pb.InferenceResponse(), flags=1)
     spans = traced.sent()
     first, second = [span for span in spans if span.name == "wait"]
@@ -131,7 +131,7 @@ def test_the_backend_runs_below_the_call_of_each_request(pb, traced):
     ]
     answer(pb, traced, *map(Request, given))
     told = traced.asked["parameters"]
-    backend = import_module("tracing").Clock()
+    backend = src.tracing.Clock()
     for span in traced.spans.run_spans("run", [told, {}], backend.ns(time.monotonic())):
         span.end()
     spans = traced.sent()
@@ -164,7 +164,7 @@ def test_a_state_is_followed_up_to_its_length(state, kept, pb, traced):
 
 def test_the_end_does_not_wait_for_a_receiver(pb, traced, monkeypatch):
     ended, done = threading.Event(), []
-    monkeypatch.setattr(import_module("tracing"), "CLOSE_S", 0.05)
+    monkeypatch.setattr(src.tracing, "CLOSE_S", 0.05)
     provider = SimpleNamespace(shutdown=lambda: done.append(ended.wait(10)))
     monkeypatch.setattr(traced.spans, "_provider", provider)
     traced.close()
@@ -173,7 +173,7 @@ def test_the_end_does_not_wait_for_a_receiver(pb, traced, monkeypatch):
 
 
 def test_the_librarys_own_log_is_a_line_a_minute(pb):
-    handler = import_module("tracing").Warnings(pb.log.append)
+    handler = src.tracing.Warnings(pb.log.append)
     callers = logging.LogRecord("opentelemetry.trace.span", logging.ERROR, "f", 1, "x", (), None)
     handler.emit(callers)
     record = logging.LogRecord(
@@ -186,7 +186,7 @@ def test_the_librarys_own_log_is_a_line_a_minute(pb):
 
 @pytest.mark.parametrize("name", ["traceparent", "Traceparent", "tracestate"])
 def test_a_context_is_no_choice_of_a_variant(name, pb):
-    assert import_module("choose").is_reserved(name)
+    assert src.choose.is_reserved(name)
 
 
 def test_a_probe_is_no_request_of_a_caller(pb, traced):
@@ -213,12 +213,12 @@ def test_a_refusal_has_its_code_and_none_of_its_words(name, code, pb, traced):
 
 
 def test_a_search_has_a_bounded_number_of_spans(pb, traced):
-    module = import_module("instrumentation")
+    module = src.instrumentation
     ticket = ticket_of(sender_of(traced, Request()))
     pb.answer = lambda asked: {}
     with traced.calls_for([ticket]):
         for _ in range(module.MOST_CALLS + 5):
-            import_module("calls").call("step", {"image": [0]}, [], 0)
+            src.calls.call("step", {"image": [0]}, [], 0)
     ticket.sender.send(pb.InferenceResponse(), flags=1)
     spans = traced.sent()
     assert sum(span.name == "call" for span in spans) == module.MOST_CALLS
@@ -238,7 +238,7 @@ def test_an_answer_that_is_lost_ends_with_the_error_that_follows(pb, traced):
 
 
 def test_a_receiver_that_is_down_or_slow_costs_no_request(pb, traced, monkeypatch):
-    tracing = import_module("tracing")
+    tracing = src.tracing
     monkeypatch.setattr(tracing, "CLOSE_S", 0.2)
     traced.receiver.delay_s = 3600
     requests = [Request() for _ in range(600)]
@@ -246,7 +246,7 @@ def test_a_receiver_that_is_down_or_slow_costs_no_request(pb, traced, monkeypatc
         answer(pb, traced, request)
     traced.close()  # for a time that is bounded
     monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:9")
-    down = import_module("instrumentation").Instrumentation("nac")
+    down = src.instrumentation.Instrumentation("nac")
     answer(pb, down, *requests)
     down.close()
     assert all(len(request.responses) == 2 for request in requests)
@@ -294,12 +294,12 @@ def test_without_an_endpoint_nothing_is_imported_or_wrapped():
     ],
 )
 def test_the_variables_of_the_specification_decide(environment, wanted, pb):
-    assert import_module("tracing").wants_tracing(environment) == wanted
+    assert src.tracing.wants_tracing(environment) == wanted
 
 
 def test_what_cannot_be_sent_is_said_and_is_no_failure(pb):
     environment = {ENDPOINT: "http://h:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
-    made = import_module("instrumentation").Instrumentation("nac", environment)
+    made = src.instrumentation.Instrumentation("nac", environment)
     assert not made.on
     assert pb.log == ["no spans are sent: the protocol is 'grpc', expected http/protobuf"]
 
@@ -307,7 +307,7 @@ def test_what_cannot_be_sent_is_said_and_is_no_failure(pb):
 @pytest.fixture
 def logged(pb):
     """Instrumentation with a log of requests alone."""
-    return import_module("instrumentation").Instrumentation("nac", {"SACCADE_REQUEST_LOG": "1"})
+    return src.instrumentation.Instrumentation("nac", {"SACCADE_REQUEST_LOG": "1"})
 
 
 def refused(pb, instrumentation, identity="me/1", text="too small"):
@@ -334,7 +334,7 @@ def test_a_request_that_is_refused_leaves_a_line(pb, logged):
 
 
 def test_a_flood_of_refusals_is_counted(pb, logged, monkeypatch):
-    module = import_module("tracing")
+    module = src.tracing
     monkeypatch.setattr(module, "LINES_A_SECOND", 0.0)
     for _ in range(150):
         refused(pb, logged)

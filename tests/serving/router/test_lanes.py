@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from support.serving.routers import src
 
 FAR_S = 1e6  # a timeout that does not run out in a test
 
@@ -32,8 +33,6 @@ class Caller:
 @pytest.fixture
 def lane(pb):
     """A lane whose first group is held until `go` is set; `groups` are the callers of each."""
-    from lane import Lane
-
     go, groups = threading.Event(), []
 
     def answer(lane, group):
@@ -41,7 +40,7 @@ def lane(pb):
         go.wait(30)
         return 0.0  # the pace stays as the test sets it
 
-    made = Lane("nac-b1000-fp32", answer, group_rows=8)
+    made = src.lane.Lane("nac-b1000-fp32", answer, group_rows=8)
     made.go, made.groups = go, groups
     yield made
     go.set()
@@ -51,13 +50,12 @@ def lane(pb):
 @pytest.fixture
 def ticket(pb):
     """Make a ticket; its sender remembers what the caller heard."""
-    from backlog import Ticket
 
     def make(rows=1, left_s=None, caller="", **more):
         now = time.monotonic()
         deadline = None if left_s is None else now + left_s
         more = {"work": float(rows), **more}
-        return Ticket("", {}, rows, {}, (), Caller(), deadline, now, caller, **more)
+        return src.backlog.Ticket("", {}, rows, {}, (), Caller(), deadline, now, caller, **more)
 
     return make
 
@@ -246,14 +244,12 @@ def test_a_minute_of_work_may_wait_or_so_many_samples(lane, ticket, row_s, waiti
 
 
 def test_a_lane_survives_what_nobody_foresaw(pb, ticket):
-    from lane import Lane
-
     def answer(lane, group):
         if group[0].rows == 2:
             raise RuntimeError("unforeseen")
         return 1.0
 
-    made = Lane("v", answer, group_rows=1)
+    made = src.lane.Lane("v", answer, group_rows=1)
     bad, good = ticket(2), ticket(1)
     made.offer(bad)
     made.offer(good)
@@ -263,9 +259,7 @@ def test_a_lane_survives_what_nobody_foresaw(pb, ticket):
 
 
 def test_a_mean_forgets(pb):
-    from lane import Mean
-
-    mean = Mean()
+    mean = src.lane.Mean()
     assert mean.of(3) == 0
     mean.add(0, 5)
     assert mean.of(3) == 0
@@ -277,25 +271,25 @@ def test_a_mean_forgets(pb):
 
 
 def test_a_timeout_that_is_none_never_reaches_a_lane(pb):
-    from backlog import LONGEST_US, caller_of, deadline
-    from choose import RequestRefused
-
-    assert deadline(0, 5.0) is None and deadline(1_500_000, 5.0) == 6.5
-    assert deadline(2**62, 0.0) == LONGEST_US / 1e6
+    assert src.backlog.deadline(0, 5.0) is None and src.backlog.deadline(1_500_000, 5.0) == 6.5
+    assert src.backlog.deadline(2**62, 0.0) == src.backlog.LONGEST_US / 1e6
     for given in (2**64 - 1, -1):
-        with pytest.raises(RequestRefused, match="timeout is -1 microseconds"):
-            deadline(given, 5.0)
-    assert [caller_of(each) for each in ("", "7", "a/7", "a/b/c")] == ["", "", "a", "a"]
+        with pytest.raises(src.choose.RequestRefused, match="timeout is -1 microseconds"):
+            src.backlog.deadline(given, 5.0)
+    assert [src.backlog.caller_of(each) for each in ("", "7", "a/7", "a/b/c")] == [
+        "",
+        "",
+        "a",
+        "a",
+    ]
 
 
 def test_the_time_given_to_a_group_fits_the_server(pb, ticket):
-    from calls import remaining_us
-
-    assert remaining_us([ticket(left_s=5), ticket()]) == 0
-    assert remaining_us([ticket(left_s=-5)]) == 1
-    assert 4e6 < remaining_us([ticket(left_s=5), ticket(left_s=1)]) <= 5e6
+    assert src.calls.remaining_us([ticket(left_s=5), ticket()]) == 0
+    assert src.calls.remaining_us([ticket(left_s=-5)]) == 1
+    assert 4e6 < src.calls.remaining_us([ticket(left_s=5), ticket(left_s=1)]) <= 5e6
     forever = SimpleNamespace(left_s=7 * 24 * 3600.0)
-    assert remaining_us([forever]) < 2**63
+    assert src.calls.remaining_us([forever]) < 2**63
 
 
 def test_a_request_gets_nine_tenths_of_its_time(lane, ticket):
@@ -314,13 +308,11 @@ def test_nobody_makes_room_for_a_caller_who_has_as_much_waiting(lane, ticket):
 
 
 def test_decoding_is_not_the_models_time(pb, ticket):
-    from lane import Lane
-
     def answer(lane, group):
         lane.decoded(1.0, 1000.0)
         return 1.0
 
-    made = Lane("v", answer, group_rows=1)
+    made = src.lane.Lane("v", answer, group_rows=1)
     made.offer(ticket())
     made.close()
     assert made.pace.decode.of(1) == 1000
@@ -328,8 +320,6 @@ def test_decoding_is_not_the_models_time(pb, ticket):
 
 
 def test_decoding_ahead_is_not_taken_off_the_models_time(pb, ticket):
-    from lane import Lane
-
     go, decoded = threading.Event(), threading.Event()
 
     def answer(lane, group):
@@ -341,7 +331,7 @@ def test_decoding_ahead_is_not_taken_off_the_models_time(pb, ticket):
         lane.decoded(1.0, 1000.0)
         decoded.set()
 
-    made = Lane("v", answer, group_rows=1, decode=decode)
+    made = src.lane.Lane("v", answer, group_rows=1, decode=decode)
     made.offer(ticket())
     made.offer(ticket(megapixels=1.0))
     assert decoded.wait(30)
@@ -352,9 +342,7 @@ def test_decoding_ahead_is_not_taken_off_the_models_time(pb, ticket):
 
 
 def test_whoever_comes_after_a_pause_gets_no_more_than_a_share(pb, ticket):
-    from backlog import Backlog
-
-    line, served = Backlog(), []
+    line, served = src.backlog.Backlog(), []
 
     def serve(count):
         for _ in range(count):

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from metric_pages import numbers_in, page_of, types_in
+from support.serving.routers import src
 
 from saccade.core.errors import SaccadeError
 
@@ -61,11 +62,9 @@ def test_the_page_is_whole_from_the_start(server, eventually):
 @pytest.fixture
 def tally(pb, monkeypatch):
     """A tally that tells without waiting; `told` are the server's numbers by name and labels."""
-    import metrics as module
-
-    monkeypatch.setattr(module, "EVERY_S", 0.01)
-    made = module.Tally()
-    made.told, made.bounds = pb.told, module.BOUNDS
+    monkeypatch.setattr(src.metrics, "EVERY_S", 0.01)
+    made = src.metrics.Tally()
+    made.told, made.bounds = pb.told, src.metrics.BOUNDS
     yield made
     made.close()
 

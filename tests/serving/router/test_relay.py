@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that follow a policy, by the router's own code without a server."""
 
-import importlib.util
-import io
-import json
 import threading
 import time
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_requests import FakeRequest, execute
-from PIL import Image
+from support.serving.routers import FakeRequest, execute, model_of, shade_png, src, variant_route
 
 from saccade.exporter.policy.answers import MEASURES, Answers, CalibratedVariant
 from saccade.exporter.policy.certify import Chain
@@ -32,25 +27,6 @@ THRESHOLDS = tuple(
 OUTPUTS = {
     "logits", "probabilities", "variant", "variant_sha256", "steps", "certified", "degraded",
 }  # fmt: skip
-ROUTE = {
-    "precision": "fp32", "score_name": None, "score_unit": None, "score": None,
-    "lower_bound": None, "inferences_per_second": None, "p95_ms": None, "run_batch": 64,
-    "facts": {}, "classes": None,
-}  # fmt: skip
-PARTS = {"": {
-    "inputs": [{"name": "image", "axes": "b 8 8 1", "dtype": "uint8"}],
-    "outputs": [
-        {"name": name, "axes": "b 4", "dtype": "float32"}
-        for name in ("logits", "probabilities", "embedding")
-    ],
-    "optional": [], "encoded": ["image"],
-}}  # fmt: skip
-PREPROCESSING = {
-    "height_px": 8, "width_px": 8, "channels": 1, "resize_mode": "shortest", "resize_px": [8, 8],
-    "interpolation": "bilinear", "antialias": True, "fill": [0], "conversion": "before",
-    "alpha": "white", "exif": True, "cut": [], "channel_order": "rgb", "max_image_mib": 16,
-    "max_megapixels": 50, "max_side_px": 16384, "min_side_px": 2,
-}  # fmt: skip
 DEAD = "in ensemble, Stub process 'nac' is not healthy."
 
 
@@ -59,11 +35,8 @@ def sha_of(name):
 
 
 def route(at, name):
-    budget = (1.0, 0.5, 0.0625)[at]
-    return {
-        **ROUTE, "name": name, "sha256": sha_of(name), "budget": budget, "setting": name[4:9],
-        "multiply_adds": 1, "parts": {"": name},
-    }  # fmt: skip
+    known = {"budget": (1.0, 0.5, 0.0625)[at], "setting": name[4:9], "run_batch": 64}
+    return variant_route(name, sha256=sha_of(name), **known)
 
 
 def policy(name, risk, seconds, chain=CHAIN, thresholds=THRESHOLDS, measure="top1"):
@@ -93,23 +66,7 @@ class Request(FakeRequest):
     """A request for images of these shades, and what it asks for."""
 
     def __init__(self, shades=SHADES, outputs=("logits", *OUTPUTS - {"logits"}), timeout=0, **of):
-        super().__init__([png(shade) for shade in shades], outputs, parameters=of, timeout=timeout)
-
-    def answer(self):
-        response = self.answered()
-        assert response.error is None, response.error.message()
-        return response.tensors
-
-    def error(self):
-        error = self.answered().error
-        assert error is not None, "it was answered"
-        return error.code(), error.message()
-
-
-def png(shade):
-    file = io.BytesIO()
-    Image.new("L", (8, 8), int(shade)).save(file, "PNG")
-    return file.getvalue()
+        super().__init__(*map(shade_png, shades), outputs=outputs, timeout=timeout, **of)
 
 
 def texts(rows):
@@ -125,21 +82,11 @@ def make(pb, tmp_path):
     made = []
 
     def router(policies=POLICIES, adaptive=None):
-        source = importlib.util.find_spec("lane").origin
-        place = tmp_path / "model.py"
-        place.write_bytes((Path(source).parent / "model.py").read_bytes())
-        content = {
-            "schema": "saccade.routes", "version": 3, "model": "nac", "family": "nac",
-            "preprocessing": PREPROCESSING, "parts": PARTS,
-            "variants": [route(at, name) for at, name in enumerate(NAMES)],
-        }  # fmt: skip
-        content |= {"policies": policies} if policies else {}
-        content |= {"adaptive": adaptive} if adaptive else {}
-        (tmp_path / "routes.json").write_text(json.dumps(content))
-        spec = importlib.util.spec_from_file_location("served_router", place)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        one = module.TritonPythonModel()
+        more = {"policies": policies} if policies else {}
+        more |= {"adaptive": adaptive} if adaptive else {}
+        variants = [route(at, name) for at, name in enumerate(NAMES)]
+        outputs = dict.fromkeys(("logits", "probabilities", "embedding"), 4)
+        one = model_of(tmp_path, variants, outputs, **more)
         one.calls, one.failing, one.given = [], {}, []
         one.go = {name: threading.Event() for name in NAMES}
         one.entered = {name: threading.Event() for name in NAMES}
@@ -247,10 +194,8 @@ def test_rows_that_are_sure_at_once_cost_one_call(router):
 
 
 def test_an_image_is_decoded_once(router, monkeypatch):
-    import decoding
-
-    plain, done = decoding.decode, []
-    monkeypatch.setattr(decoding, "decode", lambda *given: (done.append(1), plain(*given))[1])
+    plain, done = src.decoding.decode, []
+    monkeypatch.setattr(src.decoding, "decode", lambda *given: (done.append(1), plain(*given))[1])
     request = Request(policy="never")
     execute(router, [request])
     request.answer()
@@ -326,14 +271,12 @@ def test_a_failure_of_the_first_step_is_the_requests(router):
 
 @pytest.mark.parametrize("strict", ["false", "true"])
 def test_time_that_runs_out_in_the_chain(held, strict, eventually, monkeypatch):
-    import backlog
-
     request = Request(policy="auto", strict=strict, timeout=60_000_000)
     execute(held, [request])
     ends, _, _ = offline("auto")
     eventually(lambda: held.lanes[MIDDLE, ""].report()["waiting"], 6)
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 60)
-    monkeypatch.setattr(backlog, "time", later)
+    monkeypatch.setattr(src.backlog, "time", later)
     if strict == "true":
         code, text = request.error()
         assert code == "unavailable" and "timeout" in text and MIDDLE in text
@@ -404,10 +347,8 @@ def test_refused(router, case):
 
 @pytest.mark.parametrize("policy", ["auto", "full model"])
 def test_a_family_refuses_what_no_policy_covers(router, monkeypatch, policy):
-    from choose import RequestRefused
-
     def refuse(ticket):
-        raise RequestRefused(f"no policy covers {sorted(ticket.inputs)}")
+        raise src.choose.RequestRefused(f"no policy covers {sorted(ticket.inputs)}")
 
     monkeypatch.setattr(router.family, "check_followed", refuse)
     request = Request(**({"max_risk": 0} if policy == "full model" else {"policy": policy}))

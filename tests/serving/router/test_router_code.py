@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The router's own model without a server: one caller's value never reaches its mates."""
 
-import importlib.util
 import io
 import json
 import threading
@@ -9,66 +8,19 @@ import time
 
 import numpy as np
 import pytest
-from fake_requests import FakeRequest, execute
 from PIL import Image
+from support.serving.routers import PREPROCESSING, execute, model_of, src, variant_route
+from support.serving.routers import FakeRequest as Request
+from support.serving.routers import shade_png as png
 
 VARIANT = "nac-b1000-fp32"
 STAGES = ("waiting", "decode", "model")
-PARTS = {"": {
-    "inputs": [{"name": "image", "axes": "b 8 8 1", "dtype": "uint8"}],
-    "outputs": [{"name": "logits", "axes": "b 2", "dtype": "float32"}],
-    "optional": [], "encoded": ["image"],
-}}  # fmt: skip
-ROUTE = {
-    "name": VARIANT, "sha256": "0" * 64, "budget": 1.0, "setting": "b1000", "precision": "fp32",
-    "score_name": None, "score_unit": None, "score": None, "lower_bound": None,
-    "inferences_per_second": None, "p95_ms": None, "multiply_adds": 1, "run_batch": 8,
-    "parts": {"": VARIANT}, "facts": {}, "classes": None,
-}  # fmt: skip
-PREPROCESSING = {
-    "height_px": 8, "width_px": 8, "channels": 1, "resize_mode": "shortest", "resize_px": [8, 8],
-    "interpolation": "bilinear", "antialias": True, "fill": [0], "conversion": "before",
-    "alpha": "white", "exif": True, "cut": [], "channel_order": "rgb", "max_image_mib": 16,
-    "max_megapixels": 50, "max_side_px": 16384, "min_side_px": 2,
-}  # fmt: skip
-
-
-def png(shade=0, side=8):
-    file = io.BytesIO()
-    Image.new("L", (side, side), shade).save(file, "PNG")
-    return file.getvalue()
-
-
-class Request(FakeRequest):
-    """A request for these files, or for one black image."""
-
-    def __init__(self, *files, timeout=0, parameters=None, identity=""):
-        outputs = ("logits", "variant", "saccade_lanes")
-        files, asked = files or (png(),), parameters or {}
-        super().__init__(files, outputs, parameters=asked, timeout=timeout, identity=identity)
-
-    def answer(self):
-        return self.answered()
-
-    def error(self):
-        return self.answer().error and (self.answer().error.code(), self.answer().error.message())
 
 
 @pytest.fixture
 def router(pb, tmp_path):
     """The router before one variant, whose runs are held until `go`; `runs` are their sizes."""
-    source = importlib.util.find_spec("lane").origin
-    place = tmp_path / "model.py"
-    place.write_bytes((type(tmp_path)(source).parent / "model.py").read_bytes())
-    content = {
-        "schema": "saccade.routes", "version": 3, "model": "nac", "family": "nac",
-        "preprocessing": PREPROCESSING, "parts": PARTS, "variants": [ROUTE],
-    }  # fmt: skip
-    (tmp_path / "routes.json").write_text(json.dumps(content))
-    spec = importlib.util.spec_from_file_location("served_router", place)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    made = module.TritonPythonModel()
+    made = model_of(tmp_path, [variant_route(VARIANT)], {"logits": 2})
     made.go, made.runs, made.timeouts = threading.Event(), [], []
 
     def answer(asked):
@@ -113,15 +65,20 @@ def ends(router, pb):
 def test_each_request_is_counted_once_by_how_it_ended(busy, pb):
     late = Request(timeout=50_000)
     mates = [
-        *(Request(parameters={"colour": "red"}), Request(b"junk"), Request(png(), b"junk")),
-        *(Request(png(255)), Request(png(7)), Request(timeout=2**64 - 1), late),
-        Request(parameters={"saccade_probe": "lanes"}),
+        *(Request(colour="red"), Request(b"junk"), Request(png(), b"junk")),
+        *(
+            Request(png(255)),
+            Request(png(7)),
+            Request(timeout=2**64 - 1),
+            late,
+        ),
+        Request(saccade_probe="lanes"),
     ]
     execute(busy, mates)
-    late.answer()
+    late.answered()
     busy.go.set()
     for request in (busy.first, *mates):
-        request.answer()
+        request.answered()
     assert ends(busy, pb) == {
         ("requests", "answered"): 2, ("answers", VARIANT): 2,
         ("requests", "failed"): 1, ("failures", VARIANT): 1,
@@ -137,7 +94,10 @@ def test_each_request_is_counted_once_by_how_it_ended(busy, pb):
 
 
 def test_a_negative_timeout_is_its_callers_own_failure(busy):
-    bad, good = Request(timeout=2**64 - 1), [Request(png(7), timeout=t) for t in (0, 2**62)]
+    bad, good = (
+        Request(timeout=2**64 - 1),
+        [Request(png(7), timeout=t) for t in (0, 2**62)],
+    )
     execute(busy, [bad, *good])
     assert bad.error() == (
         "invalid",
@@ -146,7 +106,7 @@ def test_a_negative_timeout_is_its_callers_own_failure(busy):
     busy.go.set()
     for request in good:
         assert request.error() is None
-        np.testing.assert_array_equal(request.answer().tensors["logits"], [[7, 7]])
+        np.testing.assert_array_equal(request.answer()["logits"], [[7, 7]])
     assert busy.runs == [1, 2] and all(timeout < 2**63 for timeout in busy.timeouts)
 
 
@@ -155,23 +115,21 @@ def test_a_run_that_fails_is_made_again_for_each_request(busy):
     execute(busy, [bad, good])
     busy.go.set()
     assert bad.error() == ("internal", f"variant '{VARIANT}' failed; see the server's log")
-    np.testing.assert_array_equal(good.answer().tensors["logits"], [[7, 7]])
+    np.testing.assert_array_equal(good.answer()["logits"], [[7, 7]])
     assert busy.runs == [1, 2, 1, 1]
 
 
 @pytest.fixture
 def decodes(monkeypatch):
     """The files that were decoded, in their order; a decode waits for `go`."""
-    import decoding
-
-    plain, files = decoding.decode, Files()
+    plain, files = src.decoding.decode, Files()
 
     def slow(data, wanted):
         files.append(data)
         assert files.go.wait(30)
         return plain(data, wanted)
 
-    monkeypatch.setattr(decoding, "decode", slow)
+    monkeypatch.setattr(src.decoding, "decode", slow)
     return files
 
 
@@ -192,7 +150,7 @@ def test_the_next_group_is_decoded_while_the_lane_is_busy(busy, decodes, eventua
     assert busy.runs == [1], "what is decoded already costs no decoding time"
     busy.go.set()
     for shade, request in enumerate(requests):
-        np.testing.assert_array_equal(request.answer().tensors["logits"], [[shade, shade]])
+        np.testing.assert_array_equal(request.answer()["logits"], [[shade, shade]])
     assert busy.runs == [1, 8, 8, 4] and decodes == [png(shade) for shade in range(20)]
 
 
@@ -211,7 +169,7 @@ def test_a_broken_image_is_refused_while_the_lane_is_busy(busy):
     execute(busy, [bad, good])
     assert bad.error()[0] == "invalid" and busy.first.response is None
     busy.go.set()
-    np.testing.assert_array_equal(good.answer().tensors["logits"], [[7, 7]])
+    np.testing.assert_array_equal(good.answer()["logits"], [[7, 7]])
     assert busy.runs == [1, 1]
 
 
@@ -225,7 +183,7 @@ def test_a_group_waits_for_an_image_that_is_decoded_ahead(busy, decodes, eventua
     (lane,) = busy.lanes.values()
     eventually(lambda: not lane._backlog.requests, 1)  # its turn has come
     decodes.go.set()
-    np.testing.assert_array_equal(request.answer().tensors["logits"], [[7, 7]])
+    np.testing.assert_array_equal(request.answer()["logits"], [[7, 7]])
     assert len(decodes) == 1, "an image is decoded once"
 
 
@@ -245,12 +203,12 @@ def test_whoever_leaves_while_decoded_ahead_hears_one_answer(busy, decodes, even
 
 def test_a_refusal_of_execute_is_returned_and_not_sent(router):
     """A response that is sent costs the server's queue two more messages."""
-    legal, refused = Request(), Request(parameters={"budget": 7})
+    legal, refused = Request(), Request(budget=7)
     answers = router.execute([legal, refused])
     assert answers[0] is None and answers[1].error.code() == "invalid"
     assert refused.response is None
     router.go.set()
-    assert legal.answered().error is None
+    assert legal.error() is None
 
 
 def test_a_request_that_loses_its_place_to_a_later_one_is_told(busy):
@@ -264,25 +222,26 @@ def test_a_request_that_loses_its_place_to_a_later_one_is_told(busy):
 
 def test_a_probe_is_answered_while_the_lane_is_busy(busy):
     execute(busy, [Request() for _ in range(300)])
-    probe = Request(parameters={"saccade_probe": "lanes"})
+    probe = Request(saccade_probe="lanes")
     execute(busy, [probe])
     assert probe.error() is None
-    (content,) = json.loads(probe.answer().tensors["saccade_lanes"].tobytes())
+    (content,) = json.loads(probe.answer()["saccade_lanes"].tobytes())
     assert (content["variant"], content["part"], content["waiting"]) == (VARIANT, "", 256)
     assert 0 <= content["step_s"] <= content["running_s"] < content["longest_step_s"]
     assert busy.runs == [1], "a probe is no work"
 
 
 def test_many_megapixels_together_are_refused_before_any_is_decoded(router, monkeypatch):
-    import decoding
-
     # What a test can afford, in place of 1,000.
-    monkeypatch.setattr(decoding, "most_megapixels", lambda wanted: 3)
-    refused, legal = Request(*[png(side=1000)] * 4), Request(*[png(side=1000)] * 3)
+    monkeypatch.setattr(src.decoding, "most_megapixels", lambda wanted: 3)
+    refused, legal = (
+        Request(*[png(side=1000)] * 4),
+        Request(*[png(side=1000)] * 3),
+    )
     router.go.set()
     execute(router, [legal])
     assert legal.error() is None and router.runs == [3]
-    monkeypatch.setattr(decoding, "decode", None)
+    monkeypatch.setattr(src.decoding, "decode", None)
     execute(router, [refused])
     code, text = refused.error()
     assert code == "invalid"
@@ -290,29 +249,25 @@ def test_many_megapixels_together_are_refused_before_any_is_decoded(router, monk
 
 
 def test_sixty_four_photographs_are_legal_and_as_many_posters_are_not(pb):
-    import decoding
-    from image_decoding import ImageInput
-
-    wanted = ImageInput.from_dict(PREPROCESSING)
+    wanted = src.image_decoding.ImageInput.from_dict(PREPROCESSING)
     for count, each in ((64, 12.2), (20, 50.0)):
-        decoding.check_megapixels([each] * count, wanted)
-    with pytest.raises(decoding.Refused, match="64 images have 3200"):
-        decoding.check_megapixels([50.0] * 64, wanted)
+        src.decoding.check_megapixels([each] * count, wanted)
+    with pytest.raises(src.decoding.Refused, match="64 images have 3200"):
+        src.decoding.check_megapixels([50.0] * 64, wanted)
 
 
 def test_the_cap_goes_by_what_is_decoded_and_not_by_the_first_header(router, monkeypatch):
-    import decoding
-    from decoding import megapixels
-
     small, large = png(side=4), png(side=1000)
     # A second header, which Pillow obeys.
     forged = small[:33] + large[8:]
-    assert megapixels(forged) == 16e-6 and decoding.opened_megapixels(forged) == 1.0
-    assert decoding.opened_megapixels(b"no image") == 0
-    plain, done = decoding.decode, []
-    monkeypatch.setattr(decoding, "decode", lambda *given: done.append(1) or plain(*given))
-    monkeypatch.setattr(decoding, "most_megapixels", lambda wanted: 3)
-    monkeypatch.setattr(decoding, "SLOW_S", 1e-9)  # on any machine
+    assert (
+        src.decoding.megapixels(forged) == 16e-6 and src.decoding.opened_megapixels(forged) == 1.0
+    )
+    assert src.decoding.opened_megapixels(b"no image") == 0
+    plain, done = src.decoding.decode, []
+    monkeypatch.setattr(src.decoding, "decode", lambda *given: done.append(1) or plain(*given))
+    monkeypatch.setattr(src.decoding, "most_megapixels", lambda wanted: 3)
+    monkeypatch.setattr(src.decoding, "SLOW_S", 1e-9)  # on any machine
     router.go.set()
     request = Request(*[forged] * 8)
     execute(router, [request])
@@ -321,10 +276,8 @@ def test_the_cap_goes_by_what_is_decoded_and_not_by_the_first_header(router, mon
 
 
 def test_a_header_that_lies_does_not_make_other_images_look_dear(router, monkeypatch):
-    import decoding
-
     forged = png(side=4)[:33] + png(side=1000)[8:]
-    monkeypatch.setattr(decoding, "decode", lambda *_: time.sleep(0.1) or np.zeros((8, 8, 1)))
+    monkeypatch.setattr(src.decoding, "decode", lambda *_: time.sleep(0.1) or np.zeros((8, 8, 1)))
     router.go.set()
     request = Request(forged)
     execute(router, [request])
@@ -334,15 +287,13 @@ def test_a_header_that_lies_does_not_make_other_images_look_dear(router, monkeyp
 
 
 def test_time_is_looked_at_between_images(router, monkeypatch):
-    import decoding
-
-    plain, done = decoding.decode, []
+    plain, done = src.decoding.decode, []
 
     def slow(*given):
         done.append(time.sleep(0.1))
         return plain(*given)
 
-    monkeypatch.setattr(decoding, "decode", slow)
+    monkeypatch.setattr(src.decoding, "decode", slow)
     request = Request(*[png()] * 64, timeout=250_000)
     execute(router, [request])
     code, text = request.error()
@@ -371,27 +322,21 @@ def test_whoever_runs_out_of_time_hears_so_at_once(busy):
 
 @pytest.mark.parametrize("mode", ["PNG", "JPEG", "WEBP", "WEBP lossless"])
 def test_the_size_in_a_header_is_what_pillow_reads(pb, mode):
-    from decoding import megapixels
-
     for size in ((31, 17), (640, 1280)):
         file = io.BytesIO()
         Image.new("RGB", size).save(file, mode.split()[0], lossless="lossless" in mode)
-        assert megapixels(file.getvalue()) == size[0] * size[1] / 1e6
+        assert src.decoding.megapixels(file.getvalue()) == size[0] * size[1] / 1e6
         for end in (*range(40), 200):
-            assert megapixels(file.getvalue()[:end]) <= size[0] * size[1] / 1e6
+            assert src.decoding.megapixels(file.getvalue()[:end]) <= size[0] * size[1] / 1e6
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8" + b"\xff" * 10**6, b"RIFF....WEBPVP8 "])
 def test_a_header_that_is_none_costs_nothing(pb, data):
-    from decoding import expected_megapixels, megapixels
-    from image_decoding import ImageInput
-    from lane import IMAGE_MEGAPIXELS
-
-    assert megapixels(data) == 0
+    assert src.decoding.megapixels(data) == 0
     bomb = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + 2 * (2**31 - 1).to_bytes(4, "big")
-    assert megapixels(bomb) > 1e12
-    wanted = ImageInput.from_dict(PREPROCESSING)
-    assert expected_megapixels([bomb, data], wanted) == 2 * IMAGE_MEGAPIXELS
+    assert src.decoding.megapixels(bomb) > 1e12
+    wanted = src.image_decoding.ImageInput.from_dict(PREPROCESSING)
+    assert src.decoding.expected_megapixels([bomb, data], wanted) == 2 * src.lane.IMAGE_MEGAPIXELS
 
 
 def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb):
@@ -411,15 +356,15 @@ def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb):
 
 
 def test_what_will_be_refused_costs_nothing(pb):
-    from decoding import expected_megapixels
-    from image_decoding import ImageInput
-    from lane import IMAGE_MEGAPIXELS
-
     def header(megapixels):
         sides = int(1000 * megapixels), 1000
         return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"".join(n.to_bytes(4, "big") for n in sides)
 
-    wanted = ImageInput.from_dict(PREPROCESSING)  # images of at most 50 megapixels
-    expected = expected_megapixels([header(49), header(1), header(51)], wanted)
-    assert expected == pytest.approx(50 + 3 * IMAGE_MEGAPIXELS)
-    assert expected_megapixels([header(50)] * 21, wanted) == pytest.approx(21 * IMAGE_MEGAPIXELS)
+    wanted = src.image_decoding.ImageInput.from_dict(
+        PREPROCESSING
+    )  # images of at most 50 megapixels
+    expected = src.decoding.expected_megapixels([header(49), header(1), header(51)], wanted)
+    assert expected == pytest.approx(50 + 3 * src.lane.IMAGE_MEGAPIXELS)
+    assert src.decoding.expected_megapixels([header(50)] * 21, wanted) == pytest.approx(
+        21 * src.lane.IMAGE_MEGAPIXELS
+    )

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that runs inside the server, without one: the backend's refusals and its runs."""
+"""Code that runs inside the server, without one: the backend's refusals, its runs, and its ops."""
 
-import importlib.util
 import json
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from places import PACKAGE
+from one_node import one_node_model
+from ops_implementations import built_library
+from places import PACKAGE, module_at
+from support.serving.routers import src
 
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.plugins.ops import OPS
 from saccade.serving.repository.model_config import (
     RUN_BATCH,
     parse_config,
@@ -19,13 +21,6 @@ from saccade.serving.repository.model_config import (
 from saccade.serving.repository.runtimes.onnxruntime import config_fields
 
 SOURCES = PACKAGE / "model_repository"
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"served_{path.parent.name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def request(pb, pixels, *outputs):
@@ -56,7 +51,7 @@ def start(pb, tiny_folder, tmp_path):
     (tmp_path / "1" / "model.onnx").hardlink_to(tiny_folder / "nac-b1000-fp32.onnx")
 
     def run(config, kind="CPU"):
-        model = load(SOURCES / "onnxruntime_backend" / "model.py").TritonPythonModel()
+        model = module_at(SOURCES / "onnxruntime_backend" / "model.py").TritonPythonModel()
         place = {"model_repository": str(tmp_path), "model_version": "1"}
         model.initialize({"model_config": json.dumps(config), "model_instance_kind": kind, **place})
         return model
@@ -138,11 +133,44 @@ FAILURES = {
 
 @pytest.mark.parametrize("words", FAILURES)
 def test_a_variants_failure_names_it_and_keeps_the_servers_words(pb, words):
-    from metrics import code_of
-
     reason, expected = FAILURES[words]
-    refused = load(SOURCES / "router" / "calls.py").failure("nac-b0250-fp32", pb.TritonError(words))
+    refused = module_at(SOURCES / "router" / "calls.py").failure(
+        "nac-b0250-fp32", pb.TritonError(words)
+    )
     assert refused.reason == reason
-    assert code_of(reason) == ("internal" if reason == "failed" else "unavailable")
+    assert src.metrics.code_of(reason) == ("internal" if reason == "failed" else "unavailable")
     assert expected in str(refused) and "'nac-b0250-fp32'" in str(refused)
     assert "secret" not in str(refused) and any(words in line for line in pb.log)
+
+
+@pytest.fixture
+def open_session(pb):
+    """The backend's own function."""
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    return module_at(SOURCES / "onnxruntime_backend" / "model.py").TritonPythonModel().open
+
+
+def open_repository(open_session, folder, *, body, library=None):
+    axes = {"Z": "b 4 4", "P": "b 4 4", "error": "b"}
+    model = one_node_model(OPS["TVMax"], attributes={"lam": 0.1}, axes=axes, body=body)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    names = {"op_library_filename": [str(library)]} if library else {}
+    return open_session({"model_operations": names}, folder / "model.onnx")
+
+
+def test_config_names_the_library(open_session, tmp_path):
+    z = np.random.default_rng(0).standard_normal((3, 4, 4)).astype(np.float32)
+    (exact, _) = OPS["TVMax"].reference(z, lam=0.1)
+    # Without a body only the kernel can answer.
+    run = open_repository(open_session, tmp_path, body=False, library=built_library())
+    p, error = run(None, {"Z": z})
+    np.testing.assert_allclose(p, exact, atol=1e-5)
+    assert (error <= 1e-6).all()
+    p, error = open_repository(open_session, tmp_path, body=True)(None, {"Z": z})
+    np.testing.assert_allclose(p, exact, atol=1e-5)
+    assert (error <= 1e-5).all()
+
+
+def test_without_library_and_body_the_model_is_refused(open_session, tmp_path):
+    with pytest.raises(Exception, match="saccade"):
+        open_repository(open_session, tmp_path, body=False)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The short form of the table of faults: a few rows on one service, judged without seconds."""
 
-from collections.abc import Iterator
-
 import pytest
 from chaos.driver import LATEST_S, copied, strike
 from chaos.judge import judge
@@ -14,7 +12,7 @@ pytestmark = pytest.mark.journey
 
 
 @pytest.fixture(scope="module")
-def service(needs_server: None, tiny_repository) -> Iterator[Service]:
+def service(needs_server, tiny_repository):
     # The disk of the log is full all the time: that costs the log alone.
     with copied(tiny_repository) as own, Service(own, "--server-log", "/dev/full") as running:
         yield running
