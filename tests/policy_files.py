@@ -17,7 +17,7 @@ from saccade.exporter.artefact.frontier import entry_of
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.evaluation.calibrate import Calibration, calibrate
 from saccade.exporter.policy.answers import VariantAnswers, answers_of
-from saccade.exporter.policy.certify import Certified, certify
+from saccade.exporter.policy.certify import Certificate, certify
 from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.policy.policy import (
     PolicyFile,
@@ -50,7 +50,7 @@ def write_policy(
         variants = [replace(variant, logits=logits[variant.name]) for variant in variants]
     answers = answers_of(variants, None, full=there[-1].name, seed=0)
     found = certify(answers, risks, confidence=CONFIDENCE, against="full", steps=STEPS)
-    passed = [one for one in found if isinstance(one, Certified)]
+    passed = [one for one in found if isinstance(one, Certificate)]
     assert len(passed) == len(risks)
     content = PolicyFile(
         name=name,

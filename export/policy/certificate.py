@@ -8,7 +8,7 @@ from typing import Any
 
 from saccade.core.errors import SaccadeError
 from saccade.exporter.artefact.manifest import VariantFiles
-from saccade.exporter.policy.certify import Certified, certify
+from saccade.exporter.policy.certify import Certificate, certify
 from saccade.exporter.policy.policy import (
     CalibratedStep,
     Policy,
@@ -72,7 +72,7 @@ def _again(content: PolicyFile, path: Path) -> list[CertificateReport]:
     reports = []
     for policy, result in zip(content.policies, found, strict=True):
         problem = None
-        if not isinstance(result, Certified):
+        if not isinstance(result, Certificate):
             problem = (
                 f"the samples do not certify a risk of {policy.risk:g}: the bound reached is "
                 f"{result.bound:.4f}"

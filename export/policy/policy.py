@@ -19,7 +19,7 @@ from saccade.core.schema import Count, Natural, Positive, Probability, Range, Sh
 from saccade.exporter.artefact.manifest import VariantFiles
 from saccade.exporter.artefact.manifest_checks import odd_hashes, read_stored
 from saccade.exporter.policy.answers import MEASURES, Answers, CalibratedVariant, agreement_classes
-from saccade.exporter.policy.certify import Certified
+from saccade.exporter.policy.certify import Certificate
 from saccade.exporter.policy.options import MOST_STEPS, Against, check_policy_name, name_by_risk
 
 SCHEMA = "saccade.policies"
@@ -117,7 +117,7 @@ _FACTS = "facts"  # the array that repeats them
 _ABSENT = {field.name: None for field in fields(PolicyFile) if field.default is None}
 
 
-def policy_of(name: str, certified: Certified, answers: Answers) -> Policy:
+def policy_of(name: str, certified: Certificate, answers: Answers) -> Policy:
     """Return a certified chain under a name, with the hashes of its variants."""
     chain = certified.chain
     thresholds = (*chain.thresholds, None)

@@ -12,24 +12,24 @@ from torch.nn import functional as F
 
 from saccade.core.errors import SaccadeError
 from saccade.models.captioner.model import Captioner, CaptionerConfig
-from saccade.models.data.own_texts import captioned_split
+from saccade.models.data.image_texts import captioned_split
 from saccade.models.data.samples.sentences import open_captions
 from saccade.models.data.scene_texts import CAPTION_TOKENS, CAPTION_WORDS, caption, is_true
 from saccade.models.data.splits import calibration_rows
 from saccade.models.families import new_model
 from saccade.models.scores.attention import jensen_shannon, repetition
 from saccade.models.scores.captions import bleu4, cider, rouge_l
-from saccade.models.training.options import (
-    TrainOptions,
-    chosen_config,
-    chosen_recipe,
-)
-from saccade.models.training.own_images import (
-    OwnTextsTask,
+from saccade.models.training.image_texts import (
+    ImageTextsTask,
     chosen_words,
     encoder_fields,
     longest_text,
     with_counts,
+)
+from saccade.models.training.options import (
+    TrainOptions,
+    chosen_config,
+    chosen_recipe,
 )
 from saccade.models.training.scene_mix import MIX, SceneTask
 from saccade.models.training.task import Recipe, Task
@@ -187,7 +187,7 @@ class CaptionerTask(CaptionTask, SceneTask):
         }
 
 
-class OwnCaptionTask(CaptionTask, OwnTextsTask):
+class OwnCaptionTask(CaptionTask, ImageTextsTask):
     """A `CaptionTask` on the user's images, each with one or more captions.
 
     The words are those of the training split. A batch has one caption of each of its images.

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from saccade.core import interruption, verbosity
 from saccade.core.errors import SaccadeError
-from saccade.core.escaped import escaped_message
+from saccade.core.escaping import escaped_message
 from saccade.serving.client.connection import is_loopback
 from saccade.serving.repository.installation import find_installation
 from saccade.serving.server.addresses import ServeOptions

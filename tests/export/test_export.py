@@ -29,7 +29,7 @@ from tiny_families import CONFIGS  # noqa: E402
 from saccade.core.errors import GateFailed, MissingPackage, SaccadeError  # noqa: E402
 from saccade.exporter.artefact.folder import ArtefactFolder  # noqa: E402
 from saccade.exporter.artefact.manifest import Manifest, write_manifest  # noqa: E402
-from saccade.exporter.exported import ExportOptions, export  # noqa: E402
+from saccade.exporter.export import ExportOptions, export  # noqa: E402
 from saccade.exporter.graph.cost import cost_of  # noqa: E402
 from saccade.exporter.runtimes.runners import onnx_session  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402

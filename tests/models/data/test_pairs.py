@@ -13,15 +13,15 @@ from labelled_sets import SPLITS, add_member, digits, parquet, shards
 from paired_sets import FORMATS, Pair
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import HELD_OUT, load_data
-from saccade.models.data.own_texts import (
+from saccade.models.data.image_texts import (
     Pairs,
     captioned_split,
     has_sentences,
     load_contrasts,
     load_pairs,
 )
+from saccade.models.data.options import DataOptions
 from saccade.models.data.samples import images as image_file
 from saccade.models.data.samples.sentences import open_captions
 from saccade.models.data.samples.source import DataDescription
@@ -29,7 +29,7 @@ from saccade.models.image_decoding import decode
 from saccade.models.preprocessing import Preprocessing
 
 SEEN = Preprocessing(16, 16, 3, (0.0,) * 3, (1.0,) * 3)
-ASKED = DataAsked()
+ASKED = DataOptions()
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_rows_that_cannot_be_read_are_left_out_and_counted(
 ) -> None:
     data = paired_sets.csv_file(tmp_path, pairs)
     (tmp_path / "images" / "0001.png").unlink()
-    found = load_pairs(data, "train", DataAsked(skip_bad=1), SEEN)
+    found = load_pairs(data, "train", DataOptions(skip_bad=1), SEEN)
     whole = [one.texts for one in pairs if one.split == "train" and one.name != "0001.png"]
     assert [texts for _, texts in told(found)] == whole and found.skipped == 1
     with pytest.raises(SaccadeError, match=r"row 3: images/0001.png: no such file in"):
@@ -207,7 +207,7 @@ def test_what_cannot_be_used_is_refused_by_row(case: str, tmp_path: Path) -> Non
 def test_names_of_classes_are_refused_with_sentences(tmp_path: Path, pairs: list[Pair]) -> None:
     data = paired_sets.csv_file(tmp_path, pairs)
     with pytest.raises(SaccadeError, match=r"--labels names.txt: .* has sentences"):
-        load_pairs(data, "all", DataAsked(labels=Path("names.txt")), SEEN)
+        load_pairs(data, "all", DataOptions(labels=Path("names.txt")), SEEN)
 
 
 def test_false_sentences_of_sugarcrepe(tmp_path: Path) -> None:

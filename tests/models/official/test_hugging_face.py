@@ -22,7 +22,7 @@ from saccade.models.image_decoding import fit  # noqa: E402
 from saccade.models.official.conversion import (  # noqa: E402
     ConversionFailed,
     ConversionReport,
-    Official,
+    ForeignCheckpoint,
 )
 from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
 from saccade.models.official.sources.hugging_face import processor_images  # noqa: E402
@@ -98,7 +98,7 @@ def test_a_converted_folder_is_exported_through_the_gate(
     pytest.importorskip("onnxruntime", reason="onnxruntime: pip install '.[export,cpu]'")
     from quick_gate import FEW_SAMPLES
 
-    from saccade.exporter.exported import ExportOptions, export
+    from saccade.exporter.export import ExportOptions, export
 
     done = export(converted("dinov2"), ExportOptions(tmp_path / "dino"), FEW_SAMPLES, progress=None)
     assert done.report.passed
@@ -254,7 +254,7 @@ def test_a_large_image_of_a_resnet_is_squashed() -> None:
     """As ConvNextImageProcessor does from 384 px, whatever its crop_pct is."""
     given = json.loads((GOLDEN / "resnet" / "preprocessor_config.json").read_text())
     given["size"] = {"shortest_edge": 384}
-    official = Official("it", {}, {"preprocessor_config": given})
+    official = ForeignCheckpoint("it", {}, {"preprocessor_config": given})
     preprocessing = processor_images(official, 3).preprocessing
     assert (preprocessing.resize_mode, preprocessing.resize_px) == ("squash", (384, 384))
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from saccade.core.errors import SaccadeError
-from saccade.models.official.reading import float32_bytes, read_tensors
+from saccade.models.official.tensor_files import float32_bytes, read_tensors
 
 msgpack = pytest.importorskip("msgpack", reason="pip install '.[export]'")
 

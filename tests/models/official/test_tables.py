@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from saccade.core.errors import SaccadeError  # noqa: E402
 from saccade.core.schema import Count, Range  # noqa: E402
 from saccade.models.official.conversion import Reading  # noqa: E402
-from saccade.models.official.declared import at, declared  # noqa: E402
+from saccade.models.official.json_files import at, declared  # noqa: E402
 from saccade.models.official.tables import (  # noqa: E402
     Row,
     filled,

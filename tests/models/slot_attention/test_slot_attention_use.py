@@ -66,7 +66,7 @@ def test_an_edit_needs_what_it_changes():
 
 def official_of(config: dict | None, rename=str):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from saccade.models.official.conversion import Official
+    from saccade.models.official.conversion import ForeignCheckpoint
 
     with np.load(GOLDEN / "model_tssa.npz") as data:
         tensors = {
@@ -74,7 +74,7 @@ def official_of(config: dict | None, rename=str):
             for key in data.files
             if key.startswith("params/")
         }
-    return Official(path="authors.npz", tensors=tensors, config=config)
+    return ForeignCheckpoint(path="authors.npz", tensors=tensors, config=config)
 
 
 CONFIG = {

@@ -232,7 +232,7 @@ def test_the_result_is_exported_and_answers(trained: Trained, tmp_path: Path) ->
     pytest.importorskip("onnxruntime", reason="onnxruntime: pip install '.[export,cpu]'")
     from quick_gate import FEW_SAMPLES
 
-    from saccade.exporter.exported import ExportOptions, export
+    from saccade.exporter.export import ExportOptions, export
     from saccade.serving.local.artefact import load_artefact
 
     child = trained("sot", GOLDEN / "vit", freeze=("trunk",))

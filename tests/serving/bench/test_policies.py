@@ -394,10 +394,10 @@ def test_a_repository_has_the_figures_of_the_policies_that_it_serves(
 
 def test_a_demo_without_a_certificate_continues(monkeypatch: Any, capsys: Any) -> None:
     from saccade.exporter.evaluation import calibrate as calibration
-    from saccade.exporter.policy.certify import NotCertified
+    from saccade.exporter.policy.certify import MissingCertificate
     from saccade.serving.commands import demo
 
-    refused = calibration.Calibration(None, None, (NotCertified(0.02, 0.2, None),))
+    refused = calibration.Calibration(None, None, (MissingCertificate(0.02, 0.2, None),))
     monkeypatch.setattr(calibration, "calibrate", lambda *_: refused)
     demo._certify(Path("nowhere"))
     assert "no policy: risk 0.02: not certified" in capsys.readouterr().err

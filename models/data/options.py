@@ -19,7 +19,7 @@ def here(work: Callable[[], Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class DataAsked:
+class DataOptions:
     """The options of the same names, and how a started model takes images."""
 
     labels: Path | None = None

@@ -36,10 +36,10 @@ def with_counts(options: TrainOptions, recipe: Recipe, counts: Mapping[str, int]
     return replace(recipe, extra=extra)
 
 
-class OwnTextsTask(Task):
+class ImageTextsTask(Task):
     """A task on the user's images with texts."""
 
-    training: Any  # a split, as `own_texts.captioned_split` or `asked_split` returns it
+    training: Any  # a split, as `data.image_texts.captioned_split` or `question_split` returns it
     validation: Any
 
     def read(

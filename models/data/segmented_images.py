@@ -9,7 +9,6 @@ from typing import cast
 
 import numpy as np
 
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import (
     ImageFiles,
     check_shape,
@@ -20,6 +19,7 @@ from saccade.models.data.datasets import (
     rows_of_split,
 )
 from saccade.models.data.loaded_once import keeps_loaded
+from saccade.models.data.options import DataOptions
 from saccade.models.data.samples.arrays import ArrayFile
 from saccade.models.data.samples.coco import CocoInstances
 from saccade.models.data.samples.formats import EXPECTED, check_data, open_source
@@ -77,7 +77,7 @@ def segmented_images(
     preprocessing: Preprocessing | None = None,
     side_px: int = 32,
     also: Sequence[str] = (),
-    asked: DataAsked | None = None,
+    asked: DataOptions | None = None,
 ) -> SegmentedImages:
     """Load one split of the user's images, with masks if the data has some; labels are ignored.
 
@@ -87,7 +87,7 @@ def segmented_images(
     Raises: SaccadeError if there is no such data or it cannot be used, ShapeError if arrays do not
         have the size that `preprocessing` requires.
     """
-    asked = asked or DataAsked()
+    asked = asked or DataOptions()
     preprocessing = preprocessing or asked.preprocessing
     source = _opened(name, asked, also)
     split, rows = rows_of_split(source, split)
@@ -111,7 +111,7 @@ def segmented_images(
     return SegmentedImages(fitting(lazy), true, shown, digests, split, skipped, lazy)
 
 
-def _opened(name: str, asked: DataAsked, also: Sequence[str]) -> SampleSource:
+def _opened(name: str, asked: DataOptions, also: Sequence[str]) -> SampleSource:
     path = Path(name)
     given = replace(DataDescription.of(asked.labels, asked.data_root), beside="mask")
     if path.is_dir():

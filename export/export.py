@@ -10,7 +10,7 @@ from typing import Any
 from saccade.core.checks import did_you_mean
 from saccade.core.errors import SaccadeError, require
 from saccade.core.files import new_folder, refuse_existing, sha256_of
-from saccade.core.progress import Counted, Report, bar, progress_of, reporting
+from saccade.core.progress import Report, StepCounter, bar, progress_of, reporting
 from saccade.core.resources import check_export
 from saccade.exporter.artefact.manifest import Manifest, ParentEntry
 from saccade.exporter.artefact.variant import (
@@ -108,7 +108,9 @@ def export(
             for budget in budgets:
                 variant = Variant.of(name, budget, reference, parent)
                 for component in variant.components:
-                    counted = Counted(advance, variant.entry(component, options.precision[0]).name)
+                    counted = StepCounter(
+                        advance, variant.entry(component, options.precision[0]).name
+                    )
                     made = by_role.get(component.role, [])
                     if component.every_budget and made and not any(own.file.data for own in made):
                         made = [*copied_component(folder, variant, component, made)]

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from saccade.core.errors import SaccadeError
-from saccade.models.data.asked import DataAsked
 from saccade.models.data.datasets import HELD_OUT, Dataset, split_of_source
 from saccade.models.data.loaded_once import keeps_loaded
+from saccade.models.data.options import DataOptions
 from saccade.models.data.samples.formats import (
     FORMATS,
     check_data,
@@ -19,7 +19,7 @@ from saccade.models.data.samples.formats import (
     matching,
     open_tables,
 )
-from saccade.models.data.samples.questions import AskedImages, open_questions
+from saccade.models.data.samples.questions import QuestionSource, open_questions
 from saccade.models.data.samples.sentences import (
     HardNegatives,
     Negative,
@@ -38,7 +38,7 @@ EXPECTED = (
 
 
 @dataclass(frozen=True)
-class Told(Dataset):
+class SplitImages(Dataset):
     """The images of one split of a source with texts, without labels.
 
     Shapes: rows [n], of the source.
@@ -52,7 +52,7 @@ class Told(Dataset):
 
 
 @dataclass(frozen=True)
-class Pairs(Told):
+class Pairs(SplitImages):
     """The images of one split, each with one or more sentences."""
 
     sentences: Sequence[tuple[str, ...]] | Texts = field(kw_only=True)  # of each row of the source
@@ -77,7 +77,7 @@ class Pairs(Told):
 
 
 @dataclass(frozen=True)
-class Contrasts(Told):
+class Contrasts(SplitImages):
     """The images of one split, with true and false sentences about them.
 
     Shapes: owner [m], the place of the image of each pair of sentences.
@@ -93,7 +93,7 @@ class Contrasts(Told):
 def load_pairs(
     name: str,
     split: str,
-    asked: DataAsked,
+    asked: DataOptions,
     preprocessing: Preprocessing | None,
     *,
     side_px: int = 32,
@@ -112,7 +112,11 @@ def load_pairs(
 
 @keeps_loaded
 def load_contrasts(
-    name: str, split: str | None, asked: DataAsked, preprocessing: Preprocessing, limit: int | None
+    name: str,
+    split: str | None,
+    asked: DataOptions,
+    preprocessing: Preprocessing,
+    limit: int | None,
 ) -> Contrasts:
     """Load images with true and false sentences, of `limit` images at most.
 
@@ -142,12 +146,12 @@ def load_contrasts(
 def _told(
     name: str,
     split: str,
-    asked: DataAsked,
+    asked: DataOptions,
     source: SampleSource,
     preprocessing: Preprocessing | None,
     side_px: int,
     text_of: Callable[[int], str],
-) -> Told:
+) -> SplitImages:
     """Return the images of a split; `text_of` returns what to hash besides the image of a row."""
     split = "validation" if split == "val" else split
     data, rows = split_of_source(source, name, split, preprocessing, side_px, asked)
@@ -158,10 +162,10 @@ def _told(
             whole.update(text_of(row).encode())
         return whole.hexdigest()
 
-    return Told(**{**vars(data), "digest": digest}, rows=rows)
+    return SplitImages(**{**vars(data), "digest": digest}, rows=rows)
 
 
-def _given(name: str, asked: DataAsked) -> DataDescription:
+def _given(name: str, asked: DataOptions) -> DataDescription:
     if asked.labels is not None:
         raise SaccadeError(
             f"--labels {asked.labels}: {name} has sentences, which need no names of classes. "
@@ -186,7 +190,7 @@ def has_sentences(name: str) -> bool:
         return False  # the reader of labels says what is wrong
 
 
-def _open(name: str, asked: DataAsked) -> SampleSource:
+def _open(name: str, asked: DataOptions) -> SampleSource:
     """Return the images with their sentences."""
     given = _given(name, asked)
     check_data(name, EXPECTED, (), ".json", *FORMATS)
@@ -215,7 +219,7 @@ class ImageQuestions:
     """
 
     dataset: Dataset
-    source: AskedImages
+    source: QuestionSource
     owner: np.ndarray
     places: np.ndarray
 
@@ -242,7 +246,7 @@ class ImageQuestions:
 
 @keeps_loaded
 def own_captions(
-    name: str, split: str, preprocessing: Preprocessing, asked: DataAsked
+    name: str, split: str, preprocessing: Preprocessing, asked: DataOptions
 ) -> CaptionedImages:
     """Load one split of the user's images with captions, for a trained model.
 
@@ -254,14 +258,14 @@ def own_captions(
 
 @keeps_loaded
 def own_questions(
-    name: str, split: str, preprocessing: Preprocessing, asked: DataAsked
+    name: str, split: str, preprocessing: Preprocessing, asked: DataOptions
 ) -> ImageQuestions:
     """Load one split of the user's images with questions, for a trained model.
 
     Raises: SaccadeError as `open_questions` and `split_of_source` do.
     """
     source = open_questions(name, DataDescription.of(asked.labels, asked.data_root))
-    return asked_split(source, name, split, preprocessing=preprocessing, asked=asked)
+    return question_split(source, name, split, preprocessing=preprocessing, asked=asked)
 
 
 def captioned_split(
@@ -271,7 +275,7 @@ def captioned_split(
     *,
     preprocessing: Preprocessing | None = None,
     side_px: int = 32,
-    asked: DataAsked,
+    asked: DataOptions,
 ) -> CaptionedImages:
     """Load one split of images with captions; drawn splits take whole images.
 
@@ -286,14 +290,14 @@ def captioned_split(
     return CaptionedImages(data, texts, [source.row_name(row) for row in taken])
 
 
-def asked_split(
-    source: AskedImages,
+def question_split(
+    source: QuestionSource,
     name: str,
     split: str,
     *,
     preprocessing: Preprocessing | None = None,
     side_px: int = 32,
-    asked: DataAsked,
+    asked: DataOptions,
 ) -> ImageQuestions:
     """Load one split of images with questions; drawn splits take whole images.
 
