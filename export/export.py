@@ -32,7 +32,7 @@ from saccade.models.checkpoint import Checkpoint, load, weights_bytes
 from saccade.models.checkpoint_folder import checkpoint_file
 from saccade.models.checkpoint_format import Header, refuse_foreign
 from saccade.models.data.calibration import check_calibrated, own_images, recalibrated
-from saccade.models.data.loaded_once import loaded_once
+from saccade.models.data.options import loaded_once
 from saccade.models.families import config_class
 from saccade.models.interface import Family
 from saccade.models.preprocessing import Preprocessing

@@ -42,7 +42,7 @@ from saccade.models.data.segmented_images import segmented_images
 from saccade.models.data.token_states import token_states
 from saccade.models.families import FAMILIES, family_class
 from saccade.models.image_decoding import ImageRefused, decode
-from saccade.models.official.conversion import ForeignCheckpoint
+from saccade.models.official.conversion import Original
 from saccade.models.official.hub_folder import config_beside
 from saccade.models.official.json_files import names_from, object_from
 from saccade.models.official.sources import hugging_face
@@ -182,7 +182,7 @@ def _hub(**changes: Any) -> Any:
     """Read a model of transformers with other JSON."""
     config = config_beside(_HUB / "model.safetensors", "transformers") or {}
     tensors = read_tensors(_HUB / "model.safetensors")
-    return hugging_face.convert(ForeignCheckpoint("x", tensors, config | changes))
+    return hugging_face.convert(Original("x", tensors, config | changes))
 
 
 def _hub_config(path: Path) -> Any:
@@ -190,7 +190,7 @@ def _hub_config(path: Path) -> Any:
     config = object_from(path, "config.json") or {}
     tensors = read_tensors(_HUB / "model.safetensors")
     given = {"preprocessor_config": processor["preprocessor_config"], **config}
-    return hugging_face.convert(ForeignCheckpoint("x", tensors, given))
+    return hugging_face.convert(Original("x", tensors, given))
 
 
 def _hub_images(path: Path) -> Any:

@@ -27,7 +27,7 @@ from saccade.exporter.evaluation.scenes import (
 )
 from saccade.exporter.evaluation.tasks import EvaluateOptions, Inputs
 from saccade.models.data.datasets import HELD_OUT, is_unlabelled, unlabelled_images
-from saccade.models.data.loaded_once import keeps_loaded
+from saccade.models.data.options import keeps_loaded
 from saccade.models.data.samples.images import Images, fitting
 from saccade.models.data.segmented_images import MASKED, SegmentedImages, segmented_images
 from saccade.models.data.splits import SPLITS

@@ -37,7 +37,7 @@ from saccade.exporter.gate.reference import ExpectedAnswers, Reference
 from saccade.exporter.gate.report import GateReport, VariantReport
 from saccade.exporter.graph.samples import GateLevel, GateSizes
 from saccade.exporter.graph.trial import tried
-from saccade.exporter.policy.certificate import check_certificates
+from saccade.exporter.policy.policy import check_certificates
 from saccade.exporter.runtimes.runners import (
     Runner,
     half_runner,

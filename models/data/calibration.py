@@ -13,8 +13,7 @@ from saccade.core.errors import SaccadeError
 from saccade.models.checkpoint import Checkpoint, save
 from saccade.models.checkpoint_format import AUTHORS_DATA, Header
 from saccade.models.data.datasets import is_unlabelled, load_data, unlabelled_images
-from saccade.models.data.loaded_once import keeps_loaded
-from saccade.models.data.options import DataOptions
+from saccade.models.data.options import DataOptions, keeps_loaded
 from saccade.models.data.splits import CALIBRATION_SAMPLES
 from saccade.models.interface import Component, TensorSpec
 from saccade.models.preprocessing import Preprocessing

@@ -13,12 +13,16 @@ import numpy as np
 from saccade.core.checks import check_one_of
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.verbosity import note_once
-from saccade.models.data.loaded_once import keeps_loaded
-from saccade.models.data.options import DataOptions
+from saccade.models.data.options import DataOptions, keeps_loaded
 from saccade.models.data.samples.arrays import ArrayFile, checked_images, names_in, npz_arrays
-from saccade.models.data.samples.folders import is_image, visible
 from saccade.models.data.samples.images import Images, fitting, is_gray
-from saccade.models.data.samples.source import FolderFiles, SampleSource, left_out
+from saccade.models.data.samples.source import (
+    FolderFiles,
+    SampleSource,
+    is_image,
+    left_out,
+    visible,
+)
 from saccade.models.data.splits import (
     SPLITS,
     calibration_rows,

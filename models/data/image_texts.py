@@ -10,8 +10,7 @@ import numpy as np
 
 from saccade.core.errors import SaccadeError
 from saccade.models.data.datasets import HELD_OUT, Dataset, split_of_source
-from saccade.models.data.loaded_once import keeps_loaded
-from saccade.models.data.options import DataOptions
+from saccade.models.data.options import DataOptions, keeps_loaded
 from saccade.models.data.samples.formats import (
     FORMATS,
     check_data,

@@ -13,8 +13,7 @@ import numpy as np
 from saccade.core.errors import SaccadeError, ShapeError
 from saccade.core.verbosity import note_once
 from saccade.models.data.datasets import note_left_out, rows_of_split
-from saccade.models.data.loaded_once import keeps_loaded
-from saccade.models.data.options import DataOptions
+from saccade.models.data.options import DataOptions, keeps_loaded
 from saccade.models.data.samples.arrays import (
     ArrayForm,
     LabeledArrays,
@@ -23,16 +22,26 @@ from saccade.models.data.samples.arrays import (
     names_in,
     npz_arrays,
 )
-from saccade.models.data.samples.folders import ClassFolders
-from saccade.models.data.samples.formats import FORMATS, PACKED, is_packed, open_tables
+from saccade.models.data.samples.formats import (
+    FORMATS,
+    IMAGES,
+    PACKED,
+    TableRows,
+    is_packed,
+    open_tables,
+)
 from saccade.models.data.samples.point_clouds import (
     FILE_BYTES,
     READERS,
     in_unit_sphere,
     read_points,
 )
-from saccade.models.data.samples.rows import IMAGES, TableRows
-from saccade.models.data.samples.source import DataDescription, RowUnreadable, SampleSource
+from saccade.models.data.samples.source import (
+    ClassFolders,
+    DataDescription,
+    RowUnreadable,
+    SampleSource,
+)
 from saccade.models.data.token_states import SUFFIXES, open_states
 
 SECOND = "_b"  # suffix of the second input of a pair

@@ -23,10 +23,10 @@ from saccade.models.families import filled, outline
 from saccade.models.interface import Component
 from saccade.models.official.authors_images import with_images, with_published
 from saccade.models.official.conversion import (
+    Conversion,
     ConversionFailed,
     ConversionReport,
-    ConvertedModel,
-    ForeignCheckpoint,
+    Original,
     compared,
 )
 from saccade.models.official.hub_folder import (
@@ -212,8 +212,8 @@ def _source_of_file(path: Path) -> str:
 
 
 def _compared(
-    source: str, path: Path, official: ForeignCheckpoint, options: ConvertOptions
-) -> tuple[ConvertedModel, ConversionReport]:
+    source: str, path: Path, official: Original, options: ConvertOptions
+) -> tuple[Conversion, ConversionReport]:
     """Return the model whose keys all fit.
 
     Raises: ConversionFailed if there are others.
@@ -290,7 +290,7 @@ def is_checkpoint(path: Path) -> bool:
     )
 
 
-def official_from(source: str, path: Path, options: ConvertOptions) -> ForeignCheckpoint:
+def official_from(source: str, path: Path, options: ConvertOptions) -> Original:
     """Read the file, and the files that the options name.
 
     Raises: SaccadeError if one of the files cannot be read.
@@ -299,7 +299,7 @@ def official_from(source: str, path: Path, options: ConvertOptions) -> ForeignCh
     backbone = None if options.backbone is None else read_tensors(options.backbone)
     beside = config_beside(path, SOURCES[source].hub)
     config = object_from(options.config, "--config")
-    return ForeignCheckpoint(
+    return Original(
         path=str(path),
         tensors=tensors if backbone is None else with_trunk(tensors, backbone),
         config=config if beside is None else beside | (config or {}),
@@ -327,9 +327,9 @@ def with_trunk(
     return {**trunk, **tensors}
 
 
-def _read(source: str, official: ForeignCheckpoint) -> ConvertedModel:
+def _read(source: str, official: Original) -> Conversion:
     module, name = _module_of(source)
-    read: Callable[[ForeignCheckpoint], ConvertedModel] = getattr(module, name)
+    read: Callable[[Original], Conversion] = getattr(module, name)
     try:
         return read(official)
     except SaccadeError as error:
@@ -388,7 +388,7 @@ def _check(source: str, options: ConvertOptions) -> None:
         )
 
 
-def _with_preprocessing(converted: ConvertedModel, options: ConvertOptions) -> ConvertedModel:
+def _with_preprocessing(converted: Conversion, options: ConvertOptions) -> Conversion:
     """Apply the user's preprocessing, which wins; the model applies mean and std itself."""
     given = object_from(options.preprocessing, "--preprocessing")
     if given is None:
@@ -407,7 +407,7 @@ def _with_preprocessing(converted: ConvertedModel, options: ConvertOptions) -> C
     return with_images(converted, preprocessing, "--preprocessing", said)
 
 
-def _check_labels(converted: ConvertedModel) -> None:
+def _check_labels(converted: Conversion) -> None:
     classes = getattr(converted.config, "classes", None)
     if classes is not None and classes != len(converted.labels):
         raise SaccadeError(
@@ -417,7 +417,7 @@ def _check_labels(converted: ConvertedModel) -> None:
 
 
 def _write(
-    options: ConvertOptions, converted: ConvertedModel, report: ConversionReport
+    options: ConvertOptions, converted: Conversion, report: ConversionReport
 ) -> ConversionReport:
     model = filled(converted.family, converted.config.to_dict(), converted.weights)
     components: tuple[Component, ...] = model.components()  # type: ignore[operator]
@@ -459,7 +459,7 @@ def _card(options: ConvertOptions, report: ConversionReport, calibration: str) -
 
 
 def _exact(
-    converted: ConvertedModel,
+    converted: Conversion,
     weights: "Mapping[str, Tensor]",
     arrays: dict[str, np.ndarray],
     report: ConversionReport,

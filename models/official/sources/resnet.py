@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from saccade.core.schema import Count
 from saccade.models.official.authors_images import AuthorsImages, authors_images
-from saccade.models.official.conversion import ConvertedModel, ForeignCheckpoint, Reading
+from saccade.models.official.conversion import Conversion, Original, Reading
 from saccade.models.official.json_files import declared, refused
 from saccade.models.official.sources.hugging_face import (
     ModelJson,
@@ -69,7 +69,7 @@ def _torchvision_rows(prefix: str) -> tuple[Row, ...]:
     )
 
 
-def convert(official: ForeignCheckpoint) -> ConvertedModel:
+def convert(official: Original) -> Conversion:
     """Read a ResNet with torchvision's names; without `fc`, it becomes an embedding.
 
     The image is 224 pixels wide unless the JSON has {"img_size": ...}.
@@ -92,7 +92,7 @@ def convert(official: ForeignCheckpoint) -> ConvertedModel:
     return _converted(official, reading, fields, None)
 
 
-def convert_transformers(official: ForeignCheckpoint) -> ConvertedModel:
+def convert_transformers(official: Original) -> Conversion:
     """Read a ResNet of transformers: a classifier, or without one an embedding.
 
     Raises: SaccadeError if an option of its configuration is not supported.
@@ -116,11 +116,8 @@ def convert_transformers(official: ForeignCheckpoint) -> ConvertedModel:
 
 
 def _converted(
-    official: ForeignCheckpoint,
-    reading: Reading,
-    fields: dict[str, Any],
-    images: AuthorsImages | None,
-) -> ConvertedModel:
+    official: Original, reading: Reading, fields: dict[str, Any], images: AuthorsImages | None
+) -> Conversion:
     """Return a classifier of family 'sot', or an embedding of family 'sparo'."""
     classes = reading.size("fc.weight", default=1)
     fixed = {"trunk": "resnet", "patch_px": STEM_PX, "pooling": "gap", "fusion": "visual"}

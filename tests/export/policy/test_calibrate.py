@@ -27,10 +27,9 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
 from saccade.exporter.evaluation import classification
 from saccade.exporter.evaluation.calibrate import calibrate
-from saccade.exporter.policy.certificate import check_certificates
 from saccade.exporter.policy.certify import MissingCertificate
 from saccade.exporter.policy.options import CalibrateOptions
-from saccade.exporter.policy.policy import read_policies
+from saccade.exporter.policy.policy import check_certificates, read_policies
 from saccade.models.data.datasets import load_data
 from saccade.serving.commands import cli
 

@@ -27,9 +27,10 @@ from PIL import Image
 
 from saccade.core import verbosity
 from saccade.core.errors import SaccadeError
+from saccade.models.data import segmented_images as coco
 from saccade.models.data.options import DataOptions
-from saccade.models.data.samples import coco, tables
 from saccade.models.data.samples import images as image_file
+from saccade.models.data.samples import tables
 from saccade.models.data.samples.masks import Masks
 from saccade.models.data.segmented_images import SegmentedImages, segmented_images
 from saccade.models.preprocessing import Preprocessing

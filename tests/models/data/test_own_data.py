@@ -20,8 +20,8 @@ from saccade.core.errors import SaccadeError
 from saccade.models.data.datasets import Dataset, load_data, pixel_moments
 from saccade.models.data.options import DataOptions
 from saccade.models.data.samples import images as image_file
-from saccade.models.data.samples.folders import ClassFolders
 from saccade.models.data.samples.images import Images
+from saccade.models.data.samples.source import ClassFolders
 from saccade.models.data.splits import drawn_rows, rows_by_split
 from saccade.models.preprocessing import Preprocessing
 

@@ -22,7 +22,7 @@ from saccade.models.image_decoding import fit  # noqa: E402
 from saccade.models.official.conversion import (  # noqa: E402
     ConversionFailed,
     ConversionReport,
-    ForeignCheckpoint,
+    Original,
 )
 from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
 from saccade.models.official.sources.hugging_face import processor_images  # noqa: E402
@@ -254,7 +254,7 @@ def test_a_large_image_of_a_resnet_is_squashed() -> None:
     """As ConvNextImageProcessor does from 384 px, whatever its crop_pct is."""
     given = json.loads((GOLDEN / "resnet" / "preprocessor_config.json").read_text())
     given["size"] = {"shortest_edge": 384}
-    official = ForeignCheckpoint("it", {}, {"preprocessor_config": given})
+    official = Original("it", {}, {"preprocessor_config": given})
     preprocessing = processor_images(official, 3).preprocessing
     assert (preprocessing.resize_mode, preprocessing.resize_px) == ("squash", (384, 384))
 

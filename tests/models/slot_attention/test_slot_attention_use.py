@@ -66,7 +66,7 @@ def test_an_edit_needs_what_it_changes():
 
 def official_of(config: dict | None, rename=str):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from saccade.models.official.conversion import ForeignCheckpoint
+    from saccade.models.official.conversion import Original
 
     with np.load(GOLDEN / "model_tssa.npz") as data:
         tensors = {
@@ -74,7 +74,7 @@ def official_of(config: dict | None, rename=str):
             for key in data.files
             if key.startswith("params/")
         }
-    return ForeignCheckpoint(path="authors.npz", tensors=tensors, config=config)
+    return Original(path="authors.npz", tensors=tensors, config=config)
 
 
 CONFIG = {
