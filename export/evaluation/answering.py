@@ -74,14 +74,14 @@ def questions_of(preprocessing: Preprocessing, options: EvaluateOptions, split: 
     drawn = own_questions(str(options.data), split, preprocessing, options.asked)
     source, places = drawn.source, drawn.places.tolist()
     return Questions(
-        drawn.dataset.images,
+        drawn.images,
         drawn.owner,
         list(drawn.texts()),
         [drawn.scores(question) for question in range(len(places))],
         [source.kind(place) for place in places],
         [source.type_of(place) for place in places],
         people=True,
-        **origin(drawn.dataset) | {"digest": lambda: drawn.sha256},
+        **origin(drawn),
     )
 
 

@@ -57,9 +57,8 @@ def captioned_of(preprocessing: Preprocessing, options: EvaluateOptions) -> Capt
         given = drawn.images, truth, drawn.objects
         return CaptionData(*given, name="shapes", digest=lambda: sha256)
     own = own_captions(str(options.data), options.split or HELD_OUT, preprocessing, options.asked)
-    data, most = own.dataset, slice(options.limit)
-    known = origin(data) | {"digest": lambda: own.sha256}
-    return CaptionData(data.images[most], own.captions[most], **known)
+    most = slice(options.limit)
+    return CaptionData(own.images[most], own.captions[most], **origin(own))
 
 
 def caption(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:

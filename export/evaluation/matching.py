@@ -15,7 +15,7 @@ from saccade.exporter.evaluation.classification import labelled_images
 from saccade.exporter.evaluation.decisions import Decider, Run
 from saccade.exporter.evaluation.evaluated_model import DataSplit, EvaluatedModel, origin
 from saccade.exporter.evaluation.examples import ExampleAnswers, ExampleSamples, labelled_answers
-from saccade.exporter.evaluation.scenes import described_scenes
+from saccade.exporter.evaluation.scenes import SceneCaptions, described_scenes
 from saccade.exporter.evaluation.tasks import EvaluateOptions, Inputs
 from saccade.models.data.datasets import (
     HELD_OUT,
@@ -172,24 +172,22 @@ def retrieval(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResu
 
 def hard_negatives(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Score the share of false sentences less similar to the image than the true one, by kind."""
+    told: SceneCaptions | Contrasts
     if options.data in _SCENES:
-        scenes = described_scenes(model.images(), options)
-        captions = [scenes.captions[owner] for owner in scenes.owner]
-        told = Contrasts(
-            scenes.images, np.zeros(len(scenes.images), np.int64), ("",), scenes.data,
-            lambda: scenes.sha256, "", rows=scenes.owner, owner=scenes.owner, captions=captions,
-            negatives=scenes.negatives, kinds=scenes.kinds,
-        )  # fmt: skip
+        told = described_scenes(model.images(), options)
+        captions = [told.captions[owner] for owner in told.owner]
+        data = DataSplit(name=told.data, digest=lambda: told.sha256)
     else:
         given = options.data or "", options.split, options.asked
         told = load_contrasts(*given, model.images(), options.limit)
+        captions, data = told.captions, DataSplit(**origin(told))
     images = model.component("image")({"image": told.images})["embedding"][told.owner]
-    true, false = (_text_codes(model, texts) for texts in (told.captions, told.negatives))
+    true, false = (_text_codes(model, texts) for texts in (captions, told.negatives))
     right = (images * true).sum(-1) > (images * false).sum(-1)
     kinds = np.array(told.kinds)
     scores = [proportion("hard-negative accuracy", right)]
     scores += [proportion(kind, right[kinds == kind]) for kind in sorted(set(told.kinds))]
-    return model.result("hard-negatives", told, scores, right)
+    return model.result("hard-negatives", data, scores, right)
 
 
 def _text_codes(

@@ -213,13 +213,13 @@ class OwnCaptionTask(CaptionTask, ImageTextsTask):
         owner = np.repeat(np.arange(len(training.captions)), [*map(len, training.captions)])
         texts = [text for group in training.captions for text in group]
         words = chosen_words(
-            options, texts, lambda text: training.named[owner[text]], extra=self.recipe.extra
+            options, texts, lambda text: training.named(owner[text]), extra=self.recipe.extra
         )
         longest = options.value("max_length", longest_text(texts, _LONGEST))
         given = {
             "words": words,
             "max_length": longest,
-            **encoder_fields(options, training.dataset.images, CaptionerConfig.encoder),
+            **encoder_fields(options, training.images, CaptionerConfig.encoder),
         }
         if grid := given.pop("grid", None):
             given |= {"grid_height": grid[0], "grid_width": grid[1]}
@@ -248,12 +248,12 @@ class OwnCaptionTask(CaptionTask, ImageTextsTask):
         return self._scores(*self._captions(self._validated(len(self.references))))
 
     def _validated(self, count: int) -> np.ndarray:
-        return np.asarray(self.validation.dataset.images[np.arange(count)])
+        return np.asarray(self.validation.images[np.arange(count)])
 
     def calibration(self) -> dict[str, np.ndarray]:
         """Return training images with one caption each."""
         rows = calibration_rows(len(self.training.captions))
-        images = np.asarray(self.training.dataset.images[rows])
+        images = np.asarray(self.training.images[rows])
         texts = [self.training.captions[row][0] for row in rows.tolist()]
         return {"image": images, "tokens": self._tokens(texts)}
 

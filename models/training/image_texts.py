@@ -61,9 +61,9 @@ class ImageTextsTask(Task):
         how = {"preprocessing": images, "side_px": options.side_px, "asked": options.asked}
         splits = {part: split_of(source, name, part, **how) for part in ("train", "validation")}
         self.training, self.validation = splits.values()
-        self.data = self.training.dataset.name
+        self.data = self.training.name
         self.data_sha256 = {part: split.sha256 for part, split in splits.items()}
-        self.changes = ImageChanges(self.recipe, images=self.training.dataset.images)
+        self.changes = ImageChanges(self.recipe, images=self.training.images)
         return given
 
 

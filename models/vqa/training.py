@@ -292,7 +292,7 @@ class OwnQuestionTask(QuestionTask, ImageTextsTask):
             "tokens": len(self.vocabulary),
             "question_length": options.value("question_length", length),
             "answers": len(self.labels),
-            **encoder_fields(options, training.dataset.images, VQAConfig.encoder),
+            **encoder_fields(options, training.images, VQAConfig.encoder),
         }
         fields = self.recipe.config
         return chosen_config(VQAConfig, options, fields, given, known=tuple(COUNTS))
@@ -399,7 +399,7 @@ class OwnQuestionTask(QuestionTask, ImageTextsTask):
         asked = np.concatenate(groups)
         source, places = self.validation.source, self.validation.places
         texts = [[source.texts[places[question]] for question in group] for group in groups]
-        chosen, zero = self._predicted(self.validation.dataset.images, texts)
+        chosen, zero = self._predicted(self.validation.images, texts)
         right = [
             self.validation.scores(question).get(self._forms[answer], 0.0)
             for question, answer in zip(asked, chosen, strict=True)
@@ -409,7 +409,7 @@ class OwnQuestionTask(QuestionTask, ImageTextsTask):
     def calibration(self) -> dict[str, np.ndarray]:
         """Return training images with one question each, whose answer the model knows."""
         asked = self._known[calibration_rows(len(self._known))]
-        images = np.asarray(self.training.dataset.images[self.training.owner[asked]])
+        images = np.asarray(self.training.images[self.training.owner[asked]])
         answers = self._targets(asked)
         answers = answers.argmax(-1) if self._binary else answers
         return self._calibration(images, [self._text(question) for question in asked], answers)

@@ -92,10 +92,10 @@ def test_an_image_is_in_one_drawn_split_only(sets):
         split: captioned_split(source, "x.csv", split, side_px=8, asked=DataOptions())
         for split in ("train", "validation", "test")
     }
-    named = [name for part in parts.values() for name in part.named]
+    named = [name for part in parts.values() for name in map(part.named, range(len(part)))]
     assert len(named) == len(set(named)) == 24
     assert [len(part.captions) for part in parts.values()] == [18, 2, 4]
-    assert parts["train"].dataset.images.shape == (18, 8, 8, 3)
+    assert parts["train"].images.shape == (18, 8, 8, 3)
     assert len({part.sha256 for part in parts.values()}) == 3
     again = captioned_split(source, "x.csv", "test", side_px=8, asked=DataOptions())
     assert again.sha256 == parts["test"].sha256
@@ -335,7 +335,7 @@ def test_images_that_cannot_be_read_are_named_and_counted(sets, tmp_path, capsys
     with pytest.raises(SaccadeError, match=r"image 4: COCO_train2014_0+4\.jpg: no such file in"):
         question_split(source, "vqa", "all", side_px=8, asked=DataOptions())
     part = question_split(source, "vqa", "all", side_px=8, asked=DataOptions(skip_bad=2))
-    assert part.dataset.skipped == 2 and len(part.places) == 48
+    assert part.skipped == 2 and len(part.places) == 48
     assert "left out 2 of 18 rows" in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ from paired_sets import FORMATS, Pair
 from saccade.core.errors import SaccadeError
 from saccade.models.data.datasets import HELD_OUT, load_data
 from saccade.models.data.image_texts import (
-    Pairs,
+    CaptionedImages,
     captioned_split,
     has_sentences,
     load_contrasts,
@@ -37,7 +37,7 @@ def pairs() -> list[Pair]:
     return paired_sets.told(10)
 
 
-def told(pairs: Pairs) -> list[tuple[bytes, tuple[str, ...]]]:
+def told(pairs: CaptionedImages) -> list[tuple[bytes, tuple[str, ...]]]:
     images = np.asarray(pairs.images)
     return [(image.tobytes(), pairs.texts(place)) for place, image in enumerate(images)]
 
@@ -59,7 +59,7 @@ def test_every_format_gives_the_same_pairs(form: str, tmp_path: Path, pairs: lis
         source = open_captions(data, DataDescription())
         images = captioned_split(source, data, split, preprocessing=SEEN, asked=ASKED)
         assert images.captions == [one.texts for one in own]
-        assert np.array_equal(images.dataset.images, found.images)
+        assert np.array_equal(images.images, found.images)
     assert load_pairs(data, HELD_OUT, ASKED, SEEN).split == "test"
     few = load_pairs(data, "all", ASKED, SEEN).first(3)
     assert told(few) == told(load_pairs(data, "all", ASKED, SEEN))[:3] and len(few) == 3
